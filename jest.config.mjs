@@ -1,0 +1,16 @@
+/** ESM mode (NODE_OPTIONS=--experimental-vm-modules): NestJS 12 has no CommonJS build. */
+export default {
+  testEnvironment: 'node',
+  roots: ['<rootDir>/libs', '<rootDir>/apps', '<rootDir>/test'],
+  testRegex: String.raw`\.(unit|int|e2e|fault)\.spec\.ts$|architecture\.spec\.ts$`,
+  extensionsToTreatAsEsm: ['.ts', '.tsx'],
+  transform: { '^.+\\.tsx?$': ['@swc/jest', { swcrc: true }] },
+  moduleNameMapper: {
+    '^#(kernel|platform|eventstore|accounts|payments)$': '<rootDir>/libs/$1/index.ts',
+    '^(\\.{1,2}/.*)\\.js$': '$1',
+  },
+  globalSetup: '<rootDir>/test/support/global-setup.mjs',
+  globalTeardown: '<rootDir>/test/support/global-teardown.mjs',
+  testTimeout: 30_000,
+  maxWorkers: 2,
+};

@@ -1,0 +1,121 @@
+/**
+ * The event store port: append at an expected revision, read a stream, read or follow the log of all streams.
+ * Adapters: Postgres (default), KurrentDB/EventStoreDB, memory. One contract suite (`test/support/event-store.contract.ts`) runs against each.
+ */
+import type { Json } from '#kernel';
+
+/** Who appended a fact. Who *initiated* what it is about is data of the event itself. */
+export interface Actor {
+  readonly type: 'partner' | 'payer' | 'staff' | 'operator' | 'recovery' | 'system';
+  readonly id: string;
+}
+
+export interface Meta {
+  /** RFC 3339 UTC with milliseconds: the only time of an event that a reader shows. */
+  readonly recordedAt: string;
+  /** When it took effect in the world, where that differs (a batch's closing, a dispute's opening). */
+  readonly effectiveAt?: string;
+  readonly actor: Actor;
+  readonly correlationId: string;
+  readonly causationId?: string;
+}
+
+/** What happened, before the store knows it. `v` is the schema version of `data`; only the newest is written. */
+export interface NewEvent {
+  readonly id: string;
+  readonly type: string;
+  readonly v: number;
+  readonly data: Json;
+  readonly meta: Meta;
+}
+
+/**
+ * A place in the log: opaque, with a text form that sorts byte by byte as the log does
+ * (`00000000000000012345`, or KurrentDB's commit and prepare padded likewise, joined by `:`). Always compared as text.
+ */
+export type Position = string & { readonly __position: unique symbol };
+
+export interface Recorded extends NewEvent {
+  readonly stream: string;
+  /** 0 for the first event of the stream. */
+  readonly revision: bigint;
+  readonly position: Position;
+  /** The store's clock; for lag metrics only. */
+  readonly storedAt: Date;
+}
+
+/** `no_stream`, an exact last revision, or `any` (no check; weakly idempotent, so not for money). */
+export type Expected = 'any' | 'no_stream' | bigint;
+
+/** What a subscription hands over, in one ordered queue. `position` of a checkpoint covers everything handed over before it. */
+export type SubscriptionItem =
+  | { readonly kind: 'events'; readonly events: readonly Recorded[] }
+  | { readonly kind: 'caught_up' }
+  | { readonly kind: 'checkpoint'; readonly position: Position };
+
+export interface Subscription extends AsyncIterable<SubscriptionItem> {
+  /** Ends the iteration; resolves when nothing is held any more. */
+  close(): Promise<void>;
+}
+
+export interface EventStore {
+  /**
+   * Appends all events or none. Repeating a call with the same ids at the same exact revision is a success with the original answer.
+   * Throws {@link Conflict}, {@link OutcomeUnknown} or {@link Unavailable}.
+   */
+  append(
+    stream: string,
+    expected: Expected,
+    events: readonly NewEvent[],
+    options?: { timeoutMs?: number },
+  ): Promise<{ revision: bigint; position: Position }>;
+  /** Events of one stream in order, from revision `from` (0). An absent stream yields nothing. Throws {@link Unavailable}. */
+  read(stream: string, from?: bigint, max?: number): AsyncIterable<Recorded>;
+  /** Batches of the log after a position (null: from the start), in log order, up to and including `until`. */
+  readAll(
+    after: Position | null,
+    options?: { max?: number; until?: Position; streamPrefixes?: readonly string[] },
+  ): AsyncIterable<readonly Recorded[]>;
+  /** Follows the log after a position, for ever. Survives outages by itself; delivery is at least once. */
+  subscribe(after: Position | null, options?: { streamPrefixes?: readonly string[] }): Subscription;
+  /** Position of the last event of our streams, null while there is none. */
+  head(): Promise<Position | null>;
+  close(): Promise<void>;
+}
+
+/** The stream is at another revision than expected: decide again. */
+export class Conflict extends Error {
+  constructor(
+    readonly stream: string,
+    readonly expected: Expected,
+    /** Present revision; null when there is no such stream, undefined when the store did not say. */
+    readonly actual: bigint | null | undefined,
+  ) {
+    super(`${stream}: expected ${String(expected)}, found ${String(actual ?? 'no_stream')}`);
+    this.name = 'Conflict';
+  }
+}
+
+/** The append may or may not have happened: repeat the same ids at the same revision, or reconcile. */
+export class OutcomeUnknown extends Error {
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.name = 'OutcomeUnknown';
+  }
+}
+
+/** Nothing was appended or read; the store cannot be used now. */
+export class Unavailable extends Error {
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.name = 'Unavailable';
+  }
+}
+
+/** Upper bounds that every adapter keeps, checked before anything is sent. */
+export const MAX_EVENTS_PER_APPEND = 100;
+/** KurrentDB refuses more than 1 MiB summed over one append. */
+export const MAX_APPEND_BYTES = 1_000_000;
+
+/** Streams that Payfold writes, by prefix; subscriptions and heads look at these only. */
+export const STREAM_PREFIXES = ['payment-', 'account-', 'portal-', 'case-', 'checkout-', 'staff-', 'settlement-', 'exception-', 'adjustment-'] as const;

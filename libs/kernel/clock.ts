@@ -1,0 +1,46 @@
+/**
+ * The clock: the only file below `apps/` that reads the time or sets a timer. Everything else gets a `Clock` handed in,
+ * so that tests and the simulation decide what time it is.
+ */
+export interface Clock {
+  /** Milliseconds since the epoch: what is written down. */
+  now(): number;
+  /** Milliseconds that never jump: what deadlines are measured with. */
+  monotonic(): number;
+  /** Resolves after `ms`, or at once when `signal` aborts. Never rejects. */
+  sleep(ms: number, signal?: AbortSignal): Promise<void>;
+}
+
+export const systemClock: Clock = {
+  now: () => Date.now(),
+  monotonic: () => performance.now(),
+  sleep: (ms, signal) =>
+    new Promise((resolve) => {
+      if (signal?.aborted) return resolve();
+      const done = () => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', done);
+        resolve();
+      };
+      const timer = setTimeout(done, ms);
+      signal?.addEventListener('abort', done, { once: true });
+    }),
+};
+
+/** RFC 3339, UTC, milliseconds (C2). */
+export const timestamp = (epochMs: number): string => new Date(epochMs).toISOString();
+
+/** Rejects with `error()` when `promise` takes longer than `ms`; the promise itself is not stopped. */
+export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, error: () => Error): Promise<T> => {
+  const timer = new AbortController();
+  try {
+    return await Promise.race([
+      promise,
+      clock.sleep(ms, timer.signal).then(() => {
+        throw error();
+      }),
+    ]);
+  } finally {
+    timer.abort();
+  }
+};

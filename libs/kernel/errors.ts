@@ -1,0 +1,62 @@
+/**
+ * The error catalogue of the specification, section "Errors": what the caller did wrong, or what could not be done for the caller.
+ * What *we* did wrong is a plain `Error` and becomes INTERNAL_ERROR at the edge.
+ */
+
+/** Each code that the service answers with, and the HTTP status that it travels under. */
+export const STATUS_OF = {
+  VALIDATION_ERROR: 400,
+  PAYMENT_DECLINED: 402,
+  PAYMENT_BLOCKED: 403,
+  PORTAL_ACCESS_DENIED: 403,
+  PAYMENT_NOT_FOUND: 404,
+  PAYMENT_HELD: 409,
+  DECLINE_BLOCKED: 409,
+  IDEMPOTENCY_MISMATCH: 409,
+  IDEMPOTENCY_IN_PROGRESS: 409,
+  IDEMPOTENCY_RECONCILIATION_REQUIRED: 409,
+  PAYMENT_NOT_ALLOWED: 422,
+  INVALID_STATE: 422,
+  VOID_FAILED: 422,
+  VELOCITY_LIMIT: 429,
+  RATE_LIMITED: 429,
+  INTERNAL_ERROR: 500,
+  CAPTURE_NOT_SUPPORTED: 501,
+  VAULT_NOT_SUPPORTED: 501,
+  PAYMENT_GATEWAY_ERROR: 502,
+  PARTIAL_REFUND_PENDING: 502,
+  GATEWAY_NOT_CONFIGURED: 503,
+  IDEMPOTENCY_UNAVAILABLE: 503,
+  PAYMENT_TIMEOUT: 504,
+} as const;
+
+export type ErrorCode = keyof typeof STATUS_OF;
+
+/** A refusal that the caller sees: code, message, further `details` fields, and seconds for a `Retry-After` header where one applies. */
+export class ServiceError extends Error {
+  constructor(
+    readonly code: ErrorCode,
+    message: string,
+    readonly details: Readonly<Record<string, unknown>> = {},
+    readonly options: { readonly retryAfterSeconds?: number; readonly status?: number } = {},
+  ) {
+    super(message);
+    this.name = 'ServiceError';
+  }
+
+  /** HTTP status: the catalogue's, except for transport refusals that share VALIDATION_ERROR (C65). */
+  get status(): number {
+    return this.options.status ?? STATUS_OF[this.code];
+  }
+}
+
+/** A 401, or a 403 of authentication: carries only a message (specification, Authentication 5). */
+export class AuthenticationError extends Error {
+  constructor(
+    readonly status: 401 | 403,
+    message: string,
+  ) {
+    super(message);
+    this.name = 'AuthenticationError';
+  }
+}

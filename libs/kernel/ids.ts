@@ -1,0 +1,15 @@
+/**
+ * Formats of ids, and the port that draws them. Drawing and hashing need randomness and crypto, so they live at the edge
+ * (`platform/ids`); deciders receive ids as facts.
+ */
+
+const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i;
+export const isUuid = (value: unknown): value is string => typeof value === 'string' && UUID.test(value);
+
+/** Draws what must be new; handed in, so that a simulation can draw from a seed. */
+export interface Ids {
+  /** UUID v7: time-ordered, lower case. */
+  uuid(): string;
+  /** `XXXX-XXXX-XX`, 50 random bits of Crockford base32 (C10). */
+  confirmationNumber(): string;
+}

@@ -1,0 +1,170 @@
+/**
+ * The gateway port: the only way to a card processor. Business results are values and never throw; `Outcome.kind` is decided in the adapter alone.
+ * Every operation is executed at most once per reference, and `finalize` can promise that a reference will never be executed.
+ */
+import type { Cents } from '#kernel';
+
+/** One money movement of a payment: principal and fee apart, or both in one (charge mode `combined`). */
+export type Leg = 'principal' | 'fee' | 'combined';
+
+/** `reversal` is the undoing of a charge that is not to stand: an unknown one, or the principal whose fee was declined (C41). */
+export type Op = 'charge' | 'void' | 'refund' | 'reversal';
+
+/** Our reference: 20 characters, drawn from attempt id, leg and operation. A new attempt has new ones; a finalised one is never used again. */
+export type Ref = string;
+
+export interface GatewayAccount {
+  readonly gateway: string;
+  readonly merchantAccount: string;
+  readonly credentialsRef: string;
+  readonly environment: 'sandbox' | 'production';
+}
+
+export const DECLINE_CODES = ['generic_decline', 'insufficient_funds', 'card_limit_exceeded', 'expired_card', 'cvv_mismatch', 'postal_code_mismatch'] as const;
+/** C54. */
+export type DeclineCode = (typeof DECLINE_CODES)[number];
+
+export type Check = 'match' | 'no_match' | 'not_checked';
+
+export interface ChargeTxn {
+  readonly transactionId: string;
+  readonly authCode: string;
+  readonly avs?: Check;
+  readonly cvv?: Check;
+}
+
+export interface ReversalTxn {
+  readonly transactionId: string;
+}
+
+export type RejectionReason = 'already_settled' | 'not_settled' | 'already_reversed' | 'exceeds' | 'not_found' | 'finalised' | 'unsupported' | 'settlement_rejected' | 'other';
+
+export type Outcome<T> =
+  | { readonly kind: 'approved'; readonly txn: T }
+  /** Definite: no money moved. */
+  | { readonly kind: 'declined'; readonly decline: { readonly code: DeclineCode; readonly raw?: string; readonly avs?: Check; readonly cvv?: Check }; readonly transactionId?: string }
+  | { readonly kind: 'rejected'; readonly why: RejectionReason; readonly raw?: string }
+  /** Certain that nothing happened. `answered`: the gateway said so under this reference; otherwise no byte was sent. */
+  | { readonly kind: 'not_processed'; readonly answered: boolean; readonly raw?: string }
+  | { readonly kind: 'unknown'; readonly cause: 'timeout' | 'unreadable' | 'disconnected' | 'http_5xx'; readonly raw?: string };
+
+/**
+ * Card data, wrapped: it shows itself in no log, error, JSON text or inspection. Only a gateway adapter and the code that derives
+ * brand, last four and keyed hash may call `reveal()`.
+ */
+export class Secret {
+  readonly #value: string;
+  constructor(value: string) {
+    this.#value = value;
+  }
+  reveal(): string {
+    return this.#value;
+  }
+  toString(): string {
+    return '[card data]';
+  }
+  toJSON(): string {
+    return '[card data]';
+  }
+  [Symbol.for('nodejs.util.inspect.custom')](): string {
+    return '[card data]';
+  }
+}
+
+export type PaymentInstrument =
+  | { readonly type: 'card'; readonly number: Secret; readonly expiry: { readonly month: number; readonly year: number }; readonly cvv: Secret }
+  | { readonly type: 'card_token'; readonly token: Secret };
+
+export type Finalized<T> = { readonly kind: 'executed'; readonly result: Outcome<T> } | { readonly kind: 'never' } | { readonly kind: 'cannot_tell' };
+
+export type LookedUp =
+  | { readonly found: false }
+  | {
+      readonly found: true;
+      readonly state: 'approved' | 'declined' | 'voided' | 'settling' | 'settled' | 'settlement_rejected';
+      readonly transactionId: string;
+      readonly amountCents: Cents;
+      readonly batchId?: string;
+      readonly authCode?: string;
+    };
+
+export interface SettlementRecord {
+  readonly batchId: string;
+  /** RFC 3339. */
+  readonly closedAt: string;
+  readonly transactionId: string;
+  readonly ref?: Ref;
+  readonly type: 'sale' | 'refund' | 'chargeback' | 'chargeback_reversal' | 'fee' | 'adjustment';
+  /** False: the batch came back with this transaction rejected (C67). */
+  readonly accepted: boolean;
+  readonly grossCents: number;
+  readonly feeCents: number;
+  readonly netCents: number;
+  readonly fundedOn?: string;
+}
+
+export interface GatewayCapabilities {
+  readonly rawCard: boolean;
+  readonly cardToken: boolean;
+  readonly tokenReusable: boolean;
+  readonly voidWindow: 'until_batch' | 'none';
+  readonly partialVoid: boolean;
+  readonly refundUnsettled: boolean;
+  readonly idempotency: 'native' | 'dedupe_window' | 'lookup_first';
+  readonly lookup: 'strong' | 'delayed' | 'scan';
+  readonly lookupVisibilityDelayMs: number;
+  readonly reverseByReference: boolean;
+  readonly settlement: 'batches' | 'payouts' | 'none';
+}
+
+export interface ChargeCall {
+  readonly ref: Ref;
+  readonly leg: Leg;
+  readonly account: GatewayAccount;
+  readonly amountCents: Cents;
+  readonly instrument: PaymentInstrument;
+  /** For the postal code check. */
+  readonly postalCode?: string;
+}
+
+export interface VoidCall {
+  readonly ref: Ref;
+  readonly leg: Leg;
+  readonly account: GatewayAccount;
+  readonly chargeTransactionId: string;
+  /** Omitted: all that remains. Less than what remains needs `partialVoid`. */
+  readonly amountCents?: Cents;
+  readonly askedBy: 'void' | 'refund' | 'reversal';
+}
+
+export interface RefundCall {
+  readonly ref: Ref;
+  readonly leg: Leg;
+  readonly account: GatewayAccount;
+  readonly chargeTransactionId: string;
+  readonly amountCents: Cents;
+}
+
+export interface ReferenceCall {
+  readonly ref: Ref;
+  readonly account: GatewayAccount;
+  readonly op: Op;
+}
+
+export interface PaymentGateway {
+  readonly capabilities: GatewayCapabilities;
+  charge(call: ChargeCall, signal: AbortSignal): Promise<Outcome<ChargeTxn>>;
+  void(call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
+  refund(call: RefundCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
+  /** Was this reference executed? If not, make sure that it never will be: `never` is a promise about the future. Never throws: `cannot_tell`. */
+  finalize(call: ReferenceCall, signal: AbortSignal): Promise<Finalized<ChargeTxn | ReversalTxn>>;
+  /** Throws when the gateway cannot be asked. */
+  lookup(call: ReferenceCall, signal: AbortSignal): Promise<LookedUp | { readonly found: 'cannot_tell' }>;
+  /** Closed batches after a cursor (a batch id), oldest first. Throws when the gateway cannot be asked. */
+  settlements(account: GatewayAccount, cursor: string | null, signal: AbortSignal): AsyncIterable<SettlementRecord>;
+}
+
+/** The adapters of this process, by name. Null when there is none, or the account's credentials are gone (C47, C68). */
+export interface Gateways {
+  find(account: GatewayAccount): PaymentGateway | null;
+}

@@ -1,0 +1,49 @@
+/** Card numbers in text: finding them where they do not belong (C9), and naming the brand of one (C11). */
+
+export type Brand = 'visa' | 'mastercard' | 'amex' | 'discover' | 'diners' | 'jcb' | 'unionpay' | 'unknown';
+
+const inRange = (digits: string, from: number, to: number) => {
+  const prefix = Number(digits.slice(0, String(from).length));
+  return prefix >= from && prefix <= to;
+};
+
+/** Each brand's leading digits and lengths, as C9 lists them. */
+const BRANDS: readonly { brand: Brand; lengths: readonly number[]; begins: (digits: string) => boolean }[] = [
+  { brand: 'visa', lengths: [13, 16, 19], begins: (d) => d.startsWith('4') },
+  { brand: 'mastercard', lengths: [16], begins: (d) => inRange(d, 51, 55) || inRange(d, 2221, 2720) },
+  { brand: 'amex', lengths: [15], begins: (d) => d.startsWith('34') || d.startsWith('37') },
+  { brand: 'discover', lengths: [16, 17, 18, 19], begins: (d) => d.startsWith('6011') || inRange(d, 644, 649) || d.startsWith('65') },
+  { brand: 'diners', lengths: [14, 15, 16, 17, 18, 19], begins: (d) => inRange(d, 300, 305) || d.startsWith('36') || inRange(d, 38, 39) },
+  { brand: 'jcb', lengths: [16, 17, 18, 19], begins: (d) => inRange(d, 3528, 3589) },
+  { brand: 'unionpay', lengths: [16, 17, 18, 19], begins: (d) => d.startsWith('62') || d.startsWith('81') },
+];
+
+/** Brand by leading digits and length; `unknown` where none fits. */
+export const brandOf = (digits: string): Brand =>
+  BRANDS.find(({ lengths, begins }) => lengths.includes(digits.length) && begins(digits))?.brand ?? 'unknown';
+
+export const passesLuhn = (digits: string): boolean => {
+  let sum = 0;
+  for (let index = 0; index < digits.length; index++) {
+    let digit = digits.charCodeAt(digits.length - 1 - index) - 48;
+    if (index % 2 === 1) digit = digit > 4 ? digit * 2 - 9 : digit * 2;
+    sum += digit;
+  }
+  return sum % 10 === 0;
+};
+
+const looksLikeCard = (digits: string) => digits.length >= 13 && digits.length <= 19 && brandOf(digits) !== 'unknown' && passesLuhn(digits);
+
+/** Runs of 13–19 digits that stand alone among letters and digits, or the groups in which a card shows them (4-4-4-4…, 4-6-5). */
+const CANDIDATE = /(?<![\p{L}\p{N}])(?:\d{13,19}|\d{4}([ -])\d{4}\1\d{4}\1\d{1,4}(?:\1\d{1,3})?|\d{4}([ -])\d{6}\2\d{4,5})(?![\p{L}\p{N}])/gu;
+
+/** True when the text holds what C9 refuses. */
+export const holdsCardNumber = (text: string): boolean => {
+  if (text.length < 13) return false;
+  for (const [candidate] of text.matchAll(CANDIDATE)) if (looksLikeCard(candidate.replace(/[ -]/g, ''))) return true;
+  return false;
+};
+
+/** The text with any card number replaced by `[card]`. */
+export const maskCardNumbers = (text: string): string =>
+  text.replace(CANDIDATE, (candidate) => (looksLikeCard(candidate.replace(/[ -]/g, '')) ? '[card]' : candidate));

@@ -1,0 +1,49 @@
+/** Ids that are drawn or hashed: the edge's half of `kernel/ids`. */
+import { createHash, randomBytes } from 'node:crypto';
+import type { Ids } from '#kernel';
+
+const CROCKFORD = '0123456789ABCDEFGHJKMNPQRSTVWXYZ';
+
+/** Crockford base32 of the first bits of `bytes`. */
+export const crockford = (bytes: Uint8Array, length: number): string => {
+  let text = '';
+  let buffer = 0;
+  let bits = 0;
+  for (const byte of bytes) {
+    buffer = (buffer << 8) | byte;
+    bits += 8;
+    while (bits >= 5 && text.length < length) {
+      bits -= 5;
+      text += CROCKFORD[(buffer >> bits) & 31];
+    }
+    buffer &= (1 << bits) - 1;
+  }
+  return text;
+};
+
+const formatUuid = (bytes: Uint8Array): string => {
+  const hex = Buffer.from(bytes.buffer, bytes.byteOffset, 16).toString('hex');
+  return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`;
+};
+
+/** UUID v7 (RFC 9562): 48 bits of time, 74 random bits. */
+export const uuidV7 = (epochMs: number, random: Uint8Array = randomBytes(16)): string => {
+  const bytes = Uint8Array.from(random);
+  for (let index = 0; index < 6; index++) bytes[index] = Math.floor(epochMs / 2 ** (8 * (5 - index))) % 256;
+  bytes[6] = (bytes[6]! & 0x0f) | 0x70;
+  bytes[8] = (bytes[8]! & 0x3f) | 0x80;
+  return formatUuid(bytes);
+};
+
+/** UUID v5-shaped hash of the parts: same parts, same id. Parts cannot run into each other. */
+export const hashedUuid = (...parts: readonly (string | number | bigint)[]): string => {
+  const bytes = createHash('sha256').update(JSON.stringify(parts.map(String))).digest().subarray(0, 16);
+  bytes[6] = (bytes[6]! & 0x0f) | 0x50;
+  bytes[8] = (bytes[8]! & 0x3f) | 0x80;
+  return formatUuid(bytes);
+};
+
+export const systemIds = (now: () => number): Ids => ({
+  uuid: () => uuidV7(now()),
+  confirmationNumber: () => crockford(randomBytes(8), 10).replace(/^(.{4})(.{4})(.{2})$/, '$1-$2-$3'),
+});

@@ -1,0 +1,108 @@
+/**
+ * The master key ring and what is derived from it. `MASTER_KEY_FILE` holds `{"current": "<kid>", "keys": {"<kid>": "<32 bytes, base64>"}}`;
+ * every purpose gets a key of its own by HKDF, so that one leaked derivation says nothing about another. To rotate, add a key and name it current.
+ */
+import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
+import { closeSync, existsSync, fsyncSync, openSync, readFileSync, writeSync } from 'node:fs';
+
+export type Purpose = 'api-key' | 'audit-key' | 'idempotency-key' | 'fingerprint' | 'card' | 'cursor' | 'access-token' | 'secret' | 'csrf' | 'log-head';
+
+const KEY_BYTES = 32;
+const NONCE_BYTES = 12;
+const TAG_BYTES = 16;
+
+export class KeyRing {
+  private readonly derived = new Map<string, Buffer>();
+
+  constructor(
+    readonly current: string,
+    private readonly keys: ReadonlyMap<string, Buffer>,
+  ) {
+    if (!keys.has(current)) throw new Error(`the master key ring names "${current}" as current but does not hold it`);
+  }
+
+  get kids(): string[] {
+    return [...this.keys.keys()];
+  }
+
+  /** 32 bytes for one purpose under one key id; throws for an unknown id. */
+  derive(purpose: Purpose, kid: string = this.current): Buffer {
+    const name = `${kid}/${purpose}`;
+    let key = this.derived.get(name);
+    if (!key) {
+      const master = this.keys.get(kid);
+      if (!master) throw new Error(`master key "${kid}" is not in the ring`);
+      key = Buffer.from(hkdfSync('sha256', master, Buffer.alloc(0), `payfold ${purpose}`, KEY_BYTES));
+      this.derived.set(name, key);
+    }
+    return key;
+  }
+
+  /** HMAC-SHA256 under a purpose's key. */
+  mac(purpose: Purpose, data: string | Uint8Array, kid?: string): Buffer {
+    return createHmac('sha256', this.derive(purpose, kid)).update(data).digest();
+  }
+
+  /**
+   * Encrypts a secret that must be readable again (AES-256-GCM, fresh nonce). `context` names table or stream, id and field and is authenticated,
+   * so a ciphertext that is copied elsewhere does not open.
+   */
+  seal(plaintext: string, context: string): { kid: string; ciphertext: string } {
+    const nonce = randomBytes(NONCE_BYTES);
+    const cipher = createCipheriv('aes-256-gcm', this.derive('secret'), nonce).setAAD(Buffer.from(context));
+    const body = Buffer.concat([cipher.update(plaintext, 'utf8'), cipher.final()]);
+    return { kid: this.current, ciphertext: Buffer.concat([nonce, body, cipher.getAuthTag()]).toString('base64') };
+  }
+
+  /** The secret that {@link seal} closed; throws when text, context or key differ. */
+  open(sealed: { kid: string; ciphertext: string }, context: string): string {
+    const bytes = Buffer.from(sealed.ciphertext, 'base64');
+    const decipher = createDecipheriv('aes-256-gcm', this.derive('secret', sealed.kid), bytes.subarray(0, NONCE_BYTES))
+      .setAAD(Buffer.from(context))
+      .setAuthTag(bytes.subarray(bytes.length - TAG_BYTES));
+    return Buffer.concat([decipher.update(bytes.subarray(NONCE_BYTES, bytes.length - TAG_BYTES)), decipher.final()]).toString('utf8');
+  }
+}
+
+/** A ring with one fresh key. */
+export const newKeyRing = (): KeyRing => new KeyRing('k1', new Map([['k1', randomBytes(KEY_BYTES)]]));
+
+/** Reads the ring; every fault is one clear line, and nothing is written. */
+export const readKeyRing = (file: string): KeyRing => {
+  let text: string;
+  try {
+    text = readFileSync(file, 'utf8');
+  } catch (error) {
+    throw new Error(`MASTER_KEY_FILE ${file} cannot be read (${(error as NodeJS.ErrnoException).code})`);
+  }
+  const refuse = (why: string): never => {
+    throw new Error(`MASTER_KEY_FILE ${file} is not a key ring: ${why}`);
+  };
+  let ring: { current?: unknown; keys?: unknown };
+  try {
+    ring = JSON.parse(text) as typeof ring;
+  } catch {
+    return refuse('not JSON');
+  }
+  if (ring === null || typeof ring !== 'object' || typeof ring.current !== 'string' || ring.keys === null || typeof ring.keys !== 'object')
+    return refuse('it needs "current" and "keys"');
+  const keys = new Map<string, Buffer>();
+  for (const [kid, value] of Object.entries(ring.keys as Record<string, unknown>)) {
+    const bytes = typeof value === 'string' ? Buffer.from(value, 'base64') : Buffer.alloc(0);
+    if (bytes.length !== KEY_BYTES) return refuse(`key "${kid}" is not ${KEY_BYTES} bytes of base64`);
+    keys.set(kid, bytes);
+  }
+  return new KeyRing(ring.current, keys);
+};
+
+/** The sandbox's ring: read, or created on the very first start. Never overwrites. */
+export const readOrCreateKeyRing = (file: string): KeyRing => {
+  if (!existsSync(file)) {
+    const descriptor = openSync(file, 'wx', 0o600);
+    const key = randomBytes(KEY_BYTES).toString('base64');
+    writeSync(descriptor, `${JSON.stringify({ current: 'k1', keys: { k1: key } }, null, 2)}\n`);
+    fsyncSync(descriptor);
+    closeSync(descriptor);
+  }
+  return readKeyRing(file);
+};

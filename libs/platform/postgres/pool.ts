@@ -1,0 +1,75 @@
+/** Connections to Postgres: how pools are made, and the one way to run a transaction. */
+import pg from 'pg';
+
+export type Pool = pg.Pool;
+export type Client = pg.PoolClient;
+/** Anything that runs a statement: a pool, or a client inside a transaction. */
+export type Queryable = Pick<pg.Pool, 'query'>;
+
+/** A pool waits this long for a connection before the caller is told that the database is away. */
+const CONNECT_TIMEOUT_MS = 1_000;
+
+export interface PoolOptions {
+  /** Shown in `pg_stat_activity`. */
+  readonly name: string;
+  readonly max: number;
+  /** Server-side limit of one statement. */
+  readonly statementTimeoutMs?: number;
+  readonly lockTimeoutMs?: number;
+}
+
+/**
+ * A pool whose sessions keep cents and positions exact (bigint as text is parsed by the callers that expect it) and have JIT off,
+ * which costs milliseconds on the short statements of this service.
+ */
+export const createPool = (url: string, options: PoolOptions): Pool => {
+  const settings = [
+    '-c jit=off',
+    `-c statement_timeout=${options.statementTimeoutMs ?? 30_000}`,
+    `-c lock_timeout=${options.lockTimeoutMs ?? 10_000}`,
+    '-c idle_in_transaction_session_timeout=60000',
+    '-c timezone=UTC',
+  ];
+  const pool = new pg.Pool({
+    connectionString: url,
+    application_name: `payfold ${options.name}`,
+    max: options.max,
+    connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
+    options: settings.join(' '),
+    keepAlive: true,
+  });
+  // An idle connection that dies is replaced at the next query; without a listener it would end the process.
+  pool.on('error', () => undefined);
+  return pool;
+};
+
+/** Runs `work` in one transaction: commits what it returns, rolls back what it throws. A connection that broke is thrown away. */
+export const transaction = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
+  const client = await pool.connect();
+  let broken: Error | undefined;
+  const onError = (error: Error) => (broken = error);
+  client.on('error', onError);
+  try {
+    await client.query('begin');
+    const result = await work(client);
+    await client.query('commit');
+    return result;
+  } catch (error) {
+    await client.query('rollback').catch((failure: Error) => (broken = failure));
+    throw error;
+  } finally {
+    client.off('error', onError);
+    client.release(broken);
+  }
+};
+
+/** True for a failure of the connection or the server rather than of the statement: worth trying again later. */
+export const isUnavailable = (error: unknown): boolean => {
+  const { code, message } = error as { code?: string; message?: string };
+  if (code === undefined) return /timeout|terminated|closed|Connection/i.test(message ?? '');
+  return (
+    /^(08|53|57P|58|55P03|40|25P03|XX000$)/.test(code) ||
+    code === '57014' ||
+    ['ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'ENOENT', 'ETIMEDOUT', 'EHOSTUNREACH', 'ENOTFOUND', 'EAI_AGAIN'].includes(code)
+  );
+};

@@ -1,0 +1,17 @@
+/** Polls until `check` returns something truthy; fails with the last error. Specs poll, they never sleep for a guess. */
+export const eventually = async <T>(check: () => T | Promise<T>, options: { timeoutMs?: number; everyMs?: number } = {}): Promise<NonNullable<T>> => {
+  const { timeoutMs = 10_000, everyMs = 20 } = options;
+  const end = performance.now() + timeoutMs;
+  let last: unknown = new Error('nothing truthy');
+  for (;;) {
+    try {
+      const value = await check();
+      if (value) return value;
+      last = new Error(`still ${JSON.stringify(value)}`);
+    } catch (error) {
+      last = error;
+    }
+    if (performance.now() > end) throw last;
+    await new Promise((wake) => setTimeout(wake, everyMs));
+  }
+};

@@ -1,0 +1,6 @@
+import { rm } from 'node:fs/promises';
+
+export default async function teardown() {
+  await globalThis.testPostgres.postgres.stop();
+  await rm(globalThis.testPostgres.directory, { recursive: true, force: true });
+}

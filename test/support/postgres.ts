@@ -1,0 +1,22 @@
+/** Real databases for specs. */
+import { randomBytes } from 'node:crypto';
+import pg from 'pg';
+
+/** An empty database of its own in the run's Postgres; `drop` removes it, connections and all. */
+export const freshDatabase = async (): Promise<{ url: string; drop: () => Promise<void> }> => {
+  const admin = process.env.TEST_POSTGRES_URL!;
+  const name = `t_${randomBytes(6).toString('hex')}`;
+  const run = async (sql: string) => {
+    const client = new pg.Client({ connectionString: admin });
+    await client.connect();
+    try {
+      await client.query(sql);
+    } finally {
+      await client.end();
+    }
+  };
+  await run(`create database ${name}`);
+  const url = new URL(admin);
+  url.pathname = `/${name}`;
+  return { url: url.toString(), drop: () => run(`drop database if exists ${name} with (force)`) };
+};
