@@ -1,0 +1,194 @@
+/**
+ * Who is asking: API keys and access tokens (specification, Authentication; C50–C52). Framework-free; the guard and the token endpoint call these.
+ *
+ * An access token is a JWT under one pinned algorithm. Its signing key is derived from the master key ring, so there is no second secret to keep, and
+ * every replica that holds the ring can issue and check.
+ */
+import { createPrivateKey, createPublicKey, type KeyObject } from 'node:crypto';
+import { compactVerify, SignJWT } from 'jose';
+import { AuthenticationError, type Clock, isUuid, timestamp } from '#kernel';
+import type { KeyRing } from '#platform';
+import type { AccountStatus } from './account.js';
+import { isRightKey, keyEnvironment, parseApiKey } from './api-key.js';
+import type { Directory } from './directory.js';
+
+/** One hour (specification, Limits). */
+export const ACCESS_TOKEN_SECONDS = 3_600;
+/** Replicas' clocks may differ by this much; `exp` gets no tolerance. */
+export const CLOCK_SKEW_SECONDS = 5;
+/** Longest token that is looked at, in characters. */
+export const MAX_TOKEN_LENGTH = 2_048;
+
+/** Access tokens are good for `/api/partner/v1/*` and nowhere else (specification, Authentication 2). */
+const AUDIENCE = 'payfold:partner-v1';
+const ALGORITHM = 'EdDSA';
+const TYPE = 'at+jwt';
+
+/** PKCS #8 of an Ed25519 key is this prefix and the 32 bytes of its seed (RFC 8410). */
+const PKCS8_ED25519 = Buffer.from('302e020100300506032b657004220420', 'hex');
+
+/** Issues and checks access tokens. One per process: it keeps the imported keys. */
+export class AccessTokens {
+  private readonly signing: KeyObject;
+  private readonly verifying: ReadonlyMap<string, KeyObject>;
+  private readonly issuer: string;
+
+  constructor(
+    private readonly keys: KeyRing,
+    environment: 'sandbox' | 'production',
+    private readonly clock: Pick<Clock, 'now'>,
+  ) {
+    const privateKey = (kid: string) =>
+      createPrivateKey({ key: Buffer.concat([PKCS8_ED25519, keys.derive('access-token', kid)]), format: 'der', type: 'pkcs8' });
+    this.signing = privateKey(keys.current);
+    this.verifying = new Map(keys.kids.map((kid) => [kid, createPublicKey(privateKey(kid))]));
+    this.issuer = `payfold:${environment}`;
+  }
+
+  /** A token for the account, good for one hour from now. */
+  async issue(accountId: string): Promise<{ readonly accessToken: string; readonly expiresAt: string }> {
+    const issuedAt = Math.floor(this.clock.now() / 1_000);
+    const expires = issuedAt + ACCESS_TOKEN_SECONDS;
+    const accessToken = await new SignJWT()
+      .setProtectedHeader({ alg: ALGORITHM, typ: TYPE, kid: this.keys.current })
+      .setIssuer(this.issuer)
+      .setAudience(AUDIENCE)
+      .setSubject(accountId)
+      .setIssuedAt(issuedAt)
+      .setExpirationTime(expires)
+      .sign(this.signing);
+    return { accessToken, expiresAt: timestamp(expires * 1_000) };
+  }
+
+  /** The account that a token was issued to. Throws 401 for every token that is not exactly one of ours, in force now. */
+  async verify(token: string): Promise<string> {
+    if (token.length > MAX_TOKEN_LENGTH) throw badToken();
+    const parts = token.split('.');
+    if (parts.length !== 3 || !parts.every(isCanonicalBase64url)) throw badToken();
+    const header = jsonObject(parts[0]!);
+    // Three fields and no other: `crit`, `jku`, `x5u`, `jwk` and whatever else might steer the choice of key never get a say.
+    if (!header || Object.keys(header).length !== 3 || header.alg !== ALGORITHM || header.typ !== TYPE || typeof header.kid !== 'string')
+      throw badToken();
+    const key = this.verifying.get(header.kid);
+    if (!key) throw badToken();
+    try {
+      await compactVerify(token, key, { algorithms: [ALGORITHM] });
+    } catch {
+      throw badToken();
+    }
+    return this.checkClaims(jsonObject(parts[1]!) ?? {});
+  }
+
+  private checkClaims({ iss, aud, sub, iat, exp, nbf }: Readonly<Record<string, unknown>>): string {
+    const now = this.clock.now() / 1_000;
+    const right =
+      iss === this.issuer &&
+      aud === AUDIENCE &&
+      isUuid(sub) &&
+      isSeconds(iat) &&
+      isSeconds(exp) &&
+      exp - iat === ACCESS_TOKEN_SECONDS &&
+      iat <= now + CLOCK_SKEW_SECONDS &&
+      (nbf === undefined || (isSeconds(nbf) && nbf <= now + CLOCK_SKEW_SECONDS));
+    if (!right) throw badToken();
+    if (now >= exp) throw new AuthenticationError(401, 'The access token has expired.');
+    return sub;
+  }
+}
+
+const isSeconds = (value: unknown): value is number => Number.isSafeInteger(value) && (value as number) >= 0;
+
+/** Refuses the second spellings that lenient decoders accept: white space, padding, stray bits behind the last byte. */
+const isCanonicalBase64url = (text: string) => text.length > 0 && Buffer.from(text, 'base64url').toString('base64url') === text;
+
+const jsonObject = (part: string): Readonly<Record<string, unknown>> | null => {
+  try {
+    const value: unknown = JSON.parse(Buffer.from(part, 'base64url').toString('utf8'));
+    return value !== null && typeof value === 'object' && !Array.isArray(value) ? (value as Record<string, unknown>) : null;
+  } catch {
+    return null;
+  }
+};
+
+// Authentication.
+
+export interface AuthenticationDeps {
+  readonly directory: Pick<Directory, 'findApiKey' | 'account'>;
+  readonly keys: KeyRing;
+  readonly tokens: AccessTokens;
+  readonly environment: 'sandbox' | 'production';
+}
+
+/** Who asks. `keyId` for API keys only: an access token outlives the rotation of the key that it was obtained with. */
+export interface Caller {
+  readonly accountId: string;
+  readonly via: 'api_key' | 'access_token';
+  readonly keyId?: string;
+}
+
+type Credential = { readonly kind: 'api_key'; readonly text: string } | { readonly kind: 'access_token'; readonly text: string };
+
+const SCHEME = /^(\S+) +(\S+)$/;
+
+/** Reads the one `Authorization` line. Throws 401 for none, for two, and for what is neither `ApiKey pc_…`, bare `pc_…` nor `Bearer <token>`. */
+const credentialOf = (lines: readonly string[]): Credential => {
+  // Node joins or drops duplicates of this header, so the caller counts raw lines (C14): of two identities none is believed.
+  if (lines.length !== 1)
+    throw new AuthenticationError(401, lines.length === 0 ? 'An Authorization header is required.' : 'Send one Authorization header.');
+  const line = lines[0]!.trim();
+  if (line.startsWith('pc_')) return { kind: 'api_key', text: line };
+  const [, scheme, text] = SCHEME.exec(line) ?? [];
+  if (scheme?.toLowerCase() === 'apikey') return { kind: 'api_key', text: text! };
+  // An API key as Bearer fails below like any other text that is no token of ours.
+  if (scheme?.toLowerCase() === 'bearer') return { kind: 'access_token', text: text! };
+  throw new AuthenticationError(401, 'Send an API key as "ApiKey pc_…" or an access token as "Bearer …".');
+};
+
+/**
+ * Who sent these `Authorization` lines. Throws AuthenticationError: 401 for every credential that is missing, malformed, unknown, rotated, expired or of
+ * another environment; 403 for a right one of a deactivated account.
+ */
+export const authenticate = async (authorizationHeaderLines: readonly string[], deps: AuthenticationDeps): Promise<Caller> => {
+  const credential = credentialOf(authorizationHeaderLines);
+  if (credential.kind === 'api_key') return authenticateKey(credential.text, deps);
+  const accountId = await deps.tokens.verify(credential.text);
+  // Asked on every request: a token is only as good as its account is now (C52).
+  const found = await deps.directory.account(accountId);
+  if (!found) throw badToken();
+  requireActive(found.status);
+  return { accountId, via: 'access_token' };
+};
+
+const authenticateKey = async (text: string, { directory, keys, environment }: AuthenticationDeps): Promise<Caller> => {
+  const presented = parseApiKey(text);
+  if (!presented) throw badKey();
+  const found = await directory.findApiKey(presented.lookupId);
+  if (!isRightKey(presented, found, keyEnvironment(environment), keys)) throw badKey();
+  requireActive(found.accountStatus);
+  return { accountId: found.accountId, via: 'api_key', keyId: found.keyId };
+};
+
+/** `data` of `POST /auth/token` (C50). */
+export interface TokenGrant {
+  readonly accessToken: string;
+  readonly tokenType: 'Bearer';
+  /** Seconds. */
+  readonly expiresIn: number;
+  /** RFC 3339. */
+  readonly expiresAt: string;
+}
+
+/** Exchanges an API key for an access token. Throws as {@link authenticate}, and 403 for an access token: it cannot obtain another one. */
+export const exchange = async (authorizationHeaderLines: readonly string[], deps: AuthenticationDeps): Promise<TokenGrant> => {
+  const caller = await authenticate(authorizationHeaderLines, deps);
+  if (caller.via === 'access_token') throw new AuthenticationError(403, 'An access token cannot obtain another one; send the API key.');
+  return { ...(await deps.tokens.issue(caller.accountId)), tokenType: 'Bearer', expiresIn: ACCESS_TOKEN_SECONDS };
+};
+
+const requireActive = (status: AccountStatus) => {
+  if (status !== 'active') throw new AuthenticationError(403, 'The account is deactivated.');
+};
+
+// One message each: it must not tell an unknown key from a rotated one, or a forged token from a mangled one.
+const badKey = () => new AuthenticationError(401, 'The API key is not valid.');
+const badToken = () => new AuthenticationError(401, 'The access token is not valid.');

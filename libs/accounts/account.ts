@@ -1,0 +1,131 @@
+/**
+ * An API account: who may ask. Stream `account-<accountId>`.
+ *
+ * Its keys are known here by what may be written down: the look-up part of the key, and a keyed hash of its secret (C51).
+ */
+import { type Decider, ServiceError, unreachable } from '#kernel';
+
+/** Longest name of an account, portal or agency, in UTF-16 units. */
+export const MAX_NAME_LENGTH = 200;
+
+/** Which environment a key was issued in; it never works in the other (C51). */
+export type KeyEnvironment = 'test' | 'live';
+
+/** What is kept of an API key. */
+export interface ApiKeyRecord {
+  readonly keyId: string;
+  /** The look-up part of the key text: 16 characters, unique, not secret. */
+  readonly lookupId: string;
+  readonly environment: KeyEnvironment;
+  /** HMAC-SHA256 of the secret under the key ring's purpose `api-key`, base64. */
+  readonly secretHash: string;
+  /** Key of the ring that the hash was made with. */
+  readonly kid: string;
+}
+
+// Events.
+
+export type AccountEvent =
+  | { readonly type: 'AccountCreated'; readonly data: { readonly accountId: string; readonly name: string } }
+  | { readonly type: 'ApiKeyIssued'; readonly data: { readonly accountId: string; readonly key: ApiKeyRecord } }
+  /** One fact, not two: there is no moment in which both keys work, and none in which neither does. */
+  | {
+      readonly type: 'ApiKeysRotated';
+      readonly data: { readonly accountId: string; readonly endedKeyIds: readonly string[]; readonly key: ApiKeyRecord };
+    }
+  | { readonly type: 'AccountDeactivated'; readonly data: { readonly accountId: string } }
+  | { readonly type: 'AccountReactivated'; readonly data: { readonly accountId: string } };
+
+// State.
+
+export type AccountStatus = 'active' | 'deactivated';
+
+export interface Account {
+  readonly accountId: string;
+  readonly name: string;
+  readonly status: AccountStatus;
+  /** Every key ever issued, oldest first; a rotated one stays, marked as revoked, so that it is known for what it was. */
+  readonly keys: readonly (ApiKeyRecord & { readonly revoked: boolean })[];
+}
+
+const evolve = (state: Account | null, event: AccountEvent): Account => {
+  switch (event.type) {
+    case 'AccountCreated':
+      if (state) throw new Error(`account ${state.accountId} was created twice`);
+      return { ...event.data, status: 'active', keys: [] };
+    case 'ApiKeyIssued': {
+      const before = created(state);
+      return { ...before, keys: [...before.keys, { ...event.data.key, revoked: false }] };
+    }
+    case 'ApiKeysRotated': {
+      const before = created(state);
+      const ended = new Set(event.data.endedKeyIds);
+      return {
+        ...before,
+        keys: [...before.keys.map((key) => (ended.has(key.keyId) ? { ...key, revoked: true } : key)), { ...event.data.key, revoked: false }],
+      };
+    }
+    case 'AccountDeactivated':
+      return { ...created(state), status: 'deactivated' };
+    case 'AccountReactivated':
+      return { ...created(state), status: 'active' };
+    default:
+      return unreachable(event);
+  }
+};
+
+const created = (state: Account | null): Account => {
+  if (!state) throw new Error('account stream begins without AccountCreated');
+  return state;
+};
+
+// Commands.
+
+export type AccountCommand =
+  | { readonly type: 'CreateAccount'; readonly accountId: string; readonly name: string }
+  | { readonly type: 'IssueApiKey'; readonly key: ApiKeyRecord }
+  | { readonly type: 'RotateApiKeys'; readonly key: ApiKeyRecord }
+  | { readonly type: 'DeactivateAccount' }
+  | { readonly type: 'ReactivateAccount' };
+
+const decide = (state: Account | null, command: AccountCommand): readonly AccountEvent[] => {
+  if (command.type === 'CreateAccount') {
+    if (state) throw new ServiceError('INVALID_STATE', 'The account already exists.');
+    return [{ type: 'AccountCreated', data: { accountId: command.accountId, name: validName('name', command.name) } }];
+  }
+  // A deactivated account may still get keys: rotating a leaked one comes before reactivation, not after it.
+  const { accountId, status, keys } = existing(state);
+  switch (command.type) {
+    case 'IssueApiKey':
+      return [{ type: 'ApiKeyIssued', data: { accountId, key: command.key } }];
+    case 'RotateApiKeys': {
+      const endedKeyIds = keys.filter((key) => !key.revoked).map((key) => key.keyId);
+      return [{ type: 'ApiKeysRotated', data: { accountId, endedKeyIds, key: command.key } }];
+    }
+    case 'DeactivateAccount':
+      return status === 'deactivated' ? [] : [{ type: 'AccountDeactivated', data: { accountId } }];
+    case 'ReactivateAccount':
+      return status === 'active' ? [] : [{ type: 'AccountReactivated', data: { accountId } }];
+    default:
+      return unreachable(command);
+  }
+};
+
+const existing = (state: Account | null): Account => {
+  if (!state) throw new ServiceError('VALIDATION_ERROR', 'There is no such account.', {}, { status: 404 });
+  return state;
+};
+
+const CONTROL_OR_SURROGATE = /[\p{Cc}\p{Surrogate}]/u;
+
+/** A text that is printed on one line: 1–`max` UTF-16 units, trimmed, no control characters. Throws VALIDATION_ERROR naming the field, not its value. */
+export const validLine = (field: string, value: string, max: number): string => {
+  const text = value.trim();
+  if (text.length < 1 || text.length > max) throw new ServiceError('VALIDATION_ERROR', `${field} must have 1 to ${max} characters.`);
+  if (CONTROL_OR_SURROGATE.test(text)) throw new ServiceError('VALIDATION_ERROR', `${field} must not hold control characters.`);
+  return text;
+};
+
+export const validName = (field: string, value: string): string => validLine(field, value, MAX_NAME_LENGTH);
+
+export const account: Decider<Account | null, AccountCommand, AccountEvent> = { initial: null, decide, evolve };

@@ -1,0 +1,336 @@
+/**
+ * What an operator does with accounts, keys, portals and cases: load, fold, decide, append at the exact revision. The command line calls these, and so
+ * does the first start of a sandbox.
+ */
+import { createHash } from 'node:crypto';
+import { type Clock, type Decider, fold, type Ids, type Json, ServiceError, timestamp } from '#kernel';
+import { hashedUuid, holdsCardNumber, type KeyRing } from '#platform';
+import { type Actor, Conflict, type EventStore, type NewEvent, OutcomeUnknown, type Position, type Recorded } from '#eventstore';
+import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
+import { keyEnvironment, newApiKey, newSecret } from './api-key.js';
+import { type Case, type CaseCommand, type CaseEvent, caseRestriction } from './case-restriction.js';
+import {
+  type CheckoutConfig,
+  type FeeConfig,
+  type LimitScope,
+  NO_FEE,
+  portal,
+  type Portal,
+  type PortalCommand,
+  type PortalEvent,
+  type PortalGateway,
+  type PortalRules,
+  type VelocityLimits,
+} from './portal.js';
+
+/** Rounds of load and decide before a stream counts as too busy; operators do not race each other often. */
+const MAX_ROUNDS = 5;
+/** Repetitions of an append whose outcome the store could not tell. */
+const MAX_APPEND_TRIES = 5;
+const RETRY_APPEND_MS = 250;
+/** Schema version of every event type here. */
+const VERSION = 1;
+
+export const accountStream = (accountId: string): string => `account-${accountId}`;
+export const portalStream = (portalId: string): string => `portal-${portalId}`;
+/** Hashed, because a reference id is any text and a stream name is not. */
+export const caseStream = (portalId: string, referenceId: string): string =>
+  `case-${portalId}-${createHash('sha256').update(referenceId, 'utf8').digest('hex').slice(0, 32)}`;
+
+export interface AdministrationDeps {
+  readonly store: EventStore;
+  readonly clock: Clock;
+  readonly ids: Ids;
+  readonly keys: KeyRing;
+  readonly environment: 'sandbox' | 'production';
+  /** C9: whether names, reasons and reference ids are searched for card numbers. */
+  readonly cardInTextCheck: boolean;
+  readonly actor: Actor;
+}
+
+/** The state after a command, and the place in the log that a reader must have passed to see it; null where there is nothing to see. */
+export interface Done<State> {
+  readonly state: State;
+  readonly position: Position | null;
+}
+
+/** An API key in full: shown once, kept nowhere. */
+export interface NewKey {
+  readonly keyId: string;
+  readonly apiKey: string;
+}
+
+export interface NewPortal {
+  /** The first one owns the portal (C66), further ones are granted access. */
+  readonly accountIds: readonly string[];
+  readonly name: string;
+  readonly gateway: 'simulator' | 'none';
+  readonly fee: FeeConfig;
+}
+
+export interface CaseChange {
+  readonly portalId: string;
+  readonly referenceId: string;
+  readonly kind: 'block' | 'hold' | 'allow';
+  /** RFC 3339; null: until removed. Not for `allow`. */
+  readonly until: string | null;
+  readonly reason: string | null;
+}
+
+interface Loaded<State> {
+  readonly state: State;
+  readonly revision: bigint | null;
+  readonly position: Position | null;
+}
+
+interface AnyEvent {
+  readonly type: string;
+  readonly data: object;
+}
+
+/**
+ * Every method throws a ServiceError for what the operator did wrong (unknown account 404, unknown portal PORTAL_ACCESS_DENIED, values out of range
+ * VALIDATION_ERROR) and the store's own errors where it could not be reached. Doing again what is already so appends nothing and is a success.
+ */
+export class Administration {
+  constructor(private readonly deps: AdministrationDeps) {}
+
+  // Accounts and keys.
+
+  /** Present state, folded from the stream. */
+  async account(accountId: string): Promise<Account> {
+    const { state } = await this.load<Account | null, AccountEvent>(account, accountStream(accountId));
+    if (!state) throw new ServiceError('VALIDATION_ERROR', 'There is no such account.', {}, { status: 404 });
+    return state;
+  }
+
+  async createAccount(name: string, accountId = this.deps.ids.uuid()): Promise<Done<Account>> {
+    this.checkText('name', name);
+    return this.changeAccount(accountId, { type: 'CreateAccount', accountId, name });
+  }
+
+  deactivateAccount(accountId: string): Promise<Done<Account>> {
+    return this.changeAccount(accountId, { type: 'DeactivateAccount' });
+  }
+
+  reactivateAccount(accountId: string): Promise<Done<Account>> {
+    return this.changeAccount(accountId, { type: 'ReactivateAccount' });
+  }
+
+  async issueKey(accountId: string): Promise<Done<Account> & NewKey> {
+    const { apiKey, record } = this.drawKey();
+    return { ...(await this.changeAccount(accountId, { type: 'IssueApiKey', key: record })), keyId: record.keyId, apiKey };
+  }
+
+  /** Ends every key of the account and begins a new one, in one fact. Tokens already issued live on (specification, Authentication 3). */
+  async rotateKeys(accountId: string): Promise<Done<Account> & NewKey> {
+    const { apiKey, record } = this.drawKey();
+    return { ...(await this.changeAccount(accountId, { type: 'RotateApiKeys', key: record })), keyId: record.keyId, apiKey };
+  }
+
+  private drawKey() {
+    return newApiKey(this.deps.ids.uuid(), keyEnvironment(this.deps.environment), this.deps.keys);
+  }
+
+  private async changeAccount(accountId: string, command: AccountCommand): Promise<Done<Account>> {
+    const { state, position } = await this.execute<Account | null, AccountCommand, AccountEvent>(account, accountStream(accountId), command);
+    return { state: state!, position };
+  }
+
+  // Portals.
+
+  /** Present state, folded from the stream. */
+  async portal(portalId: string): Promise<Portal> {
+    const { state } = await this.load<Portal | null, PortalEvent>(portal, portalStream(portalId));
+    if (!state) throw new ServiceError('PORTAL_ACCESS_DENIED', 'There is no such portal.');
+    return state;
+  }
+
+  /** `signingSecret` is shown once; the stream holds it sealed. */
+  async createPortal(
+    { accountIds, name, gateway, fee }: NewPortal,
+    portalId = this.deps.ids.uuid(),
+  ): Promise<Done<Portal> & { readonly signingSecret: string }> {
+    this.checkText('name', name);
+    const [ownerAccountId, ...grantedAccountIds] = accountIds;
+    if (ownerAccountId === undefined) throw new ServiceError('VALIDATION_ERROR', 'A portal belongs to at least one account.');
+    for (const accountId of accountIds) await this.account(accountId);
+    const signingSecret = `psec_${keyEnvironment(this.deps.environment)}_${newSecret()}`;
+    const done = await this.changePortal(portalId, {
+      type: 'CreatePortal',
+      portalId,
+      name,
+      ownerAccountId,
+      grantedAccountIds,
+      gateway: gatewayOf(portalId, gateway),
+      fee,
+      signingSecret: this.deps.keys.seal(signingSecret, signingSecretContext(portalId)),
+    });
+    return { ...done, signingSecret };
+  }
+
+  /** Parts that are not named stay as they are; a change that changes anything makes a new fee version. */
+  changeFee(portalId: string, change: Partial<FeeConfig>): Promise<Done<Portal>> {
+    return this.changePortal(portalId, { type: 'ChangeFee', change });
+  }
+
+  async grantAccess(portalId: string, accountId: string): Promise<Done<Portal>> {
+    await this.account(accountId);
+    return this.changePortal(portalId, { type: 'GrantAccess', accountId });
+  }
+
+  revokeAccess(portalId: string, accountId: string): Promise<Done<Portal>> {
+    return this.changePortal(portalId, { type: 'RevokeAccess', accountId });
+  }
+
+  /** All limits of one scope at once; without `attempts` and `declines` the scope is not limited any more. */
+  setLimits(portalId: string, scope: LimitScope, limits: VelocityLimits): Promise<Done<Portal>> {
+    return this.changePortal(portalId, { type: 'SetLimits', scope, limits });
+  }
+
+  /** Rules that are not named stay as they are; null removes one. */
+  setRules(portalId: string, change: Partial<PortalRules>): Promise<Done<Portal>> {
+    return this.changePortal(portalId, { type: 'SetRules', change });
+  }
+
+  setGateway(portalId: string, gateway: NewPortal['gateway']): Promise<Done<Portal>> {
+    return this.changePortal(portalId, { type: 'SetGateway', gateway: gatewayOf(portalId, gateway) });
+  }
+
+  async configureCheckout(portalId: string, change: Partial<CheckoutConfig>): Promise<Done<Portal>> {
+    this.checkText('agencyName', change.agencyName ?? null);
+    return this.changePortal(portalId, { type: 'ConfigureCheckout', change });
+  }
+
+  private async changePortal(portalId: string, command: PortalCommand): Promise<Done<Portal>> {
+    const { state, position } = await this.execute<Portal | null, PortalCommand, PortalEvent>(portal, portalStream(portalId), command);
+    return { state: state!, position };
+  }
+
+  // Cases.
+
+  /** Blocks or holds a case of the portal, or removes its restriction. */
+  async restrictCase({ portalId, referenceId, kind, until, reason }: CaseChange): Promise<Done<Case>> {
+    this.checkText('referenceId', referenceId);
+    this.checkText('reason', reason);
+    await this.portal(portalId);
+    const at = timestamp(this.deps.clock.now());
+    const command: CaseCommand =
+      kind === 'allow'
+        ? { type: 'AllowCase', portalId, referenceId, reason }
+        : { type: kind === 'block' ? 'BlockCase' : 'HoldCase', portalId, referenceId, until, reason, at };
+    const stream = caseStream(portalId, referenceId);
+    const { state, position } = await this.execute<Case | null, CaseCommand, CaseEvent>(caseRestriction, stream, command);
+    return { state: state ?? { portalId, referenceId, restriction: null }, position };
+  }
+
+  // Streams.
+
+  private async load<State, Event extends AnyEvent>(
+    decider: Pick<Decider<State, never, Event>, 'initial' | 'evolve'>,
+    stream: string,
+  ): Promise<Loaded<State>> {
+    let { initial: state } = decider;
+    let last: Recorded | null = null;
+    for await (const recorded of this.deps.store.read(stream)) {
+      state = decider.evolve(state, { type: recorded.type, data: recorded.data } as unknown as Event);
+      last = recorded;
+    }
+    return { state, revision: last?.revision ?? null, position: last?.position ?? null };
+  }
+
+  private async execute<State, Command, Event extends AnyEvent>(
+    decider: Decider<State, Command, Event>,
+    stream: string,
+    command: Command,
+  ): Promise<Done<State>> {
+    const correlationId = this.deps.ids.uuid();
+    for (let round = 1; ; round++) {
+      const { state, revision, position } = await this.load<State, Event>(decider, stream);
+      const events = decider.decide(state, command);
+      if (events.length === 0) return { state, position };
+      try {
+        const appended = await this.append(stream, revision, events, correlationId);
+        return { state: fold({ initial: state, evolve: decider.evolve }, events), position: appended };
+      } catch (error) {
+        if (!(error instanceof Conflict)) throw error;
+        if (round >= MAX_ROUNDS) throw new ServiceError('INVALID_STATE', 'Somebody else keeps changing this; try again.');
+      }
+    }
+  }
+
+  /** Appends; while the store cannot say whether it did, repeats the same ids at the same revision, which it recognises. */
+  private async append(stream: string, revision: bigint | null, events: readonly AnyEvent[], correlationId: string): Promise<Position> {
+    const { store, clock, ids, actor } = this.deps;
+    const meta = { recordedAt: timestamp(clock.now()), actor, correlationId };
+    const written = events.map(({ type, data }): NewEvent => ({ id: ids.uuid(), type, v: VERSION, data: data as Json, meta }));
+    for (let tries = 1; ; tries++) {
+      try {
+        return (await store.append(stream, revision ?? 'no_stream', written)).position;
+      } catch (error) {
+        if (!(error instanceof OutcomeUnknown) || tries >= MAX_APPEND_TRIES) throw error;
+        await clock.sleep(RETRY_APPEND_MS);
+      }
+    }
+  }
+
+  private checkText(field: string, text: string | null) {
+    if (text !== null && this.deps.cardInTextCheck && holdsCardNumber(text))
+      throw new ServiceError('VALIDATION_ERROR', `${field} seems to hold a card number.`);
+  }
+}
+
+/** Merchant accounts of the simulator are made up: one for the agency's money and one for the fee, so that batches and balances stay apart per portal. */
+const gatewayOf = (portalId: string, gateway: NewPortal['gateway']): PortalGateway | null =>
+  gateway === 'none'
+    ? null
+    : {
+        gateway: 'simulator',
+        merchantAccount: `agency-${portalId}`,
+        feeMerchantAccount: `fee-${portalId}`,
+        credentialsRef: 'simulator',
+        environment: 'sandbox',
+      };
+
+const signingSecretContext = (portalId: string) => `${portalStream(portalId)}/signingSecret`;
+
+/** The portal's signing secret in the clear, for `sig` of hosted checkout (C60). Never log it. */
+export const openSigningSecret = (keys: KeyRing, { portalId, signingSecret }: Pick<Portal, 'portalId' | 'signingSecret'>): string =>
+  keys.open(signingSecret, signingSecretContext(portalId));
+
+/** What the first start of a sandbox prints. */
+export interface SandboxDefaults extends NewKey {
+  readonly accountId: string;
+  readonly portalId: string;
+  readonly signingSecret: string | null;
+  readonly position: Position | null;
+}
+
+/** 2.5 % + 50 cents (cli.md). */
+export const SANDBOX_FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 250 };
+
+/**
+ * Account, portal and key of a new sandbox; null where they exist. The ids are fixed and the key comes last, so a start that was cut short is completed
+ * by the next one instead of leaving a second account behind. `signingSecret` is null when an earlier start had already made the portal.
+ */
+export const createSandboxDefaults = async (administration: Administration): Promise<SandboxDefaults | null> => {
+  const accountId = hashedUuid('payfold', 'sandbox', 'account');
+  const portalId = hashedUuid('payfold', 'sandbox', 'portal');
+  const present = await orNull(administration.account(accountId));
+  if (present && present.keys.length > 0) return null;
+  if (!present) await administration.createAccount('Sandbox', accountId);
+  const madePortal = (await orNull(administration.portal(portalId)))
+    ? null
+    : await administration.createPortal({ accountIds: [accountId], name: 'Sandbox portal', gateway: 'simulator', fee: SANDBOX_FEE }, portalId);
+  const { keyId, apiKey, position } = await administration.issueKey(accountId);
+  return { accountId, portalId, keyId, apiKey, signingSecret: madePortal?.signingSecret ?? null, position };
+};
+
+const orNull = async <T>(state: Promise<T>): Promise<T | null> => {
+  try {
+    return await state;
+  } catch (error) {
+    if (error instanceof ServiceError) return null;
+    throw error;
+  }
+};

@@ -1,0 +1,67 @@
+/** The text of an API key (C51): `pc_<test|live>_<16 base32>_<43 base62>`, and the keyed hash that is all we keep of its secret. */
+import { randomBytes, timingSafeEqual } from 'node:crypto';
+import { crockford, type KeyRing } from '#platform';
+import type { ApiKeyRecord, KeyEnvironment } from './account.js';
+import type { ApiKeyFacts } from './directory.js';
+
+const LOOKUP_LENGTH = 16;
+/** 32 random bytes as base62: 62^43 is the first power above 2^256. */
+const SECRET_BYTES = 32;
+const SECRET_LENGTH = 43;
+const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
+const KEY_TEXT = /^pc_(test|live)_([0-9A-HJKMNP-TV-Z]{16})_([0-9A-Za-z]{43})$/;
+
+/** Sandbox keys are `test`, production keys `live`. */
+export const keyEnvironment = (environment: 'sandbox' | 'production'): KeyEnvironment => (environment === 'production' ? 'live' : 'test');
+
+const base62 = (bytes: Uint8Array, length: number): string => {
+  let rest = BigInt(`0x${Buffer.from(bytes).toString('hex')}`);
+  let text = '';
+  for (let index = 0; index < length; index++) {
+    text = BASE62[Number(rest % 62n)] + text;
+    rest /= 62n;
+  }
+  return text;
+};
+
+/** 256 random bits as 43 base62 characters. */
+export const newSecret = (random: (bytes: number) => Uint8Array = randomBytes): string => base62(random(SECRET_BYTES), SECRET_LENGTH);
+
+/** Draws a key. `apiKey` is shown once and kept nowhere; `record` is what the account's stream holds. */
+export const newApiKey = (
+  keyId: string,
+  environment: KeyEnvironment,
+  keys: KeyRing,
+  random: (bytes: number) => Uint8Array = randomBytes,
+): { readonly apiKey: string; readonly record: ApiKeyRecord } => {
+  const lookupId = crockford(random(10), LOOKUP_LENGTH);
+  const secret = newSecret(random);
+  const secretHash = keys.mac('api-key', secret).toString('base64');
+  return { apiKey: `pc_${environment}_${lookupId}_${secret}`, record: { keyId, lookupId, environment, secretHash, kid: keys.current } };
+};
+
+export interface ApiKeyText {
+  readonly environment: KeyEnvironment;
+  readonly lookupId: string;
+  readonly secret: string;
+}
+
+/** null where the text is no API key at all. */
+export const parseApiKey = (text: string): ApiKeyText | null => {
+  const match = KEY_TEXT.exec(text);
+  return match ? { environment: match[1] as KeyEnvironment, lookupId: match[2]!, secret: match[3]! } : null;
+};
+
+const NO_HASH = Buffer.alloc(32);
+
+/**
+ * Whether the presented key is the one on file, still good, and of this environment. An unknown id takes the same path against a hash that no secret
+ * has, so that time does not tell which look-up ids exist.
+ */
+export const isRightKey = (presented: ApiKeyText, found: ApiKeyFacts | null, environment: KeyEnvironment, keys: KeyRing): found is ApiKeyFacts => {
+  // A hash whose key has left the ring cannot be checked any more: the API key ended with it.
+  const kid = found && keys.kids.includes(found.kid) ? found.kid : null;
+  const hash = keys.mac('api-key', presented.secret, kid ?? keys.current);
+  const equal = timingSafeEqual(hash, kid && found ? found.secretHash : NO_HASH);
+  return equal && kid !== null && found !== null && !found.revoked && found.environment === environment && presented.environment === environment;
+};

@@ -1,0 +1,99 @@
+/**
+ * What an agency has decided about one case: payments for it are blocked, held for a while, or neither.
+ * Stream `case-<portalId>-<first 32 hex digits of SHA-256 of the reference id>`; the events carry both in full.
+ *
+ * The case is the payment-level `referenceId` of a portal (specification, Errors 2).
+ */
+import { type Decider, ServiceError, unreachable } from '#kernel';
+
+/** Longest `referenceId` of a payment (specification, Limits), in UTF-16 units. */
+export const MAX_REFERENCE_LENGTH = 255;
+/** Longest reason of a restriction, as of refunds and voids. */
+export const MAX_REASON_LENGTH = 1_000;
+
+export interface CaseRestriction {
+  /** `blocked` → PAYMENT_BLOCKED, `held` → PAYMENT_HELD. */
+  readonly kind: 'blocked' | 'held';
+  /** RFC 3339, the first moment at which it is no longer in force; null: until removed. */
+  readonly until: string | null;
+  readonly reason: string | null;
+}
+
+// Events.
+
+interface CaseName {
+  readonly portalId: string;
+  readonly referenceId: string;
+}
+
+export type CaseEvent =
+  | { readonly type: 'CaseBlocked' | 'CaseHeld'; readonly data: CaseName & { readonly until: string | null; readonly reason: string | null } }
+  | { readonly type: 'CaseAllowed'; readonly data: CaseName & { readonly reason: string | null } };
+
+// State.
+
+export interface Case {
+  readonly portalId: string;
+  readonly referenceId: string;
+  /** null: nothing stands in the way. */
+  readonly restriction: CaseRestriction | null;
+}
+
+const evolve = (_: Case | null, event: CaseEvent): Case => {
+  const { portalId, referenceId } = event.data;
+  switch (event.type) {
+    case 'CaseBlocked':
+    case 'CaseHeld': {
+      const { until, reason } = event.data;
+      return { portalId, referenceId, restriction: { kind: event.type === 'CaseBlocked' ? 'blocked' : 'held', until, reason } };
+    }
+    case 'CaseAllowed':
+      return { portalId, referenceId, restriction: null };
+    default:
+      return unreachable(event);
+  }
+};
+
+/** The restriction that counts at a moment: one whose end has come does not (C53). */
+export const restrictionInForce = (restriction: CaseRestriction | null, epochMs: number): CaseRestriction | null =>
+  restriction && (restriction.until === null || epochMs < Date.parse(restriction.until)) ? restriction : null;
+
+// Commands. `at` is the caller's clock, RFC 3339.
+
+export type CaseCommand =
+  | ({ readonly type: 'BlockCase' | 'HoldCase'; readonly until: string | null; readonly reason: string | null; readonly at: string } & CaseName)
+  | ({ readonly type: 'AllowCase'; readonly reason: string | null } & CaseName);
+
+const decide = (state: Case | null, command: CaseCommand): readonly CaseEvent[] => {
+  const { portalId } = command;
+  const referenceId = validReference(command.referenceId);
+  const reason = validReason(command.reason);
+  const present = state?.restriction ?? null;
+  if (command.type === 'AllowCase') return present ? [{ type: 'CaseAllowed', data: { portalId, referenceId, reason } }] : [];
+
+  const { until, at } = command;
+  if (until !== null && !(Date.parse(until) > Date.parse(at))) throw new ServiceError('VALIDATION_ERROR', 'until must lie in the future.');
+  const kind = command.type === 'BlockCase' ? 'blocked' : 'held';
+  if (present?.kind === kind && present.until === until && present.reason === reason) return [];
+  return [{ type: kind === 'blocked' ? 'CaseBlocked' : 'CaseHeld', data: { portalId, referenceId, until, reason } }];
+};
+
+const UNSTORABLE = /[\0\p{Surrogate}]/u;
+
+/** The rules that a payment's own `referenceId` obeys (C8): other cases could never be paid, so they cannot be restricted. */
+const validReference = (referenceId: string): string => {
+  if (referenceId.length < 1 || referenceId.length > MAX_REFERENCE_LENGTH)
+    throw new ServiceError('VALIDATION_ERROR', `referenceId must have 1 to ${MAX_REFERENCE_LENGTH} characters.`);
+  if (UNSTORABLE.test(referenceId)) throw new ServiceError('VALIDATION_ERROR', 'referenceId must not hold NUL or lone surrogates.');
+  return referenceId;
+};
+
+const validReason = (reason: string | null): string | null => {
+  if (reason === null) return null;
+  if (reason.length < 1 || reason.length > MAX_REASON_LENGTH)
+    throw new ServiceError('VALIDATION_ERROR', `reason must have 1 to ${MAX_REASON_LENGTH} characters.`);
+  if (UNSTORABLE.test(reason)) throw new ServiceError('VALIDATION_ERROR', 'reason must not hold NUL or lone surrogates.');
+  return reason;
+};
+
+export const caseRestriction: Decider<Case | null, CaseCommand, CaseEvent> = { initial: null, decide, evolve };

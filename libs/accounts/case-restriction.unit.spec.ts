@@ -1,0 +1,83 @@
+import { describe, expect, test } from '@jest/globals';
+import { fold, ServiceError } from '#kernel';
+import { type CaseCommand, type CaseEvent, caseRestriction, restrictionInForce } from './case-restriction.js';
+
+const portalId = '018f0000-0000-7000-8000-00000000000a';
+const referenceId = 'CASE-2024-1';
+const at = '2026-01-05T10:00:00.000Z';
+const later = '2026-01-06T10:00:00.000Z';
+const name = { portalId, referenceId };
+
+const blocked = (until: string | null = null, reason: string | null = null): CaseEvent => ({ type: 'CaseBlocked', data: { ...name, until, reason } });
+const held = (until: string | null = null, reason: string | null = null): CaseEvent => ({ type: 'CaseHeld', data: { ...name, until, reason } });
+const allowed: CaseEvent = { type: 'CaseAllowed', data: { ...name, reason: null } };
+const block = { type: 'BlockCase', ...name, until: null, reason: null, at } as const;
+const hold = { ...block, type: 'HoldCase' } as const;
+const allow = { type: 'AllowCase', ...name, reason: null } as const;
+
+const given = (...facts: CaseEvent[]) => ({
+  when: (command: CaseCommand) => ({
+    then: (...expected: CaseEvent[]) => expect(caseRestriction.decide(fold(caseRestriction, facts), command)).toEqual(expected),
+    thenRefused: (message: RegExp) => {
+      const run = () => caseRestriction.decide(fold(caseRestriction, facts), command);
+      expect(run).toThrow(ServiceError);
+      expect(run).toThrow(message);
+    },
+  }),
+});
+
+describe('a case of a portal (C70, Errors 2)', () => {
+  test('is blocked', () =>
+    given()
+      .when({ ...block, reason: 'sold' })
+      .then(blocked(null, 'sold')));
+  test('is held until a moment', () =>
+    given()
+      .when({ ...hold, until: later })
+      .then(held(later)));
+  test('is held until further notice', () => given().when(hold).then(held()));
+  test('a block takes the place of a hold, and the other way round', () => {
+    given(held(later)).when(block).then(blocked());
+    given(blocked())
+      .when({ ...hold, until: later })
+      .then(held(later));
+  });
+  test('allow removes a restriction', () => {
+    given(blocked()).when(allow).then(allowed);
+    given(held(later)).when(allow).then(allowed);
+  });
+  test('doing again what is already so changes nothing', () => {
+    given(blocked(null, 'sold'))
+      .when({ ...block, reason: 'sold' })
+      .then();
+    given().when(allow).then();
+    given(blocked(), allowed).when(allow).then();
+  });
+  test('another end or reason is a new fact', () =>
+    given(held(later))
+      .when({ ...hold, until: later, reason: 'audit' })
+      .then(held(later, 'audit')));
+  test.each([at, '2026-01-05T09:59:59.999Z', 'tomorrow'])('the end must lie in the future: %s', (until) =>
+    given()
+      .when({ ...hold, until })
+      .thenRefused(/future/),
+  );
+  test.each(['', 'x'.repeat(256), 'nul\0', 'half \ud83d'])('the reference id obeys the rules of a payment: %j', (bad) =>
+    given()
+      .when({ ...block, referenceId: bad })
+      .thenRefused(/referenceId must/),
+  );
+  test.each(['', 'x'.repeat(1_001), 'half \udc00'])('so does the reason', (bad) =>
+    given()
+      .when({ ...block, reason: bad })
+      .thenRefused(/reason must/),
+  );
+});
+
+test('a restriction is in force before its end, not at it (C53)', () => {
+  const until = { kind: 'held', until: later, reason: null } as const;
+  expect(restrictionInForce(until, Date.parse(later) - 1)).toBe(until);
+  expect(restrictionInForce(until, Date.parse(later))).toBeNull();
+  expect(restrictionInForce({ ...until, until: null }, Date.parse(later))).not.toBeNull();
+  expect(restrictionInForce(null, 0)).toBeNull();
+});

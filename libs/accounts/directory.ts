@@ -1,0 +1,430 @@
+/**
+ * The directory: the read model of accounts, keys, portals and cases that every request asks. Read by primary key and never cached, so that
+ * a deactivation or a rotated key counts on the next request (specification, Authentication 3 and 4).
+ *
+ * Rows are folds by the deciders' own `evolve`; nothing else interprets the events. Two implementations, one contract spec: Postgres, and memory
+ * for the simulation.
+ */
+import { type Decider, isUuid } from '#kernel';
+import type { Queryable } from '#platform';
+import type { Recorded } from '#eventstore';
+import { account, type Account, type AccountEvent, type AccountStatus, type KeyEnvironment } from './account.js';
+import { type Case, type CaseEvent, caseRestriction, type CaseRestriction } from './case-restriction.js';
+import { portal, type Portal, type PortalEvent } from './portal.js';
+
+/** The streams that the directory folds. */
+export const DIRECTORY_STREAMS = ['account-', 'portal-', 'case-'] as const;
+
+/** What authentication needs to know about a key, its account included: one round trip. */
+export interface ApiKeyFacts {
+  readonly keyId: string;
+  readonly accountId: string;
+  readonly accountStatus: AccountStatus;
+  readonly environment: KeyEnvironment;
+  /** HMAC-SHA256 of the secret, 32 bytes. */
+  readonly secretHash: Uint8Array;
+  readonly kid: string;
+  readonly revoked: boolean;
+}
+
+export interface AccountFacts {
+  readonly accountId: string;
+  readonly name: string;
+  readonly status: AccountStatus;
+}
+
+/** `revoked`: once had access, so it may still read (C46); null: never had any. */
+export type PortalAccess = 'granted' | 'revoked' | null;
+
+/** What a charge or a quote depends on, one round trip. */
+export interface ChargeTerms {
+  /** null: no such account. */
+  readonly accountStatus: AccountStatus | null;
+  readonly access: PortalAccess;
+  /** null: no such portal. */
+  readonly portal: Portal | null;
+  /** As recorded: whether it is in force at a moment says `restrictionInForce`. null without a reference id. */
+  readonly restriction: CaseRestriction | null;
+}
+
+/** Answers from rows as they are now. An id that is no UUID is an id that does not exist. */
+export interface Directory {
+  /** By the look-up part of the key text. */
+  findApiKey(lookupId: string): Promise<ApiKeyFacts | null>;
+  account(accountId: string): Promise<AccountFacts | null>;
+  /** All accounts, oldest id first. */
+  accounts(): Promise<AccountFacts[]>;
+  portal(portalId: string): Promise<Portal | null>;
+  grant(accountId: string, portalId: string): Promise<PortalAccess>;
+  caseRestriction(portalId: string, referenceId: string): Promise<CaseRestriction | null>;
+  chargeTerms(accountId: string, portalId: string, referenceId: string | null): Promise<ChargeTerms>;
+}
+
+// Folding, shared by both implementations.
+
+interface Row<State> {
+  readonly state: State;
+  /** Revision of the last event in the state: what was folded once is not folded again, and a gap is a fault. */
+  readonly revision: bigint;
+}
+
+const advance = <State, Event>(
+  decider: Decider<State | null, never, Event>,
+  rows: Map<string, Row<State>>,
+  key: string,
+  { stream, revision, type, data }: Recorded,
+) => {
+  const row = rows.get(key);
+  if (row && revision <= row.revision) return;
+  if (revision !== (row ? row.revision + 1n : 0n))
+    throw new Error(`${stream}: revision ${revision} does not follow ${row?.revision ?? 'an empty row'}`);
+  const state = decider.evolve(row?.state ?? null, { type, data } as unknown as Event);
+  if (state === null) throw new Error(`${stream}: ${type} leaves nothing`);
+  rows.set(key, { state, revision });
+};
+
+interface Rows {
+  /** By account id. */
+  readonly accounts: Map<string, Row<Account>>;
+  /** By portal id. */
+  readonly portals: Map<string, Row<Portal>>;
+  /** By {@link caseKey}. */
+  readonly cases: Map<string, Row<Case>>;
+}
+
+const noRows = (): Rows => ({ accounts: new Map(), portals: new Map(), cases: new Map() });
+
+const caseKey = (portalId: string, referenceId: string) => `${portalId} ${referenceId}`;
+
+const keyOf = (recorded: Recorded): { readonly kind: keyof Rows; readonly key: string; readonly data: Readonly<Record<string, string>> } | null => {
+  const data = recorded.data as Readonly<Record<string, string>>;
+  if (recorded.stream.startsWith('account-')) return { kind: 'accounts', key: data.accountId!, data };
+  if (recorded.stream.startsWith('portal-')) return { kind: 'portals', key: data.portalId!, data };
+  if (recorded.stream.startsWith('case-')) return { kind: 'cases', key: caseKey(data.portalId!, data.referenceId!), data };
+  return null;
+};
+
+const foldInto = (rows: Rows, recorded: Recorded) => {
+  const place = keyOf(recorded);
+  if (place?.kind === 'accounts') advance<Account, AccountEvent>(account, rows.accounts, place.key, recorded);
+  if (place?.kind === 'portals') advance<Portal, PortalEvent>(portal, rows.portals, place.key, recorded);
+  if (place?.kind === 'cases') advance<Case, CaseEvent>(caseRestriction, rows.cases, place.key, recorded);
+};
+
+// Postgres. Names are unqualified on purpose: a rebuild writes the same tables in a schema of its own.
+
+export const directorySchema = {
+  name: '0020-directory',
+  sql: `
+create table directory_account (
+  account_id uuid primary key,
+  status     text not null check (status in ('active', 'deactivated')),
+  revision   bigint not null,
+  state      json not null
+);
+create table directory_api_key (
+  lookup_id   text collate "C" primary key,
+  key_id      uuid not null unique,
+  account_id  uuid not null,
+  environment text not null check (environment in ('test', 'live')),
+  secret_hash bytea not null check (octet_length(secret_hash) = 32),
+  kid         text not null,
+  revoked     boolean not null
+);
+create table directory_portal (
+  portal_id uuid primary key,
+  revision  bigint not null,
+  state     json not null
+);
+create table directory_grant (
+  account_id   uuid not null,
+  portal_id    uuid not null,
+  active       boolean not null,
+  once_granted boolean not null check (once_granted or not active),
+  primary key (account_id, portal_id)
+);
+create table directory_case (
+  portal_id    uuid not null,
+  reference_id text collate "C" not null,
+  revision     bigint not null,
+  kind         text check (kind in ('blocked', 'held')),
+  until        text,
+  reason       text,
+  primary key (portal_id, reference_id)
+);`,
+};
+
+/** Folds a batch into the rows. Runs in the transaction that also moves the checkpoint; what was applied before is passed over. */
+export const applyDirectory = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
+  const rows = noRows();
+  const keys = { accounts: new Set<string>(), portals: new Set<string>(), cases: new Map<string, { portalId: string; referenceId: string }>() };
+  for (const recorded of events) {
+    const place = keyOf(recorded);
+    if (place?.kind === 'cases') keys.cases.set(place.key, { portalId: place.data.portalId!, referenceId: place.data.referenceId! });
+    else if (place) keys[place.kind].add(place.key);
+  }
+  if (keys.accounts.size > 0) await readAccounts(client, rows, [...keys.accounts]);
+  if (keys.portals.size > 0) await readPortals(client, rows, [...keys.portals]);
+  if (keys.cases.size > 0) await readCases(client, rows, [...keys.cases.values()]);
+  for (const recorded of events) foldInto(rows, recorded);
+  if (rows.accounts.size > 0) await writeAccounts(client, [...rows.accounts.values()]);
+  if (rows.portals.size > 0) await writePortals(client, [...rows.portals.values()]);
+  if (rows.cases.size > 0) await writeCases(client, [...rows.cases.values()]);
+};
+
+const readAccounts = async (client: Queryable, rows: Rows, accountIds: readonly string[]) => {
+  const found = await client.query<{ account_id: string; revision: string; state: Account }>(
+    'select account_id, revision, state from directory_account where account_id = any ($1::uuid[])',
+    [accountIds],
+  );
+  for (const { account_id, revision, state } of found.rows) rows.accounts.set(account_id, { state, revision: BigInt(revision) });
+};
+
+const readPortals = async (client: Queryable, rows: Rows, portalIds: readonly string[]) => {
+  const found = await client.query<{ portal_id: string; revision: string; state: Portal }>(
+    'select portal_id, revision, state from directory_portal where portal_id = any ($1::uuid[])',
+    [portalIds],
+  );
+  for (const { portal_id, revision, state } of found.rows) rows.portals.set(portal_id, { state, revision: BigInt(revision) });
+};
+
+interface RestrictionColumns {
+  readonly kind: CaseRestriction['kind'] | null;
+  readonly until: string | null;
+  readonly reason: string | null;
+}
+
+const toRestriction = ({ kind, until, reason }: RestrictionColumns): CaseRestriction | null => (kind === null ? null : { kind, until, reason });
+
+const readCases = async (client: Queryable, rows: Rows, cases: readonly { portalId: string; referenceId: string }[]) => {
+  const found = await client.query<RestrictionColumns & { portal_id: string; reference_id: string; revision: string }>(
+    `select portal_id, reference_id, revision, kind, until, reason
+     from directory_case join unnest($1::uuid[], $2::text[]) as asked (portal_id, reference_id) using (portal_id, reference_id)`,
+    [cases.map(({ portalId }) => portalId), cases.map(({ referenceId }) => referenceId)],
+  );
+  for (const row of found.rows) {
+    const state = { portalId: row.portal_id, referenceId: row.reference_id, restriction: toRestriction(row) };
+    rows.cases.set(caseKey(row.portal_id, row.reference_id), { state, revision: BigInt(row.revision) });
+  }
+};
+
+const writeAccounts = async (client: Queryable, rows: readonly Row<Account>[]) => {
+  await client.query(
+    `insert into directory_account (account_id, status, revision, state)
+     select * from unnest($1::uuid[], $2::text[], $3::bigint[], $4::json[])
+     on conflict (account_id) do update set status = excluded.status, revision = excluded.revision, state = excluded.state`,
+    [
+      rows.map(({ state }) => state.accountId),
+      rows.map(({ state }) => state.status),
+      rows.map(({ revision }) => String(revision)),
+      rows.map(({ state }) => JSON.stringify(state)),
+    ],
+  );
+  const keys = rows.flatMap(({ state }) => state.keys.map((key) => ({ ...key, accountId: state.accountId })));
+  if (keys.length === 0) return;
+  await client.query(
+    `insert into directory_api_key (lookup_id, key_id, account_id, environment, secret_hash, kid, revoked)
+     select * from unnest($1::text[], $2::uuid[], $3::uuid[], $4::text[], $5::bytea[], $6::text[], $7::boolean[])
+     on conflict (lookup_id) do update set revoked = excluded.revoked where directory_api_key.revoked <> excluded.revoked`,
+    [
+      keys.map((key) => key.lookupId),
+      keys.map((key) => key.keyId),
+      keys.map((key) => key.accountId),
+      keys.map((key) => key.environment),
+      keys.map((key) => Buffer.from(key.secretHash, 'base64')),
+      keys.map((key) => key.kid),
+      keys.map((key) => key.revoked),
+    ],
+  );
+};
+
+const writePortals = async (client: Queryable, rows: readonly Row<Portal>[]) => {
+  await client.query(
+    `insert into directory_portal (portal_id, revision, state)
+     select * from unnest($1::uuid[], $2::bigint[], $3::json[])
+     on conflict (portal_id) do update set revision = excluded.revision, state = excluded.state`,
+    [rows.map(({ state }) => state.portalId), rows.map(({ revision }) => String(revision)), rows.map(({ state }) => JSON.stringify(state))],
+  );
+  const grants = rows.flatMap(({ state }) =>
+    Object.entries(state.access).map(([accountId, access]) => ({ accountId, access, portalId: state.portalId })),
+  );
+  await client.query(
+    `insert into directory_grant (account_id, portal_id, active, once_granted)
+     select account_id, portal_id, active, true from unnest($1::uuid[], $2::uuid[], $3::boolean[]) as change (account_id, portal_id, active)
+     on conflict (account_id, portal_id) do update set active = excluded.active where directory_grant.active <> excluded.active`,
+    [grants.map(({ accountId }) => accountId), grants.map(({ portalId }) => portalId), grants.map(({ access }) => access === 'granted')],
+  );
+};
+
+const writeCases = async (client: Queryable, rows: readonly Row<Case>[]) => {
+  await client.query(
+    `insert into directory_case (portal_id, reference_id, revision, kind, until, reason)
+     select * from unnest($1::uuid[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[])
+     on conflict (portal_id, reference_id) do update
+       set revision = excluded.revision, kind = excluded.kind, until = excluded.until, reason = excluded.reason`,
+    [
+      rows.map(({ state }) => state.portalId),
+      rows.map(({ state }) => state.referenceId),
+      rows.map(({ revision }) => String(revision)),
+      rows.map(({ state }) => state.restriction?.kind ?? null),
+      rows.map(({ state }) => state.restriction?.until ?? null),
+      rows.map(({ state }) => state.restriction?.reason ?? null),
+    ],
+  );
+};
+
+interface GrantColumns {
+  readonly active: boolean | null;
+  readonly once_granted: boolean | null;
+}
+
+const toAccess = ({ active, once_granted }: GrantColumns): PortalAccess => (active ? 'granted' : once_granted ? 'revoked' : null);
+
+/** The directory on Postgres. Statements are named, so that a connection plans each of them once. */
+export const postgresDirectory = (db: Queryable): Directory => ({
+  findApiKey: async (lookupId) => {
+    const { rows } = await db.query<{
+      key_id: string;
+      account_id: string;
+      status: AccountStatus;
+      environment: KeyEnvironment;
+      secret_hash: Buffer;
+      kid: string;
+      revoked: boolean;
+    }>({
+      name: 'directory-find-api-key',
+      text: `select k.key_id, k.account_id, a.status, k.environment, k.secret_hash, k.kid, k.revoked
+             from directory_api_key k join directory_account a using (account_id) where k.lookup_id = $1`,
+      values: [lookupId],
+    });
+    const row = rows[0];
+    if (!row) return null;
+    const { key_id: keyId, account_id: accountId, status: accountStatus, environment, secret_hash: secretHash, kid, revoked } = row;
+    return { keyId, accountId, accountStatus, environment, secretHash, kid, revoked };
+  },
+
+  account: async (accountId) => {
+    if (!isUuid(accountId)) return null;
+    const { rows } = await db.query<AccountFacts>({
+      name: 'directory-account',
+      text: `select account_id as "accountId", state ->> 'name' as name, status from directory_account where account_id = $1::uuid`,
+      values: [accountId],
+    });
+    return rows[0] ?? null;
+  },
+
+  accounts: async () => {
+    const { rows } = await db.query<AccountFacts>(
+      `select account_id as "accountId", state ->> 'name' as name, status from directory_account order by account_id`,
+    );
+    return rows;
+  },
+
+  portal: async (portalId) => {
+    if (!isUuid(portalId)) return null;
+    const { rows } = await db.query<{ state: Portal }>({
+      name: 'directory-portal',
+      text: 'select state from directory_portal where portal_id = $1::uuid',
+      values: [portalId],
+    });
+    return rows[0]?.state ?? null;
+  },
+
+  grant: async (accountId, portalId) => {
+    if (!isUuid(accountId) || !isUuid(portalId)) return null;
+    const { rows } = await db.query<GrantColumns>({
+      name: 'directory-grant',
+      text: 'select active, once_granted from directory_grant where account_id = $1::uuid and portal_id = $2::uuid',
+      values: [accountId, portalId],
+    });
+    return rows[0] ? toAccess(rows[0]) : null;
+  },
+
+  caseRestriction: async (portalId, referenceId) => {
+    if (!isUuid(portalId)) return null;
+    const { rows } = await db.query<RestrictionColumns>({
+      name: 'directory-case',
+      text: 'select kind, until, reason from directory_case where portal_id = $1::uuid and reference_id = $2',
+      values: [portalId, referenceId],
+    });
+    return rows[0] ? toRestriction(rows[0]) : null;
+  },
+
+  chargeTerms: async (accountId, portalId, referenceId) => {
+    const { rows } = await db.query<GrantColumns & RestrictionColumns & { status: AccountStatus | null; state: Portal | null }>({
+      name: 'directory-charge-terms',
+      text: `select a.status, g.active, g.once_granted, p.state, c.kind, c.until, c.reason
+             from (select $1::uuid as account_id, $2::uuid as portal_id, $3::text as reference_id) asked
+             left join directory_account a on a.account_id = asked.account_id
+             left join directory_grant g on g.account_id = asked.account_id and g.portal_id = asked.portal_id
+             left join directory_portal p on p.portal_id = asked.portal_id
+             left join directory_case c on c.portal_id = asked.portal_id and c.reference_id = asked.reference_id`,
+      values: [isUuid(accountId) ? accountId : null, isUuid(portalId) ? portalId : null, referenceId],
+    });
+    const row = rows[0]!;
+    return { accountStatus: row.status, access: toAccess(row), portal: row.state, restriction: toRestriction(row) };
+  },
+});
+
+/** The directory in memory, for the simulation and unit specs: feed it the log with `apply`. */
+export class MemoryDirectory implements Directory {
+  private readonly rows = noRows();
+  /** Look-up id to account id; a key never moves to another account. */
+  private readonly accountOfKey = new Map<string, string>();
+
+  apply(events: readonly Recorded[]): void {
+    for (const recorded of events) {
+      foldInto(this.rows, recorded);
+      const place = keyOf(recorded);
+      if (place?.kind === 'accounts') for (const key of this.rows.accounts.get(place.key)!.state.keys) this.accountOfKey.set(key.lookupId, place.key);
+    }
+  }
+
+  async findApiKey(lookupId: string): Promise<ApiKeyFacts | null> {
+    const owner = this.rows.accounts.get(this.accountOfKey.get(lookupId) ?? '')?.state;
+    const key = owner?.keys.find((candidate) => candidate.lookupId === lookupId);
+    if (!owner || !key) return null;
+    const { keyId, environment, kid, revoked } = key;
+    return {
+      keyId,
+      accountId: owner.accountId,
+      accountStatus: owner.status,
+      environment,
+      secretHash: Buffer.from(key.secretHash, 'base64'),
+      kid,
+      revoked,
+    };
+  }
+
+  async account(accountId: string): Promise<AccountFacts | null> {
+    const found = this.rows.accounts.get(accountId.toLowerCase())?.state;
+    return found ? facts(found) : null;
+  }
+
+  async accounts(): Promise<AccountFacts[]> {
+    return [...this.rows.accounts.values()].map(({ state }) => facts(state)).sort((a, b) => (a.accountId < b.accountId ? -1 : 1));
+  }
+
+  async portal(portalId: string): Promise<Portal | null> {
+    return this.rows.portals.get(portalId.toLowerCase())?.state ?? null;
+  }
+
+  async grant(accountId: string, portalId: string): Promise<PortalAccess> {
+    return this.rows.portals.get(portalId.toLowerCase())?.state.access[accountId.toLowerCase()] ?? null;
+  }
+
+  async caseRestriction(portalId: string, referenceId: string): Promise<CaseRestriction | null> {
+    return this.rows.cases.get(caseKey(portalId.toLowerCase(), referenceId))?.state.restriction ?? null;
+  }
+
+  async chargeTerms(accountId: string, portalId: string, referenceId: string | null): Promise<ChargeTerms> {
+    return {
+      accountStatus: (await this.account(accountId))?.status ?? null,
+      access: await this.grant(accountId, portalId),
+      portal: await this.portal(portalId),
+      restriction: referenceId === null ? null : await this.caseRestriction(portalId, referenceId),
+    };
+  }
+}
+
+const facts = ({ accountId, name, status }: Account): AccountFacts => ({ accountId, name, status });

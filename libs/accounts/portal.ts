@@ -1,0 +1,327 @@
+/**
+ * A portal: an agency's payment configuration, and on what terms which accounts may use it. Stream `portal-<portalId>`.
+ *
+ * Configuration is history, not a row: a payment's intent names the fee version that it was charged under, and this stream can still show it.
+ */
+import { canonicalJson, type Cents, type Decider, isCents, MAX_AMOUNT_CENTS, ServiceError, unreachable } from '#kernel';
+import { validName } from './account.js';
+
+/** 100 %: a percentage above it is a slip of the decimal point. */
+export const MAX_PERCENT_BPS = 10_000;
+/** 31 days: velocity rows are kept as long as the longest window asks for them. */
+export const MAX_WINDOW_SECONDS = 2_678_400;
+/** A limit that no window ever reaches is a slip, and counting rows up to it would be slow. */
+export const MAX_VELOCITY_COUNT = 10_000;
+export const MAX_ALLOWED_ADDRESSES = 50;
+export const MAX_ADDRESS_LENGTH = 2_048;
+
+export type ChargeMode = 'separate' | 'combined';
+
+/** C32: `fee = clamp(flatCents + floor((amountCents · percentBps + 5000) / 10000), minCents, maxCents)`. */
+export interface FeeConfig {
+  readonly flatCents: Cents;
+  /** Hundredths of a percent: 250 is 2.5 %. */
+  readonly percentBps: number;
+  readonly minCents: Cents;
+  /** null: no upper bound. */
+  readonly maxCents: Cents | null;
+  /** Whether the fee is a charge of its own (C41). */
+  readonly chargeMode: ChargeMode;
+}
+
+/** Defaults of `portals create` (cli.md). */
+export const NO_FEE: FeeConfig = { flatCents: 0, percentBps: 0, minCents: 0, maxCents: null, chargeMode: 'separate' };
+
+/** Where a portal's charges go. Has the fields of the gateway port's `GatewayAccount`; the fee leg of a separate charge goes to its own merchant account. */
+export interface PortalGateway {
+  readonly gateway: string;
+  readonly merchantAccount: string;
+  readonly feeMerchantAccount: string;
+  readonly credentialsRef: string;
+  readonly environment: 'sandbox' | 'production';
+}
+
+export const LIMIT_SCOPES = ['card', 'case'] as const;
+export type LimitScope = (typeof LIMIT_SCOPES)[number];
+
+/** C53, C70. N attempts (declines) within the window pass, the next one is refused; null: not limited. */
+export interface VelocityLimits {
+  readonly attempts: number | null;
+  readonly declines: number | null;
+  readonly windowSeconds: number;
+  /** Scope `card` with `declines` only: how long `DECLINE_BLOCKED` lasts; null: `VELOCITY_LIMIT` until the oldest leaves the window. */
+  readonly blockSeconds: number | null;
+}
+
+/** Brands of C11 that a rule may allow. */
+export const RULE_BRANDS = ['visa', 'mastercard', 'amex', 'discover', 'diners', 'jcb', 'unionpay', 'unknown'] as const;
+export type RuleBrand = (typeof RULE_BRANDS)[number];
+
+/** What a payment must satisfy, else `PAYMENT_NOT_ALLOWED` (C70). null: no such rule. Bounds are of `amountCents`, inclusive. */
+export interface PortalRules {
+  readonly minCents: Cents | null;
+  readonly maxCents: Cents | null;
+  readonly brands: readonly RuleBrand[] | null;
+}
+
+/** Hosted checkout (checkout.md 3, 4). */
+export interface CheckoutConfig {
+  readonly enabled: boolean;
+  /** `https://host[:port][/path-prefix]`, normalised, no trailing slash; the host may begin with `*.`. */
+  readonly allow: readonly string[];
+  readonly requireSignedIntake: boolean;
+  readonly agencyName: string | null;
+}
+
+/** What `KeyRing.seal` made of a secret. */
+export interface SealedSecret {
+  readonly kid: string;
+  readonly ciphertext: string;
+}
+
+// Events.
+
+export type PortalEvent =
+  | {
+      readonly type: 'PortalCreated';
+      readonly data: {
+        readonly portalId: string;
+        readonly name: string;
+        readonly ownerAccountId: string;
+        readonly gateway: PortalGateway | null;
+        readonly feeVersion: number;
+        readonly fee: FeeConfig;
+        readonly signingSecret: SealedSecret;
+      };
+    }
+  | { readonly type: 'PortalFeeChanged'; readonly data: { readonly portalId: string; readonly feeVersion: number; readonly fee: FeeConfig } }
+  | { readonly type: 'PortalAccessGranted'; readonly data: { readonly portalId: string; readonly accountId: string } }
+  | { readonly type: 'PortalAccessRevoked'; readonly data: { readonly portalId: string; readonly accountId: string } }
+  | {
+      readonly type: 'PortalLimitsSet';
+      readonly data: { readonly portalId: string; readonly scope: LimitScope; readonly limits: VelocityLimits | null };
+    }
+  | { readonly type: 'PortalRulesSet'; readonly data: { readonly portalId: string; readonly rules: PortalRules } }
+  | { readonly type: 'PortalGatewaySet'; readonly data: { readonly portalId: string; readonly gateway: PortalGateway | null } }
+  | { readonly type: 'PortalCheckoutConfigured'; readonly data: { readonly portalId: string; readonly checkout: CheckoutConfig } };
+
+// State.
+
+export interface Portal {
+  readonly portalId: string;
+  readonly name: string;
+  /** Hosted-checkout payments are this account's (C66). */
+  readonly ownerAccountId: string;
+  readonly gateway: PortalGateway | null;
+  readonly fee: FeeConfig;
+  readonly feeVersion: number;
+  readonly limits: Readonly<Record<LimitScope, VelocityLimits | null>>;
+  readonly rules: PortalRules;
+  readonly checkout: CheckoutConfig;
+  readonly signingSecret: SealedSecret;
+  /** Every account that ever had access, and whether it still has: a portal the account once had may still be read (C46, C47). */
+  readonly access: Readonly<Record<string, 'granted' | 'revoked'>>;
+}
+
+const evolve = (state: Portal | null, event: PortalEvent): Portal => {
+  if (event.type === 'PortalCreated') {
+    if (state) throw new Error(`portal ${state.portalId} was created twice`);
+    const { ownerAccountId } = event.data;
+    return {
+      ...event.data,
+      limits: { card: null, case: null },
+      rules: { minCents: null, maxCents: null, brands: null },
+      checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null },
+      access: { [ownerAccountId]: 'granted' },
+    };
+  }
+  if (!state) throw new Error('portal stream begins without PortalCreated');
+  switch (event.type) {
+    case 'PortalFeeChanged':
+      return { ...state, fee: event.data.fee, feeVersion: event.data.feeVersion };
+    case 'PortalAccessGranted':
+      return { ...state, access: { ...state.access, [event.data.accountId]: 'granted' } };
+    case 'PortalAccessRevoked':
+      return { ...state, access: { ...state.access, [event.data.accountId]: 'revoked' } };
+    case 'PortalLimitsSet':
+      return { ...state, limits: { ...state.limits, [event.data.scope]: event.data.limits } };
+    case 'PortalRulesSet':
+      return { ...state, rules: event.data.rules };
+    case 'PortalGatewaySet':
+      return { ...state, gateway: event.data.gateway };
+    case 'PortalCheckoutConfigured':
+      return { ...state, checkout: event.data.checkout };
+    default:
+      return unreachable(event);
+  }
+};
+
+// Commands. A change names what changes; what it does not name stays as it is.
+
+export type PortalCommand =
+  | {
+      readonly type: 'CreatePortal';
+      readonly portalId: string;
+      readonly name: string;
+      readonly ownerAccountId: string;
+      /** Further accounts. */
+      readonly grantedAccountIds: readonly string[];
+      readonly gateway: PortalGateway | null;
+      readonly fee: FeeConfig;
+      readonly signingSecret: SealedSecret;
+    }
+  | { readonly type: 'ChangeFee'; readonly change: Partial<FeeConfig> }
+  | { readonly type: 'GrantAccess'; readonly accountId: string }
+  | { readonly type: 'RevokeAccess'; readonly accountId: string }
+  /** Sets all limits of one scope; limits without `attempts` and `declines` turn the scope off. */
+  | { readonly type: 'SetLimits'; readonly scope: LimitScope; readonly limits: VelocityLimits }
+  | { readonly type: 'SetRules'; readonly change: Partial<PortalRules> }
+  | { readonly type: 'SetGateway'; readonly gateway: PortalGateway | null }
+  | { readonly type: 'ConfigureCheckout'; readonly change: Partial<CheckoutConfig> };
+
+type Ask<T extends PortalCommand['type']> = Extract<PortalCommand, { type: T }>;
+
+// Decisions.
+
+const decide = (state: Portal | null, command: PortalCommand): readonly PortalEvent[] => {
+  if (command.type === 'CreatePortal') return create(state, command);
+  const portal = existing(state);
+  const { portalId } = portal;
+  switch (command.type) {
+    case 'ChangeFee': {
+      const fee = validFee({ ...portal.fee, ...command.change });
+      return same(fee, portal.fee) ? [] : [{ type: 'PortalFeeChanged', data: { portalId, feeVersion: portal.feeVersion + 1, fee } }];
+    }
+    case 'GrantAccess': {
+      const { accountId } = command;
+      return portal.access[accountId] === 'granted' ? [] : [{ type: 'PortalAccessGranted', data: { portalId, accountId } }];
+    }
+    case 'RevokeAccess': {
+      const { accountId } = command;
+      // Naming an account that never had access is more likely a slip than a wish.
+      if (!portal.access[accountId]) throw new ServiceError('INVALID_STATE', 'The account never had access to this portal.');
+      return portal.access[accountId] === 'revoked' ? [] : [{ type: 'PortalAccessRevoked', data: { portalId, accountId } }];
+    }
+    case 'SetLimits': {
+      const { scope } = command;
+      const limits = validLimits(scope, command.limits);
+      return same(limits, portal.limits[scope]) ? [] : [{ type: 'PortalLimitsSet', data: { portalId, scope, limits } }];
+    }
+    case 'SetRules': {
+      const rules = validRules({ ...portal.rules, ...command.change });
+      return same(rules, portal.rules) ? [] : [{ type: 'PortalRulesSet', data: { portalId, rules } }];
+    }
+    case 'SetGateway':
+      return same(command.gateway, portal.gateway) ? [] : [{ type: 'PortalGatewaySet', data: { portalId, gateway: command.gateway } }];
+    case 'ConfigureCheckout': {
+      const checkout = validCheckout({ ...portal.checkout, ...command.change });
+      return same(checkout, portal.checkout) ? [] : [{ type: 'PortalCheckoutConfigured', data: { portalId, checkout } }];
+    }
+    default:
+      return unreachable(command);
+  }
+};
+
+const create = (state: Portal | null, command: Ask<'CreatePortal'>): PortalEvent[] => {
+  if (state) throw new ServiceError('INVALID_STATE', 'The portal already exists.');
+  const { portalId, ownerAccountId, gateway, signingSecret } = command;
+  const granted = [...new Set(command.grantedAccountIds)].filter((accountId) => accountId !== ownerAccountId);
+  return [
+    {
+      type: 'PortalCreated',
+      data: { portalId, name: validName('name', command.name), ownerAccountId, gateway, feeVersion: 1, fee: validFee(command.fee), signingSecret },
+    },
+    ...granted.map((accountId): PortalEvent => ({ type: 'PortalAccessGranted', data: { portalId, accountId } })),
+  ];
+};
+
+// Validation: VALIDATION_ERROR naming the field.
+
+const refuse = (message: string): never => {
+  throw new ServiceError('VALIDATION_ERROR', message);
+};
+
+const isWholeNumber = (value: number, from: number, to: number) =>
+  Number.isSafeInteger(value) && value >= from && value <= to && !Object.is(value, -0);
+
+const centsFrom0 = (field: string, cents: Cents) => {
+  if (!isWholeNumber(cents, 0, MAX_AMOUNT_CENTS)) refuse(`${field} must be whole cents, 0 to ${MAX_AMOUNT_CENTS}.`);
+};
+
+/** C32: whole cents of at most one payment's limit, at most 100 %, bounds the right way round. */
+export const validFee = (fee: FeeConfig): FeeConfig => {
+  const { flatCents, percentBps, minCents, maxCents, chargeMode } = fee;
+  centsFrom0('flatCents', flatCents);
+  if (!isWholeNumber(percentBps, 0, MAX_PERCENT_BPS)) refuse(`percentBps must be a whole number, 0 to ${MAX_PERCENT_BPS} (hundredths of a percent).`);
+  centsFrom0('minCents', minCents);
+  if (maxCents !== null) {
+    centsFrom0('maxCents', maxCents);
+    if (maxCents < minCents) refuse('maxCents must not be below minCents.');
+  }
+  if (chargeMode !== 'separate' && chargeMode !== 'combined') refuse('chargeMode must be separate or combined.');
+  return { flatCents, percentBps, minCents, maxCents, chargeMode };
+};
+
+const validLimits = (scope: LimitScope, limits: VelocityLimits): VelocityLimits | null => {
+  const { attempts, declines, windowSeconds, blockSeconds } = limits;
+  for (const [field, count] of [
+    ['attempts', attempts],
+    ['declines', declines],
+  ] as const)
+    if (count !== null && !isWholeNumber(count, 1, MAX_VELOCITY_COUNT)) refuse(`${field} must be a whole number, 1 to ${MAX_VELOCITY_COUNT}.`);
+  for (const [field, seconds] of [
+    ['windowSeconds', windowSeconds],
+    ['blockSeconds', blockSeconds ?? 1],
+  ] as const)
+    if (!isWholeNumber(seconds, 1, MAX_WINDOW_SECONDS)) refuse(`${field} must be a whole number of seconds, 1 to ${MAX_WINDOW_SECONDS}.`);
+  // C70 gives a block to declines of a card only; taking the value and never acting on it would promise what does not happen.
+  if (blockSeconds !== null && (scope !== 'card' || declines === null)) refuse('blockSeconds applies to declines of scope card only.');
+  return attempts === null && declines === null ? null : { attempts, declines, windowSeconds, blockSeconds };
+};
+
+const validRules = (rules: PortalRules): PortalRules => {
+  const { minCents, maxCents } = rules;
+  for (const [field, cents] of [
+    ['minCents', minCents],
+    ['maxCents', maxCents],
+  ] as const)
+    if (cents !== null && !isCents(cents)) refuse(`${field} must be whole cents, 1 to ${MAX_AMOUNT_CENTS}.`);
+  if (minCents !== null && maxCents !== null && maxCents < minCents) refuse('maxCents must not be below minCents.');
+  if (rules.brands === null) return { minCents, maxCents, brands: null };
+  for (const brand of rules.brands) if (!RULE_BRANDS.includes(brand)) refuse(`brands must be of ${RULE_BRANDS.join(', ')}.`);
+  // An empty allow-list would refuse every card: taking the gateway away says that openly.
+  if (rules.brands.length === 0) refuse('brands must name at least one brand.');
+  return { minCents, maxCents, brands: RULE_BRANDS.filter((brand) => rules.brands?.includes(brand)) };
+};
+
+const validCheckout = ({ enabled, allow, requireSignedIntake, agencyName }: CheckoutConfig): CheckoutConfig => {
+  const addresses = [...new Set(allow.map(allowedAddress))];
+  if (addresses.length > MAX_ALLOWED_ADDRESSES) refuse(`The allow-list holds at most ${MAX_ALLOWED_ADDRESSES} addresses.`);
+  return { enabled, allow: addresses, requireSignedIntake, agencyName: agencyName === null ? null : validName('agencyName', agencyName) };
+};
+
+const WILDCARD_HOST = /^\*(?:\.[a-z0-9-]+){2,}$/;
+const PLAIN_HOST = /^[a-z0-9-]+(?:\.[a-z0-9-]+)*$/;
+const IPV4_LITERAL = /^\d{1,3}(?:\.\d{1,3}){3}$/;
+
+/** One entry of the allow-list in its normal form (checkout.md 3). Compared after parsing, never as a string prefix. */
+const allowedAddress = (text: string): string => {
+  const wrong = (): never =>
+    refuse('An allowed address reads https://host[:port][/path-prefix], without user, query or fragment; the host is a name.');
+  if (text.length > MAX_ADDRESS_LENGTH || /[\\\s\p{Cc}@?#]/u.test(text) || !URL.canParse(text)) return wrong();
+  const { protocol, hostname, origin, pathname } = new URL(text);
+  if (protocol !== 'https:' || IPV4_LITERAL.test(hostname)) return wrong();
+  if (!PLAIN_HOST.test(hostname) && !WILDCARD_HOST.test(hostname)) return wrong();
+  return `${origin}${pathname.replace(/\/+$/, '')}`;
+};
+
+// Helpers.
+
+const existing = (state: Portal | null): Portal => {
+  if (!state) throw new ServiceError('PORTAL_ACCESS_DENIED', 'There is no such portal.');
+  return state;
+};
+
+const same = (a: unknown, b: unknown) => canonicalJson(a) === canonicalJson(b);
+
+export const portal: Decider<Portal | null, PortalCommand, PortalEvent> = { initial: null, decide, evolve };
