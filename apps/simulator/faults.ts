@@ -1,0 +1,82 @@
+/**
+ * Faults on demand, for tests and chaos runs: which of the next calls are delayed, cut or answered with rubbish, with or without having been executed.
+ * Kept in memory only: a restarted simulator is an honest one.
+ */
+import type { AskedBy, Leg } from './processor.js';
+
+export const CALLS = ['charge', 'void', 'refund', 'finalize', 'lookup', 'batches'] as const;
+export type Call = (typeof CALLS)[number];
+
+/**
+ * `cut`: the connection is reset without an answer · `drip`: the true answer, a byte at a time · `bare_500`: a 500 without JSON ·
+ * `missing_fields`: a 200 that lacks its fields · `other_reference`: the answer of another reference · `oversized`: 2 MiB of JSON ·
+ * `disabled`: a clear refusal, nothing executed.
+ */
+export const MISBEHAVIOURS = ['cut', 'not_json', 'missing_fields', 'other_reference', 'oversized', 'bare_500', 'drip', 'disabled'] as const;
+export type Misbehaviour = (typeof MISBEHAVIOURS)[number];
+
+export interface CallFacts {
+  readonly call: Call;
+  readonly merchantAccount: string;
+  readonly ref?: string;
+  readonly leg?: Leg;
+  readonly last4?: string;
+  readonly askedBy?: AskedBy;
+}
+
+/** Every field that is given must fit; none given fits every call. */
+export type FaultMatch = Partial<CallFacts>;
+
+export interface Fault {
+  readonly match: FaultMatch;
+  /** How many fitting calls pass unharmed first. */
+  readonly skip: number;
+  /** How many fitting calls it harms; null: until faults are cleared. */
+  readonly times: number | null;
+  /** Chance that a fitting call is harmed, 0 to 1; calls that it spares are not counted. */
+  readonly probability: number;
+  /** Wait before the operation is executed. */
+  readonly delayBeforeMs: number;
+  /** Wait between the execution and its answer. */
+  readonly delayAfterMs: number;
+  /** False: the operation is not executed. Without a misbehaviour the call then never gets past the wait: the connection is cut. */
+  readonly effect: boolean;
+  readonly answer: Misbehaviour | null;
+}
+
+export class Faults {
+  private readonly armed: { readonly id: number; readonly fault: Fault; skip: number; left: number }[] = [];
+  private count = 0;
+  private harmed = 0;
+
+  arm(fault: Fault): number {
+    this.count += 1;
+    this.armed.push({ id: this.count, fault, skip: fault.skip, left: fault.times ?? Infinity });
+    return this.count;
+  }
+
+  clear(): void {
+    this.armed.length = 0;
+  }
+
+  /** The first armed fault that this call falls to, used up by it. */
+  take(facts: CallFacts): Fault | null {
+    for (const [index, armed] of this.armed.entries()) {
+      const fits = Object.entries(armed.fault.match).every(([field, value]) => value === undefined || facts[field as keyof CallFacts] === value);
+      if (!fits || Math.random() >= armed.fault.probability) continue;
+      if (armed.skip > 0) {
+        armed.skip -= 1;
+        continue;
+      }
+      armed.left -= 1;
+      this.harmed += 1;
+      if (armed.left <= 0) this.armed.splice(index, 1);
+      return armed.fault;
+    }
+    return null;
+  }
+
+  list(): { readonly harmedCalls: number; readonly armed: readonly { readonly id: number; readonly left: number | null; readonly fault: Fault }[] } {
+    return { harmedCalls: this.harmed, armed: this.armed.map(({ id, left, fault }) => ({ id, left: Number.isFinite(left) ? left : null, fault })) };
+  }
+}

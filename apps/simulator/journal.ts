@@ -1,0 +1,248 @@
+/**
+ * The simulator's durable file: append-only, one JSON line per record, on disk before anything is answered. Requests that arrive together share
+ * one fsync. Each line carries its number and a checksum, so that a line that was changed, lost or inserted is noticed on load; a last line without
+ * its line feed is the trace of a kill in the middle of a write (nobody was told about it) and is cut off.
+ */
+import { createHash } from 'node:crypto';
+import { mkdir, open, stat, unlink, type FileHandle } from 'node:fs/promises';
+import { connect, createServer, type Server } from 'node:net';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { crc32 } from 'node:zlib';
+
+const FORMAT_VERSION = 1;
+const READ_CHUNK_BYTES = 1024 * 1024;
+/** No record comes near this; a longer run without a line feed is not a journal. */
+const MAX_LINE_BYTES = 1024 * 1024;
+const LINE_FEED = 10;
+/** `{"crc":"` + 8 hex digits + `",`: what stands before the text that the checksum covers. */
+const CRC_START = '{"crc":"';
+const CRC_DIGITS = 8;
+const CRC_END = '",';
+const COVERED_FROM = CRC_START.length + CRC_DIGITS + CRC_END.length;
+
+/** The file cannot be trusted, or another process holds it. The message is one line that says what to do about. */
+export class JournalRefused extends Error {
+  constructor(message: string) {
+    super(message);
+    this.name = 'JournalRefused';
+  }
+}
+
+/** The disk refused a write: what is in the file's last lines is unknown until somebody reads it anew. */
+export class JournalFailed extends Error {
+  constructor(message: string) {
+    super(message);
+    this.name = 'JournalFailed';
+  }
+}
+
+export interface Journal<Record> {
+  /** Takes its place in the order at once; on disk when {@link durable} says so. Throws after a failed write: the file's end is then unknown. */
+  append(record: Record): void;
+  /** Resolves when everything appended so far is on disk; rejects when the disk refused. Answers that tell of a record wait for it. */
+  durable(): Promise<void>;
+  /** Waits for what was appended, then lets go of file and lock. */
+  close(): Promise<void>;
+}
+
+const checksum = (covered: string | Uint8Array) => crc32(covered).toString(16).padStart(CRC_DIGITS, '0');
+
+const encode = (number: number, record: unknown): string => {
+  const covered = `"number":${number},"record":${JSON.stringify(record)}}`;
+  return `${CRC_START}${checksum(covered)}${CRC_END}${covered}\n`;
+};
+
+/** The record of a line, or what is wrong with it. */
+const decode = (line: Buffer, number: number): { record: unknown } | { fault: string } => {
+  const covered = line.subarray(COVERED_FROM);
+  if (line.subarray(0, COVERED_FROM).toString('latin1') !== `${CRC_START}${checksum(covered)}${CRC_END}`) return { fault: 'its checksum differs' };
+  const parsed = JSON.parse(line.toString('utf8')) as { number?: unknown; record?: unknown };
+  if (parsed.number !== number) return { fault: `it is numbered ${String(parsed.number)}` };
+  return { record: parsed.record };
+};
+
+/**
+ * Holds a directory for one process: a listening socket named after the directory, which the kernel drops with the process, so that `kill -9`
+ * leaves nothing stale behind (a file with a process id would). Throws {@link JournalRefused} when it is held.
+ */
+const hold = async (directory: string): Promise<() => Promise<void>> => {
+  const { dev, ino } = await stat(directory);
+  const name = `payfold-simulator-${createHash('sha256').update(`${dev}:${ino}`).digest('hex').slice(0, 24)}`;
+  const listen = (path: string) =>
+    new Promise<Server>((resolve, reject) => {
+      const server = createServer((socket) => socket.destroy());
+      server.once('error', reject);
+      server.listen(path, () => resolve(server.unref()));
+    });
+  const release = (server: Server) => () => new Promise<void>((resolve) => server.close(() => resolve()));
+  const held = new JournalRefused(`another simulator holds ${directory}`);
+  const isTaken = (error: unknown) => (error as NodeJS.ErrnoException).code === 'EADDRINUSE';
+
+  // Linux: an abstract socket; Windows: a pipe. Both vanish with their process.
+  const path = process.platform === 'linux' ? `\0${name}` : process.platform === 'win32' ? `\\\\.\\pipe\\${name}` : join(tmpdir(), `${name}.sock`);
+  try {
+    return release(await listen(path));
+  } catch (error) {
+    if (!isTaken(error)) throw error;
+    if (process.platform === 'linux' || process.platform === 'win32') throw held;
+  }
+  // Elsewhere the socket's file outlives a killed process: nobody answering means that it is left over.
+  const answered = await new Promise<boolean>((resolve) => {
+    const probe = connect(path, () => resolve(true)).once('error', () => resolve(false));
+    probe.once('close', () => probe.destroy());
+  });
+  if (answered) throw held;
+  await unlink(path);
+  return release(
+    await listen(path).catch((error: unknown) => {
+      throw isTaken(error) ? held : error;
+    }),
+  );
+};
+
+/** Hands every whole line to `onLine`; returns the length of the whole lines and of what is left after the last line feed. */
+const readLines = async (
+  handle: FileHandle,
+  file: string,
+  onLine: (line: Buffer, number: number) => void,
+): Promise<{ whole: number; torn: number }> => {
+  const chunk = Buffer.alloc(READ_CHUNK_BYTES);
+  let rest = Buffer.alloc(0);
+  let position = 0;
+  let number = 0;
+  for (;;) {
+    const { bytesRead } = await handle.read(chunk, 0, chunk.length, position);
+    if (bytesRead === 0) return { whole: position - rest.length, torn: rest.length };
+    position += bytesRead;
+    const bytes = Buffer.concat([rest, chunk.subarray(0, bytesRead)]);
+    let start = 0;
+    for (let end = bytes.indexOf(LINE_FEED); end !== -1; end = bytes.indexOf(LINE_FEED, start)) {
+      onLine(bytes.subarray(start, end), number++);
+      start = end + 1;
+    }
+    rest = Buffer.from(bytes.subarray(start));
+    if (rest.length > MAX_LINE_BYTES) throw new JournalRefused(`${file} is no simulator journal: line ${number + 1} does not end`);
+  }
+};
+
+const syncDirectory = async (directory: string): Promise<void> => {
+  // Windows cannot open a directory, and needs no sync of one.
+  if (process.platform === 'win32') return;
+  const handle = await open(directory, 'r');
+  await handle.sync().finally(() => handle.close());
+};
+
+/**
+ * Opens (or begins) the journal in `file`, handing every record to `onRecord` in order. Throws {@link JournalRefused} when another process holds
+ * the directory, or when any line but a torn last one is damaged: money is not guessed at.
+ */
+export const openJournal = async <Record>(
+  file: string,
+  onRecord: (record: Record) => void,
+  onLog: (line: string) => void,
+): Promise<Journal<Record>> => {
+  const directory = dirname(file);
+  await mkdir(directory, { recursive: true, mode: 0o700 });
+  const release = await hold(directory);
+  let handle: FileHandle | undefined;
+  try {
+    // Not 'a': appending at a position of our own keeps a cut-off tail cut off.
+    handle = await open(file, 'r+').catch((error: NodeJS.ErrnoException) => {
+      if (error.code !== 'ENOENT') throw error;
+      return open(file, 'wx+', 0o600);
+    });
+    let lines = 0;
+    const { whole, torn } = await readLines(handle, file, (line, number) => {
+      const decoded = decode(line, number);
+      if ('fault' in decoded)
+        throw new JournalRefused(`${file} is damaged at line ${number + 1}: ${decoded.fault}. Restore it, or move it away to begin anew`);
+      lines += 1;
+      if (number > 0) return onRecord(decoded.record as Record);
+      const { version } = decoded.record as { version?: unknown };
+      if (version !== FORMAT_VERSION) throw new JournalRefused(`${file} has format ${String(version)}; this simulator reads ${FORMAT_VERSION}`);
+    });
+    if (torn > 0) {
+      await handle.truncate(whole);
+      onLog(`cut ${torn} bytes of an unfinished last line off ${file}`);
+    }
+    const journal = new OpenJournal<Record>(handle, whole, lines, release);
+    if (lines === 0) {
+      journal.append({ type: 'journal', version: FORMAT_VERSION });
+      await journal.durable();
+    }
+    await handle.sync();
+    await syncDirectory(directory);
+    return journal;
+  } catch (error) {
+    await handle?.close();
+    await release();
+    throw error;
+  }
+};
+
+class OpenJournal<Record> implements Journal<Record> {
+  private pending: string[] = [];
+  private appended: number;
+  private onDisk: number;
+  private waiting: { readonly upTo: number; readonly resolve: () => void; readonly reject: (error: Error) => void }[] = [];
+  private flushing = false;
+  private failure: Error | null = null;
+
+  constructor(
+    private readonly handle: FileHandle,
+    private position: number,
+    lines: number,
+    private readonly release: () => Promise<void>,
+  ) {
+    this.appended = lines;
+    this.onDisk = lines;
+  }
+
+  append(record: Record | { readonly type: 'journal'; readonly version: number }): void {
+    if (this.failure) throw this.failure;
+    this.pending.push(encode(this.appended++, record));
+    if (this.flushing) return;
+    this.flushing = true;
+    // One turn of the loop later: requests that were read together are written together.
+    setImmediate(() => void this.flush());
+  }
+
+  durable(): Promise<void> {
+    if (this.failure) return Promise.reject(this.failure);
+    if (this.onDisk === this.appended) return Promise.resolve();
+    return new Promise((resolve, reject) => this.waiting.push({ upTo: this.appended, resolve, reject }));
+  }
+
+  async close(): Promise<void> {
+    await this.durable().catch(() => undefined);
+    this.failure ??= new Error('the journal is closed');
+    await this.handle.close();
+    await this.release();
+  }
+
+  private async flush(): Promise<void> {
+    try {
+      while (this.pending.length > 0) {
+        const lines = this.pending;
+        this.pending = [];
+        const bytes = Buffer.from(lines.join(''));
+        for (let written = 0; written < bytes.length;) {
+          const { bytesWritten } = await this.handle.write(bytes, written, bytes.length - written, this.position + written);
+          written += bytesWritten;
+        }
+        await this.handle.datasync();
+        this.position += bytes.length;
+        this.onDisk += lines.length;
+        const settled = this.waiting.filter(({ upTo }) => upTo <= this.onDisk);
+        this.waiting = this.waiting.filter(({ upTo }) => upTo > this.onDisk);
+        for (const { resolve } of settled) resolve();
+      }
+      this.flushing = false;
+    } catch (error) {
+      // After a failed write or fsync nobody knows what is on disk; a second try could report success for pages that are gone. Only a restart reads the truth.
+      this.failure = new JournalFailed(`the journal cannot be written (${(error as NodeJS.ErrnoException).code ?? 'unknown'})`);
+      for (const { reject } of this.waiting.splice(0)) reject(this.failure);
+    }
+  }
+}

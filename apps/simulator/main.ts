@@ -1,0 +1,33 @@
+/** The role `simulator`: the sandbox card processor in a process of its own. Prints one JSON line when it listens. */
+import { join } from 'node:path';
+import { ConfigError, createLogger, readConfig } from '#platform';
+import { JournalRefused } from './journal.js';
+import { startSimulator } from './server.js';
+
+const HOST = '127.0.0.1';
+
+const run = async (): Promise<void> => {
+  const config = readConfig();
+  const logger = createLogger(config.logLevel, 'simulator');
+  const simulator = await startSimulator({
+    directory: join(config.dataDir, 'simulator'),
+    host: HOST,
+    port: config.simulatorPort,
+    controls: config.environment === 'sandbox',
+    onLog: (line) => logger.info(line),
+    // Only a restart reads what is on disk.
+    onFailure: () => process.exit(1),
+  });
+  const stop = () => void simulator.close().then(() => process.exit(0));
+  process.on('SIGTERM', stop).on('SIGINT', stop);
+  // Started with an IPC channel, it follows its parent, also one that was killed.
+  process.on('disconnect', stop);
+  process.stdout.write(`${JSON.stringify({ ready: 'simulator', url: simulator.url, pid: process.pid })}\n`);
+};
+
+run().catch((error: unknown) => {
+  const system = error as NodeJS.ErrnoException;
+  const known = error instanceof ConfigError || error instanceof JournalRefused || typeof system.code === 'string';
+  process.stderr.write(`${known ? system.message : (system.stack ?? String(error))}\n`);
+  process.exit(1);
+});

@@ -1,0 +1,564 @@
+/**
+ * The sandbox card processor over HTTP: a bank of its own, with its own durable file, so that what truly happened to the money does not die with us.
+ *
+ * Merchant calls (`/v1/…`) carry `Authorization: Sandbox <merchant account>:<sandbox key>`; the key of an account is `sk_sandbox_<merchant account>`, that of the operator's
+ * controls (`/control/…`) is `sk_sandbox_operator` under the name `operator`. Bodies are JSON. Every operation is executed at most once per merchant account and reference.
+ *
+ * | merchant call | does |
+ * |---|---|
+ * | `POST /v1/charges`, `/v1/voids`, `/v1/refunds` | `{ref, op, outcome}`: 200 approved, 402 declined, 422 rejected, 502 not processed |
+ * | `POST /v1/references/{ref}/finalize` `{op}` | `{ref, finalized: executed \| never \| cannot_tell, status?, outcome?}` |
+ * | `GET /v1/references/{ref}?op=` | `{ref, found: true \| false \| "cannot_tell", …}` |
+ * | `POST /v1/batches/close` | closes the open batch: `{batch}` or `{batch: null}` |
+ * | `GET /v1/batches?after=` · `GET /v1/batches/{id}?from=` | closed batches, oldest first · the lines of one; in pages |
+ * | `GET /v1/disputes` | disputes |
+ *
+ * | operator's control | does |
+ * |---|---|
+ * | `POST, GET, DELETE /control/faults` | arm a fault (faults.ts) · list · clear |
+ * | `POST /control/processing` `{enabled}` | refuse everything under `/v1` with a clear 503, nothing executed |
+ * | `GET /control/charges?from=&limit=` | ground truth: every executed operation and tombstone |
+ * | `POST /control/batches/close` | closes every open batch |
+ * | `GET /control/disputes` · `POST /control/disputes/{id}` `{status?, stage?}` | disputes of all accounts · moves one on |
+ *
+ * A refusal that executed nothing and stored nothing is `{error: {code, message}}`.
+ */
+import { randomBytes } from 'node:crypto';
+import { mkdir, readFile, rename, unlink, writeFile } from 'node:fs/promises';
+import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { join } from 'node:path';
+import { isCents, systemClock, timestamp, type Clock } from '#kernel';
+import { brandOf, crockford } from '#platform';
+import { CALLS, Faults, MISBEHAVIOURS, type CallFacts, type Fault } from './faults.js';
+import { fixtureFor, TOKENS } from './fixtures.js';
+import { JournalFailed, openJournal } from './journal.js';
+import {
+  Processor,
+  type Answer,
+  type AskedBy,
+  type Batch,
+  type Card,
+  type Leg,
+  type Operation,
+  type ProcessorRecord,
+  type Result,
+  type ReversalAsked,
+} from './processor.js';
+
+const MAX_BODY_BYTES = 16 * 1024;
+/** Clients drop idle connections long before (15 s), so that none is closed here just as a request is written to it. */
+const KEEP_ALIVE_MS = 65_000;
+const REQUEST_TIMEOUT_MS = 30_000;
+/** How long a stop waits for answers that are on their way. */
+const STOP_GRACE_MS = 2_000;
+/** Pages stay below the 64 KiB that a client reads of one answer. */
+const BATCHES_PER_PAGE = 100;
+const LINES_PER_PAGE = 200;
+const TRUTH_PER_PAGE = 1_000;
+const MAX_TRUTH_PER_PAGE = 10_000;
+const OVERSIZED_BYTES = 2 * 1024 * 1024;
+const DRIP_EVERY_MS = 250;
+const MAX_FAULT_DELAY_MS = 600_000;
+const RANDOM_ID_BYTES = 12;
+const RANDOM_ID_CHARACTERS = 16;
+
+const STATUS_OF_RESULT = { approved: 200, declined: 402, rejected: 422, not_processed: 502 } as const satisfies Record<Result['kind'], number>;
+
+export interface SimulatorOptions {
+  /** Holds the journal; created when missing. One simulator at a time. */
+  readonly directory: string;
+  readonly host?: string;
+  /** 0 or omitted: any free port. */
+  readonly port?: number;
+  readonly onLog?: (line: string) => void;
+  readonly clock?: Clock;
+  /** Default true. */
+  readonly partialVoid?: boolean;
+  /** Default false. */
+  readonly refundUnsettled?: boolean;
+  /** The operator's endpoints; default true. */
+  readonly controls?: boolean;
+  /** Told when the journal can no longer be written: the process should end and start again. */
+  readonly onFailure?: (error: Error) => void;
+}
+
+export interface Simulator {
+  readonly url: string;
+  /** Stops accepting, lets answers that are on their way leave, drops calls that are still waiting, closes the file. */
+  close(): Promise<void>;
+}
+
+/** A call that is refused before anything is executed or stored. */
+class Refusal extends Error {
+  constructor(
+    readonly status: number,
+    readonly code: string,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+const invalid = (message: string) => new Refusal(400, 'invalid_request', message);
+
+type Fields = Readonly<Record<string, unknown>>;
+
+/** What a handler answers with; null: the connection was cut. */
+type Reply = { readonly status: number; readonly body: unknown } | null;
+
+interface Request {
+  readonly merchantAccount: string;
+  readonly parameters: readonly string[];
+  readonly query: URLSearchParams;
+  readonly body: Fields;
+  readonly response: ServerResponse;
+}
+
+type Handler = (request: Request) => Reply | Promise<Reply>;
+
+const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
+const ASKED_BY: readonly AskedBy[] = ['void', 'refund', 'reversal'];
+const OPERATIONS = { charge: 'charge', void: 'void', reversal: 'void', refund: 'refund' } as const satisfies Record<string, Operation>;
+
+const oneOf = <T extends string>(field: string, value: unknown, allowed: readonly T[]): T => {
+  if ((allowed as readonly unknown[]).includes(value)) return value as T;
+  throw invalid(`${field} must be one of ${allowed.join(', ')}`);
+};
+const text = (field: string, value: unknown, pattern: RegExp): string => {
+  if (typeof value === 'string' && pattern.test(value)) return value;
+  throw invalid(`${field} is missing or malformed`);
+};
+const cents = (value: unknown): number => {
+  if (isCents(value)) return value;
+  throw invalid('amountCents must be whole cents, 1 to 99999999');
+};
+const integer = (field: string, value: unknown, from: number, to: number, otherwise: number): number => {
+  if (value === undefined || value === null) return otherwise;
+  const number = typeof value === 'string' && /^\d{1,12}$/.test(value) ? Number(value) : value;
+  if (typeof number === 'number' && Number.isSafeInteger(number) && number >= from && number <= to) return number;
+  throw invalid(`${field} must be an integer, ${from} to ${to}`);
+};
+const fields = (field: string, value: unknown): Fields => {
+  if (value !== null && typeof value === 'object' && !Array.isArray(value)) return value as Fields;
+  throw invalid(`${field} must be an object`);
+};
+
+const REF = /^[0-9A-Za-z_-]{1,64}$/;
+const TRANSACTION = /^[0-9A-Za-z_-]{1,64}$/;
+
+const operationOf = (value: unknown): Operation => OPERATIONS[oneOf('op', value, ['charge', 'void', 'reversal', 'refund'])];
+
+const instrumentOf = (value: unknown): { instrument: { number: string } | { token: string }; card: Card } => {
+  const instrument = fields('instrument', value);
+  if (typeof instrument.token === 'string') {
+    const { token } = instrument;
+    return { instrument: { token }, card: Object.hasOwn(TOKENS, token) ? { brand: 'visa', last4: '4242' } : { brand: 'unknown', last4: '0000' } };
+  }
+  const number = text('instrument.number', instrument.number, /^\d{12,19}$/);
+  // Judged by the fixtures alone, but a card without them is a request that no processor takes.
+  integer('instrument.expiryMonth', instrument.expiryMonth ?? 0, 1, 12, 0);
+  integer('instrument.expiryYear', instrument.expiryYear ?? 0, 2000, 2099, 0);
+  text('instrument.cvv', instrument.cvv, /^\d{3,4}$/);
+  return { instrument: { number }, card: { brand: brandOf(number), last4: number.slice(-4) } };
+};
+
+const faultOf = (body: Fields): Fault => {
+  const match = fields('match', body.match ?? {});
+  const probability = body.probability ?? 1;
+  if (typeof probability !== 'number' || !(probability > 0 && probability <= 1)) throw invalid('probability must be above 0 and at most 1');
+  if (body.effect !== undefined && typeof body.effect !== 'boolean') throw invalid('effect must be true or false');
+  const answer = body.answer === undefined || body.answer === null ? null : oneOf('answer', body.answer, MISBEHAVIOURS);
+  return {
+    match: {
+      ...(match.call !== undefined && { call: oneOf('match.call', match.call, CALLS) }),
+      ...(match.leg !== undefined && { leg: oneOf('match.leg', match.leg, LEGS) }),
+      ...(match.askedBy !== undefined && { askedBy: oneOf('match.askedBy', match.askedBy, ASKED_BY) }),
+      ...(match.ref !== undefined && { ref: text('match.ref', match.ref, REF) }),
+      ...(match.last4 !== undefined && { last4: text('match.last4', match.last4, /^\d{4}$/) }),
+      ...(match.merchantAccount !== undefined && { merchantAccount: text('match.merchantAccount', match.merchantAccount, MERCHANT_ACCOUNT) }),
+    },
+    skip: integer('skip', body.skip, 0, Number.MAX_SAFE_INTEGER, 0),
+    times: body.times === null ? null : integer('times', body.times, 1, Number.MAX_SAFE_INTEGER, 1),
+    probability,
+    delayBeforeMs: integer('delayBeforeMs', body.delayBeforeMs, 0, MAX_FAULT_DELAY_MS, 0),
+    delayAfterMs: integer('delayAfterMs', body.delayAfterMs, 0, MAX_FAULT_DELAY_MS, 0),
+    effect: answer === 'disabled' ? false : body.effect !== false,
+    answer,
+  };
+};
+
+const MERCHANT_ACCOUNT = /^[0-9A-Za-z_.-]{1,100}$/;
+const OPERATOR = 'operator';
+
+/** Who calls; throws a 401. */
+const callerOf = (authorization: string | undefined): string => {
+  const [, name = '', key] = /^Sandbox ([^:\s]+):(\S+)$/.exec(authorization ?? '') ?? [];
+  if (!MERCHANT_ACCOUNT.test(name) || key !== `sk_sandbox_${name}`)
+    throw new Refusal(401, 'unauthorized', 'a merchant account and its sandbox key are needed');
+  return name;
+};
+
+const readBody = async (request: IncomingMessage): Promise<Fields> => {
+  const chunks: Buffer[] = [];
+  let size = 0;
+  for await (const chunk of request as AsyncIterable<Buffer>) {
+    size += chunk.length;
+    if (size > MAX_BODY_BYTES) throw new Refusal(413, 'too_large', `a body has at most ${MAX_BODY_BYTES} bytes`);
+    chunks.push(chunk);
+  }
+  if (size === 0) return {};
+  let value: unknown;
+  try {
+    value = JSON.parse(Buffer.concat(chunks).toString('utf8'));
+  } catch {
+    // The parser's own message repeats the text, and the text may hold a card.
+    throw invalid('the body is not JSON');
+  }
+  return fields('the body', value);
+};
+
+const summary = ({ batchId, closedAt, fundedOn, lines }: Batch) => ({
+  batchId,
+  closedAt,
+  fundedOn,
+  count: lines.length,
+  grossCents: lines.reduce((sum, line) => sum + (line.accepted ? line.grossCents : 0), 0),
+  feeCents: lines.reduce((sum, line) => sum + line.feeCents, 0),
+  netCents: lines.reduce((sum, line) => sum + line.netCents, 0),
+});
+
+/** Where a simulator that runs on this directory listens; null when none answers. */
+export const findSimulator = async (directory: string): Promise<string | null> => {
+  try {
+    const { url } = JSON.parse(await readFile(join(directory, ADDRESS_FILE), 'utf8')) as { url: string };
+    const answer = await fetch(`${url}/healthz`, { signal: AbortSignal.timeout(FIND_TIMEOUT_MS) });
+    return ((await answer.json()) as { service?: unknown }).service === SERVICE ? url : null;
+  } catch {
+    return null;
+  }
+};
+
+const SERVICE = 'payfold-simulator';
+const FIND_TIMEOUT_MS = 2_000;
+const JOURNAL_FILE = 'journal.ndjson';
+const ADDRESS_FILE = 'address.json';
+
+/**
+ * Starts the processor on its directory. Throws `JournalRefused` when another simulator holds it or its file is damaged, and the system's error when
+ * the port is taken.
+ */
+export const startSimulator = async (options: SimulatorOptions): Promise<Simulator> => {
+  const {
+    directory,
+    host = '127.0.0.1',
+    port = 0,
+    onLog = () => undefined,
+    clock = systemClock,
+    controls = true,
+    onFailure = () => undefined,
+  } = options;
+  let write: (record: ProcessorRecord) => void = () => undefined;
+  const processor = new Processor(
+    { partialVoid: options.partialVoid ?? true, refundUnsettled: options.refundUnsettled ?? false },
+    (record) => write(record),
+    (prefix) => prefix + crockford(randomBytes(RANDOM_ID_BYTES), RANDOM_ID_CHARACTERS),
+  );
+  const journal = await openJournal<ProcessorRecord>(join(directory, JOURNAL_FILE), (record) => processor.apply(record), onLog);
+  write = (record) => journal.append(record);
+
+  const faults = new Faults();
+  const stopping = new AbortController();
+  let enabled = true;
+
+  const now = () => timestamp(clock.now());
+  const wait = async (ms: number): Promise<void> => {
+    if (ms > 0) await clock.sleep(ms, stopping.signal);
+    // Whoever waited through a stop is dropped before it could change anything.
+    if (stopping.signal.aborted) throw new Refusal(503, 'stopping', 'the processor is stopping');
+  };
+
+  /** Carries a call out, with whatever fault it falls to. `execute` decides at once and is durable before its answer leaves. */
+  const perform = async (
+    response: ServerResponse,
+    facts: CallFacts,
+    delayMs: number,
+    execute: () => { status: number; body: unknown },
+  ): Promise<Reply> => {
+    if (!enabled) throw new Refusal(503, 'disabled', 'processing is disabled');
+    const fault = faults.take(facts);
+    if (fault?.answer === 'disabled') throw new Refusal(503, 'disabled', 'processing is disabled');
+    await wait(delayMs + (fault?.delayBeforeMs ?? 0));
+    const reply = fault?.effect === false ? { status: 200, body: { ref: facts.ref, outcome: { kind: 'approved' } } } : execute();
+    // Also for answers that only repeat: what they tell of may not be on disk yet.
+    await journal.durable();
+    if (!fault) return reply;
+    await wait(fault.delayAfterMs);
+    return misbehave(response, fault, reply);
+  };
+
+  const misbehave = async (response: ServerResponse, fault: Fault, reply: { status: number; body: unknown }): Promise<Reply> => {
+    switch (fault.answer ?? (fault.effect ? null : 'cut')) {
+      case null:
+        return reply;
+      case 'cut':
+        response.socket?.resetAndDestroy();
+        return null;
+      case 'bare_500':
+        response.writeHead(500, { 'content-type': 'text/plain' }).end('Internal Server Error');
+        return null;
+      case 'not_json':
+        response.writeHead(200, { 'content-type': 'application/json' }).end('<html>OK</html>');
+        return null;
+      case 'missing_fields':
+        return {
+          status: 200,
+          body: { ...(reply.body as Fields), outcome: { kind: 'approved' }, finalized: 'executed', found: true, batches: null, batch: {} },
+        };
+      case 'other_reference':
+        return { status: reply.status, body: { ...(reply.body as Fields), ref: 'another-reference' } };
+      case 'oversized':
+        return { status: reply.status, body: { ...(reply.body as Fields), padding: 'x'.repeat(OVERSIZED_BYTES) } };
+      case 'drip':
+        response.writeHead(reply.status, { 'content-type': 'application/json' });
+        for (const character of JSON.stringify(reply.body)) {
+          if (response.destroyed) return null;
+          response.write(character);
+          await wait(DRIP_EVERY_MS);
+        }
+        response.end();
+        return null;
+      default:
+        throw new Error('unreachable: a disabled call was refused before');
+    }
+  };
+
+  const answered = (ref: string, op: Operation, { result, incomplete }: Answer) =>
+    incomplete
+      ? { status: 200, body: { ref, op, outcome: { kind: 'approved' } } }
+      : { status: STATUS_OF_RESULT[result.kind], body: { ref, op, outcome: result } };
+
+  const charge: Handler = ({ merchantAccount, body, response }) => {
+    const ref = text('ref', body.ref, REF);
+    const leg = oneOf('leg', body.leg, LEGS);
+    const { instrument, card } = instrumentOf(body.instrument);
+    const command = { ref, leg, amountCents: cents(body.amountCents), instrument, card, postalCodeGiven: typeof body.postalCode === 'string' };
+    const delayMs = processor.isAnswered(merchantAccount, ref) ? 0 : (fixtureFor(instrument, leg).delayMs ?? 0);
+    return perform(response, { call: 'charge', merchantAccount, ref, leg, last4: card.last4 }, delayMs, () =>
+      answered(ref, 'charge', processor.charge(merchantAccount, now(), command)),
+    );
+  };
+
+  const reverse =
+    (op: 'void' | 'refund'): Handler =>
+    ({ merchantAccount, body, response }) => {
+      const ref = text('ref', body.ref, REF);
+      const asked: ReversalAsked = {
+        op,
+        leg: oneOf('leg', body.leg, LEGS),
+        chargeTransactionId: text('chargeTransactionId', body.chargeTransactionId, TRANSACTION),
+        amountCents: op === 'void' && (body.amountCents === undefined || body.amountCents === null) ? null : cents(body.amountCents),
+        askedBy: op === 'refund' ? 'refund' : oneOf('askedBy', body.askedBy, ASKED_BY),
+      };
+      const last4 = processor.cardOf(merchantAccount, asked.chargeTransactionId)?.last4;
+      return perform(response, { call: op, merchantAccount, ref, leg: asked.leg, askedBy: asked.askedBy, ...(last4 && { last4 }) }, 0, () =>
+        answered(ref, op, processor.reverse(merchantAccount, now(), { ref, asked })),
+      );
+    };
+
+  const finalize: Handler = ({ merchantAccount, parameters: [ref = ''], body, response }) => {
+    const op = operationOf(body.op);
+    return perform(response, { call: 'finalize', merchantAccount, ref }, 0, () => {
+      const finalized = processor.finalize(merchantAccount, now(), ref, op);
+      if (finalized.kind !== 'executed') return { status: 200, body: { ref, finalized: finalized.kind } };
+      const { status, body: executed } = answered(ref, op, { result: finalized.result, incomplete: false });
+      return { status: 200, body: { ...executed, finalized: 'executed', status } };
+    });
+  };
+
+  const lookup: Handler = ({ merchantAccount, parameters: [ref = ''], query, response }) => {
+    const op = operationOf(query.get('op'));
+    return perform(response, { call: 'lookup', merchantAccount, ref }, 0, () => ({
+      status: 200,
+      body: { ref, ...processor.lookup(merchantAccount, ref, op) },
+    }));
+  };
+
+  const batches = (execute: (request: Request) => unknown): Handler => {
+    return (request) =>
+      perform(request.response, { call: 'batches', merchantAccount: request.merchantAccount }, 0, () => ({ status: 200, body: execute(request) }));
+  };
+
+  const closeBatch = batches(({ merchantAccount }) => {
+    const batch = processor.closeBatch(merchantAccount, now());
+    return { batch: batch && summary(batch) };
+  });
+
+  const listBatches = batches(({ merchantAccount, query }) => {
+    const list = processor.batchesAfter(merchantAccount, query.get('after'));
+    if (!list) throw new Refusal(404, 'not_found', 'no such batch');
+    return { batches: list.slice(0, BATCHES_PER_PAGE).map(summary), more: list.length > BATCHES_PER_PAGE };
+  });
+
+  const batchLines = batches(({ merchantAccount, parameters: [batchId = ''], query }) => {
+    const batch = processor.batch(merchantAccount, batchId);
+    if (!batch) throw new Refusal(404, 'not_found', 'no such batch');
+    const from = integer('from', query.get('from'), 0, Number.MAX_SAFE_INTEGER, 0);
+    return { batchId, lines: batch.lines.slice(from, from + LINES_PER_PAGE), more: batch.lines.length > from + LINES_PER_PAGE };
+  });
+
+  /** A control's answer waits for the disk as any other. */
+  const control =
+    (execute: (request: Request) => unknown): Handler =>
+    async (request) => {
+      if (request.merchantAccount !== OPERATOR) throw new Refusal(403, 'forbidden', 'for the operator only');
+      const body = execute(request);
+      await journal.durable();
+      return { status: 200, body };
+    };
+
+  const routes: readonly (readonly [method: string, pattern: RegExp, handler: Handler])[] = [
+    ['POST', /^\/v1\/charges$/, charge],
+    ['POST', /^\/v1\/voids$/, reverse('void')],
+    ['POST', /^\/v1\/refunds$/, reverse('refund')],
+    ['POST', /^\/v1\/references\/([0-9A-Za-z_-]{1,64})\/finalize$/, finalize],
+    ['GET', /^\/v1\/references\/([0-9A-Za-z_-]{1,64})$/, lookup],
+    ['POST', /^\/v1\/batches\/close$/, closeBatch],
+    ['GET', /^\/v1\/batches$/, listBatches],
+    ['GET', /^\/v1\/batches\/([0-9A-Za-z_-]{1,64})$/, batchLines],
+    ['GET', /^\/v1\/disputes$/, batches(({ merchantAccount }) => ({ disputes: processor.listDisputes(merchantAccount) }))],
+    ...(controls
+      ? ([
+          ['POST', /^\/control\/faults$/, control(({ body }) => ({ id: faults.arm(faultOf(body)) }))],
+          ['GET', /^\/control\/faults$/, control(() => faults.list())],
+          ['DELETE', /^\/control\/faults$/, control(() => (faults.clear(), {}))],
+          [
+            'POST',
+            /^\/control\/processing$/,
+            control(({ body }) => {
+              if (typeof body.enabled !== 'boolean') throw invalid('enabled must be true or false');
+              enabled = body.enabled;
+              return { enabled };
+            }),
+          ],
+          [
+            'GET',
+            /^\/control\/charges$/,
+            control(({ query }) => {
+              const from = integer('from', query.get('from'), 0, Number.MAX_SAFE_INTEGER, 0);
+              const limit = integer('limit', query.get('limit'), 1, MAX_TRUTH_PER_PAGE, TRUTH_PER_PAGE);
+              const operations = processor.truth(from, limit);
+              return { operations, next: operations.length === limit ? from + limit : null };
+            }),
+          ],
+          [
+            'POST',
+            /^\/control\/batches\/close$/,
+            control(() => ({
+              batches: processor.merchantAccounts().flatMap((merchantAccount) => {
+                const batch = processor.closeBatch(merchantAccount, now());
+                return batch ? [{ merchantAccount, ...summary(batch) }] : [];
+              }),
+            })),
+          ],
+          ['GET', /^\/control\/disputes$/, control(() => ({ disputes: processor.listDisputes(null) }))],
+          [
+            'POST',
+            /^\/control\/disputes\/([0-9A-Za-z_-]{1,64})$/,
+            control(({ parameters: [disputeId = ''], body }) => {
+              const dispute = processor.changeDispute(now(), disputeId, {
+                ...(body.status !== undefined && { status: oneOf('status', body.status, ['debited', 'in_dispute', 'lost', 'recovered']) }),
+                ...(body.stage !== undefined && {
+                  stage: oneOf('stage', body.stage, ['retrieval', 'chargeback', 'representment', 'pre_arbitration', 'arbitration']),
+                }),
+              });
+              if (!dispute) throw new Refusal(404, 'not_found', 'no such dispute');
+              return { dispute };
+            }),
+          ],
+        ] as const)
+      : []),
+  ];
+
+  const route = async (request: IncomingMessage, response: ServerResponse): Promise<Reply> => {
+    const [, path = '', query = ''] = /^([^?]*)\??(.*)$/s.exec(request.url ?? '') ?? [];
+    if (request.method === 'GET' && path === '/healthz') return { status: 200, body: { service: SERVICE, ok: true } };
+    const merchantAccount = callerOf(request.headers.authorization);
+    for (const [method, pattern, handler] of routes) {
+      const parameters = method === request.method && pattern.exec(path)?.slice(1);
+      if (!parameters) continue;
+      if (method === 'POST' && !/^application\/json\b/i.test(request.headers['content-type'] ?? 'application/json'))
+        throw new Refusal(415, 'not_json', 'send JSON');
+      return handler({
+        merchantAccount,
+        parameters,
+        query: new URLSearchParams(query),
+        body: method === 'POST' ? await readBody(request) : {},
+        response,
+      });
+    }
+    throw new Refusal(404, 'not_found', 'no such call');
+  };
+
+  const serve = async (request: IncomingMessage, response: ServerResponse): Promise<void> => {
+    try {
+      const reply = await route(request, response);
+      if (reply) send(response, reply.status, reply.body);
+    } catch (error) {
+      if (error instanceof Refusal && error.code !== 'stopping')
+        return send(response, error.status, { error: { code: error.code, message: error.message } });
+      // What is not certain is not answered: a cut connection is the honest sign of it.
+      response.socket?.destroy();
+      if (error instanceof Refusal || request.errored) return;
+      onLog(`a call failed: ${error instanceof Error ? (error.stack ?? error.message) : 'unknown'}`);
+      if (error instanceof JournalFailed) onFailure(error);
+    }
+  };
+
+  const inFlight = new Set<Promise<void>>();
+  const server = createServer({ keepAliveTimeout: KEEP_ALIVE_MS, requestTimeout: REQUEST_TIMEOUT_MS }, (request, response) => {
+    const served = serve(request, response).finally(() => inFlight.delete(served));
+    inFlight.add(served);
+  });
+
+  const stop = async () => {
+    stopping.abort();
+    const closed = new Promise<void>((resolve) => server.close(() => resolve()));
+    server.closeIdleConnections();
+    const graceOver = new AbortController();
+    await Promise.race([Promise.allSettled([...inFlight]), systemClock.sleep(STOP_GRACE_MS, graceOver.signal)]);
+    graceOver.abort();
+    server.closeAllConnections();
+    await closed;
+    await journal.close();
+  };
+
+  try {
+    await new Promise<void>((resolve, reject) => server.once('error', reject).listen(port, host, resolve));
+  } catch (error) {
+    await journal.close();
+    throw error;
+  }
+  const address = server.address() as AddressInfo;
+  const url = `http://${address.family === 'IPv6' ? `[${address.address}]` : address.address}:${address.port}`;
+  const addressFile = join(directory, ADDRESS_FILE);
+  await mkdir(directory, { recursive: true });
+  await writeFile(`${addressFile}.new`, JSON.stringify({ url, pid: process.pid }));
+  await rename(`${addressFile}.new`, addressFile);
+
+  let closing: Promise<void> | null = null;
+  return {
+    url,
+    close: () =>
+      (closing ??= (async () => {
+        await unlink(addressFile).catch(() => undefined);
+        await stop();
+      })()),
+  };
+};
+
+const send = (response: ServerResponse, status: number, body: unknown): void => {
+  if (response.destroyed || response.headersSent) return;
+  const bytes = Buffer.from(JSON.stringify(body));
+  response.writeHead(status, { 'content-type': 'application/json', 'content-length': bytes.length }).end(bytes);
+};

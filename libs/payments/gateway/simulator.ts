@@ -1,0 +1,399 @@
+/**
+ * The adapter of the sandbox processor (`apps/simulator`), over a real socket. Which outcome a call has is decided here and nowhere else (recovery.md 2.2):
+ *
+ * | what happened | outcome |
+ * |---|---|
+ * | name not found, connection refused, deadline before a connection: no byte was sent | `not_processed`, answered false |
+ * | a whole answer to this reference | what it says, one to one |
+ * | a clear refusal (`{error}`: wrong key, malformed call, processing disabled): executed and stored nothing | `not_processed`, answered false |
+ * | reset or end of the connection after the first byte, also on a kept-alive one | `unknown`, disconnected |
+ * | the deadline after the first byte | `unknown`, timeout |
+ * | a 5xx that is no answer | `unknown`, http_5xx |
+ * | anything else: not JSON, fields missing or of another reference or amount, larger than 64 KiB | `unknown`, unreadable |
+ *
+ * Nothing is ever sent twice. Card data is revealed into the request's bytes only; it is in no error, and an answer that repeats it counts as unreadable.
+ */
+import { Agent, request as httpRequest, type IncomingMessage } from 'node:http';
+import { isCents, type Cents } from '#kernel';
+import { maskCardNumbers } from '#platform';
+import {
+  DECLINE_CODES,
+  type ChargeTxn,
+  type Check,
+  type DeclineCode,
+  type Finalized,
+  type GatewayAccount,
+  type GatewayCapabilities,
+  type LookedUp,
+  type Outcome,
+  type PaymentGateway,
+  type PaymentInstrument,
+  type Ref,
+  type ReferenceCall,
+  type RejectionReason,
+  type ReversalTxn,
+  type SettlementRecord,
+} from './gateway.js';
+
+/** No answer comes near this; a gateway that sends more is not read to the end. */
+const MAX_ANSWER_BYTES = 64 * 1024;
+/** Beyond it calls wait for a free connection, within their own deadline. */
+const MAX_CONNECTIONS = 128;
+/** Idle connections are dropped long before the simulator drops them (65 s): a write to a connection that is just being closed has an unknown outcome. */
+const IDLE_CONNECTION_MS = 15_000;
+const MAX_RAW_CHARACTERS = 200;
+
+const REJECTIONS = [
+  'already_settled',
+  'not_settled',
+  'already_reversed',
+  'exceeds',
+  'not_found',
+  'finalised',
+  'unsupported',
+  'settlement_rejected',
+  'other',
+] as const satisfies readonly RejectionReason[];
+const CHECKS = ['match', 'no_match', 'not_checked'] as const satisfies readonly Check[];
+const STATES = ['approved', 'declined', 'voided', 'settling', 'settled', 'settlement_rejected'] as const;
+const STATUS_OF_KIND: Readonly<Record<string, number>> = { approved: 200, declined: 402, rejected: 422, not_processed: 502 };
+const TRANSACTION = /^[0-9A-Za-z_-]{1,64}$/;
+const RFC_3339 = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/;
+
+export interface SimulatorGatewayOptions {
+  /** Where the simulator listens, `http://host:port`. */
+  readonly url: string;
+  /** Must be what the simulator was started with; default true. */
+  readonly partialVoid?: boolean;
+  /** Must be what the simulator was started with; default false. */
+  readonly refundUnsettled?: boolean;
+  readonly maxConnections?: number;
+}
+
+export interface ClosedBatch {
+  readonly batchId: string;
+  readonly count: number;
+  /** Gross of the accepted lines, refunds subtracted. */
+  readonly amountCents: number;
+}
+
+export interface SimulatorGateway extends PaymentGateway {
+  /** Sandbox only: closes the open batch of the account; null when nothing was in it. Throws when the simulator cannot be asked. */
+  closeBatch(account: GatewayAccount, signal: AbortSignal): Promise<ClosedBatch | null>;
+  /** Lets go of idle connections. */
+  close(): void;
+}
+
+/** The simulator could not be asked, or what it said could not be read. */
+export class GatewayUnreachable extends Error {
+  constructor(message: string) {
+    super(message);
+    this.name = 'GatewayUnreachable';
+  }
+}
+
+type Exchange =
+  | { readonly kind: 'answer'; readonly status: number; readonly text: string }
+  | { readonly kind: 'not_sent'; readonly raw: string }
+  | { readonly kind: 'unknown'; readonly cause: 'timeout' | 'unreadable' | 'disconnected' | 'http_5xx'; readonly raw: string };
+
+type Fields = Readonly<Record<string, unknown>>;
+
+const isFields = (value: unknown): value is Fields => value !== null && typeof value === 'object' && !Array.isArray(value);
+const isOneOf = <T extends string>(value: unknown, allowed: readonly T[]): value is T => (allowed as readonly unknown[]).includes(value);
+const isTransaction = (value: unknown): value is string => typeof value === 'string' && TRANSACTION.test(value);
+const isWhole = (value: unknown): value is number => Number.isSafeInteger(value);
+
+/** What a gateway says in words, short enough to keep and without card numbers. */
+const rawOf = (message: unknown): { raw?: string } =>
+  typeof message === 'string' && message !== '' ? { raw: maskCardNumbers(message).slice(0, MAX_RAW_CHARACTERS) } : {};
+
+const parse = (text: string): Fields | null => {
+  try {
+    const value: unknown = JSON.parse(text);
+    return isFields(value) ? value : null;
+  } catch {
+    return null;
+  }
+};
+
+/** One request, one answer, never a second try. Resolves always. */
+const exchange = (
+  agent: Agent,
+  url: URL,
+  method: string,
+  headers: Record<string, string>,
+  body: string | null,
+  signal: AbortSignal,
+): Promise<Exchange> =>
+  new Promise((resolve) => {
+    let sent = false;
+    let status: number | null = null;
+    let settled = false;
+    const settle = (outcome: Exchange) => {
+      if (settled) return;
+      settled = true;
+      signal.removeEventListener('abort', onAbort);
+      resolve(outcome);
+    };
+    /** The call ended without a whole answer. */
+    const lost = (cause: 'timeout' | 'unreadable' | 'disconnected', raw: string) => {
+      if (!sent) return settle({ kind: 'not_sent', raw });
+      settle({ kind: 'unknown', cause: status !== null && status >= 500 ? 'http_5xx' : cause, raw });
+    };
+    const onAbort = () => {
+      lost('timeout', sent ? 'the deadline passed before an answer' : 'the deadline passed before a connection');
+      outgoing?.destroy();
+    };
+    const onError = (error: NodeJS.ErrnoException) =>
+      lost(error.code?.startsWith('HPE_') ? 'unreadable' : 'disconnected', error.code ?? 'connection failed');
+
+    const read = (answer: IncomingMessage) => {
+      const chunks: Buffer[] = [];
+      let size = 0;
+      status = answer.statusCode ?? 0;
+      answer.on('data', (chunk: Buffer) => {
+        size += chunk.length;
+        chunks.push(chunk);
+        if (size <= MAX_ANSWER_BYTES) return;
+        lost('unreadable', `an answer of more than ${MAX_ANSWER_BYTES} bytes`);
+        answer.destroy();
+      });
+      answer.on('end', () => settle({ kind: 'answer', status: status ?? 0, text: Buffer.concat(chunks).toString('utf8') }));
+      answer.on('error', onError);
+      answer.on('close', () => lost('disconnected', 'the connection ended within the answer'));
+    };
+
+    let outgoing: ReturnType<typeof httpRequest> | null = null;
+    if (signal.aborted) return settle({ kind: 'not_sent', raw: 'the deadline passed before the call' });
+    signal.addEventListener('abort', onAbort);
+    try {
+      outgoing = httpRequest(url, {
+        agent,
+        method,
+        headers: { ...headers, ...(body !== null && { 'content-type': 'application/json', 'content-length': String(Buffer.byteLength(body)) }) },
+      });
+    } catch (error) {
+      return settle({ kind: 'not_sent', raw: (error as NodeJS.ErrnoException).code ?? 'the request cannot be made' });
+    }
+    outgoing.on('socket', (socket) => {
+      // Bytes leave with `connect`; a socket that is connected already (a kept-alive one) may have taken them by now.
+      if (!socket.connecting) sent = true;
+      else socket.once('connect', () => (sent = true));
+    });
+    outgoing.on('response', read);
+    outgoing.on('error', onError);
+    outgoing.on('close', () => lost('disconnected', 'the connection ended before an answer'));
+    outgoing.end(body ?? undefined);
+  });
+
+const chargeTxn = (outcome: Fields, amountCents: Cents): ChargeTxn | null => {
+  const { transactionId, authCode, avs, cvv } = outcome;
+  if (!isTransaction(transactionId) || !isTransaction(authCode) || outcome.amountCents !== amountCents) return null;
+  if ((avs !== undefined && !isOneOf(avs, CHECKS)) || (cvv !== undefined && !isOneOf(cvv, CHECKS))) return null;
+  return { transactionId, authCode, ...(avs !== undefined && { avs }), ...(cvv !== undefined && { cvv }) };
+};
+
+/** `amountCents` undefined: whatever remained. */
+const reversalTxn = (outcome: Fields, amountCents: Cents | undefined): ReversalTxn | null => {
+  const { transactionId } = outcome;
+  const amountFits = amountCents === undefined ? isCents(outcome.amountCents) : outcome.amountCents === amountCents;
+  return isTransaction(transactionId) && amountFits ? { transactionId } : null;
+};
+
+/** The outcome that an answer's `outcome` spells; null when it cannot be read. */
+const outcomeOf = <T>(outcome: unknown, status: number, txnOf: (outcome: Fields) => T | null): Outcome<T> | null => {
+  if (!isFields(outcome) || typeof outcome.kind !== 'string' || STATUS_OF_KIND[outcome.kind] !== status) return null;
+  const raw = rawOf(outcome.message);
+  switch (outcome.kind) {
+    case 'approved': {
+      const txn = txnOf(outcome);
+      return txn && { kind: 'approved', txn };
+    }
+    case 'declined': {
+      const { avs, cvv, transactionId } = outcome;
+      if (typeof outcome.code !== 'string') return null;
+      // A word that is new to us is a decline all the same: no money moved.
+      const code: DeclineCode = isOneOf(outcome.code, DECLINE_CODES) ? outcome.code : 'generic_decline';
+      return {
+        kind: 'declined',
+        decline: { code, ...raw, ...(isOneOf(avs, CHECKS) && { avs }), ...(isOneOf(cvv, CHECKS) && { cvv }) },
+        ...(isTransaction(transactionId) && { transactionId }),
+      };
+    }
+    case 'rejected':
+      return typeof outcome.why === 'string' ? { kind: 'rejected', why: isOneOf(outcome.why, REJECTIONS) ? outcome.why : 'other', ...raw } : null;
+    case 'not_processed':
+      return { kind: 'not_processed', answered: true, ...raw };
+    default:
+      return null;
+  }
+};
+
+/** True for `{error: {code, message}}` under a status that refuses: executed nothing, stored nothing. */
+const isRefusal = (status: number, answer: Fields): answer is { error: { code: string; message?: unknown } } =>
+  [400, 401, 403, 404, 415, 503].includes(status) && isFields(answer.error) && typeof answer.error.code === 'string';
+
+const outcomeOfExchange = <T>(exchanged: Exchange, ref: Ref, secrets: readonly string[], txnOf: (outcome: Fields) => T | null): Outcome<T> => {
+  if (exchanged.kind === 'not_sent') return { kind: 'not_processed', answered: false, raw: exchanged.raw };
+  if (exchanged.kind === 'unknown') return exchanged;
+  const { status, text } = exchanged;
+  const answer = secrets.some((secret) => text.includes(secret)) ? null : parse(text);
+  if (answer && isRefusal(status, answer))
+    return { kind: 'not_processed', answered: false, ...rawOf(`${answer.error.code}: ${String(answer.error.message)}`) };
+  const outcome = answer?.ref === ref ? outcomeOf(answer.outcome, status, txnOf) : null;
+  if (outcome) return outcome;
+  // The body is not quoted: who knows what is in it.
+  return { kind: 'unknown', cause: status >= 500 ? 'http_5xx' : 'unreadable', raw: `HTTP ${status}` };
+};
+
+const instrumentFields = (instrument: PaymentInstrument) =>
+  instrument.type === 'card_token'
+    ? { token: instrument.token.reveal() }
+    : { number: instrument.number.reveal(), expiryMonth: instrument.expiry.month, expiryYear: instrument.expiry.year, cvv: instrument.cvv.reveal() };
+
+/** The sandbox key of a merchant account; no secret, as there is no money. */
+const authorizationOf = ({ merchantAccount }: GatewayAccount) => ({ authorization: `Sandbox ${merchantAccount}:sk_sandbox_${merchantAccount}` });
+
+/** A gateway that speaks to the simulator at `url`. Each call is bounded by its signal alone. */
+export const createSimulatorGateway = (options: SimulatorGatewayOptions): SimulatorGateway => {
+  const { url, partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS } = options;
+  const agent = new Agent({
+    keepAlive: true,
+    maxSockets: maxConnections,
+    maxFreeSockets: maxConnections,
+    timeout: IDLE_CONNECTION_MS,
+    scheduling: 'lifo',
+  });
+
+  const send = (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Exchange> =>
+    exchange(agent, new URL(path, url), method, authorizationOf(account), body && JSON.stringify(body), signal);
+
+  /** An answer that only informs; throws {@link GatewayUnreachable} for anything but a readable 200. */
+  const ask = async (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Fields> => {
+    const exchanged = await send(account, method, path, body, signal);
+    const answer = exchanged.kind === 'answer' ? parse(exchanged.text) : null;
+    if (exchanged.kind === 'answer' && exchanged.status === 200 && answer) return answer;
+    throw new GatewayUnreachable(
+      `the simulator did not answer ${method} ${path.split('?')[0]}: ${exchanged.kind === 'answer' ? `HTTP ${exchanged.status}` : exchanged.raw}`,
+    );
+  };
+
+  const capabilities: GatewayCapabilities = {
+    rawCard: true,
+    cardToken: true,
+    tokenReusable: true,
+    voidWindow: 'until_batch',
+    partialVoid,
+    refundUnsettled,
+    idempotency: 'native',
+    lookup: 'strong',
+    lookupVisibilityDelayMs: 0,
+    reverseByReference: false,
+    settlement: 'batches',
+  };
+
+  const finalize = async ({ ref, account, op }: ReferenceCall, signal: AbortSignal): Promise<Finalized<ChargeTxn | ReversalTxn>> => {
+    const answer = await ask(account, 'POST', `/v1/references/${encodeURIComponent(ref)}/finalize`, { op }, signal);
+    if (answer.ref !== ref) return { kind: 'cannot_tell' };
+    if (answer.finalized === 'never') return { kind: 'never' };
+    if (answer.finalized !== 'executed' || typeof answer.status !== 'number') return { kind: 'cannot_tell' };
+    const result = outcomeOf<ChargeTxn | ReversalTxn>(answer.outcome, answer.status, (outcome) =>
+      isCents(outcome.amountCents) ? (op === 'charge' ? chargeTxn(outcome, outcome.amountCents) : reversalTxn(outcome, undefined)) : null,
+    );
+    return result ? { kind: 'executed', result } : { kind: 'cannot_tell' };
+  };
+
+  return {
+    capabilities,
+
+    async charge({ ref, leg, account, amountCents, instrument, postalCode }, signal) {
+      const revealed = instrumentFields(instrument);
+      const body = { ref, leg, amountCents, instrument: revealed, ...(postalCode !== undefined && { postalCode }) };
+      const exchanged = await send(account, 'POST', '/v1/charges', body, signal);
+      const secrets = instrument.type === 'card' ? [instrument.number.reveal()] : [instrument.token.reveal()];
+      return outcomeOfExchange(exchanged, ref, secrets, (outcome) => chargeTxn(outcome, amountCents));
+    },
+
+    async void({ ref, leg, account, chargeTransactionId, amountCents, askedBy }, signal) {
+      const body = { ref, leg, chargeTransactionId, askedBy, ...(amountCents !== undefined && { amountCents }) };
+      return outcomeOfExchange(await send(account, 'POST', '/v1/voids', body, signal), ref, [], (outcome) => reversalTxn(outcome, amountCents));
+    },
+
+    async refund({ ref, leg, account, chargeTransactionId, amountCents }, signal) {
+      const body = { ref, leg, chargeTransactionId, amountCents };
+      return outcomeOfExchange(await send(account, 'POST', '/v1/refunds', body, signal), ref, [], (outcome) => reversalTxn(outcome, amountCents));
+    },
+
+    async finalize(call, signal) {
+      try {
+        return await finalize(call, signal);
+      } catch {
+        return { kind: 'cannot_tell' };
+      }
+    },
+
+    async lookup({ ref, account, op }, signal): Promise<LookedUp | { readonly found: 'cannot_tell' }> {
+      const answer = await ask(account, 'GET', `/v1/references/${encodeURIComponent(ref)}?op=${op}`, null, signal);
+      const { found, state, transactionId, amountCents, batchId, authCode } = answer;
+      if (answer.ref === ref && found === false) return { found };
+      if (answer.ref === ref && found === 'cannot_tell') return { found };
+      const whole = answer.ref === ref && found === true && isOneOf(state, STATES) && isTransaction(transactionId) && isCents(amountCents);
+      if (!whole) throw new GatewayUnreachable('the simulator answered a look-up with something else');
+      return { found, state, transactionId, amountCents, ...(isTransaction(batchId) && { batchId }), ...(isTransaction(authCode) && { authCode }) };
+    },
+
+    async *settlements(account, cursor, signal): AsyncIterable<SettlementRecord> {
+      let after = cursor;
+      for (;;) {
+        const page = await ask(account, 'GET', `/v1/batches${after === null ? '' : `?after=${encodeURIComponent(after)}`}`, null, signal);
+        for (const batch of listOf(page.batches)) {
+          const { batchId } = batch;
+          if (!isTransaction(batchId)) throw unreadableBatch();
+          for (let from = 0; ;) {
+            const lines = await ask(account, 'GET', `/v1/batches/${batchId}?from=${from}`, null, signal);
+            const records = listOf(lines.lines).map((line) => settlementRecord(batch, line));
+            yield* records;
+            from += records.length;
+            if (lines.more !== true || records.length === 0) break;
+          }
+          after = batchId;
+        }
+        if (page.more !== true) return;
+      }
+    },
+
+    async closeBatch(account, signal) {
+      const { batch } = await ask(account, 'POST', '/v1/batches/close', {}, signal);
+      if (batch === null) return null;
+      if (!isFields(batch) || !isTransaction(batch.batchId) || !isWhole(batch.count) || !isWhole(batch.grossCents)) throw unreadableBatch();
+      return { batchId: batch.batchId, count: batch.count, amountCents: batch.grossCents };
+    },
+
+    close: () => agent.destroy(),
+  };
+};
+
+const unreadableBatch = () => new GatewayUnreachable('the simulator answered with a batch that cannot be read');
+
+const listOf = (value: unknown): readonly Fields[] => {
+  if (!Array.isArray(value) || !value.every(isFields)) throw unreadableBatch();
+  return value;
+};
+
+const settlementRecord = ({ batchId, closedAt, fundedOn }: Fields, line: Fields): SettlementRecord => {
+  const { transactionId, ref, type, accepted, grossCents, feeCents, netCents } = line;
+  const whole =
+    isTransaction(batchId) &&
+    typeof closedAt === 'string' &&
+    RFC_3339.test(closedAt) &&
+    isTransaction(transactionId) &&
+    isTransaction(ref) &&
+    isOneOf(type, ['sale', 'refund'] as const) &&
+    typeof accepted === 'boolean' &&
+    isWhole(grossCents) &&
+    isWhole(feeCents) &&
+    isWhole(netCents);
+  if (!whole) throw unreadableBatch();
+  return { batchId, closedAt, transactionId, ref, type, accepted, grossCents, feeCents, netCents, ...(typeof fundedOn === 'string' && { fundedOn }) };
+};
