@@ -21,7 +21,7 @@ const given = (...facts: AccountEvent[]) => ({
       const run = () => account.decide(fold(account, facts), command);
       expect(run).toThrow(ServiceError);
       expect(run).toThrow(message);
-      expect(run).toThrow(expect.objectContaining({ code }) as Error);
+      expect(run).toThrow(expect.objectContaining({ code }));
     },
   }),
 });

@@ -52,7 +52,7 @@ const given = (...facts: PortalEvent[]) => ({
       const run = () => portal.decide(fold(portal, facts), command);
       expect(run).toThrow(ServiceError);
       expect(run).toThrow(message);
-      expect(run).toThrow(expect.objectContaining({ code }) as Error);
+      expect(run).toThrow(expect.objectContaining({ code }));
     },
   }),
 });

@@ -1,0 +1,295 @@
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { systemClock } from '#kernel';
+import { createPool, migrate, newKeyRing, type Pool, systemIds, transaction } from '#platform';
+import { type EventStore, memoryEventStore, type Position, type Recorded } from '#eventstore';
+import { freshDatabase } from '../../test/support/postgres.js';
+import { Administration, openSigningSecret } from './administration.js';
+import { parseApiKey } from './api-key.js';
+import { applyDirectory, type Directory, directorySchema, MemoryDirectory, postgresDirectory } from './directory.js';
+import { NO_FEE } from './portal.js';
+
+const NOBODY = '018f0000-0000-7000-8000-00000000dead';
+const keys = newKeyRing();
+
+let database: Awaited<ReturnType<typeof freshDatabase>>;
+let pool: Pool;
+beforeAll(async () => {
+  database = await freshDatabase();
+  pool = createPool(database.url, { name: 'spec', max: 2 });
+  await migrate(pool, [directorySchema]);
+});
+afterAll(async () => {
+  await pool.end();
+  await database.drop();
+});
+afterEach(async () => {
+  await pool.query('truncate directory_account, directory_api_key, directory_portal, directory_grant, directory_case');
+});
+
+interface Subject {
+  readonly directory: Directory;
+  readonly apply: (events: readonly Recorded[]) => Promise<void>;
+}
+
+const subjects: Record<string, () => Subject> = {
+  Postgres: () => ({ directory: postgresDirectory(pool), apply: (events) => transaction(pool, (client) => applyDirectory(client, events)) }),
+  memory: () => {
+    const directory = new MemoryDirectory();
+    return { directory, apply: async (events) => directory.apply(events) };
+  },
+};
+
+describe.each(Object.keys(subjects))('the directory on %s', (name) => {
+  let subject: Subject;
+  let directory: Directory;
+  let store: EventStore;
+  let administration: Administration;
+  let seen: Position | null;
+
+  beforeEach(() => {
+    subject = subjects[name]!();
+    directory = subject.directory;
+    store = memoryEventStore();
+    seen = null;
+    administration = new Administration({
+      store,
+      clock: systemClock,
+      ids: systemIds(systemClock.now),
+      keys,
+      environment: 'sandbox',
+      cardInTextCheck: true,
+      actor: { type: 'operator', id: 'spec' },
+    });
+  });
+
+  const log = async (after: Position | null = null): Promise<Recorded[]> => {
+    const events: Recorded[] = [];
+    for await (const batch of store.readAll(after)) events.push(...batch);
+    return events;
+  };
+  const project = async () => {
+    const events = await log(seen);
+    await subject.apply(events);
+    seen = events.at(-1)?.position ?? seen;
+  };
+  const anAccount = async (title = 'City') => (await administration.createAccount(title)).state.accountId;
+  const aPortal = async (...accountIds: string[]) =>
+    administration.createPortal({ accountIds, name: 'Water', gateway: 'simulator', fee: { ...NO_FEE, percentBps: 250 } });
+
+  test('knows nothing at first, and no id that is no UUID', async () => {
+    expect(await directory.findApiKey('0123456789ABCDEF')).toBeNull();
+    expect(await directory.accounts()).toEqual([]);
+    for (const id of [NOBODY, 'x', '']) {
+      expect(await directory.account(id)).toBeNull();
+      expect(await directory.portal(id)).toBeNull();
+      expect(await directory.grant(id, id)).toBeNull();
+      expect(await directory.caseRestriction(id, 'c')).toBeNull();
+      expect(await directory.chargeTerms(id, id, 'c')).toEqual({ accountStatus: null, access: null, portal: null, restriction: null });
+    }
+  });
+
+  test('an account: name and status', async () => {
+    const accountId = await anAccount();
+    await project();
+    expect(await directory.account(accountId)).toEqual({ accountId, name: 'City', status: 'active' });
+    expect(await directory.account(accountId.toUpperCase())).toEqual({ accountId, name: 'City', status: 'active' });
+    await administration.deactivateAccount(accountId);
+    await project();
+    expect((await directory.account(accountId))?.status).toBe('deactivated');
+  });
+
+  test('all accounts, oldest first', async () => {
+    const first = await anAccount('A');
+    const second = await anAccount('B');
+    await project();
+    expect((await directory.accounts()).map(({ accountId }) => accountId)).toEqual([first, second].sort());
+  });
+
+  test('an API key by its look-up id, with its account, in one answer (C51)', async () => {
+    const accountId = await anAccount();
+    const { apiKey, keyId } = await administration.issueKey(accountId);
+    await project();
+    const { lookupId, secret } = parseApiKey(apiKey)!;
+    const found = (await directory.findApiKey(lookupId))!;
+    expect({ ...found, secretHash: Buffer.from(found.secretHash) }).toEqual({
+      keyId,
+      accountId,
+      accountStatus: 'active',
+      environment: 'test',
+      secretHash: keys.mac('api-key', secret),
+      kid: keys.current,
+      revoked: false,
+    });
+    await administration.deactivateAccount(accountId);
+    await project();
+    expect((await directory.findApiKey(lookupId))?.accountStatus).toBe('deactivated');
+  });
+
+  test('a rotated key is known as revoked, the new one is good', async () => {
+    const accountId = await anAccount();
+    const old = await administration.issueKey(accountId);
+    const fresh = await administration.rotateKeys(accountId);
+    await project();
+    expect((await directory.findApiKey(parseApiKey(old.apiKey)!.lookupId))?.revoked).toBe(true);
+    expect((await directory.findApiKey(parseApiKey(fresh.apiKey)!.lookupId))?.revoked).toBe(false);
+  });
+
+  test('a portal as its stream folds, signing secret sealed', async () => {
+    const accountId = await anAccount();
+    const { state, signingSecret } = await aPortal(accountId);
+    await administration.changeFee(state.portalId, { flatCents: 50 });
+    await project();
+    const found = (await directory.portal(state.portalId))!;
+    expect(found).toEqual(await administration.portal(state.portalId));
+    expect(found).toMatchObject({ feeVersion: 2, fee: { flatCents: 50, percentBps: 250 } });
+    expect(await directory.portal(state.portalId.toUpperCase())).toEqual(found);
+    expect(JSON.stringify(found)).not.toContain(signingSecret);
+    expect(openSigningSecret(keys, found)).toBe(signingSecret);
+  });
+
+  test('grants: granted, revoked but once granted, never granted (C46, C47)', async () => {
+    const [owner, other, stranger] = [await anAccount('A'), await anAccount('B'), await anAccount('C')];
+    const { portalId } = (await aPortal(owner, other)).state;
+    await administration.revokeAccess(portalId, other);
+    await project();
+    expect(await directory.grant(owner, portalId)).toBe('granted');
+    expect(await directory.grant(owner.toUpperCase(), portalId.toUpperCase())).toBe('granted');
+    expect(await directory.grant(other, portalId)).toBe('revoked');
+    expect(await directory.grant(stranger, portalId)).toBeNull();
+    expect(await directory.grant(owner, NOBODY)).toBeNull();
+    await administration.grantAccess(portalId, other);
+    await administration.revokeAccess(portalId, owner);
+    await project();
+    expect(await directory.grant(other, portalId)).toBe('granted');
+    expect(await directory.grant(owner, portalId)).toBe('revoked');
+  });
+
+  test('cases, by the exact reference id', async () => {
+    const { portalId } = (await aPortal(await anAccount())).state;
+    const until = '2999-01-01T00:00:00.000Z';
+    const restrict = (kind: 'block' | 'hold' | 'allow', referenceId: string) =>
+      administration.restrictCase({ portalId, referenceId, kind, until: kind === 'hold' ? until : null, reason: kind === 'block' ? 'sold' : null });
+    await restrict('block', 'Case 1');
+    await restrict('hold', 'Case 2');
+    await restrict('block', 'Fälle/3 💧');
+    await project();
+    expect(await directory.caseRestriction(portalId, 'Case 1')).toEqual({ kind: 'blocked', until: null, reason: 'sold' });
+    expect(await directory.caseRestriction(portalId, 'Case 2')).toEqual({ kind: 'held', until, reason: null });
+    expect(await directory.caseRestriction(portalId, 'Fälle/3 💧')).not.toBeNull();
+    expect(await directory.caseRestriction(portalId, 'case 1')).toBeNull();
+    expect(await directory.caseRestriction(NOBODY, 'Case 1')).toBeNull();
+    await restrict('allow', 'Case 1');
+    await restrict('block', 'Case 2');
+    await project();
+    expect(await directory.caseRestriction(portalId, 'Case 1')).toBeNull();
+    expect(await directory.caseRestriction(portalId, 'Case 2')).toEqual({ kind: 'blocked', until: null, reason: 'sold' });
+  });
+
+  test('all that a charge depends on, in one answer', async () => {
+    const [accountId, stranger] = [await anAccount('A'), await anAccount('B')];
+    const { portalId } = (await aPortal(accountId)).state;
+    await administration.restrictCase({ portalId, referenceId: 'c', kind: 'block', until: null, reason: null });
+    await project();
+    const portal = await directory.portal(portalId);
+    const restriction = { kind: 'blocked', until: null, reason: null };
+    expect(await directory.chargeTerms(accountId, portalId, 'c')).toEqual({ accountStatus: 'active', access: 'granted', portal, restriction });
+    expect(await directory.chargeTerms(accountId, portalId, 'd')).toEqual({ accountStatus: 'active', access: 'granted', portal, restriction: null });
+    expect(await directory.chargeTerms(accountId, portalId, null)).toEqual({ accountStatus: 'active', access: 'granted', portal, restriction: null });
+    expect(await directory.chargeTerms(stranger, portalId, null)).toEqual({ accountStatus: 'active', access: null, portal, restriction: null });
+    for (const unknown of [NOBODY, 'no-uuid'])
+      expect(await directory.chargeTerms(accountId, unknown, 'c')).toEqual({
+        accountStatus: 'active',
+        access: null,
+        portal: null,
+        restriction: null,
+      });
+    await administration.revokeAccess(portalId, accountId);
+    await administration.deactivateAccount(accountId);
+    await project();
+    expect(await directory.chargeTerms(accountId, portalId, null)).toMatchObject({ accountStatus: 'deactivated', access: 'revoked' });
+  });
+
+  test('events told twice change nothing; a batch and single events come to the same', async () => {
+    const accountId = await anAccount();
+    const { apiKey } = await administration.issueKey(accountId);
+    await administration.rotateKeys(accountId);
+    const { portalId } = (await aPortal(accountId)).state;
+    const events = await log();
+    for (const event of events) await subject.apply([event]);
+    await subject.apply(events);
+    await subject.apply([]);
+    expect(await directory.portal(portalId)).toEqual(await administration.portal(portalId));
+    expect((await directory.findApiKey(parseApiKey(apiKey)!.lookupId))?.revoked).toBe(true);
+  });
+
+  test('a gap in a stream is a fault, not skipped', async () => {
+    const accountId = await anAccount();
+    await administration.deactivateAccount(accountId);
+    await administration.reactivateAccount(accountId);
+    const [first, , third] = await log();
+    await expect(subject.apply([first!, third!])).rejects.toThrow('does not follow');
+  });
+
+  test('events of other streams are none of its business', async () => {
+    const id = NOBODY;
+    const meta = { recordedAt: '2026-01-01T00:00:00.000Z', actor: { type: 'system', id: 's' }, correlationId: id } as const;
+    await store.append('payment-1', 'no_stream', [{ id, type: 'PaymentInitiated', v: 1, data: {}, meta }]);
+    await project();
+    expect(await directory.accounts()).toEqual([]);
+  });
+});
+
+test('the two directories tell the same of a long random history', async () => {
+  const store = memoryEventStore();
+  const ids = systemIds(systemClock.now);
+  const administration = new Administration({
+    store,
+    clock: systemClock,
+    ids,
+    keys,
+    environment: 'sandbox',
+    cardInTextCheck: true,
+    actor: { type: 'operator', id: 'spec' },
+  });
+  const accounts = [];
+  for (let index = 0; index < 6; index++) accounts.push((await administration.createAccount(`A${index}`)).state.accountId);
+  const portals = [];
+  for (const accountId of accounts)
+    portals.push((await administration.createPortal({ accountIds: [accountId], name: 'P', gateway: 'none', fee: NO_FEE })).state.portalId);
+  let seed = 7;
+  const draw = <T>(items: readonly T[]): T => items[(seed = (seed * 48_271) % 2_147_483_647) % items.length]!;
+  const references = ['a', 'b', 'c'];
+  for (let step = 0; step < 300; step++) {
+    const [accountId, portalId, referenceId] = [draw(accounts), draw(portals), draw(references)];
+    await draw([
+      () => administration.deactivateAccount(accountId),
+      () => administration.reactivateAccount(accountId),
+      () => administration.rotateKeys(accountId),
+      () => administration.grantAccess(portalId, accountId),
+      () => administration.revokeAccess(portalId, accountId).catch(() => undefined),
+      () => administration.changeFee(portalId, { flatCents: step }),
+      () => administration.setRules(portalId, { minCents: step + 1 }),
+      () => administration.restrictCase({ portalId, referenceId, kind: draw(['block', 'hold', 'allow']), until: null, reason: null }),
+    ])();
+  }
+  const memory = new MemoryDirectory();
+  const postgres = postgresDirectory(pool);
+  const lookupIds: string[] = [];
+  let batch: Recorded[] = [];
+  for await (const events of store.readAll(null))
+    for (const event of events) {
+      memory.apply([event]);
+      if (event.type === 'ApiKeysRotated') lookupIds.push((event.data as { key: { lookupId: string } }).key.lookupId);
+      batch.push(event);
+      if (batch.length < draw([1, 3, 50])) continue;
+      await transaction(pool, (client) => applyDirectory(client, batch));
+      batch = [];
+    }
+  await transaction(pool, (client) => applyDirectory(client, batch));
+  expect(await postgres.accounts()).toEqual(await memory.accounts());
+  for (const accountId of accounts)
+    for (const portalId of portals)
+      for (const referenceId of [...references, null])
+        expect(await postgres.chargeTerms(accountId, portalId, referenceId)).toEqual(await memory.chargeTerms(accountId, portalId, referenceId));
+  for (const lookupId of lookupIds) expect(await postgres.findApiKey(lookupId)).toEqual(await memory.findApiKey(lookupId));
+});
