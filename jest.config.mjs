@@ -7,6 +7,7 @@ export default {
   transform: { '^.+\\.tsx?$': ['@swc/jest', { swcrc: true }] },
   moduleNameMapper: {
     '^#(kernel|platform|eventstore|accounts|payments)$': '<rootDir>/libs/$1/index.ts',
+    '^#platform/http$': '<rootDir>/libs/platform/http/index.ts',
     '^(\\.{1,2}/.*)\\.js$': '$1',
   },
   globalSetup: '<rootDir>/test/support/global-setup.mjs',

@@ -44,3 +44,17 @@ export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, e
     timer.abort();
   }
 };
+
+/** What is left of a request's time, measured with the clock that never jumps. */
+export class Deadline {
+  private readonly end: number;
+  constructor(
+    private readonly clock: Clock,
+    ms: number,
+  ) {
+    this.end = clock.monotonic() + ms;
+  }
+  get leftMs(): number {
+    return this.end - this.clock.monotonic();
+  }
+}

@@ -37,7 +37,10 @@ export const uuidV7 = (epochMs: number, random: Uint8Array = randomBytes(16)): s
 
 /** UUID v5-shaped hash of the parts: same parts, same id. Parts cannot run into each other. */
 export const hashedUuid = (...parts: readonly (string | number | bigint)[]): string => {
-  const bytes = createHash('sha256').update(JSON.stringify(parts.map(String))).digest().subarray(0, 16);
+  const bytes = createHash('sha256')
+    .update(JSON.stringify(parts.map(String)))
+    .digest()
+    .subarray(0, 16);
   bytes[6] = (bytes[6]! & 0x0f) | 0x50;
   bytes[8] = (bytes[8]! & 0x3f) | 0x80;
   return formatUuid(bytes);

@@ -5,7 +5,8 @@
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
 import { closeSync, existsSync, fsyncSync, openSync, readFileSync, writeSync } from 'node:fs';
 
-export type Purpose = 'api-key' | 'audit-key' | 'idempotency-key' | 'fingerprint' | 'card' | 'cursor' | 'access-token' | 'secret' | 'csrf' | 'log-head';
+export type Purpose =
+  'api-key' | 'audit-key' | 'idempotency-key' | 'fingerprint' | 'card' | 'cursor' | 'access-token' | 'secret' | 'csrf' | 'log-head';
 
 const KEY_BYTES = 32;
 const NONCE_BYTES = 12;

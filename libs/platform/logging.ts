@@ -16,7 +16,16 @@ const errorFields = (error: unknown) => {
   const { name, message, stack } = error;
   const { code } = error as { code?: unknown };
   const cause = error.cause instanceof Error ? `${error.cause.name}: ${error.cause.message}` : undefined;
-  return { name, message, code: typeof code === 'string' || typeof code === 'number' ? code : undefined, cause, stack: stack?.split('\n').slice(1, 12).map((line) => line.trim()) };
+  return {
+    name,
+    message,
+    code: typeof code === 'string' || typeof code === 'number' ? code : undefined,
+    cause,
+    stack: stack
+      ?.split('\n')
+      .slice(1, 12)
+      .map((line) => line.trim()),
+  };
 };
 
 /** JSON lines on stderr, so that commands can keep stdout for their answer. */

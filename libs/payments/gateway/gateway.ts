@@ -20,7 +20,14 @@ export interface GatewayAccount {
   readonly environment: 'sandbox' | 'production';
 }
 
-export const DECLINE_CODES = ['generic_decline', 'insufficient_funds', 'card_limit_exceeded', 'expired_card', 'cvv_mismatch', 'postal_code_mismatch'] as const;
+export const DECLINE_CODES = [
+  'generic_decline',
+  'insufficient_funds',
+  'card_limit_exceeded',
+  'expired_card',
+  'cvv_mismatch',
+  'postal_code_mismatch',
+] as const;
 /** C54. */
 export type DeclineCode = (typeof DECLINE_CODES)[number];
 
@@ -37,12 +44,17 @@ export interface ReversalTxn {
   readonly transactionId: string;
 }
 
-export type RejectionReason = 'already_settled' | 'not_settled' | 'already_reversed' | 'exceeds' | 'not_found' | 'finalised' | 'unsupported' | 'settlement_rejected' | 'other';
+export type RejectionReason =
+  'already_settled' | 'not_settled' | 'already_reversed' | 'exceeds' | 'not_found' | 'finalised' | 'unsupported' | 'settlement_rejected' | 'other';
 
 export type Outcome<T> =
   | { readonly kind: 'approved'; readonly txn: T }
   /** Definite: no money moved. */
-  | { readonly kind: 'declined'; readonly decline: { readonly code: DeclineCode; readonly raw?: string; readonly avs?: Check; readonly cvv?: Check }; readonly transactionId?: string }
+  | {
+      readonly kind: 'declined';
+      readonly decline: { readonly code: DeclineCode; readonly raw?: string; readonly avs?: Check; readonly cvv?: Check };
+      readonly transactionId?: string;
+    }
   | { readonly kind: 'rejected'; readonly why: RejectionReason; readonly raw?: string }
   /** Certain that nothing happened. `answered`: the gateway said so under this reference; otherwise no byte was sent. */
   | { readonly kind: 'not_processed'; readonly answered: boolean; readonly raw?: string }

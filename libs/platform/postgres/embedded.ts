@@ -173,7 +173,9 @@ const launcher = (user: SystemUser | null, paths: string[]): Launch => {
   const capability = '+dac_read_search';
   const prefix = [`--reuid=${user.uid}`, `--regid=${user.gid}`, '--clear-groups', `--inh-caps=${capability}`, `--ambient-caps=${capability}`];
   if (spawnSync('setpriv', [...prefix, 'ls', '-d', ...paths]).status !== 0)
-    throw new Error(`the system user "postgres" cannot reach ${paths.join(' or ')}; move the checkout and DATA_DIR to a folder that other users may pass through, or set DATABASE_URL`);
+    throw new Error(
+      `the system user "postgres" cannot reach ${paths.join(' or ')}; move the checkout and DATA_DIR to a folder that other users may pass through, or set DATABASE_URL`,
+    );
   return (command, args, env) => spawnAs('setpriv', [...prefix, command, ...args], env, {});
 };
 
@@ -183,7 +185,15 @@ const initialise = async (launch: Launch, binaries: string, cluster: string, pas
   if (user) await chown(passwordFile, user.uid, user.gid);
   const child = launch(
     join(binaries, 'bin', 'initdb'),
-    [`--pgdata=${cluster}`, `--username=${SUPERUSER}`, `--pwfile=${passwordFile}`, '--auth=scram-sha-256', '--encoding=UTF8', '--locale=C', '--data-checksums'],
+    [
+      `--pgdata=${cluster}`,
+      `--username=${SUPERUSER}`,
+      `--pwfile=${passwordFile}`,
+      '--auth=scram-sha-256',
+      '--encoding=UTF8',
+      '--locale=C',
+      '--data-checksums',
+    ],
     { LC_ALL: 'C' },
   );
   let output = '';

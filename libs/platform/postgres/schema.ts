@@ -17,7 +17,9 @@ const MIGRATION_LOCK = 7_205_110;
 export const migrate = async (pool: Pool, migrations: readonly Migration[]): Promise<void> => {
   await transaction(pool, async (client) => {
     await client.query('select pg_advisory_xact_lock($1)', [MIGRATION_LOCK]);
-    await client.query('create table if not exists payfold_migration (name text primary key, sha256 text not null, applied_at timestamptz not null default now())');
+    await client.query(
+      'create table if not exists payfold_migration (name text primary key, sha256 text not null, applied_at timestamptz not null default now())',
+    );
     const applied = await appliedMigrations(client);
     const ordered = [...migrations].sort((a, b) => (a.name < b.name ? -1 : 1));
     for (const name of applied.keys())

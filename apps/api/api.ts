@@ -1,0 +1,89 @@
+/** The HTTP service: Nest on Fastify with the partner endpoints, health and the OpenAPI document. Composition only. */
+import { type DynamicModule, Module } from '@nestjs/common';
+import { NestFactory } from '@nestjs/core';
+import { CqrsModule } from '@nestjs/cqrs';
+import type { NestFastifyApplication } from '@nestjs/platform-fastify';
+import type { FastifyInstance } from 'fastify';
+import type { AuthenticationDeps } from '#accounts';
+import type { Clock } from '#kernel';
+import { PAYMENT_HANDLERS, PAYMENT_SERVICES, type PaymentServices } from '#payments';
+import type { Logger } from '#platform';
+import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
+import { HealthController } from './health.controller.js';
+import { Health, type ReadinessChecks } from './health.js';
+import { buildOpenApi, serveOpenApi } from './openapi.js';
+import { AuthController } from './partner/auth.controller.js';
+import { FeesController } from './partner/fees.controller.js';
+import { AUTHENTICATION } from './partner/http.js';
+import { PaymentsController } from './partner/payments.controller.js';
+import { UnsupportedController } from './partner/unsupported.controller.js';
+
+export interface ApiParts {
+  readonly authentication: AuthenticationDeps;
+  readonly payments: PaymentServices;
+  readonly readiness: ReadinessChecks;
+  readonly clock: Clock;
+  readonly log: Logger;
+  readonly publicUrl: string;
+  readonly onAnswer?: ServerOptions['onAnswer'];
+  readonly timeouts?: ServerOptions['timeouts'];
+}
+
+@Module({})
+class ApiModule {
+  static of(parts: ApiParts, health: Health): DynamicModule {
+    return {
+      module: ApiModule,
+      imports: [CqrsModule.forRoot()],
+      controllers: [PaymentsController, FeesController, AuthController, UnsupportedController, HealthController],
+      providers: [
+        { provide: AUTHENTICATION, useValue: parts.authentication },
+        { provide: PAYMENT_SERVICES, useValue: parts.payments },
+        { provide: Health, useValue: health },
+        ...PAYMENT_HANDLERS,
+      ],
+    };
+  }
+}
+
+export interface Api {
+  readonly app: NestFastifyApplication;
+  readonly health: Health;
+  listen(port: number, host: string): Promise<string>;
+  /** Stops accepting, finishes what is in flight. */
+  close(): Promise<void>;
+}
+
+export const createApi = async (parts: ApiParts): Promise<Api> => {
+  const { log, clock } = parts;
+  const health = new Health(parts.readiness, clock);
+  const adapter = createHttpAdapter({
+    log,
+    now: () => clock.now(),
+    ...(parts.onAnswer ? { onAnswer: parts.onAnswer } : {}),
+    ...(parts.timeouts ? { timeouts: parts.timeouts } : {}),
+  });
+  const routes: { method: string; url: string }[] = [];
+  (adapter.getInstance() as unknown as FastifyInstance).addHook('onRoute', ({ method, url }) => {
+    for (const one of [method].flat()) routes.push({ method: one, url });
+  });
+  const app = await NestFactory.create<NestFastifyApplication>(ApiModule.of(parts, health), adapter, {
+    bodyParser: false,
+    logger: false,
+    abortOnError: false,
+  });
+  app.useGlobalFilters(new ErrorsFilter(log, routes));
+  serveOpenApi(app, buildOpenApi(app, parts.publicUrl));
+  await app.init();
+  await (adapter.getInstance() as unknown as FastifyInstance).ready();
+  return {
+    app,
+    health,
+    listen: async (port, host) => {
+      await app.listen(port, host);
+      const { address, port: bound, family } = app.getHttpServer().address() as { address: string; port: number; family: string };
+      return `http://${family === 'IPv6' ? `[${address}]` : address}:${bound}`;
+    },
+    close: () => app.close(),
+  };
+};

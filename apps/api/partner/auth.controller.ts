@@ -1,0 +1,26 @@
+/** Access tokens (specification, Authentication; C50). */
+import { Controller, Inject, Post, Req, Res } from '@nestjs/common';
+import { ApiOperation, ApiSecurity, ApiTags } from '@nestjs/swagger';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import { type AuthenticationDeps, exchange } from '#accounts';
+import { headerLines, parseStrictJson, refuseOtherContentTypes, successAnswer } from '#platform/http';
+import { answer, Answers, AUTHENTICATION } from './http.js';
+import { AccessTokenGrant } from './resources.js';
+
+@ApiTags('Authentication')
+@ApiSecurity('apiKey')
+@Controller('api/partner/v1/auth')
+export class AuthController {
+  constructor(@Inject(AUTHENTICATION) private readonly deps: AuthenticationDeps) {}
+
+  @Post('token')
+  @ApiOperation({ summary: 'Exchange an API key for an access token', operationId: 'createAccessToken' })
+  @Answers({ result: AccessTokenGrant, errors: [] })
+  async token(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const grant = await exchange(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
+    const bytes = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
+    refuseOtherContentTypes(request.headers['content-type'], request.headers['content-encoding'], bytes);
+    parseStrictJson(bytes, { emptyIsObject: true });
+    answer(reply, successAnswer(grant));
+  }
+}

@@ -1,0 +1,28 @@
+/** The service fee, before it is charged (specification, GET /fees/quote). */
+import { Controller, Get, Inject, Query, Res } from '@nestjs/common';
+import { QueryBus } from '@nestjs/cqrs';
+import { ApiOperation, ApiQuery, ApiTags } from '@nestjs/swagger';
+import type { FastifyReply } from 'fastify';
+import type { Caller } from '#accounts';
+import { QuoteFee } from '#payments';
+import { successAnswer } from '#platform/http';
+import { answer, Answers, CallerOf, Partner } from './http.js';
+import { quoteQueryOf } from './requests.js';
+import { FeeQuote } from './resources.js';
+
+@Partner()
+@ApiTags('Fees')
+@Controller('api/partner/v1/fees')
+export class FeesController {
+  constructor(@Inject(QueryBus) private readonly queries: QueryBus) {}
+
+  @Get('quote')
+  @ApiOperation({ summary: 'Quote the service fee', operationId: 'quoteFee' })
+  @ApiQuery({ name: 'portalId', schema: { type: 'string', format: 'uuid' } })
+  @ApiQuery({ name: 'amountCents', schema: { type: 'integer', minimum: 1, maximum: 99_999_999 } })
+  @Answers({ result: FeeQuote, errors: [] })
+  async quote(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
+    const { portalId, amountCents } = quoteQueryOf(query);
+    answer(reply, successAnswer(await this.queries.execute(new QuoteFee(caller.accountId, portalId, amountCents))));
+  }
+}

@@ -1,0 +1,112 @@
+/** How a partner's request becomes a call: authentication first, then bytes → strict JSON → key → fields, in the order of contract §2, and the answer as bytes. */
+import {
+  applyDecorators,
+  type CanActivate,
+  createParamDecorator,
+  type ExecutionContext,
+  HttpCode,
+  Inject,
+  Injectable,
+  UseGuards,
+} from '@nestjs/common';
+import { ApiBody, ApiHeader, ApiResponse, ApiSecurity } from '@nestjs/swagger';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
+import { canonicalJson } from '#kernel';
+import { type Answer, headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes, sendAnswer } from '#platform/http';
+import { ErrorEnvelope } from './resources.js';
+
+export const AUTHENTICATION = Symbol('authentication');
+
+export type AuthenticatedRequest = FastifyRequest & { caller?: Caller };
+
+@Injectable()
+export class AuthGuard implements CanActivate {
+  constructor(@Inject(AUTHENTICATION) private readonly deps: AuthenticationDeps) {}
+
+  async canActivate(context: ExecutionContext): Promise<boolean> {
+    const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
+    request.caller = await authenticate(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
+    return true;
+  }
+}
+
+/** Who asks. */
+export const CallerOf = createParamDecorator(
+  (_: unknown, context: ExecutionContext): Caller => context.switchToHttp().getRequest<AuthenticatedRequest>().caller!,
+);
+
+export interface PartnerRequest {
+  readonly body: JsonObject;
+  readonly idempotencyKey: string | null;
+  /** Method, path and canonical body, for the fingerprint of a key (C13). */
+  readonly fingerprintText: string;
+  readonly requestId: string;
+  readonly reply: FastifyReply;
+}
+
+/** Steps 3 and 4 of contract §2: the JSON object, then the key's syntax. */
+export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { emptyIsObject?: boolean }, context: ExecutionContext): PartnerRequest => {
+  const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
+  const bytes = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
+  refuseOtherContentTypes(request.headers['content-type'], request.headers['content-encoding'], bytes);
+  const body = parseStrictJson(bytes, { emptyIsObject });
+  return {
+    body,
+    idempotencyKey: idempotencyKeyOf(request.raw.rawHeaders),
+    fingerprintText: fingerprintText(request.method, request.url.split('?')[0]!, body),
+    requestId: String(request.id),
+    reply: context.switchToHttp().getResponse<FastifyReply>(),
+  };
+});
+
+/** C13: the card number enters as its digits, the cvv not at all; everything else as sent. The text lives only as the input of a keyed hash. */
+export const fingerprintText = (method: string, path: string, body: JsonObject): string => {
+  const { paymentMethod } = body;
+  if (paymentMethod === null || typeof paymentMethod !== 'object') return `${method}\n${path}\n${canonicalJson(body)}`;
+  const { cvv: _, ...instrument } = paymentMethod as JsonObject;
+  if (typeof instrument.cardNumber === 'string') instrument.cardNumber = instrument.cardNumber.replaceAll(' ', '');
+  return `${method}\n${path}\n${canonicalJson({ ...body, paymentMethod: instrument })}`;
+};
+
+/** Sends bytes that were made once, for the caller and for the key alike. */
+export const answer = (reply: FastifyReply, bytes: Answer): void => sendAnswer(reply, bytes);
+
+/** What every partner endpoint has in common. POSTs answer 200 (C71). */
+export const Partner = (): MethodDecorator & ClassDecorator =>
+  applyDecorators(UseGuards(AuthGuard), ApiSecurity('apiKey'), ApiSecurity('accessToken'));
+
+const envelopeOf = (model: { name: string }) => ({
+  type: 'object' as const,
+  required: ['success', 'data'],
+  properties: {
+    success: { type: 'boolean' as const, enum: [true] },
+    data: { $ref: `#/components/schemas/${model.name}` },
+    message: { type: 'string' as const },
+  },
+});
+
+interface EndpointDocs {
+  readonly result?: { name: string };
+  readonly errors: readonly number[];
+  readonly body?: new () => object;
+  readonly keyed?: boolean;
+}
+
+/** Documents an endpoint's answers: the success envelope, and each error status with the error envelope. */
+export const Answers = ({ result, errors, body, keyed }: EndpointDocs): MethodDecorator =>
+  applyDecorators(
+    HttpCode(200),
+    ...(result
+      ? [
+          ApiResponse({
+            status: 200,
+            schema: envelopeOf(result),
+            ...(keyed ? { headers: { 'Idempotent-Replayed': { schema: { type: 'string', enum: ['true'] } } } } : {}),
+          }),
+        ]
+      : []),
+    ...[...new Set([...errors, 400, 401, 403, 408, 413, 431, 500])].sort().map((status) => ApiResponse({ status, type: ErrorEnvelope })),
+    ...(body ? [ApiBody({ type: body, required: !keyed || body.name === 'CreatePaymentRequest' })] : []),
+    ...(keyed ? [ApiHeader({ name: 'Idempotency-Key', required: false, schema: { type: 'string', minLength: 1, maxLength: 255 } })] : []),
+  );

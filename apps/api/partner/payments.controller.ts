@@ -1,0 +1,105 @@
+/** Payments: create, read, list, refund, void (specification, Endpoints). */
+import { Controller, Get, Inject, Param, Post, Query, Res } from '@nestjs/common';
+import { CommandBus, QueryBus } from '@nestjs/cqrs';
+import { ApiOperation, ApiParam, ApiQuery, ApiTags } from '@nestjs/swagger';
+import type { FastifyReply } from 'fastify';
+import type { Caller } from '#accounts';
+import { ChargePayment, FindPayment, ListPayments, type PaymentStatus, ReversePayment } from '#payments';
+import { type Answer, successAnswer, validated } from '#platform/http';
+import { answer, Answers, CallerOf, Partner, type PartnerRequest, RequestOf } from './http.js';
+import { chargeRequestOf, CreatePaymentRequest, instantOf, listQueryOf, refuseAmount, RefundRequest, VoidRequest } from './requests.js';
+import { Payment, PaymentPage, RefundResult, VoidResult } from './resources.js';
+
+@Partner()
+@ApiTags('Payments')
+@Controller('api/partner/v1/payments')
+export class PaymentsController {
+  constructor(
+    @Inject(CommandBus) private readonly commands: CommandBus,
+    @Inject(QueryBus) private readonly queries: QueryBus,
+  ) {}
+
+  @Post()
+  @ApiOperation({ summary: 'Create a payment', operationId: 'createPayment' })
+  @Answers({ result: Payment, errors: [402, 409, 422, 429, 501, 502, 503, 504], body: CreatePaymentRequest, keyed: true })
+  async create(@CallerOf() caller: Caller, @RequestOf({}) request: PartnerRequest): Promise<void> {
+    const charge = chargeRequestOf(caller.accountId, request.body);
+    const { idempotencyKey, fingerprintText, requestId, reply } = request;
+    answer(reply, await this.commands.execute<ChargePayment, Answer>(new ChargePayment(charge, { idempotencyKey, fingerprintText, requestId })));
+  }
+
+  @Get(':id')
+  @ApiOperation({ summary: 'Read a payment', operationId: 'getPayment' })
+  @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
+  @Answers({ result: Payment, errors: [404] })
+  async find(@CallerOf() caller: Caller, @Param('id') id: string, @Res() reply: FastifyReply): Promise<void> {
+    answer(reply, successAnswer(await this.queries.execute(new FindPayment(caller.accountId, id))));
+  }
+
+  @Get()
+  @ApiOperation({ summary: "List the account's payments, newest first", operationId: 'listPayments' })
+  @ApiQuery({ name: 'portalId', required: false, schema: { type: 'string', format: 'uuid' } })
+  @ApiQuery({ name: 'from', required: false, description: 'Inclusive; RFC 3339 with offset, or YYYY-MM-DD.', schema: { type: 'string' } })
+  @ApiQuery({ name: 'to', required: false, description: 'Exclusive; as from.', schema: { type: 'string' } })
+  @ApiQuery({ name: 'status', required: false, schema: { type: 'string' } })
+  @ApiQuery({ name: 'cursor', required: false, schema: { type: 'string' } })
+  @ApiQuery({ name: 'limit', required: false, schema: { type: 'integer', minimum: 1, maximum: 100, default: 25 } })
+  @Answers({ result: PaymentPage, errors: [] })
+  async list(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
+    const { portalId, from, to, status, cursor, limit } = listQueryOf(query);
+    const filters = {
+      portalId: portalId?.toLowerCase() ?? null,
+      from: from === undefined ? null : instantOf(from),
+      to: to === undefined ? null : instantOf(to),
+      status: (status as PaymentStatus | undefined) ?? null,
+    };
+    const { page, ledger } = await this.queries.execute(
+      new ListPayments(caller.accountId, filters, cursor ?? null, limit === undefined ? null : Number(limit)),
+    );
+    void reply.header('ledger-position', ledger.position ?? '').header('ledger-lag', String(ledger.lag));
+    answer(reply, successAnswer(page));
+  }
+
+  @Post(':id/refund')
+  @ApiOperation({ summary: 'Refund a payment in full or in part', operationId: 'refundPayment' })
+  @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
+  @Answers({ result: RefundResult, errors: [404, 409, 422, 502, 503, 504], body: RefundRequest, keyed: true })
+  async refund(@CallerOf() caller: Caller, @Param('id') id: string, @RequestOf({ emptyIsObject: true }) request: PartnerRequest): Promise<void> {
+    refuseAmount(request.body);
+    const { amountCents, feeType, reason } = validated(RefundRequest, request.body);
+    answer(
+      request.reply,
+      await this.reverse(caller, id, request, {
+        operation: 'refund',
+        amountCents: amountCents ?? null,
+        includeFee: feeType === 'include_fee',
+        reason: reason ?? null,
+      }),
+    );
+  }
+
+  @Post(':id/void')
+  @ApiOperation({ summary: 'Void a payment before its batch settles', operationId: 'voidPayment' })
+  @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
+  @Answers({ result: VoidResult, errors: [404, 409, 422, 502, 503, 504], body: VoidRequest, keyed: true })
+  async void(@CallerOf() caller: Caller, @Param('id') id: string, @RequestOf({ emptyIsObject: true }) request: PartnerRequest): Promise<void> {
+    refuseAmount(request.body);
+    const { reason } = validated(VoidRequest, request.body);
+    answer(
+      request.reply,
+      await this.reverse(caller, id, request, { operation: 'void', amountCents: null, includeFee: true, reason: reason ?? null }),
+    );
+  }
+
+  private reverse(
+    { accountId }: Caller,
+    paymentId: string,
+    request: PartnerRequest,
+    asked: Pick<ReversePayment['request'], 'operation' | 'amountCents' | 'includeFee' | 'reason'>,
+  ): Promise<Answer> {
+    const { idempotencyKey, fingerprintText, requestId } = request;
+    return this.commands.execute(
+      new ReversePayment({ ...asked, paymentId, accountId, initiatedBy: 'partner' }, { idempotencyKey, fingerprintText, requestId }),
+    );
+  }
+}

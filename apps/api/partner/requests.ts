@@ -1,0 +1,263 @@
+/** What partners send: fields and their rules (specification, Endpoints; C4–C9). The decorators are the validator and the OpenAPI document at once. */
+import { ApiPropertyOptional } from '@nestjs/swagger';
+import { isUuid, type Json, ServiceError, sumCents } from '#kernel';
+import { type ChargeRequest, PAYMENT_STATUSES, Secret } from '#payments';
+import { passesLuhn } from '#platform';
+import {
+  cardInText,
+  CentsField,
+  EnumField,
+  type Fault,
+  Field,
+  NestedField,
+  TextField,
+  validated,
+  validatedQuery,
+  validationError,
+} from '#platform/http';
+
+const UuidField = (options: { optional?: boolean; description?: string } = {}) =>
+  Field({
+    ...options,
+    schema: { type: 'string', format: 'uuid', ...(options.description ? { description: options.description } : {}) },
+    check: (value) => (isUuid(value) ? null : 'must be a UUID'),
+  });
+
+/** Linear, and after the length limit: no backtracking to abuse. */
+const EMAIL = /^[^\s@<>()",;:\\[\]]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z][A-Za-z0-9-]{0,61}[A-Za-z0-9]$/;
+const MAX_EMAIL_LENGTH = 254;
+
+class AddressRequest {
+  @TextField({ optional: true, max: 200, free: true }) line1?: string;
+  @TextField({ optional: true, max: 200, free: true }) line2?: string;
+  @TextField({ optional: true, max: 100, free: true }) city?: string;
+  @TextField({ optional: true, max: 100, free: true }) state?: string;
+  @TextField({ optional: true, max: 20, free: true }) zip?: string;
+  @TextField({ optional: true, max: 100, free: true, description: 'Default `US`.' }) country?: string;
+}
+
+class PayerRequest {
+  @TextField({ optional: true, max: 100, free: true }) firstName?: string;
+  @TextField({ optional: true, max: 100, free: true }) lastName?: string;
+  @Field({
+    optional: true,
+    schema: { type: 'string', format: 'email', maxLength: MAX_EMAIL_LENGTH },
+    check: (value) =>
+      typeof value === 'string' && value.length <= MAX_EMAIL_LENGTH && EMAIL.test(value) ? cardInText(value) : 'must be an e-mail address',
+  })
+  email?: string;
+  @TextField({ optional: true, max: 40, free: true }) phone?: string;
+  @NestedField(() => AddressRequest, { optional: true }) address?: AddressRequest;
+}
+
+const MAX_METADATA_KEYS = 50;
+const MAX_METADATA_BYTES = 8 * 1024;
+const MAX_METADATA_DEPTH = 8;
+
+/** Any keys, kept exactly; bounded, and searched for card numbers, keys and numbers included (C8, C9). */
+const checkMetadata = (value: unknown): string | null => {
+  if (value === null || typeof value !== 'object' || Array.isArray(value)) return 'must be an object';
+  if (Object.keys(value).length > MAX_METADATA_KEYS) return `must have at most ${MAX_METADATA_KEYS} keys`;
+  if (depthOf(value) > MAX_METADATA_DEPTH) return `must be nested at most ${MAX_METADATA_DEPTH} levels deep`;
+  if (Buffer.byteLength(JSON.stringify(value)) > MAX_METADATA_BYTES) return `must be at most ${MAX_METADATA_BYTES} bytes`;
+  return holdsCard(value) ? 'must not hold a card number' : null;
+};
+
+const depthOf = (value: unknown): number => (value !== null && typeof value === 'object' ? 1 + Math.max(0, ...Object.values(value).map(depthOf)) : 0);
+const holdsCard = (value: unknown): boolean => {
+  if (typeof value === 'string') return cardInText(value) !== null;
+  if (typeof value === 'number') return cardInText(String(value)) !== null;
+  return value !== null && typeof value === 'object' && Object.entries(value).some(([key, item]) => cardInText(key) !== null || holdsCard(item));
+};
+
+class LineItemRequest {
+  @CentsField({ description: 'Principal of this item.' }) amountCents!: number;
+  @TextField({ min: 1, max: 255, free: true, description: "Caller's identifier of the case or invoice." }) referenceId!: string;
+  @TextField({ optional: true, max: 500, free: true }) description?: string;
+  @Field({
+    optional: true,
+    schema: {
+      type: 'object',
+      additionalProperties: true,
+      description: `Free-form data, returned exactly: at most ${MAX_METADATA_KEYS} keys, ${MAX_METADATA_BYTES} bytes, ${MAX_METADATA_DEPTH} levels.`,
+    },
+    check: checkMetadata,
+  })
+  metadata?: Record<string, Json>;
+}
+
+const METHOD_TYPES = ['card', 'card_token', 'vault'] as const;
+
+const DIGITS = /^\d{12,19}$/;
+const EXPIRATION = /^(0[1-9]|1[0-2])\/?(\d{2})$/;
+
+/** The three variants, selected by `type`; which fields count depends on it. */
+class PaymentMethodRequest {
+  @EnumField({ values: METHOD_TYPES }) type!: (typeof METHOD_TYPES)[number];
+  @ApiPropertyOptional({ type: 'string', description: '`card`: 12 to 19 digits, spaces ignored.' }) cardNumber?: unknown;
+  @ApiPropertyOptional({ type: 'string', description: '`card`: `MM/YY` or `MMYY`, current month or later.' }) expirationDate?: unknown;
+  @ApiPropertyOptional({ type: 'string', description: '`card`: 3 or 4 digits.' }) cvv?: unknown;
+  @ApiPropertyOptional({ type: 'string', description: '`card_token`: a supported card token.' }) token?: unknown;
+  @ApiPropertyOptional({ type: 'string', description: '`vault`: always refused with 501.' }) vaultId?: unknown;
+}
+
+const MAX_TOKEN_LENGTH = 255;
+
+/** C5. The card's own fields are read from the raw body and wrapped at once; no fault ever repeats a value. */
+const instrumentOf = (raw: Record<string, unknown>, faults: Fault[]): ChargeRequest['instrument'] | null => {
+  const fault = (field: string, message: string) => {
+    faults.push({ field: `paymentMethod.${field}`, message });
+    return null;
+  };
+  if (raw.type === 'card_token') {
+    if (typeof raw.token !== 'string' || raw.token.length < 1 || raw.token.length > MAX_TOKEN_LENGTH)
+      return fault('token', `must be a string of 1 to ${MAX_TOKEN_LENGTH} characters`);
+    if (cardInText(raw.token)) return fault('token', 'must not hold a card number');
+    return { type: 'card_token', token: new Secret(raw.token) };
+  }
+  const digits = typeof raw.cardNumber === 'string' ? raw.cardNumber.replaceAll(' ', '') : '';
+  if (!DIGITS.test(digits) || !passesLuhn(digits)) fault('cardNumber', 'must be a valid card number of 12 to 19 digits');
+  const expiry = typeof raw.expirationDate === 'string' ? EXPIRATION.exec(raw.expirationDate) : null;
+  if (!expiry) fault('expirationDate', 'must be MM/YY or MMYY');
+  if (typeof raw.cvv !== 'string' || !/^\d{3,4}$/.test(raw.cvv)) fault('cvv', 'must be 3 or 4 digits');
+  if (faults.length > 0 || !expiry || typeof raw.cvv !== 'string') return null;
+  return { type: 'card', number: new Secret(digits), expiry: { month: Number(expiry[1]), year: 2000 + Number(expiry[2]) }, cvv: new Secret(raw.cvv) };
+};
+
+const CAPTURES = ['sale', 'auth'] as const;
+
+export class CreatePaymentRequest {
+  @UuidField({ description: 'Portal to charge.' }) portalId!: string;
+  @TextField({ optional: true, max: 255, free: true, description: 'Payment-level identifier, also used for case-specific restrictions.' })
+  referenceId?: string;
+  @CentsField({ description: 'Principal; must equal the sum of the line items.' }) amountCents!: number;
+  @EnumField({ optional: true, values: ['USD'], default: 'USD' }) currency?: string;
+  @EnumField({ optional: true, values: CAPTURES, default: 'sale', description: '`auth` is refused with 501.' }) capture?: string;
+  @EnumField({ optional: true, values: CAPTURES, deprecated: true, description: 'Alias of `capture`.' }) captureMode?: string;
+  @NestedField(() => PaymentMethodRequest) paymentMethod!: PaymentMethodRequest;
+  @NestedField(() => LineItemRequest, { array: { min: 1, max: 50 } }) lineItems!: LineItemRequest[];
+  @NestedField(() => PayerRequest, { optional: true }) payer?: PayerRequest;
+}
+
+/** Step 5 of contract §2: 400 for what is wrong whatever the time, then 501. */
+export const chargeRequestOf = (accountId: string, body: Record<string, unknown>): ChargeRequest => {
+  refuseAmount(body);
+  let instrument: ChargeRequest['instrument'] | null = null;
+  const request = validated(CreatePaymentRequest, body, (value) => {
+    const faults: Fault[] = [];
+    if (sumCents(value.lineItems, (line) => line.amountCents) !== value.amountCents)
+      faults.push({ field: 'amountCents', message: 'must equal the sum of lineItems[].amountCents' });
+    if (value.capture !== undefined && value.captureMode !== undefined && value.capture !== value.captureMode)
+      faults.push({ field: 'captureMode', message: 'differs from capture' });
+    if (value.paymentMethod.type !== 'vault') {
+      const cardFaults: Fault[] = [];
+      instrument = instrumentOf(body.paymentMethod as Record<string, unknown>, cardFaults);
+      faults.push(...cardFaults);
+    }
+    return faults;
+  });
+  if (request.capture === 'auth' || request.captureMode === 'auth')
+    throw new ServiceError('CAPTURE_NOT_SUPPORTED', 'Only immediate sales are supported.');
+  if (instrument === null) throw new ServiceError('VAULT_NOT_SUPPORTED', 'Stored cards are not supported.');
+  return {
+    accountId,
+    portalId: request.portalId.toLowerCase(),
+    referenceId: request.referenceId ?? null,
+    amountCents: request.amountCents,
+    lineItems: request.lineItems.map((line) => ({
+      amountCents: line.amountCents,
+      referenceId: line.referenceId,
+      description: line.description ?? null,
+      metadata: line.metadata ?? null,
+    })),
+    payer: request.payer ? payerOf(request.payer) : null,
+    instrument,
+  };
+};
+
+const payerOf = ({ address, ...payer }: PayerRequest): ChargeRequest['payer'] => ({
+  ...defined(payer),
+  ...(address ? { address: { ...defined(address), country: address.country ?? 'US' } } : {}),
+});
+
+const defined = <T extends object>(fields: T): T => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined)) as T;
+
+/** The exact key `amount` is refused in any object of a body, except inside `lineItems[].metadata` (C3). */
+export const refuseAmount = (value: unknown, path = ''): void => {
+  if (Array.isArray(value)) value.forEach((item, index) => refuseAmount(item, `${path}[${index}]`));
+  else if (value !== null && typeof value === 'object')
+    for (const [key, item] of Object.entries(value)) {
+      const field = path === '' ? key : `${path}.${key}`;
+      if (key === 'amount') throw validationError([{ field, message: 'is not a field of this service; money fields end in Cents' }]);
+      if (key !== 'metadata' || !LINE_ITEM.test(path)) refuseAmount(item, field);
+    }
+};
+const LINE_ITEM = /^lineItems\[\d+\]$/;
+
+export class RefundRequest {
+  @CentsField({ optional: true, description: 'Principal cents; left out, all remaining principal.' }) amountCents?: number;
+  @EnumField({ optional: true, values: ['include_fee'], description: 'Returns the service fee too, with everything that remains.' }) feeType?: string;
+  @TextField({ optional: true, max: 1000, free: true }) reason?: string;
+}
+
+export class VoidRequest {
+  @TextField({ optional: true, max: 1000, free: true }) reason?: string;
+}
+
+export class ListQuery {
+  @UuidField({ optional: true }) portalId?: string;
+  @Field({
+    optional: true,
+    schema: { type: 'string', description: 'Inclusive; RFC 3339 with offset, or `YYYY-MM-DD` (00:00:00Z).' },
+    check: (value) => instantFault(value),
+  })
+  from?: string;
+  @Field({ optional: true, schema: { type: 'string', description: 'Exclusive; as `from`.' }, check: (value) => instantFault(value) }) to?: string;
+  @EnumField({ optional: true, values: PAYMENT_STATUSES }) status?: string;
+  @TextField({ optional: true, min: 1, max: 1024, description: '`nextCursor` of the page before, with the same filters.' }) cursor?: string;
+  @Field({
+    optional: true,
+    schema: { type: 'integer', minimum: 1, maximum: 100, default: 25 },
+    check: (value) => (typeof value === 'string' && /^([1-9]\d?|100)$/.test(value) ? null : 'must be 1 to 100'),
+  })
+  limit?: string;
+}
+
+const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
+const instantFault = (value: unknown): string | null =>
+  typeof value === 'string' && instantOf(value) !== null ? null : 'must be RFC 3339 with offset, or YYYY-MM-DD';
+
+/** Milliseconds since the epoch; null for what is no date of the calendar. */
+export const instantOf = (text: string): number | null => {
+  const parts = INSTANT.exec(text);
+  if (!parts) return null;
+  const [, year, month, day, hour = '00', , second = '00'] = parts;
+  // Date.parse rolls 31 February over into March; a date that is none must not become another.
+  const date = new Date(Date.UTC(Number(year), Number(month) - 1, Number(day)));
+  if (date.getUTCMonth() !== Number(month) - 1 || date.getUTCDate() !== Number(day) || Number(hour) > 23 || Number(second) > 59) return null;
+  const time = Date.parse(text.toUpperCase());
+  return Number.isNaN(time) ? null : time;
+};
+
+export class QuoteQuery {
+  @UuidField() portalId!: string;
+  @Field({
+    schema: { type: 'integer', minimum: 1, maximum: 99_999_999 },
+    check: (value) => (typeof value === 'string' && /^[1-9]\d{0,7}$/.test(value) ? null : 'must be 1 to 99999999 cents'),
+  })
+  amountCents!: string;
+}
+
+export const listQueryOf = (query: Readonly<Record<string, unknown>>): ListQuery => {
+  const value = validatedQuery(ListQuery, query);
+  if (value.from !== undefined && value.to !== undefined && instantOf(value.from)! > instantOf(value.to)!)
+    throw validationError([{ field: 'from', message: 'must not lie after to' }]);
+  return value;
+};
+
+/** The quote ignores parameters that it does not know, but not the one that would be mistaken for the principal (C3). */
+export const quoteQueryOf = (query: Readonly<Record<string, unknown>>): { portalId: string; amountCents: number } => {
+  if ('amount' in query) refuseAmount(query);
+  const { portalId, amountCents } = validatedQuery(QuoteQuery, query, { ignoreUnknown: true });
+  return { portalId: portalId.toLowerCase(), amountCents: Number(amountCents) };
+};

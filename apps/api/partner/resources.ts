@@ -1,0 +1,144 @@
+/** What partners receive, for the OpenAPI document. The values are made by `payment.view`; a test validates every answer of the e2e suite against this. */
+import { ApiProperty, ApiPropertyOptional } from '@nestjs/swagger';
+import { STATUS_OF } from '#kernel';
+import { PAYMENT_STATUSES } from '#payments';
+
+const uuid = { type: 'string', format: 'uuid' } as const;
+const cents = { type: 'integer', minimum: 0 } as const;
+const dateTime = { type: 'string', format: 'date-time' } as const;
+const text = { type: 'string' } as const;
+/** JSON Schema 2020-12 spells "or null" as a list of types; the decorator's own types know OpenAPI 3.0 only. */
+const orNull = (schema: { type: string; [keyword: string]: unknown }) => ({ ...schema, type: [schema.type, 'null'] }) as object;
+const oneOf = (...values: string[]) => ({ type: 'string' as const, enum: values });
+
+class Address {
+  @ApiPropertyOptional(text) line1?: string;
+  @ApiPropertyOptional(text) line2?: string;
+  @ApiPropertyOptional(text) city?: string;
+  @ApiPropertyOptional(text) state?: string;
+  @ApiPropertyOptional(text) zip?: string;
+  @ApiPropertyOptional(text) country?: string;
+}
+
+class PayerInfo {
+  @ApiPropertyOptional(text) firstName?: string;
+  @ApiPropertyOptional(text) lastName?: string;
+  @ApiPropertyOptional(text) email?: string;
+  @ApiPropertyOptional(text) phone?: string;
+  @ApiPropertyOptional({ type: Address }) address?: Address;
+}
+
+class PaymentMethod {
+  @ApiProperty(oneOf('card', 'card_token', 'vault')) type!: string;
+  @ApiProperty(text) brand!: string;
+  @ApiProperty(text) last4!: string;
+}
+
+class GatewayInfo {
+  @ApiProperty(orNull(text)) transactionId!: string | null;
+  @ApiProperty(orNull(text)) authCode!: string | null;
+}
+
+class GatewayTransaction {
+  @ApiProperty(text) transactionId!: string;
+}
+
+class LineItem {
+  @ApiProperty(uuid) id!: string;
+  @ApiProperty(cents) amountCents!: number;
+  @ApiProperty(cents) serviceFeeCents!: number;
+  @ApiProperty(oneOf(...PAYMENT_STATUSES)) status!: string;
+  @ApiProperty(cents) refundedAmountCents!: number;
+  @ApiProperty(cents) remainingRefundableAmountCents!: number;
+  @ApiProperty(text) referenceId!: string;
+  @ApiProperty(orNull({ type: 'string', maxLength: 500 })) description!: string | null;
+  @ApiProperty(orNull({ type: 'object', additionalProperties: true })) metadata!: object | null;
+}
+
+export class Payment {
+  @ApiProperty(uuid) id!: string;
+  @ApiProperty(oneOf(...PAYMENT_STATUSES)) status!: string;
+  @ApiProperty(oneOf('sale', 'auth')) captureMode!: string;
+  @ApiProperty(oneOf('USD')) currency!: string;
+  @ApiProperty(cents) amountCents!: number;
+  @ApiProperty(cents) serviceFeeCents!: number;
+  @ApiProperty(cents) totalChargedCents!: number;
+  @ApiProperty(cents) refundedAmountCents!: number;
+  @ApiProperty(cents) remainingRefundableAmountCents!: number;
+  @ApiProperty(cents) authorizedAmountCents!: number;
+  @ApiProperty(cents) capturedAmountCents!: number;
+  @ApiProperty(orNull(text)) confirmationNumber!: string | null;
+  @ApiProperty(uuid) portalId!: string;
+  @ApiProperty(orNull(text)) referenceId!: string | null;
+  @ApiProperty({ oneOf: [{ $ref: '#/components/schemas/PayerInfo' }, { type: 'null' }] } as object) payer!: PayerInfo | null;
+  @ApiProperty({ type: PaymentMethod }) paymentMethod!: PaymentMethod;
+  @ApiProperty({ type: GatewayInfo }) gateway!: GatewayInfo;
+  @ApiProperty({ type: LineItem, isArray: true }) lineItems!: LineItem[];
+  @ApiProperty(orNull(dateTime)) expiresAt!: string | null;
+  @ApiProperty(orNull(dateTime)) capturedAt!: string | null;
+  @ApiProperty(dateTime) createdAt!: string;
+  @ApiProperty(dateTime) updatedAt!: string;
+}
+
+export class PaymentPage {
+  @ApiProperty({ type: Payment, isArray: true }) payments!: Payment[];
+  @ApiProperty({ ...orNull(text), description: 'Pass it as `cursor`, with the same filters; null on the last page.' }) nextCursor!: string | null;
+}
+
+export class RefundResult {
+  @ApiProperty(uuid) id!: string;
+  @ApiProperty(oneOf('group')) target!: string;
+  @ApiProperty(oneOf('void', 'refund')) reversalType!: string;
+  @ApiProperty(cents) amountCents!: number;
+  @ApiProperty(oneOf('USD')) currency!: string;
+  @ApiProperty(orNull(text)) reason!: string | null;
+  @ApiProperty(oneOf('succeeded')) status!: string;
+  @ApiProperty(cents) remainingRefundableAmountCents!: number;
+  @ApiProperty({ type: GatewayTransaction }) gateway!: GatewayTransaction;
+  @ApiProperty(dateTime) createdAt!: string;
+}
+
+class VoidedLineItem {
+  @ApiProperty(uuid) id!: string;
+  @ApiProperty(cents) amountCents!: number;
+}
+
+export class VoidResult {
+  @ApiProperty(uuid) id!: string;
+  @ApiProperty(cents) amountCents!: number;
+  @ApiProperty(oneOf('USD')) currency!: string;
+  @ApiProperty(orNull(text)) reason!: string | null;
+  @ApiProperty(oneOf('voided')) status!: string;
+  @ApiProperty({ type: VoidedLineItem, isArray: true }) voidedLineItems!: VoidedLineItem[];
+  @ApiProperty(cents) voidedServiceFeeCents!: number;
+  @ApiProperty({ type: GatewayTransaction }) gateway!: GatewayTransaction;
+  @ApiProperty(dateTime) createdAt!: string;
+}
+
+export class FeeQuote {
+  @ApiProperty(uuid) portalId!: string;
+  @ApiProperty(cents) amountCents!: number;
+  @ApiProperty(cents) serviceFeeCents!: number;
+  @ApiProperty(cents) totalChargedCents!: number;
+  @ApiProperty(oneOf('USD')) currency!: string;
+}
+
+export class AccessTokenGrant {
+  @ApiProperty(text) accessToken!: string;
+  @ApiProperty(oneOf('Bearer')) tokenType!: string;
+  @ApiProperty({ type: 'integer' }) expiresIn!: number;
+  @ApiProperty(dateTime) expiresAt!: string;
+}
+
+class ErrorDetails {
+  @ApiProperty(oneOf(...Object.keys(STATUS_OF))) code!: string;
+}
+
+export class ErrorEnvelope {
+  @ApiProperty({ type: 'boolean', enum: [false] }) success!: boolean;
+  @ApiProperty(text) message!: string;
+  @ApiPropertyOptional({ type: ErrorDetails, description: 'Absent on 401 and on 403 of authentication.' }) details?: ErrorDetails;
+}
+
+/** Models that are referred to, not used as a whole body. */
+export const RESOURCES = [PayerInfo, Payment, PaymentPage, RefundResult, VoidResult, FeeQuote, AccessTokenGrant, ErrorEnvelope];

@@ -1,0 +1,25 @@
+/** What the specification names and this service does not do: 401 first, then always 501, whatever the body (C6). */
+import { Controller, Post } from '@nestjs/common';
+import { ApiOperation, ApiParam, ApiTags } from '@nestjs/swagger';
+import { ServiceError } from '#kernel';
+import { Answers, Partner } from './http.js';
+
+@Partner()
+@ApiTags('Unsupported')
+@Controller('api/partner/v1')
+export class UnsupportedController {
+  @Post('payments/:id/capture')
+  @ApiOperation({ summary: 'Always 501', operationId: 'capturePayment' })
+  @ApiParam({ name: 'id', schema: { type: 'string' } })
+  @Answers({ errors: [501] })
+  capture(): never {
+    throw new ServiceError('CAPTURE_NOT_SUPPORTED', 'Only immediate sales are supported.');
+  }
+
+  @Post('vault')
+  @ApiOperation({ summary: 'Always 501', operationId: 'storeCard' })
+  @Answers({ errors: [501] })
+  vault(): never {
+    throw new ServiceError('VAULT_NOT_SUPPORTED', 'Stored cards are not supported.');
+  }
+}

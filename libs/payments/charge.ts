@@ -1,0 +1,315 @@
+/**
+ * Creating a payment: facts → refusals (contract §2, steps 7–11) → intent → gateway → outcome. The intent is durable before money moves, and no
+ * success is answered without a durable outcome. Whatever ends without certainty is left to recovery, which undoes it.
+ */
+import { type ChargeTerms, type Directory, type PortalGateway, restrictionInForce } from '#accounts';
+import { Conflict } from '#eventstore';
+import { type Cents, type Clock, type Deadline, type Ids, type Json, ServiceError, timestamp, unreachable } from '#kernel';
+import { brandOf, crockford, type Logger } from '#platform';
+import { createHash } from 'node:crypto';
+import { feeByLine, serviceFee } from './fee.js';
+import { callGateway } from './gateway/call.js';
+import type {
+  ChargeTxn,
+  DeclineCode,
+  GatewayAccount,
+  Gateways,
+  Leg,
+  Op,
+  Outcome,
+  PaymentGateway,
+  PaymentInstrument,
+  Ref,
+} from './gateway/gateway.js';
+import { type ChargeOutcome, isVisible, type LegTerms, type LineItem, type Payer, type Payment, type PaymentTerms } from './payment.js';
+import { type PaymentView, paymentView } from './payment.view.js';
+import { type Loaded, type Owner, type PaymentStreams } from './stream.js';
+import type { Velocity } from './velocity.js';
+
+/** What every payment command works with; handed in, so that the simulation runs the same code over simulated ports. */
+export interface PaymentPorts {
+  readonly clock: Clock;
+  readonly ids: Ids;
+  readonly streams: PaymentStreams;
+  readonly gateways: Gateways;
+  readonly directory: Directory;
+  readonly velocity: Velocity;
+  readonly log: Logger;
+}
+
+export interface ChargeRequest {
+  readonly accountId: string;
+  readonly portalId: string;
+  readonly referenceId: string | null;
+  readonly amountCents: Cents;
+  readonly lineItems: readonly {
+    readonly amountCents: Cents;
+    readonly referenceId: string;
+    readonly description: string | null;
+    readonly metadata: Readonly<Record<string, Json>> | null;
+  }[];
+  readonly payer: Payer | null;
+  readonly instrument: PaymentInstrument;
+}
+
+/** Drawn when the attempt begins: with a key at its claim, so that the stream's name is known before anything happens. */
+export interface ChargeAttempt {
+  readonly paymentId: string;
+  readonly attemptId: string;
+}
+
+/** Our reference of one movement: 20 characters of Crockford base32 over attempt, leg and operation (gateway.md 1). */
+export const gatewayRef = (attemptId: string, leg: Leg, op: Op): Ref =>
+  crockford(createHash('sha256').update(`${attemptId}:${leg}:${op}`).digest(), 20);
+
+/** Charges the card. Resolves with the Payment; refuses and fails with the specification's errors, which carry the payment id where there is one. */
+export const charge = async (
+  ports: PaymentPorts,
+  request: ChargeRequest,
+  attempt: ChargeAttempt,
+  owner: Owner,
+  deadline: Deadline,
+): Promise<PaymentView> => {
+  const { clock, streams, velocity } = ports;
+  refuseExpiredCard(request.instrument, clock.now());
+  const terms = await ports.directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
+  const { gateway, plan } = refuseOrPlan(ports, request, attempt, terms);
+  const subject = { portalId: request.portalId, referenceId: request.referenceId, instrument: request.instrument };
+  const { limits } = terms.portal!;
+  await velocity.admit(subject, limits, attempt.attemptId);
+
+  const at = () => timestamp(clock.now());
+  let loaded: Loaded;
+  try {
+    const none: Loaded = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
+    loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId: attempt.attemptId, terms: plan }], owner, deadline);
+  } catch (error) {
+    // The stream was fenced by a takeover of our key: this request must never begin (recovery.md 1.8).
+    if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
+    throw error;
+  }
+
+  const outcome = await moveMoney(ports, gateway, plan, attempt, request, deadline);
+  if (outcome.kind === 'declined') await velocity.recordDecline(subject, limits, attempt.attemptId);
+  if (outcome.kind === 'too_late') throw timeout(attempt.paymentId);
+  try {
+    loaded = await streams.execute(loaded, [{ type: 'RecordChargeOutcome', at: at(), attemptId: attempt.attemptId, outcome }], owner, deadline);
+  } catch (error) {
+    // Fenced meanwhile, or the store cannot tell: recovery owns the attempt now, and no success is answered without a durable outcome.
+    ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'the outcome of a charge could not be recorded; recovery resolves it');
+    throw timeout(attempt.paymentId);
+  }
+  return chargeAnswer(attempt.paymentId, loaded.payment);
+};
+
+/** The answer that a payment's state stands for: the same at once and rebuilt from the stream later, byte for byte (recovery.md 1.4). */
+export const chargeAnswer = (paymentId: string, payment: Payment): PaymentView => {
+  if (!isVisible(payment)) throw new Error('no payment to answer with');
+  switch (payment.phase) {
+    case 'charged':
+      return paymentView(paymentId, payment);
+    case 'failed':
+      throw payment.declineCode
+        ? new ServiceError('PAYMENT_DECLINED', DECLINE_MESSAGES[payment.declineCode], { id: paymentId, declineCode: payment.declineCode })
+        : new ServiceError('PAYMENT_GATEWAY_ERROR', 'The gateway did not process the payment; nothing was charged.', { id: paymentId });
+    case 'pending':
+    case 'unknown':
+    case 'voided':
+      throw timeout(paymentId);
+    default:
+      return unreachable(payment);
+  }
+};
+
+const DECLINE_MESSAGES: Record<DeclineCode, string> = {
+  generic_decline: 'The card was declined.',
+  insufficient_funds: 'The card was declined: insufficient funds.',
+  card_limit_exceeded: 'The card was declined: card limit exceeded.',
+  expired_card: 'The card was declined: the issuer reports it as expired.',
+  cvv_mismatch: 'The card was declined: the security code does not match.',
+  postal_code_mismatch: 'The card was declined: the postal code does not match.',
+};
+
+const timeout = (id: string) => new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the payment is unknown; check it before charging again.', { id });
+
+/** The answer to a key whose create ended without certainty (C16, C64). */
+export const reconciliationRequired = (paymentId: string, payment: Payment): ServiceError =>
+  isVisible(payment)
+    ? new ServiceError(
+        'IDEMPOTENCY_RECONCILIATION_REQUIRED',
+        'An earlier request with this key ended without a certain outcome; check the payment, and use a new key to charge again.',
+        { id: paymentId },
+      )
+    : new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'An earlier request with this key ended before anything was charged; use a new key.');
+
+/** A card is good until the last place on earth leaves its month (C5). */
+const EXPIRY_ZONE_MS = 12 * 3_600_000;
+const refuseExpiredCard = (instrument: PaymentInstrument, now: number): void => {
+  if (instrument.type !== 'card') return;
+  const today = new Date(now - EXPIRY_ZONE_MS);
+  const { year, month } = instrument.expiry;
+  if (year * 12 + month < today.getUTCFullYear() * 12 + today.getUTCMonth() + 1)
+    throw new ServiceError('VALIDATION_ERROR', 'paymentMethod.expirationDate lies in the past.', { field: 'paymentMethod.expirationDate' });
+};
+
+/** Steps 8–10 of contract §2, then the plan of the charge: fee, lines, legs and every reference that the attempt may use. */
+const refuseOrPlan = (
+  ports: PaymentPorts,
+  request: ChargeRequest,
+  { attemptId }: ChargeAttempt,
+  { accountStatus, access, portal, restriction }: ChargeTerms,
+): { gateway: PaymentGateway; plan: PaymentTerms } => {
+  // A deactivated owner of a hosted checkout gets the same answer (C66).
+  if (!portal || access !== 'granted' || accountStatus !== 'active')
+    throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
+  const gateway = portal.gateway && ports.gateways.find(accountOf(portal.gateway, 'principal'));
+  if (!portal.gateway || !gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
+
+  const method = methodOf(request.instrument);
+  const inForce = restrictionInForce(restriction, ports.clock.now());
+  if (inForce?.kind === 'blocked') throw new ServiceError('PAYMENT_BLOCKED', 'Payments for this case are blocked.');
+  if (inForce?.kind === 'held')
+    throw new ServiceError('PAYMENT_HELD', 'Payments for this case are on hold; try later.', inForce.until ? { retryAt: inForce.until } : {});
+  const { minCents, maxCents, brands } = portal.rules;
+  const notAllowed = (message: string) => new ServiceError('PAYMENT_NOT_ALLOWED', message);
+  if (minCents !== null && request.amountCents < minCents) throw notAllowed(`This portal accepts payments from ${minCents} cents.`);
+  if (maxCents !== null && request.amountCents > maxCents) throw notAllowed(`This portal accepts payments up to ${maxCents} cents.`);
+  if (brands !== null && !brands.some((brand) => brand === method.brand)) throw notAllowed('This portal does not accept this card brand.');
+
+  const portalGateway = portal.gateway;
+  const serviceFeeCents = serviceFee(request.amountCents, portal.fee);
+  const { chargeMode } = portal.fee;
+  const { rawCard, cardToken, tokenReusable } = gateway.capabilities;
+  const twoCharges = chargeMode === 'separate' && serviceFeeCents > 0;
+  if (method.type === 'card' ? !rawCard : !cardToken || (twoCharges && !tokenReusable))
+    throw notAllowed("This portal's gateway cannot charge this kind of payment method.");
+
+  const shares = feeByLine(
+    serviceFeeCents,
+    request.lineItems.map((line) => line.amountCents),
+  );
+  const leg = (name: Leg, principalCents: Cents, feeCents: Cents): LegTerms => ({
+    leg: name,
+    principalCents,
+    feeCents,
+    account: accountOf(portalGateway, name),
+    references: { charge: gatewayRef(attemptId, name, 'charge'), reversal: gatewayRef(attemptId, name, 'reversal') },
+  });
+  const plan: PaymentTerms = {
+    accountId: request.accountId,
+    portalId: request.portalId,
+    referenceId: request.referenceId,
+    amountCents: request.amountCents,
+    serviceFeeCents,
+    feeVersion: portal.feeVersion,
+    chargeMode,
+    lineItems: request.lineItems.map((line, index): LineItem => ({
+      id: ports.ids.uuid(),
+      amountCents: line.amountCents,
+      serviceFeeCents: shares[index]!,
+      referenceId: line.referenceId,
+      description: line.description,
+      metadata: line.metadata,
+    })),
+    payer: request.payer,
+    paymentMethod: method,
+    legs:
+      chargeMode === 'combined'
+        ? [leg('combined', request.amountCents, serviceFeeCents)]
+        : [leg('principal', request.amountCents, 0), ...(serviceFeeCents > 0 ? [leg('fee', 0, serviceFeeCents)] : [])],
+  };
+  return { gateway, plan };
+};
+
+/** The fee of a separate charge goes to the operator's own merchant account. */
+const accountOf = ({ feeMerchantAccount, merchantAccount, ...account }: PortalGateway, leg: Leg): GatewayAccount => ({
+  ...account,
+  merchantAccount: leg === 'fee' ? feeMerchantAccount : merchantAccount,
+});
+
+const methodOf = (instrument: PaymentInstrument): PaymentTerms['paymentMethod'] => {
+  // A token tells nothing about its card here; the processor knows.
+  if (instrument.type === 'card_token') return { type: 'card_token', brand: 'unknown', last4: '' };
+  const digits = instrument.number.reveal();
+  return { type: 'card', brand: brandOf(digits), last4: digits.slice(-4) };
+};
+
+/** Principal, then fee only after the principal was approved; a fee that fails takes the principal back (C41). */
+const moveMoney = async (
+  ports: PaymentPorts,
+  gateway: PaymentGateway,
+  plan: PaymentTerms,
+  { attemptId }: ChargeAttempt,
+  request: ChargeRequest,
+  deadline: Deadline,
+): Promise<ChargeOutcome | { kind: 'too_late' }> => {
+  const approved: { leg: LegTerms; txn: ChargeTxn }[] = [];
+  const postalCode = request.payer?.address?.zip;
+  for (const leg of plan.legs) {
+    const call = {
+      ref: leg.references.charge,
+      leg: leg.leg,
+      account: leg.account,
+      amountCents: leg.principalCents + leg.feeCents,
+      instrument: request.instrument,
+      ...(postalCode === undefined ? {} : { postalCode }),
+    };
+    const outcome = await callGateway(ports.clock, deadline, (signal) => gateway.charge(call, signal));
+    if (outcome.kind === 'approved') {
+      approved.push({ leg, txn: outcome.txn });
+      continue;
+    }
+    // Recovery finalised the reference before we came: it owns the attempt, and we record nothing (gateway.md 2).
+    if (outcome.kind === 'rejected' && outcome.why === 'finalised') return { kind: 'too_late' };
+    if (outcome.kind === 'unknown') return { kind: 'unknown', leg: leg.leg, cause: outcome.cause };
+    const undone = await takeBack(ports, gateway, approved, deadline);
+    if (!undone) return { kind: 'unknown', leg: leg.leg, cause: 'an approved leg could not be taken back' };
+    return definiteFailure(leg.leg, outcome);
+  }
+  const confirmationNumber = ports.ids.confirmationNumber();
+  ports.log.debug({ attemptId }, 'charged');
+  return {
+    kind: 'charged',
+    confirmationNumber,
+    legs: approved.map(({ leg, txn }) => ({
+      leg: leg.leg,
+      transactionId: txn.transactionId,
+      authCode: txn.authCode,
+      avs: txn.avs ?? null,
+      cvv: txn.cvv ?? null,
+    })),
+  };
+};
+
+const definiteFailure = (leg: Leg, outcome: Exclude<Outcome<ChargeTxn>, { kind: 'approved' | 'unknown' }>): ChargeOutcome => {
+  switch (outcome.kind) {
+    case 'declined':
+      return { kind: 'declined', leg, code: outcome.decline.code, transactionId: outcome.transactionId ?? null, raw: outcome.decline.raw ?? null };
+    case 'rejected':
+      return { kind: 'failed', reason: `rejected by the gateway: ${outcome.why}` };
+    case 'not_processed':
+      return { kind: 'failed', reason: outcome.raw ?? 'not processed' };
+    default:
+      return unreachable(outcome);
+  }
+};
+
+const takeBack = async (
+  ports: PaymentPorts,
+  gateway: PaymentGateway,
+  approved: readonly { leg: LegTerms; txn: ChargeTxn }[],
+  deadline: Deadline,
+): Promise<boolean> => {
+  for (const { leg, txn } of approved) {
+    const call = {
+      ref: leg.references.reversal,
+      leg: leg.leg,
+      account: leg.account,
+      chargeTransactionId: txn.transactionId,
+      askedBy: 'reversal' as const,
+    };
+    const outcome = await callGateway(ports.clock, deadline, (signal) => gateway.void(call, signal));
+    if (outcome.kind !== 'approved') return false;
+  }
+  return true;
+};

@@ -1,0 +1,213 @@
+/** Commands and queries as the buses carry them: each handler is a door to one function, with the idempotency of contract §3 around what moves money. */
+import { CommandHandler, type ICommandHandler, type IQueryHandler, QueryHandler } from '@nestjs/cqrs';
+import { Inject } from '@nestjs/common';
+import { type Cents, Deadline, fold, isUuid, ServiceError } from '#kernel';
+import type { Logger } from '#platform';
+import { type Answer, errorAnswer, type IdempotencyStore, type KeyedWork, onceByKey, type Operation, successAnswer } from '#platform/http';
+import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
+import { serviceFee } from './fee.js';
+import { REQUEST_DEADLINE_MS } from './gateway/call.js';
+import { type ListedPage, type ListFilters, listPayments, type PaymentListPorts } from './list.js';
+import { isVisible, payment as decider } from './payment.js';
+import { type PaymentView, paymentView } from './payment.view.js';
+import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
+import { reverse, type ReverseRequest } from './reverse.js';
+import { type Owner, toPaymentEvent } from './stream.js';
+
+/** Everything the handlers need; provided by the process that composes them. */
+export interface PaymentServices {
+  readonly ports: PaymentPorts;
+  readonly idempotency: IdempotencyStore;
+  readonly list: PaymentListPorts;
+  readonly recovery: Recovery;
+  readonly log: Logger;
+}
+export const PAYMENT_SERVICES = Symbol('payment services');
+
+/** How a request came: its key, what the key is bound to, and the id under which its facts are correlated. */
+export interface Received {
+  readonly idempotencyKey: string | null;
+  readonly fingerprintText: string;
+  readonly requestId: string;
+}
+
+export class ChargePayment {
+  constructor(
+    readonly request: ChargeRequest,
+    readonly received: Received,
+  ) {}
+}
+
+@CommandHandler(ChargePayment)
+export class ChargePaymentHandler implements ICommandHandler<ChargePayment> {
+  constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
+
+  execute({ request, received }: ChargePayment): Promise<Answer> {
+    return chargeOnce(this.services, request, received);
+  }
+}
+
+/** Charges at most once per key. */
+export const chargeOnce = (services: PaymentServices, request: ChargeRequest, received: Received): Promise<Answer> => {
+  const { ports } = services;
+  const owner = partner(request.accountId, received);
+  const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
+  return keyed(services, request.accountId, 'create', received, {
+    run: (owned) => charge(ports, request, owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() }, owner, deadline),
+    takeOver: (owned) => settleCreate(ports, owned, request.accountId, owner, deadline),
+    reconciliationRequired: async (paymentId) => {
+      const loaded = await ports.streams.load(paymentId);
+      return reconciliationRequired(paymentId, loaded.payment);
+    },
+  });
+};
+
+/**
+ * What became of a create whose owner vanished (recovery.md 1.4, T7): its answer, rebuilt from the prefix that ends at the outcome; else the stream is
+ * fenced, so that the vanished owner can never begin or finish, and the key stays reserved.
+ */
+export const settleCreate = async (
+  ports: PaymentPorts,
+  { paymentId, attemptId }: { paymentId: string; attemptId: string },
+  accountId: string,
+  owner: Owner,
+  deadline: Deadline,
+): Promise<{ answer: Answer } | 'reserved'> => {
+  const events = (await ports.streams.events(paymentId)).map(toPaymentEvent);
+  const outcome = events[1];
+  if (outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined')
+    return { answer: answerNow(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2)))) };
+  const loaded = await ports.streams.load(paymentId);
+  const at = new Date(ports.clock.now()).toISOString();
+  if (loaded.revision === null)
+    await ports.streams.execute(
+      loaded,
+      [{ type: 'Abandon', at, attemptId, accountId, reason: 'the request vanished before it began' }],
+      owner,
+      deadline,
+    );
+  else if (loaded.payment.phase === 'pending') await ports.streams.execute(loaded, [{ type: 'StartReconciliation', at, attemptId }], owner, deadline);
+  return 'reserved';
+};
+
+const answerNow = (view: () => PaymentView): Answer => {
+  try {
+    return successAnswer(view());
+  } catch (error) {
+    if (error instanceof ServiceError) return errorAnswer(error);
+    throw error;
+  }
+};
+
+export class ReversePayment {
+  constructor(
+    readonly request: ReverseRequest & { readonly accountId: string },
+    readonly received: Received,
+  ) {}
+}
+
+@CommandHandler(ReversePayment)
+export class ReversePaymentHandler implements ICommandHandler<ReversePayment> {
+  constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
+
+  execute({ request, received }: ReversePayment): Promise<Answer> {
+    return reverseOnce(this.services, request, received);
+  }
+}
+
+/** Refunds or voids at most once per key. */
+export const reverseOnce = (services: PaymentServices, request: ReverseRequest & { accountId: string }, received: Received): Promise<Answer> => {
+  const { ports } = services;
+  const paymentId = request.paymentId.toLowerCase();
+  const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
+  const owner = partner(request.accountId, received);
+  return keyed(services, request.accountId, `${request.operation}:${paymentId}`, received, {
+    run: (owned) => {
+      if (!isUuid(paymentId)) throw notFound();
+      return reverse(ports, { ...request, paymentId }, owned, owner, deadline);
+    },
+  });
+};
+
+const keyed = (
+  services: PaymentServices,
+  accountId: string,
+  operation: Operation,
+  { idempotencyKey: key, fingerprintText }: Received,
+  work: KeyedWork,
+): Promise<Answer> =>
+  onceByKey(services.idempotency, services.log, () => services.ports.ids.uuid(), { accountId, key, operation, fingerprintText }, work);
+
+const partner = (accountId: string, { requestId }: Received): Owner => ({ actor: { type: 'partner', id: accountId }, correlationId: requestId });
+
+const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
+
+export class FindPayment {
+  constructor(
+    readonly accountId: string,
+    readonly paymentId: string,
+  ) {}
+}
+
+@QueryHandler(FindPayment)
+export class FindPaymentHandler implements IQueryHandler<FindPayment> {
+  constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
+
+  /** Folds the stream, so that it shows what any earlier answer spoke of (C48). */
+  async execute({ accountId, paymentId }: FindPayment): Promise<PaymentView> {
+    const { ports, recovery, log } = this.services;
+    if (!isUuid(paymentId)) throw notFound();
+    const id = paymentId.toLowerCase();
+    const { payment } = await ports.streams.load(id);
+    if (!isVisible(payment) || payment.terms.accountId !== accountId) throw notFound();
+    // Whoever asks about an open payment would rather know: resolve it now, but answer from the stream (recovery.md 2.3).
+    if ((payment.phase === 'pending' || payment.phase === 'unknown') && ports.clock.now() - Date.parse(payment.createdAt) >= RECOVERY_STARTS_AFTER_MS)
+      void recovery.resolve(id).catch((error: unknown) => log.warn({ paymentId: id, err: error }, 'recovery on reading failed'));
+    return paymentView(id, payment);
+  }
+}
+
+export class ListPayments {
+  constructor(
+    readonly accountId: string,
+    readonly filters: ListFilters,
+    readonly cursor: string | null,
+    readonly limit: number | null,
+  ) {}
+}
+
+@QueryHandler(ListPayments)
+export class ListPaymentsHandler implements IQueryHandler<ListPayments> {
+  constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
+
+  execute({ accountId, filters, cursor, limit }: ListPayments): Promise<ListedPage> {
+    return listPayments(this.services.list, accountId, filters, cursor, limit);
+  }
+}
+
+export class QuoteFee {
+  constructor(
+    readonly accountId: string,
+    readonly portalId: string,
+    readonly amountCents: Cents,
+  ) {}
+}
+
+@QueryHandler(QuoteFee)
+export class QuoteFeeHandler implements IQueryHandler<QuoteFee> {
+  constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
+
+  /** The charge's own function (C49); reserves nothing. */
+  async execute({
+    accountId,
+    portalId,
+    amountCents,
+  }: QuoteFee): Promise<{ portalId: string; amountCents: Cents; serviceFeeCents: Cents; totalChargedCents: Cents; currency: 'USD' }> {
+    const { portal, access } = await this.services.ports.directory.chargeTerms(accountId, portalId, null);
+    if (!portal || access !== 'granted') throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
+    const serviceFeeCents = serviceFee(amountCents, portal.fee);
+    return { portalId, amountCents, serviceFeeCents, totalChargedCents: amountCents + serviceFeeCents, currency: 'USD' };
+  }
+}
+
+export const PAYMENT_HANDLERS = [ChargePaymentHandler, ReversePaymentHandler, FindPaymentHandler, ListPaymentsHandler, QuoteFeeHandler];

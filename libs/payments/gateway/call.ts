@@ -1,0 +1,33 @@
+/** How a gateway is called: within its time limits (C42), and never with less time than a call needs. */
+import type { Clock, Deadline } from '#kernel';
+import type { Outcome } from './gateway.js';
+
+/** C42. The order that must hold: call 20 s < request 28 s < key lease 60 s ≤ start of recovery 60 s. */
+export const GATEWAY_CALL_MS = 20_000;
+export const REQUEST_DEADLINE_MS = 28_000;
+/** A call that would get less is not sent. */
+const MIN_CALL_MS = 2_000;
+
+/** Runs one call; a call that was not sent is certain not to have been processed, one that did not answer in time is unknown. */
+export const callGateway = async <T>(clock: Clock, deadline: Deadline, call: (signal: AbortSignal) => Promise<Outcome<T>>): Promise<Outcome<T>> => {
+  const limit = Math.min(GATEWAY_CALL_MS, deadline.leftMs);
+  if (limit < MIN_CALL_MS) return { kind: 'not_processed', answered: false, raw: 'no time left to call the gateway' };
+  return bounded(clock, limit, call, () => ({ kind: 'unknown', cause: 'timeout' }));
+};
+
+/** Aborts the call after `ms` and answers `otherwise` where it does not come back even then. */
+export const bounded = async <T>(clock: Clock, ms: number, call: (signal: AbortSignal) => Promise<T>, otherwise: () => T): Promise<T> => {
+  const abort = new AbortController();
+  const timer = new AbortController();
+  // The adapter decides what an aborted call means; the extra moment is for that, and bounds an adapter that never settles.
+  const late = clock.sleep(ms, timer.signal).then(async () => {
+    if (!timer.signal.aborted) abort.abort();
+    await clock.sleep(250, timer.signal);
+    return otherwise();
+  });
+  try {
+    return await Promise.race([call(abort.signal), late]);
+  } finally {
+    timer.abort();
+  }
+};

@@ -1,0 +1,240 @@
+/**
+ * The list: a read model of payments by account, newest first, and the pages that are read from it (C44–C48). A row is the folded state itself, advanced with
+ * the decider's own `evolve`, so a page shows exactly what GET shows.
+ */
+import type { Directory } from '#accounts';
+import type { Position, Recorded } from '#eventstore';
+import { canonicalJson, ServiceError } from '#kernel';
+import type { KeyRing, Queryable } from '#platform';
+import { timingSafeEqual } from 'node:crypto';
+import { isVisible, openAttempt, payment as decider, type Payment, type PaymentStatus, statusOf } from './payment.js';
+import { type PaymentView, paymentView } from './payment.view.js';
+import { LONG_STREAM_EVENTS, paymentIdOf, toPaymentEvent } from './stream.js';
+
+export const DEFAULT_PAGE = 25;
+export const MAX_PAGE = 100;
+/** How long a page waits for the projection to pass the log's head (C48). */
+export const LIST_WAIT_MS = 2_000;
+
+/** The table; a rebuild makes it again in a schema of its own, indexes last. */
+export const PAYMENT_LIST_TABLE = `
+  create table payment_list (
+    payment_id uuid not null, account_id uuid not null, portal_id uuid not null, created_at timestamptz not null, status text not null,
+    open_attempt_id uuid, open_since timestamptz, revision bigint not null, state json not null)`;
+export const PAYMENT_LIST_INDEXES = `
+  alter table payment_list add primary key (payment_id);
+  create index payment_list_account on payment_list (account_id, created_at desc, payment_id desc);
+  create index payment_list_portal on payment_list (account_id, portal_id, created_at desc, payment_id desc);
+  create index payment_list_status on payment_list (account_id, status, created_at desc, payment_id desc);
+  create index payment_list_open on payment_list (open_since) where open_since is not null`;
+
+export interface PaymentRow {
+  readonly paymentId: string;
+  readonly revision: bigint;
+  readonly payment: Payment;
+}
+
+/** Advances rows by a batch of events, in memory. `rows` holds what was there before; an event that was applied already is passed over. */
+export const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[]): void => {
+  for (const recorded of events) {
+    const paymentId = paymentIdOf(recorded.stream);
+    const row = rows.get(paymentId);
+    if (row && recorded.revision <= row.revision) continue;
+    if (recorded.revision !== (row ? row.revision + 1n : 0n))
+      throw new Error(`${recorded.stream}: revision ${recorded.revision} does not follow ${row?.revision ?? 'an absent row'}`);
+    rows.set(paymentId, {
+      paymentId,
+      revision: recorded.revision,
+      payment: decider.evolve(row?.payment ?? decider.initial, toPaymentEvent(recorded)),
+    });
+  }
+};
+
+/** Applies a batch inside the transaction that moves the checkpoint. */
+export const applyPaymentList = async (client: Queryable, events: readonly Recorded[], onLongStream?: (paymentId: string) => void): Promise<void> => {
+  const known = [...new Set(events.filter(({ revision }) => revision > 0n).map(({ stream }) => paymentIdOf(stream)))];
+  const rows = new Map<string, PaymentRow>();
+  if (known.length > 0) for (const row of await readRows(client, known)) rows.set(row.paymentId, row);
+  advanceRows(rows, events);
+  const visible = [...rows.values()].filter(({ payment }) => isVisible(payment));
+  for (const { paymentId, revision } of visible) if (revision >= LONG_STREAM_EVENTS) onLongStream?.(paymentId);
+  if (visible.length > 0) await writeRows(client, visible);
+};
+
+const readRows = async (client: Queryable, paymentIds: readonly string[]): Promise<PaymentRow[]> => {
+  const { rows } = await client.query<{ payment_id: string; revision: string; state: Payment }>(
+    'select payment_id, revision, state from payment_list where payment_id = any($1::uuid[])',
+    [paymentIds],
+  );
+  return rows.map((row) => ({ paymentId: row.payment_id, revision: BigInt(row.revision), payment: row.state }));
+};
+
+/** A row's columns, in the table's order, as text. */
+export const columnsOf = ({ paymentId, revision, payment }: PaymentRow): (string | null)[] => {
+  if (!isVisible(payment)) throw new Error('an abandoned stream has no row');
+  const open = openOf(payment);
+  return [
+    paymentId,
+    payment.terms.accountId,
+    payment.terms.portalId,
+    payment.createdAt,
+    statusOf(payment),
+    open?.attemptId ?? null,
+    open?.since ?? null,
+    revision.toString(),
+    JSON.stringify(payment),
+  ];
+};
+
+/** What recovery would look at: a charge without outcome, or a reversal without end. */
+const openOf = (payment: Payment): { attemptId: string; since: string } | null => {
+  if (payment.phase === 'pending' || payment.phase === 'unknown') return { attemptId: payment.attemptId, since: payment.createdAt };
+  const attempt = payment.phase === 'charged' ? openAttempt(payment) : undefined;
+  return attempt ? { attemptId: attempt.attemptId, since: attempt.requestedAt } : null;
+};
+
+const writeRows = async (client: Queryable, rows: readonly PaymentRow[]): Promise<void> => {
+  const columns = rows.map(columnsOf);
+  const column = (index: number) => columns.map((row) => row[index]!);
+  await client.query({
+    name: 'payment-list-write',
+    text: `
+      insert into payment_list as l (payment_id, account_id, portal_id, created_at, status, open_attempt_id, open_since, revision, state)
+      select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::timestamptz[], $5::text[], $6::uuid[], $7::timestamptz[], $8::bigint[], $9::json[])
+      on conflict (payment_id) do update set status = excluded.status, open_attempt_id = excluded.open_attempt_id, open_since = excluded.open_since,
+        revision = excluded.revision, state = excluded.state
+      where l.revision < excluded.revision`,
+    values: [0, 1, 2, 3, 4, 5, 6, 7, 8].map(column),
+  });
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Reading pages.
+
+export interface ListFilters {
+  readonly portalId: string | null;
+  /** Milliseconds since the epoch, inclusive and exclusive, on createdAt. */
+  readonly from: number | null;
+  readonly to: number | null;
+  readonly status: PaymentStatus | null;
+}
+
+export interface PaymentPage {
+  readonly payments: readonly PaymentView[];
+  readonly nextCursor: string | null;
+}
+
+/** How far the list is: its position, and how many milliseconds or events it lags, in the words of the headers that carry it. */
+export interface ListProgress {
+  /** Waits until the list has passed a position, at most `timeoutMs`; tells where it is then. */
+  reach(position: Position, timeoutMs: number): Promise<Position | null>;
+}
+
+export interface PaymentListPorts {
+  readonly db: Queryable;
+  readonly keys: KeyRing;
+  readonly directory: Directory;
+  head(): Promise<Position | null>;
+  readonly progress: ListProgress;
+}
+
+export interface ListedPage {
+  readonly page: PaymentPage;
+  /** `lag`: `0` when the page shows everything that had happened when the request arrived, else `unknown`. */
+  readonly ledger: { readonly position: Position | null; readonly lag: string };
+}
+
+/** One page. An unknown or never granted portal → PORTAL_ACCESS_DENIED (C46); a cursor that is not this list's → VALIDATION_ERROR (C45). */
+export const listPayments = async (
+  ports: PaymentListPorts,
+  accountId: string,
+  filters: ListFilters,
+  cursor: string | null,
+  limit: number | null,
+): Promise<ListedPage> => {
+  const head = await ports.head();
+  if (filters.portalId !== null && (await ports.directory.grant(accountId, filters.portalId)) === null)
+    throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
+  const after = cursor === null ? null : openCursor(ports.keys, accountId, filters, cursor);
+  const position = head === null ? null : await ports.progress.reach(head, LIST_WAIT_MS);
+  const size = limit ?? DEFAULT_PAGE;
+  const rows = await readPage(ports.db, accountId, filters, after, size + 1);
+  const shown = rows.slice(0, size);
+  const last = rows.length > size ? shown.at(-1) : undefined;
+  return {
+    page: {
+      payments: shown.map(({ id, payment }) => {
+        if (!isVisible(payment)) throw new Error('a row without a payment');
+        return paymentView(id, payment);
+      }),
+      nextCursor:
+        last && isVisible(last.payment)
+          ? sealCursor(ports.keys, accountId, filters, { createdAt: Date.parse(last.payment.createdAt), id: last.id })
+          : null,
+    },
+    ledger: { position, lag: head === null || (position !== null && position >= head) ? '0' : 'unknown' },
+  };
+};
+
+interface Place {
+  readonly createdAt: number;
+  readonly id: string;
+}
+
+const readPage = async (
+  db: Queryable,
+  accountId: string,
+  filters: ListFilters,
+  after: Place | null,
+  limit: number,
+): Promise<{ id: string; payment: Payment }[]> => {
+  const values: unknown[] = [accountId];
+  const bind = (value: unknown) => `$${values.push(value)}`;
+  const where = ['account_id = $1'];
+  if (filters.portalId !== null) where.push(`portal_id = ${bind(filters.portalId)}`);
+  if (filters.status !== null) where.push(`status = ${bind(filters.status)}`);
+  if (filters.from !== null) where.push(`created_at >= ${bind(new Date(filters.from).toISOString())}::timestamptz`);
+  if (filters.to !== null) where.push(`created_at < ${bind(new Date(filters.to).toISOString())}::timestamptz`);
+  if (after !== null)
+    where.push(`(created_at, payment_id) < (${bind(new Date(after.createdAt).toISOString())}::timestamptz, ${bind(after.id)}::uuid)`);
+  const { rows } = await db.query<{ payment_id: string; state: Payment }>(
+    `select payment_id, state from payment_list where ${where.join(' and ')} order by created_at desc, payment_id desc limit ${bind(limit)}`,
+    values,
+  );
+  return rows.map((row) => ({ id: row.payment_id, payment: row.state }));
+};
+
+// The cursor: version, time, id and a MAC over account and filters, so that it is good for nothing else (C45).
+
+const CURSOR_VERSION = 1;
+const PLACE_BYTES = 25;
+const MAC_BYTES = 16;
+
+const sealCursor = (keys: KeyRing, accountId: string, filters: ListFilters, place: Place): string => {
+  const bytes = Buffer.alloc(PLACE_BYTES);
+  bytes.writeUInt8(CURSOR_VERSION, 0);
+  bytes.writeBigInt64BE(BigInt(place.createdAt), 1);
+  bytes.write(place.id.replaceAll('-', ''), 9, 'hex');
+  return Buffer.concat([bytes, cursorMac(keys, keys.current, accountId, filters, bytes)]).toString('base64url');
+};
+
+/** The place that a cursor names. Tampered, another account's, other filters → VALIDATION_ERROR. */
+export const openCursor = (keys: KeyRing, accountId: string, filters: ListFilters, cursor: string): Place => {
+  const bytes = Buffer.from(cursor, 'base64url');
+  const place = bytes.subarray(0, PLACE_BYTES);
+  const mac = bytes.subarray(PLACE_BYTES);
+  const genuine =
+    bytes.length === PLACE_BYTES + MAC_BYTES &&
+    bytes.toString('base64url') === cursor &&
+    place[0] === CURSOR_VERSION &&
+    keys.kids.some((kid) => timingSafeEqual(mac, cursorMac(keys, kid, accountId, filters, place)));
+  if (!genuine)
+    throw new ServiceError('VALIDATION_ERROR', 'cursor is not valid for this list.', {
+      errors: [{ field: 'cursor', message: 'is not valid for this list' }],
+    });
+  const hex = place.subarray(9).toString('hex');
+  return { createdAt: Number(place.readBigInt64BE(1)), id: hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5') };
+};
+
+const cursorMac = (keys: KeyRing, kid: string, accountId: string, filters: ListFilters, place: Buffer): Buffer =>
+  keys.mac('cursor', `${accountId}\n${canonicalJson(filters)}\n${place.toString('hex')}`, kid).subarray(0, MAC_BYTES);

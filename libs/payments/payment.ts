@@ -1,0 +1,861 @@
+/**
+ * A payment, from the moment it is asked for to the last cent returned.
+ *
+ * Read from top to bottom: what can happen (events), what it adds up to (state and evolve), what follows from that (status and money),
+ * what may be asked (commands), and what is answered (decide). Nothing here reaches a gateway, a clock or a database: time, ids,
+ * references and gateway outcomes arrive inside commands. GET, list, answers, ledger and audit all fold with this `evolve`.
+ */
+import { type Cents, type Decider, type Json, proRata, ServiceError, sumCents, unreachable } from '#kernel';
+import type { Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Events: facts, in the past tense, in whole cents, never card data. `at` is the event's recordedAt (RFC 3339, milliseconds).
+
+type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
+
+export type PaymentEvent =
+  | Fact<'PaymentInitiated', PaymentTerms & { readonly attemptId: string }>
+  | Fact<'PaymentCreated', { readonly attemptId: string } & Charge>
+  | Fact<
+      'PaymentDeclined',
+      {
+        readonly attemptId: string;
+        readonly leg: Leg;
+        readonly declineCode: DeclineCode;
+        readonly transactionId: string | null;
+        readonly raw: string | null;
+      }
+    >
+  | Fact<'PaymentFailed', { readonly attemptId: string; readonly reason: string }>
+  | Fact<'PaymentOutcomeUnknown', { readonly attemptId: string; readonly leg: Leg; readonly cause: string }>
+  | Fact<'PaymentAbandoned', { readonly attemptId: string; readonly accountId: string; readonly reason: string }>
+  | Fact<'ReconciliationStarted', { readonly attemptId: string }>
+  | Fact<'VoidRequested', ReversalRequest>
+  | Fact<'RefundRequested', ReversalRequest>
+  | Fact<'PaymentVoided', LegReturned>
+  | Fact<'PaymentRefunded', LegReturned>
+  | Fact<'FeeRefunded', LegReturned>
+  | Fact<'ReversalEnded', ReversalEnd>
+  | Fact<'ReversalAcknowledged', { readonly attemptId: string }>
+  | Fact<
+      'PaymentSettled',
+      { readonly leg: Leg; readonly batchId: string; readonly closedAt: string; readonly grossCents: Cents; readonly feeCents: Cents }
+    >
+  | Fact<'SettlementRejected', { readonly leg: Leg; readonly batchId: string; readonly closedAt: string }>
+  | Fact<'PaymentDisputed', Dispute>
+  | Fact<
+      'PaymentResolved',
+      {
+        readonly as: 'succeeded' | 'voided' | 'failed';
+        readonly charge: Charge | null;
+        readonly evidence: string;
+        readonly by: string;
+        readonly forced: boolean;
+      }
+    >;
+
+export interface LineItem {
+  readonly id: string;
+  readonly amountCents: Cents;
+  /** This line's share of the service fee (C33). */
+  readonly serviceFeeCents: Cents;
+  readonly referenceId: string;
+  readonly description: string | null;
+  readonly metadata: Readonly<Record<string, Json>> | null;
+}
+
+export interface Payer {
+  readonly firstName?: string;
+  readonly lastName?: string;
+  readonly email?: string;
+  readonly phone?: string;
+  readonly address?: {
+    readonly line1?: string;
+    readonly line2?: string;
+    readonly city?: string;
+    readonly state?: string;
+    readonly zip?: string;
+    readonly country?: string;
+  };
+}
+
+/** One money movement of the charge, and every gateway reference that this attempt may ever use for it (C61). */
+export interface LegTerms {
+  readonly leg: Leg;
+  readonly principalCents: Cents;
+  readonly feeCents: Cents;
+  readonly account: GatewayAccount;
+  readonly references: { readonly charge: Ref; readonly reversal: Ref };
+}
+
+export interface PaymentTerms {
+  readonly accountId: string;
+  readonly portalId: string;
+  readonly referenceId: string | null;
+  readonly amountCents: Cents;
+  readonly serviceFeeCents: Cents;
+  /** Version of the portal's fee configuration that gave this fee; nobody recomputes it later (C32). */
+  readonly feeVersion: number;
+  readonly chargeMode: 'separate' | 'combined';
+  readonly lineItems: readonly LineItem[];
+  readonly payer: Payer | null;
+  readonly paymentMethod: { readonly type: 'card' | 'card_token'; readonly brand: string; readonly last4: string };
+  readonly legs: readonly LegTerms[];
+}
+
+export interface Charge {
+  readonly confirmationNumber: string;
+  readonly legs: readonly {
+    readonly leg: Leg;
+    readonly transactionId: string;
+    readonly authCode: string;
+    readonly avs: Check | null;
+    readonly cvv: Check | null;
+  }[];
+}
+
+export type Initiator = 'partner' | 'staff';
+export type Means = 'void' | 'refund';
+
+/** The intent to return money: who asked, for what, and what is to move on which leg under which references. */
+export interface ReversalRequest {
+  readonly attemptId: string;
+  readonly initiatedBy: Initiator;
+  readonly reason: string | null;
+  /** As asked: what a repeat without a key is matched by (C18). */
+  readonly asked: { readonly amountCents: Cents | null; readonly includeFee: boolean };
+  readonly legs: readonly LegMove[];
+  readonly lines: readonly { readonly lineItemId: string; readonly principalCents: Cents; readonly feeCents: Cents }[];
+  /** The partial refund or incomplete void that this attempt completes (C27, C38). */
+  readonly completes: string | null;
+}
+
+export interface LegMove {
+  readonly leg: Leg;
+  readonly principalCents: Cents;
+  readonly feeCents: Cents;
+  /** What is tried first; the gateway may know better (C24). */
+  readonly means: Means;
+  readonly references: { readonly void: Ref; readonly refund: Ref };
+}
+
+/** One leg came back. `leg` is null where a charge was never executed and nothing had to move. */
+export interface LegReturned {
+  readonly attemptId: string;
+  readonly leg: Leg | null;
+  readonly principalCents: Cents;
+  readonly feeCents: Cents;
+  readonly transactionId: string | null;
+}
+
+export interface ReversalEnd {
+  readonly attemptId: string;
+  readonly operation: Means;
+  readonly outcome: 'completed' | 'partial' | 'rejected' | 'never_executed';
+  /** What the gateway did; null when nothing moved (C24). */
+  readonly reversalType: Means | null;
+  /** What this attempt returned, fee included. */
+  readonly amountCents: Cents;
+  readonly reason: string | null;
+  readonly initiatedBy: Initiator;
+}
+
+export const DISPUTE_STATUSES = ['debited', 'in_dispute', 'lost', 'recovered'] as const;
+export type DisputeStatus = (typeof DISPUTE_STATUSES)[number];
+
+export interface Dispute {
+  readonly disputeId: string;
+  readonly status: DisputeStatus;
+  /** The processor's word for the latest step, at most 64 characters (C57). */
+  readonly stage: string;
+  readonly reasonCode: string;
+  readonly reason: string;
+  readonly disputedAmountCents: Cents;
+  /** YYYY-MM-DD. */
+  readonly openedOn: string;
+  readonly dueDate: string;
+}
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// State: each phase carries only what exists in it. Plain JSON, since the list projection stores it.
+
+interface Known {
+  readonly terms: PaymentTerms;
+  readonly attemptId: string;
+  readonly createdAt: string;
+  readonly updatedAt: string;
+}
+
+export type Payment =
+  | { readonly phase: 'none' }
+  /** A stream that holds only the fence of a create that never began: no payment (C64). */
+  | { readonly phase: 'abandoned'; readonly accountId: string }
+  | Awaiting
+  | (Known & { readonly phase: 'failed'; readonly declineCode: DeclineCode | null })
+  /** Voided out of pending or unknown: reversed, or never processed. Nothing was captured. */
+  | (Known & { readonly phase: 'voided' })
+  | Charged;
+
+/** `fenced`: recovery owns the attempt; a late outcome of the request is refused by the revision. */
+export type Awaiting = Known & { readonly phase: 'pending' | 'unknown'; readonly fenced: boolean };
+
+export type Charged = Known & {
+  readonly phase: 'charged';
+  readonly confirmationNumber: string;
+  readonly capturedAt: string;
+  readonly legs: readonly ChargedLeg[];
+  readonly lines: readonly { readonly principalReturnedCents: Cents; readonly feeReturnedCents: Cents }[];
+  /** What returned money last: decides between `voided` and `refunded`, `succeeded` and `partially_refunded` (C21, C22, C27). */
+  readonly lastReturnedBy: Means | null;
+  readonly attempts: readonly ReversalAttempt[];
+  readonly disputes: readonly Dispute[];
+};
+
+export interface ChargedLeg {
+  readonly leg: Leg;
+  readonly account: GatewayAccount;
+  readonly transactionId: string;
+  readonly authCode: string;
+  readonly principalCents: Cents;
+  readonly feeCents: Cents;
+  readonly principalReturnedCents: Cents;
+  readonly feeReturnedCents: Cents;
+  /** A leg on which a refund was made is never voided afterwards (C24). */
+  readonly refunded: boolean;
+  readonly settledBatchId: string | null;
+  readonly settlementRejected: boolean;
+}
+
+export interface ReversalAttempt extends ReversalRequest {
+  readonly operation: Means;
+  readonly requestedAt: string;
+  /** Its own request told 5xx, or vanished: whoever comes next resolves it (C18). */
+  readonly fenced: boolean;
+  readonly returned: readonly {
+    readonly leg: Leg;
+    readonly means: Means;
+    readonly principalCents: Cents;
+    readonly feeCents: Cents;
+    readonly transactionId: string;
+  }[];
+  readonly ended:
+    (Pick<ReversalEnd, 'outcome' | 'reversalType' | 'amountCents'> & { readonly at: string; readonly remainingRefundableCents: Cents }) | null;
+  /** Somebody has been told of its success since it was fenced (C18). */
+  readonly acknowledged: boolean;
+  /** The attempt that completed this partial one. */
+  readonly completedBy: string | null;
+}
+
+const initial: Payment = { phase: 'none' };
+
+export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
+  const { at } = event;
+  switch (event.type) {
+    case 'PaymentInitiated': {
+      if (payment.phase !== 'none') throw impossible(payment, event);
+      const { attemptId, ...terms } = event.data;
+      return { phase: 'pending', terms, attemptId, createdAt: at, updatedAt: at, fenced: false };
+    }
+    case 'PaymentAbandoned':
+      if (payment.phase !== 'none') throw impossible(payment, event);
+      return { phase: 'abandoned', accountId: event.data.accountId };
+    case 'PaymentCreated':
+      return charged(awaiting(payment, event), event.data, at);
+    case 'PaymentDeclined':
+      return { ...known(awaiting(payment, event), at), phase: 'failed', declineCode: event.data.declineCode };
+    case 'PaymentFailed':
+      return { ...known(awaiting(payment, event), at), phase: 'failed', declineCode: null };
+    case 'PaymentOutcomeUnknown': {
+      const before = awaiting(payment, event);
+      return { ...before, phase: 'unknown', updatedAt: at };
+    }
+    case 'ReconciliationStarted':
+      if (payment.phase === 'charged') return withAttempt(payment, event, at, (attempt) => ({ ...attempt, fenced: true }));
+      return { ...awaiting(payment, event), phase: 'unknown', fenced: true, updatedAt: at };
+    case 'PaymentResolved': {
+      const before = awaiting(payment, event);
+      if (event.data.as === 'succeeded' && event.data.charge) return charged(before, event.data.charge, at);
+      return event.data.as === 'failed' ? { ...known(before, at), phase: 'failed', declineCode: null } : { ...known(before, at), phase: 'voided' };
+    }
+    case 'VoidRequested':
+    case 'RefundRequested': {
+      const before = asCharged(payment, event);
+      if (openAttempt(before)) throw impossible(payment, event);
+      const operation = event.type === 'VoidRequested' ? 'void' : 'refund';
+      const attempt: ReversalAttempt = {
+        ...event.data,
+        operation,
+        requestedAt: at,
+        fenced: false,
+        returned: [],
+        ended: null,
+        acknowledged: false,
+        completedBy: null,
+      };
+      return { ...before, updatedAt: at, attempts: [...before.attempts, attempt] };
+    }
+    case 'PaymentVoided':
+      // Out of pending or unknown the charge is undone, or was never made: nothing was captured.
+      if (payment.phase === 'voided') return { ...payment, updatedAt: at };
+      if (payment.phase !== 'charged') return { ...known(awaiting(payment, event), at), phase: 'voided' };
+      return returned(payment, event, 'void');
+    case 'PaymentRefunded':
+    case 'FeeRefunded':
+      return returned(asCharged(payment, event), event, 'refund');
+    case 'ReversalEnded': {
+      const { attemptId, outcome, reversalType, amountCents } = event.data;
+      const before = asCharged(payment, event);
+      const left = remaining(before);
+      const ended = { outcome, reversalType, amountCents, at, remainingRefundableCents: left.principal + left.fee };
+      const after = withAttempt(before, event, at, (attempt) => ({ ...attempt, ended }));
+      const { completes } = attemptOf(after, attemptId)!;
+      if (outcome !== 'completed' || !completes) return after;
+      return {
+        ...after,
+        attempts: after.attempts.map((attempt) => (attempt.attemptId === completes ? { ...attempt, completedBy: attemptId } : attempt)),
+      };
+    }
+    case 'ReversalAcknowledged':
+      return withAttempt(asCharged(payment, event), event, at, (attempt) => ({ ...attempt, acknowledged: true }));
+    case 'PaymentSettled':
+      return withLeg(asCharged(payment, event), event.data.leg, at, (leg) => ({ ...leg, settledBatchId: event.data.batchId }));
+    case 'SettlementRejected':
+      return withLeg(asCharged(payment, event), event.data.leg, at, (leg) => ({ ...leg, settlementRejected: true }));
+    case 'PaymentDisputed': {
+      const before = asCharged(payment, event);
+      const others = before.disputes.filter(({ disputeId }) => disputeId !== event.data.disputeId);
+      return { ...before, updatedAt: at, disputes: [...others, event.data] };
+    }
+    default:
+      return unreachable(event);
+  }
+};
+
+const known = ({ terms, attemptId, createdAt }: Known, at: string): Known => ({ terms, attemptId, createdAt, updatedAt: at });
+
+const charged = (before: Awaiting, charge: Charge, at: string): Charged => ({
+  ...known(before, at),
+  phase: 'charged',
+  confirmationNumber: charge.confirmationNumber,
+  capturedAt: at,
+  legs: before.terms.legs.map(({ leg, account, principalCents, feeCents }) => {
+    const txn = charge.legs.find((candidate) => candidate.leg === leg);
+    if (!txn) throw new Error(`a charge without its ${leg} leg`);
+    const { transactionId, authCode } = txn;
+    return {
+      leg,
+      account,
+      transactionId,
+      authCode,
+      principalCents,
+      feeCents,
+      principalReturnedCents: 0,
+      feeReturnedCents: 0,
+      refunded: false,
+      settledBatchId: null,
+      settlementRejected: false,
+    };
+  }),
+  lines: before.terms.lineItems.map(() => ({ principalReturnedCents: 0, feeReturnedCents: 0 })),
+  lastReturnedBy: null,
+  attempts: [],
+  disputes: [],
+});
+
+/** One leg came back: money moves on leg and lines together, so that lines always sum to the payment. */
+const returned = (before: Charged, event: PaymentEvent & { data: LegReturned }, means: Means): Charged => {
+  const { attemptId, leg, principalCents, feeCents, transactionId } = event.data;
+  const attempt = attemptOf(before, attemptId);
+  const move = attempt?.legs.find((candidate) => candidate.leg === leg);
+  if (!attempt || !move || leg === null || transactionId === null || attempt.returned.some((done) => done.leg === leg))
+    throw impossible(before, event);
+  if (move.principalCents !== principalCents || move.feeCents !== feeCents)
+    throw new Error(`${event.type}: ${leg} returned other cents than were requested`);
+  const after = withAttempt(before, event, event.at, () => ({
+    ...attempt,
+    returned: [...attempt.returned, { leg, means, principalCents, feeCents, transactionId }],
+  }));
+  const share = new Map(attempt.lines.map((line) => [line.lineItemId, line]));
+  return {
+    ...after,
+    lastReturnedBy: attempt.operation,
+    legs: after.legs.map((charge) =>
+      charge.leg !== leg
+        ? charge
+        : {
+            ...charge,
+            principalReturnedCents: within(charge.principalReturnedCents + principalCents, charge.principalCents),
+            feeReturnedCents: within(charge.feeReturnedCents + feeCents, charge.feeCents),
+            refunded: charge.refunded || means === 'refund',
+          },
+    ),
+    lines: after.lines.map((line, index) => {
+      const moved = share.get(before.terms.lineItems[index]!.id);
+      return {
+        principalReturnedCents: line.principalReturnedCents + (principalCents > 0 ? (moved?.principalCents ?? 0) : 0),
+        feeReturnedCents: line.feeReturnedCents + (feeCents > 0 ? (moved?.feeCents ?? 0) : 0),
+      };
+    }),
+  };
+};
+
+const within = (cents: Cents, limit: Cents): Cents => {
+  if (cents > limit) throw new Error(`${cents} cents returned of ${limit}`);
+  return cents;
+};
+
+const withAttempt = (
+  payment: Charged,
+  event: PaymentEvent & { data: { attemptId: string } },
+  at: string,
+  change: (attempt: ReversalAttempt) => ReversalAttempt,
+): Charged => {
+  if (!attemptOf(payment, event.data.attemptId)) throw impossible(payment, event);
+  return {
+    ...payment,
+    updatedAt: at,
+    attempts: payment.attempts.map((attempt) => (attempt.attemptId === event.data.attemptId ? change(attempt) : attempt)),
+  };
+};
+
+const withLeg = (payment: Charged, leg: Leg, at: string, change: (leg: ChargedLeg) => ChargedLeg): Charged => ({
+  ...payment,
+  updatedAt: at,
+  legs: payment.legs.map((charge) => (charge.leg === leg ? change(charge) : charge)),
+});
+
+const awaiting = (payment: Payment, event: PaymentEvent): Awaiting => {
+  if (payment.phase !== 'pending' && payment.phase !== 'unknown') throw impossible(payment, event);
+  return payment;
+};
+
+const asCharged = (payment: Payment, event: PaymentEvent): Charged => {
+  if (payment.phase !== 'charged') throw impossible(payment, event);
+  return payment;
+};
+
+/** `evolve` never forgives: a history that cannot be is our fault or tampering. */
+const impossible = (payment: Payment, event: PaymentEvent) => new Error(`impossible history: ${event.type} while ${payment.phase}`);
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// What follows from the state. Status is derived from the money, never stored (C21).
+
+export type PaymentStatus = 'pending' | 'authorized' | 'succeeded' | 'failed' | 'voided' | 'refunded' | 'partially_refunded' | 'unknown';
+export const PAYMENT_STATUSES: readonly PaymentStatus[] = [
+  'pending',
+  'authorized',
+  'succeeded',
+  'failed',
+  'voided',
+  'refunded',
+  'partially_refunded',
+  'unknown',
+];
+
+/** A payment that exists for a reader (C64). */
+export type VisiblePayment = Exclude<Payment, { phase: 'none' | 'abandoned' }>;
+export const isVisible = (payment: Payment): payment is VisiblePayment => payment.phase !== 'none' && payment.phase !== 'abandoned';
+
+/** Cents not yet returned, per component. */
+export const remaining = (payment: Charged): { principal: Cents; fee: Cents } => ({
+  principal: sumCents(payment.legs, (leg) => leg.principalCents - leg.principalReturnedCents),
+  fee: sumCents(payment.legs, (leg) => leg.feeCents - leg.feeReturnedCents),
+});
+
+export const statusOf = (payment: VisiblePayment): PaymentStatus => {
+  if (payment.phase !== 'charged') return payment.phase;
+  const left = remaining(payment);
+  if (payment.lastReturnedBy === null) return 'succeeded';
+  if (left.principal + left.fee === 0) return payment.lastReturnedBy === 'void' ? 'voided' : 'refunded';
+  // A void of which a part succeeded leaves the payment succeeded until it is complete (C27).
+  return payment.lastReturnedBy === 'void' ? 'succeeded' : 'partially_refunded';
+};
+
+/** Cents that open and lost disputes keep from being refunded (C30). */
+export const disputedCents = (payment: Charged): Cents =>
+  sumCents(
+    payment.disputes.filter(({ status }) => status !== 'recovered'),
+    ({ disputedAmountCents }) => disputedAmountCents,
+  );
+
+export const attemptOf = (payment: Payment, attemptId: string): ReversalAttempt | undefined =>
+  payment.phase === 'charged' ? payment.attempts.find((attempt) => attempt.attemptId === attemptId) : undefined;
+
+/** The one reversal in progress, or left open by a request that ended without knowing. */
+export const openAttempt = (payment: Charged): ReversalAttempt | undefined => payment.attempts.find((attempt) => attempt.ended === null);
+
+/** The refund whose principal came back and whose fee did not (PARTIAL_REFUND_PENDING), while the fee is still there to return. */
+export const partialRefund = (payment: Charged, initiatedBy: Initiator): ReversalAttempt | undefined =>
+  remaining(payment).fee === 0
+    ? undefined
+    : payment.attempts.find(
+        ({ operation, ended, completedBy, initiatedBy: by }) =>
+          operation === 'refund' && ended?.outcome === 'partial' && !completedBy && by === initiatedBy,
+      );
+
+/** How long a repeat without a key may claim the result of an attempt whose caller was told 5xx (C18). */
+const KEYLESS_REPEAT_MS = 24 * 3_600_000;
+
+/** The attempt that a request without a key repeats: it succeeded after its own caller was told 5xx, and nobody has been told since (C18). */
+export const untoldAttempt = (
+  payment: Charged,
+  operation: Means,
+  initiatedBy: Initiator,
+  asked: ReversalRequest['asked'],
+  at: string,
+): ReversalAttempt | undefined =>
+  payment.attempts.find(
+    (attempt) =>
+      attempt.operation === operation &&
+      attempt.initiatedBy === initiatedBy &&
+      attempt.asked.amountCents === asked.amountCents &&
+      attempt.asked.includeFee === asked.includeFee &&
+      attempt.fenced &&
+      attempt.ended?.outcome === 'completed' &&
+      !attempt.acknowledged &&
+      Date.parse(at) - Date.parse(attempt.requestedAt) <= KEYLESS_REPEAT_MS,
+  );
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Commands: what may be asked. Times, ids, references and what the gateway can do are the caller's facts.
+
+export type PaymentCommand =
+  | { readonly type: 'Initiate'; readonly at: string; readonly attemptId: string; readonly terms: PaymentTerms }
+  | { readonly type: 'RecordChargeOutcome'; readonly at: string; readonly attemptId: string; readonly outcome: ChargeOutcome }
+  | { readonly type: 'Abandon'; readonly at: string; readonly attemptId: string; readonly accountId: string; readonly reason: string }
+  | { readonly type: 'StartReconciliation'; readonly at: string; readonly attemptId: string }
+  | { readonly type: 'RecordChargeFindings'; readonly at: string; readonly attemptId: string; readonly findings: readonly ChargeFinding[] }
+  | RequestVoid
+  | RequestRefund
+  | {
+      readonly type: 'RecordLegReturned';
+      readonly at: string;
+      readonly attemptId: string;
+      readonly leg: Leg;
+      readonly means: Means;
+      readonly transactionId: string;
+    }
+  | { readonly type: 'EndReversal'; readonly at: string; readonly attemptId: string; readonly unfinished?: 'rejected' | 'never_executed' }
+  | { readonly type: 'AcknowledgeReversal'; readonly at: string; readonly attemptId: string }
+  | {
+      readonly type: 'RecordSettlement';
+      readonly at: string;
+      readonly leg: Leg;
+      readonly batchId: string;
+      readonly closedAt: string;
+      readonly accepted: boolean;
+      readonly grossCents: Cents;
+      readonly feeCents: Cents;
+    }
+  | { readonly type: 'ChangeDispute'; readonly at: string; readonly dispute: Dispute }
+  | {
+      readonly type: 'Resolve';
+      readonly at: string;
+      readonly as: 'succeeded' | 'voided' | 'failed';
+      readonly charge: Charge | null;
+      readonly evidence: string;
+      readonly by: string;
+      readonly forced: boolean;
+    };
+
+export type ChargeOutcome =
+  | ({ readonly kind: 'charged' } & Charge)
+  | { readonly kind: 'declined'; readonly leg: Leg; readonly code: DeclineCode; readonly transactionId: string | null; readonly raw: string | null }
+  | { readonly kind: 'failed'; readonly reason: string }
+  | { readonly kind: 'unknown'; readonly leg: Leg; readonly cause: string };
+
+/** What recovery found out about one leg of a charge, after finalising its references. `reversed`: executed, and undone since. */
+export type ChargeFinding = { readonly leg: Leg } & (
+  | { readonly found: 'reversed'; readonly transactionId: string }
+  | { readonly found: 'declined'; readonly code: DeclineCode; readonly transactionId: string | null }
+  | { readonly found: 'never' }
+);
+
+interface ReversalCommand {
+  readonly at: string;
+  readonly attemptId: string;
+  readonly initiatedBy: Initiator;
+  readonly reason: string | null;
+  readonly references: (leg: Leg) => { readonly void: Ref; readonly refund: Ref };
+}
+export interface RequestVoid extends ReversalCommand {
+  readonly type: 'RequestVoid';
+}
+export interface RequestRefund extends ReversalCommand {
+  readonly type: 'RequestRefund';
+  readonly amountCents: Cents | null;
+  readonly includeFee: boolean;
+  /** What the gateway of each leg can do before settlement (C23). */
+  readonly capabilities: (leg: Leg) => { readonly partialVoid: boolean; readonly refundUnsettled: boolean };
+}
+
+type Ask<Type extends PaymentCommand['type']> = Extract<PaymentCommand, { type: Type }>;
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Decisions: one function a command; refusals first, in the documented precedence, the answer last. Doing nothing again is [].
+
+export const decide = (payment: Payment, command: PaymentCommand): readonly PaymentEvent[] => {
+  switch (command.type) {
+    case 'Initiate':
+      return initiate(payment, command);
+    case 'RecordChargeOutcome':
+      return recordChargeOutcome(payment, command);
+    case 'Abandon': {
+      const { at, attemptId, accountId, reason } = command;
+      return payment.phase === 'none' ? [{ type: 'PaymentAbandoned', at, data: { attemptId, accountId, reason } }] : [];
+    }
+    case 'StartReconciliation':
+      return startReconciliation(payment, command);
+    case 'RecordChargeFindings':
+      return recordChargeFindings(payment, command);
+    case 'RequestVoid':
+      return requestVoid(payment, command);
+    case 'RequestRefund':
+      return requestRefund(payment, command);
+    case 'RecordLegReturned':
+      return recordLegReturned(payment, command);
+    case 'EndReversal':
+      return endReversal(payment, command);
+    case 'AcknowledgeReversal': {
+      const attempt = attemptOf(payment, command.attemptId);
+      return attempt && attempt.fenced && !attempt.acknowledged
+        ? [{ type: 'ReversalAcknowledged', at: command.at, data: { attemptId: command.attemptId } }]
+        : [];
+    }
+    case 'RecordSettlement':
+      return recordSettlement(payment, command);
+    case 'ChangeDispute':
+      return changeDispute(payment, command);
+    case 'Resolve':
+      return resolve(payment, command);
+    default:
+      return unreachable(command);
+  }
+};
+
+const initiate = (payment: Payment, { at, attemptId, terms }: Ask<'Initiate'>): PaymentEvent[] => {
+  if (payment.phase !== 'none') throw new Error('the payment was begun before');
+  // These are our own sums over validated input; a difference is a fault, not a refusal.
+  if (sumCents(terms.lineItems, (line) => line.amountCents) !== terms.amountCents) throw new Error('the lines do not sum to the principal');
+  if (sumCents(terms.lineItems, (line) => line.serviceFeeCents) !== terms.serviceFeeCents)
+    throw new Error('the fee was not shared out to the last cent');
+  if (sumCents(terms.legs, (leg) => leg.principalCents + leg.feeCents) !== terms.amountCents + terms.serviceFeeCents)
+    throw new Error('the legs do not sum to the charge');
+  return [{ type: 'PaymentInitiated', at, data: { attemptId, ...terms } }];
+};
+
+const recordChargeOutcome = (payment: Payment, { at, attemptId, outcome }: Ask<'RecordChargeOutcome'>): PaymentEvent[] => {
+  // Only the request that began it may record, and only until recovery has taken over.
+  if (payment.phase !== 'pending' || payment.attemptId !== attemptId) return [];
+  switch (outcome.kind) {
+    case 'charged':
+      return [{ type: 'PaymentCreated', at, data: { attemptId, confirmationNumber: outcome.confirmationNumber, legs: outcome.legs } }];
+    case 'declined': {
+      const { leg, code: declineCode, transactionId, raw } = outcome;
+      return [{ type: 'PaymentDeclined', at, data: { attemptId, leg, declineCode, transactionId, raw } }];
+    }
+    case 'failed':
+      return [{ type: 'PaymentFailed', at, data: { attemptId, reason: outcome.reason } }];
+    case 'unknown':
+      return [{ type: 'PaymentOutcomeUnknown', at, data: { attemptId, leg: outcome.leg, cause: outcome.cause } }];
+    default:
+      return unreachable(outcome);
+  }
+};
+
+const startReconciliation = (payment: Payment, { at, attemptId }: Ask<'StartReconciliation'>): PaymentEvent[] => {
+  const fence: PaymentEvent = { type: 'ReconciliationStarted', at, data: { attemptId } };
+  if (payment.phase === 'pending' || payment.phase === 'unknown') return payment.fenced ? [] : [fence];
+  const attempt = attemptOf(payment, attemptId);
+  return attempt && !attempt.ended && !attempt.fenced ? [fence] : [];
+};
+
+/** `unknown` becomes voided (undone, or never processed) or failed (declined), never succeeded (C29). */
+const recordChargeFindings = (payment: Payment, { at, attemptId, findings }: Ask<'RecordChargeFindings'>): PaymentEvent[] => {
+  if (payment.phase !== 'unknown' || payment.attemptId !== attemptId) return [];
+  if (payment.terms.legs.some(({ leg }) => !findings.some((finding) => finding.leg === leg))) throw new Error('a leg was not looked at');
+  const undone = findings.flatMap((finding) => (finding.found === 'reversed' ? [finding] : []));
+  if (undone.length > 0)
+    return undone.map(({ leg, transactionId }) => {
+      const { principalCents, feeCents } = payment.terms.legs.find((candidate) => candidate.leg === leg)!;
+      return { type: 'PaymentVoided', at, data: { attemptId, leg, principalCents, feeCents, transactionId } };
+    });
+  const declined = findings.find((finding) => finding.found === 'declined');
+  if (declined?.found === 'declined')
+    return [
+      {
+        type: 'PaymentDeclined',
+        at,
+        data: { attemptId, leg: declined.leg, declineCode: declined.code, transactionId: declined.transactionId, raw: null },
+      },
+    ];
+  return [{ type: 'PaymentVoided', at, data: { attemptId, leg: null, principalCents: 0, feeCents: 0, transactionId: null } }];
+};
+
+const requestVoid = (payment: Payment, command: RequestVoid): PaymentEvent[] => {
+  const target = reversible(payment, 'voided');
+  if (statusOf(target) !== 'succeeded') throw new ServiceError('INVALID_STATE', `A ${statusOf(target)} payment cannot be voided.`); // C25
+  if (disputedCents(target) > 0) throw new ServiceError('INVALID_STATE', 'A disputed payment cannot be voided.'); // C30
+  const legs = target.legs.filter((leg) => cents(unreturned(leg)) > 0);
+  if (legs.some((leg) => leg.settledBatchId !== null || leg.refunded)) throw voidFailed('The batch has settled; refund the payment instead.'); // C24, C27
+  const moves = legs.map((leg): LegMove => ({ leg: leg.leg, ...unreturned(leg), means: 'void', references: command.references(leg.leg) }));
+  const begun = target.attempts.find(({ operation, ended }) => operation === 'void' && ended?.outcome === 'partial');
+
+  return [
+    {
+      type: 'VoidRequested',
+      at: command.at,
+      data: request(target, command, { amountCents: null, includeFee: true }, moves, begun?.attemptId ?? null),
+    },
+  ];
+};
+
+const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[] => {
+  const asked = { amountCents: command.amountCents, includeFee: command.includeFee };
+  const begun = payment.phase === 'charged' && command.includeFee ? partialRefund(payment, command.initiatedBy) : undefined;
+  const completes =
+    begun && (asked.amountCents === null || asked.amountCents === begun.asked.amountCents || asked.amountCents === principalOf(begun))
+      ? begun
+      : undefined; // C38
+  const target = reversible(payment, 'refunded');
+  const left = remaining(target);
+
+  const principalCents = completes ? 0 : (asked.amountCents ?? left.principal);
+  const feeCents = asked.includeFee ? left.fee : 0;
+  const free = Math.max(0, left.principal + left.fee - disputedCents(target));
+  if (principalCents > left.principal) throw exceeds(Math.min(left.principal, free)); // C37
+  if (asked.includeFee && !completes && asked.amountCents !== null && asked.amountCents < left.principal)
+    throw new ServiceError(
+      'VALIDATION_ERROR',
+      'feeType include_fee refunds everything that remains: leave amountCents out, or ask for the whole remaining principal.',
+    ); // C36
+  if (principalCents + feeCents === 0) throw exceeds(0); // C37
+  if (principalCents + feeCents > free) throw exceeds(Math.min(left.principal, free)); // C30
+
+  const moves = target.legs.flatMap((leg): LegMove[] => {
+    const part = { principalCents: leg.principalCents > 0 ? principalCents : 0, feeCents: leg.feeCents > 0 ? feeCents : 0 };
+    if (cents(part) === 0) return [];
+    return [{ leg: leg.leg, ...part, means: meansFor(leg, part, command.capabilities(leg.leg)), references: command.references(leg.leg) }];
+  });
+  return [{ type: 'RefundRequested', at: command.at, data: request(target, command, asked, moves, completes?.attemptId ?? null) }];
+};
+
+/** How a leg's part goes back before anybody asked the gateway (C23, C24). Never more than was asked. */
+const meansFor = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means => {
+  if (leg.settledBatchId !== null) return 'refund';
+  const means = unsettledMeans(leg, part, capability);
+  if (!means) throw new ServiceError('INVALID_STATE', 'The batch has not settled: a partial refund is possible after settlement.');
+  return means;
+};
+
+/** What can be done with a part of a leg that has not settled; null when nothing can. */
+export const unsettledMeans = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means | null => {
+  const whole = cents(part) === cents(unreturned(leg));
+  if (!leg.refunded && (whole || capability.partialVoid)) return 'void';
+  return capability.refundUnsettled ? 'refund' : null;
+};
+
+const request = (
+  payment: Charged,
+  command: ReversalCommand,
+  asked: ReversalRequest['asked'],
+  legs: readonly LegMove[],
+  completes: string | null,
+): ReversalRequest => {
+  const principalCents = sumCents(legs, (leg) => leg.principalCents);
+  const feeCents = sumCents(legs, (leg) => leg.feeCents);
+  // Principal over the lines' remaining principal (C34); a fee goes back whole, each line its own share.
+  const principalByLine = proRata(
+    principalCents,
+    payment.terms.lineItems.map((line, index) => line.amountCents - payment.lines[index]!.principalReturnedCents),
+  );
+  const lines = payment.terms.lineItems.map((line, index) => ({
+    lineItemId: line.id,
+    principalCents: principalByLine[index]!,
+    feeCents: feeCents > 0 ? line.serviceFeeCents - payment.lines[index]!.feeReturnedCents : 0,
+  }));
+  if (sumCents(lines, (line) => line.feeCents) !== feeCents) throw new Error('a fee goes back whole or not at all');
+  const { attemptId, initiatedBy, reason } = command;
+  return { attemptId, initiatedBy, reason, asked, legs, lines, completes };
+};
+
+const recordLegReturned = (payment: Payment, { at, attemptId, leg, means, transactionId }: Ask<'RecordLegReturned'>): PaymentEvent[] => {
+  const attempt = attemptOf(payment, attemptId);
+  const move = attempt?.legs.find((candidate) => candidate.leg === leg);
+  if (!attempt || !move) throw new Error(`no attempt to return the ${leg} leg`);
+  if (attempt.ended || attempt.returned.some((done) => done.leg === leg)) return [];
+  const data: LegReturned = { attemptId, leg, principalCents: move.principalCents, feeCents: move.feeCents, transactionId };
+  if (means === 'void') return [{ type: 'PaymentVoided', at, data }];
+  return [{ type: leg === 'fee' ? 'FeeRefunded' : 'PaymentRefunded', at, data }];
+};
+
+const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndReversal'>): PaymentEvent[] => {
+  const attempt = attemptOf(payment, attemptId);
+  if (!attempt) throw new Error('no attempt to end');
+  if (attempt.ended) return [];
+  const missing = attempt.legs.length - attempt.returned.length;
+  if (missing > 0 && !unfinished) throw new Error('an attempt ends unfinished only for a reason');
+  const outcome = missing === 0 ? 'completed' : attempt.returned.length > 0 ? 'partial' : unfinished!;
+  const reversalType = attempt.returned.length === 0 ? null : attempt.returned.some(({ means }) => means === 'refund') ? 'refund' : 'void';
+  const amountCents = sumCents(attempt.returned, cents);
+  const { operation, reason, initiatedBy } = attempt;
+  return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, reason, initiatedBy } }];
+};
+
+const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): PaymentEvent[] => {
+  const { at, leg: name, batchId, closedAt, accepted, grossCents, feeCents } = command;
+  const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
+  if (!leg) throw new Error(`no charged ${name} leg to settle`);
+  if (leg.settledBatchId !== null || leg.settlementRejected) return [];
+  if (!accepted) return [{ type: 'SettlementRejected', at, data: { leg: name, batchId, closedAt } }];
+  return [{ type: 'PaymentSettled', at, data: { leg: name, batchId, closedAt, grossCents, feeCents } }];
+};
+
+/** Opens a dispute or records a change of status or stage; a change of both is one event, no change is none (C30, C57). */
+const changeDispute = (payment: Payment, { at, dispute }: Ask<'ChangeDispute'>): PaymentEvent[] => {
+  if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', 'A dispute is opened on a charged payment only.');
+  const captured = payment.terms.amountCents + payment.terms.serviceFeeCents;
+  if (dispute.disputedAmountCents < 1 || dispute.disputedAmountCents > captured)
+    throw new ServiceError('VALIDATION_ERROR', `The disputed amount must be 1 to ${captured} cents.`);
+  const before = payment.disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
+  if (before && before.status === dispute.status && before.stage === dispute.stage) return [];
+  return [{ type: 'PaymentDisputed', at, data: before ? { ...before, status: dispute.status, stage: dispute.stage } : dispute }];
+};
+
+/** A person decides what recovery may not (C29, C69). */
+const resolve = (payment: Payment, { at, as, charge, evidence, by, forced }: Ask<'Resolve'>): PaymentEvent[] => {
+  if (payment.phase !== 'unknown') throw new ServiceError('INVALID_STATE', 'Only a payment with an unknown outcome can be resolved.');
+  if (as === 'succeeded' && !charge) throw new ServiceError('INVALID_STATE', 'Resolving as succeeded needs the transactions of the charge.');
+  return [{ type: 'PaymentResolved', at, data: { as, charge: as === 'succeeded' ? charge : null, evidence, by, forced } }];
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Helpers.
+
+interface Part {
+  readonly principalCents: Cents;
+  readonly feeCents: Cents;
+}
+export const cents = (part: Part): Cents => part.principalCents + part.feeCents;
+
+export const unreturned = (leg: ChargedLeg): Part => ({
+  principalCents: leg.principalCents - leg.principalReturnedCents,
+  feeCents: leg.feeCents - leg.feeReturnedCents,
+});
+
+const principalOf = (attempt: ReversalAttempt): Cents => sumCents(attempt.legs, (leg) => leg.principalCents);
+
+const reversible = (payment: Payment, done: 'voided' | 'refunded'): Charged => {
+  if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
+  if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', `A ${statusOf(payment)} payment cannot be ${done}.`);
+  if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress.'); // C31
+  if (payment.legs.some((leg) => leg.settlementRejected)) throw new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.'); // C67
+  return payment;
+};
+
+const exceeds = (leftCents: Cents) => new ServiceError('INVALID_STATE', `Refund exceeds remaining principal: ${leftCents} cents remain`);
+
+/** The gateway refused the void for good: only a refund can return the money (C26). */
+export const voidFailed = (message: string) => new ServiceError('VOID_FAILED', message, { retryable: false, suggestedAction: 'refund' });
+
+export const payment: Decider<Payment, PaymentCommand, PaymentEvent> = { initial, decide, evolve };

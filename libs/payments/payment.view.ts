@@ -1,0 +1,187 @@
+/** What a caller sees of a payment: the specification's resources, as a pure function of the folded state. One meaning, one text: no `now` in here. */
+import { type Cents, type Json, sumCents } from '#kernel';
+import {
+  attemptOf,
+  type Charged,
+  type Payer,
+  type PaymentStatus,
+  type ReversalAttempt,
+  remaining,
+  statusOf,
+  type VisiblePayment,
+} from './payment.js';
+
+export interface PaymentView {
+  readonly id: string;
+  readonly status: PaymentStatus;
+  readonly captureMode: 'sale';
+  readonly currency: 'USD';
+  readonly amountCents: Cents;
+  readonly serviceFeeCents: Cents;
+  readonly totalChargedCents: Cents;
+  readonly refundedAmountCents: Cents;
+  readonly remainingRefundableAmountCents: Cents;
+  readonly authorizedAmountCents: 0;
+  readonly capturedAmountCents: Cents;
+  readonly confirmationNumber: string | null;
+  readonly portalId: string;
+  readonly referenceId: string | null;
+  readonly payer: Payer | null;
+  readonly paymentMethod: { readonly type: string; readonly brand: string; readonly last4: string };
+  readonly gateway: { readonly transactionId: string | null; readonly authCode: string | null };
+  readonly lineItems: readonly LineItemView[];
+  readonly expiresAt: null;
+  readonly capturedAt: string | null;
+  readonly createdAt: string;
+  readonly updatedAt: string;
+}
+
+export interface LineItemView {
+  readonly id: string;
+  readonly amountCents: Cents;
+  readonly serviceFeeCents: Cents;
+  readonly status: PaymentStatus;
+  readonly refundedAmountCents: Cents;
+  readonly remainingRefundableAmountCents: Cents;
+  readonly referenceId: string;
+  readonly description: string | null;
+  readonly metadata: Readonly<Record<string, Json>> | null;
+}
+
+/** PaymentGroupResponse. In every status captured = refunded + remaining (contract §4). */
+export const paymentView = (id: string, payment: VisiblePayment): PaymentView => {
+  const { terms } = payment;
+  const charge = payment.phase === 'charged' ? payment : null;
+  const status = statusOf(payment);
+  const totalCents = terms.amountCents + terms.serviceFeeCents;
+  const left = charge ? remaining(charge) : { principal: 0, fee: 0 };
+  const remainingCents = left.principal + left.fee;
+  // The principal leg speaks for the payment (C41); combined mode has one leg.
+  const leg = charge?.legs.find((candidate) => candidate.leg !== 'fee');
+  return {
+    id,
+    status,
+    captureMode: 'sale',
+    currency: 'USD',
+    amountCents: terms.amountCents,
+    serviceFeeCents: terms.serviceFeeCents,
+    totalChargedCents: totalCents,
+    refundedAmountCents: charge ? totalCents - remainingCents : 0,
+    remainingRefundableAmountCents: remainingCents,
+    authorizedAmountCents: 0,
+    capturedAmountCents: charge ? totalCents : 0,
+    confirmationNumber: charge?.confirmationNumber ?? null,
+    portalId: terms.portalId,
+    referenceId: terms.referenceId,
+    payer: terms.payer,
+    paymentMethod: terms.paymentMethod,
+    gateway: { transactionId: leg?.transactionId ?? null, authCode: leg?.authCode ?? null },
+    lineItems: terms.lineItems.map((line, index) => {
+      const back = charge?.lines[index];
+      const refunded = back ? back.principalReturnedCents + back.feeReturnedCents : 0;
+      return {
+        id: line.id,
+        amountCents: line.amountCents,
+        serviceFeeCents: line.serviceFeeCents,
+        status: lineStatus(status, charge, refunded, line.amountCents + line.serviceFeeCents),
+        refundedAmountCents: refunded,
+        remainingRefundableAmountCents: charge ? line.amountCents + line.serviceFeeCents - refunded : 0,
+        referenceId: line.referenceId,
+        description: line.description,
+        metadata: line.metadata,
+      };
+    }),
+    expiresAt: null,
+    capturedAt: charge?.capturedAt ?? null,
+    createdAt: payment.createdAt,
+    updatedAt: payment.updatedAt,
+  };
+};
+
+/** C28: the payment's own status while it has no refund to share out; else from the line's amounts. */
+const lineStatus = (payment: PaymentStatus, charge: Charged | null, refundedCents: Cents, totalCents: Cents): PaymentStatus => {
+  if (!charge || payment === 'voided' || payment === 'succeeded') return payment;
+  if (refundedCents === 0) return 'succeeded';
+  return refundedCents === totalCents ? 'refunded' : 'partially_refunded';
+};
+
+export interface RefundView {
+  readonly id: string;
+  readonly target: 'group';
+  readonly reversalType: 'void' | 'refund';
+  readonly amountCents: Cents;
+  readonly currency: 'USD';
+  readonly reason: string | null;
+  readonly status: 'succeeded';
+  readonly remainingRefundableAmountCents: Cents;
+  readonly gateway: { readonly transactionId: string };
+  readonly createdAt: string;
+}
+
+/** Result of a completed refund. One that was completed by a later attempt is the same refund: principal and fee together (C38). */
+export const refundView = (id: string, payment: Charged, attempt: ReversalAttempt): RefundView => {
+  const parts = partsOf(payment, attempt);
+  const last = parts.at(-1)!;
+  const moved = parts.flatMap((part) => part.returned);
+  if (!last.ended || moved.length === 0) throw new Error('a refund result without a refund');
+  return {
+    id,
+    target: 'group',
+    reversalType: moved.some(({ means }) => means === 'refund') ? 'refund' : 'void',
+    amountCents: sumCents(moved, (leg) => leg.principalCents + leg.feeCents),
+    currency: 'USD',
+    reason: attempt.reason,
+    status: 'succeeded',
+    remainingRefundableAmountCents: last.ended.remainingRefundableCents,
+    gateway: { transactionId: (moved.find(({ leg }) => leg !== 'fee') ?? moved[0]!).transactionId },
+    createdAt: last.ended.at,
+  };
+};
+
+export interface VoidView {
+  readonly id: string;
+  readonly amountCents: Cents;
+  readonly currency: 'USD';
+  readonly reason: string | null;
+  readonly status: 'voided';
+  readonly voidedLineItems: readonly { readonly id: string; readonly amountCents: Cents }[];
+  readonly voidedServiceFeeCents: Cents;
+  readonly gateway: { readonly transactionId: string };
+  readonly createdAt: string;
+}
+
+/** Result of a completed void: always the whole payment, also where a retry voided only the fee (C27, C38). */
+export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt): VoidView => {
+  const parts = partsOf(payment, attempt);
+  const moved = parts.flatMap((part) => part.returned);
+  const ended = parts.at(-1)!.ended;
+  if (!ended || moved.length === 0) throw new Error('a void result without a void');
+  const lines = parts.flatMap((part) => part.lines);
+  const voidedLineItems = payment.terms.lineItems.map((line) => ({
+    id: line.id,
+    amountCents: sumCents(
+      lines.filter(({ lineItemId }) => lineItemId === line.id),
+      ({ principalCents }) => principalCents,
+    ),
+  }));
+  const voidedServiceFeeCents = sumCents(moved, ({ feeCents }) => feeCents);
+  return {
+    id,
+    amountCents: sumCents(voidedLineItems, ({ amountCents }) => amountCents) + voidedServiceFeeCents,
+    currency: 'USD',
+    reason: attempt.reason,
+    status: 'voided',
+    voidedLineItems,
+    voidedServiceFeeCents,
+    gateway: { transactionId: (moved.find(({ leg }) => leg !== 'fee') ?? moved[0]!).transactionId },
+    createdAt: ended.at,
+  };
+};
+
+/** The attempts that make up one refund or void: those that began it and the one that completed it, in order. */
+const partsOf = (payment: Charged, attempt: ReversalAttempt): ReversalAttempt[] => {
+  const first = attempt.completes ? (attemptOf(payment, attempt.completes) ?? attempt) : attempt;
+  const completion = first.completedBy ? attemptOf(payment, first.completedBy) : undefined;
+  // The lines of a partial attempt were planned with the fee; what it did not return the completion did.
+  return completion && completion !== first ? [first, completion] : [first];
+};

@@ -1,0 +1,173 @@
+/**
+ * Recovery: finishes what a request left open. It fences the stream, finalises every reference of the attempt at the gateway, undoes a charge that was
+ * executed, and records what it found. `unknown` becomes voided or failed, never succeeded (C29); it never decides by running out of tries.
+ */
+import { Conflict, type EventStore } from '#eventstore';
+import { Deadline, timestamp } from '#kernel';
+import { hashedUuid, type Migration, type Pool } from '#platform';
+import type { PaymentPorts } from './charge.js';
+import { callGateway } from './gateway/call.js';
+import { type Awaiting, type ChargeFinding, openAttempt } from './payment.js';
+import { finalizeReference, resolveReversal } from './reverse.js';
+import type { Owner } from './stream.js';
+
+/** An intent is left to its request for this long: longer than any request may live (C42). */
+export const RECOVERY_STARTS_AFTER_MS = 60_000;
+const MINUTE = 60_000;
+/** Pauses between tries, counted from the first; the last one repeats for ever. */
+const SCHEDULE_MS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 6 * 60 * MINUTE, 24 * 60 * MINUTE];
+/** Time for one payment's resolution: several gateway calls, one after the other. */
+const RESOLUTION_MS = 90_000;
+
+export const recoveryMigration: Migration = {
+  name: '0050-recovery',
+  sql: `
+    create table recovery_try (
+      payment_id uuid not null, attempt_id uuid not null, tries int not null, next_try_at timestamptz not null, outcome text not null,
+      primary key (payment_id, attempt_id));
+  `,
+};
+
+/** `staff`: the gateway holds money that recovery may not touch; a person decides with the evidence of the task. */
+export type Resolution = 'resolved' | 'open' | 'staff';
+
+export interface Recovery {
+  /** Resolves what is open on one payment, if it is old enough to have no request behind it. */
+  resolve(paymentId: string): Promise<Resolution>;
+  /** One round over all payments that are due; returns how many were looked at. */
+  round(): Promise<number>;
+}
+
+export const createRecovery = (ports: PaymentPorts, store: EventStore, work: RecoveryWork, options: { startsAfterMs?: number } = {}): Recovery => {
+  const { clock, ids, log } = ports;
+  const startsAfterMs = options.startsAfterMs ?? RECOVERY_STARTS_AFTER_MS;
+
+  const resolve = async (paymentId: string): Promise<Resolution> => {
+    const owner: Owner = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
+    const deadline = new Deadline(clock, RESOLUTION_MS);
+    const { payment } = await ports.streams.load(paymentId);
+    const old = (since: string) => clock.now() - Date.parse(since) >= startsAfterMs;
+    if (payment.phase === 'pending' || payment.phase === 'unknown')
+      return old(payment.createdAt) ? resolveCharge(ports, store, paymentId, owner, deadline) : 'open';
+    const attempt = payment.phase === 'charged' ? openAttempt(payment) : undefined;
+    if (!attempt) return 'resolved';
+    return old(attempt.requestedAt) && (await resolveReversal(ports, paymentId, attempt.attemptId, owner, deadline)) ? 'resolved' : 'open';
+  };
+
+  return {
+    resolve,
+    round: async () => {
+      const due = await work.due(timestamp(clock.now() - startsAfterMs));
+      for (const { paymentId, attemptId, tries } of due) {
+        const outcome = await resolve(paymentId).catch((error: unknown): Resolution => {
+          log.warn({ paymentId, err: error }, 'recovery could not resolve a payment');
+          return 'open';
+        });
+        log.info({ paymentId, attemptId, outcome, tries: tries + 1 }, 'recovery');
+        const pause = SCHEDULE_MS[Math.min(tries + 1, SCHEDULE_MS.length - 1)]!;
+        await work.record({ paymentId, attemptId, tries: tries + 1, nextTryAt: timestamp(clock.now() + pause), outcome });
+      }
+      return due.length;
+    },
+  };
+};
+
+/** Looks at every leg of a charge, undoes what stands, and records what was found. */
+const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: string, owner: Owner, deadline: Deadline): Promise<Resolution> => {
+  const { clock, streams } = ports;
+  const at = () => timestamp(clock.now());
+  let loaded = await streams.load(paymentId);
+  if (loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown') return 'resolved';
+  try {
+    loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], owner, deadline);
+    const payment = loaded.payment as Awaiting;
+    const findings: ChargeFinding[] = [];
+    const kept: { leg: string; transactionId: string; why: string }[] = [];
+    for (const leg of payment.terms.legs) {
+      const gateway = ports.gateways.find(leg.account);
+      if (!gateway) return 'open';
+      const call = { ref: leg.references.charge, account: leg.account, op: 'charge' as const };
+      const found = await finalizeReference(ports, gateway, call, deadline);
+      if (found.kind === 'cannot_tell') return 'open';
+      if (found.kind === 'never') {
+        // Nobody who wakes late may undo what never was, either (C61).
+        if ((await finalizeReference(ports, gateway, { ...call, ref: leg.references.reversal, op: 'reversal' }, deadline)).kind === 'cannot_tell')
+          return 'open';
+        findings.push({ leg: leg.leg, found: 'never' });
+      } else if (found.result.kind === 'approved') {
+        const { transactionId } = found.result.txn;
+        const undone = await callGateway(clock, deadline, (signal) =>
+          gateway.void(
+            { ref: leg.references.reversal, leg: leg.leg, account: leg.account, chargeTransactionId: transactionId, askedBy: 'reversal' },
+            signal,
+          ),
+        );
+        if (undone.kind === 'approved') findings.push({ leg: leg.leg, found: 'reversed', transactionId: undone.txn.transactionId });
+        else if (undone.kind === 'rejected') kept.push({ leg: leg.leg, transactionId, why: undone.why });
+        else return 'open';
+      } else if (found.result.kind === 'declined') {
+        findings.push({ leg: leg.leg, found: 'declined', code: found.result.decline.code, transactionId: found.result.transactionId ?? null });
+      } else if (found.result.kind === 'unknown') return 'open';
+      else findings.push({ leg: leg.leg, found: 'never' });
+    }
+    if (kept.length > 0) {
+      // Settled, or not to be voided: money that only a person may decide about (C29). The payment stays unknown.
+      await raiseStaffTask(ports, store, paymentId, { reason: 'charge_cannot_be_undone', legs: kept }, owner);
+      return 'staff';
+    }
+    await streams.execute(loaded, [{ type: 'RecordChargeFindings', at: at(), attemptId: payment.attemptId, findings }], owner, deadline);
+    return 'resolved';
+  } catch (error) {
+    if (error instanceof Conflict) return 'open';
+    throw error;
+  }
+};
+
+const raiseStaffTask = async (
+  ports: PaymentPorts,
+  store: EventStore,
+  paymentId: string,
+  evidence: { reason: string; legs: { leg: string; transactionId: string; why: string }[] },
+  owner: Owner,
+): Promise<void> => {
+  ports.log.error({ paymentId, reason: evidence.reason }, 'a payment needs a decision by staff');
+  const data = { paymentId, ...evidence };
+  const meta = { recordedAt: timestamp(ports.clock.now()), actor: owner.actor, correlationId: owner.correlationId };
+  try {
+    await store.append(`staff-task-${paymentId}`, 'no_stream', [
+      { id: hashedUuid('staff-task', paymentId, evidence.reason), type: 'StaffTaskRaised', v: 1, data, meta },
+    ]);
+  } catch (error) {
+    if (!(error instanceof Conflict)) throw error; // raised before
+  }
+};
+
+/** Where recovery finds what is open, and keeps when to look again. */
+export interface RecoveryWork {
+  /** Open attempts begun before an instant, whose next try has come. */
+  due(begunBefore: string): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
+  record(tried: { paymentId: string; attemptId: string; tries: number; nextTryAt: string; outcome: Resolution }): Promise<void>;
+}
+
+const ROUND_LIMIT = 50;
+
+/** Reads the list projection's open attempts; several workers may do so at once, since each step is guarded by the stream's revision. */
+export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
+  due: async (begunBefore) => {
+    const { rows } = await pool.query<{ payment_id: string; attempt_id: string; tries: number }>(
+      `select p.payment_id, p.open_attempt_id as attempt_id, coalesce(t.tries, 0) as tries
+       from payment_list p left join recovery_try t on t.payment_id = p.payment_id and t.attempt_id = p.open_attempt_id
+       where p.open_since < $1 and (t.next_try_at is null or t.next_try_at <= now())
+       order by p.open_since, p.payment_id limit $2`,
+      [begunBefore, ROUND_LIMIT],
+    );
+    return rows.map((row) => ({ paymentId: row.payment_id, attemptId: row.attempt_id, tries: row.tries }));
+  },
+  record: async ({ paymentId, attemptId, tries, nextTryAt, outcome }) => {
+    await pool.query(
+      `insert into recovery_try (payment_id, attempt_id, tries, next_try_at, outcome) values ($1, $2, $3, $4, $5)
+       on conflict (payment_id, attempt_id) do update set tries = excluded.tries, next_try_at = excluded.next_try_at, outcome = excluded.outcome`,
+      [paymentId, attemptId, tries, nextTryAt, outcome],
+    );
+  },
+});

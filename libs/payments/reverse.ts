@@ -1,0 +1,369 @@
+/**
+ * Returning money: refund and void, by partner and staff alike. Intent → gateway, leg by leg → end. An attempt that its request could not finish is
+ * resolved before anything else happens to the payment: every reference it might have used is finalised at the gateway (C17, C18, C61).
+ */
+import { Conflict } from '#eventstore';
+import { type Cents, type Deadline, ServiceError, timestamp } from '#kernel';
+import { gatewayRef, type PaymentPorts } from './charge.js';
+import { bounded, callGateway, GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
+import type { Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
+import {
+  attemptOf,
+  type Charged,
+  type ChargedLeg,
+  type Initiator,
+  isVisible,
+  type LegMove,
+  type Means,
+  openAttempt,
+  type PaymentCommand,
+  remaining,
+  type ReversalAttempt,
+  untoldAttempt,
+  unsettledMeans,
+  voidFailed,
+} from './payment.js';
+import { refundView, type RefundView, voidView, type VoidView } from './payment.view.js';
+import { type Loaded, type Owner, retryingConflicts } from './stream.js';
+
+/** How long a request waits for a running refund or void of the same payment (C31). */
+const WAIT_FOR_OTHER_MS = 10_000;
+const POLL_OTHER_MS = 100;
+/** An attempt this old has no request behind it any more: the deadline, and a margin for the append that may follow it. */
+export const ABANDONED_AFTER_MS = REQUEST_DEADLINE_MS + 7_000;
+
+export interface ReverseRequest {
+  readonly operation: Means;
+  readonly paymentId: string;
+  /** null: staff, who may act on any account's payment. */
+  readonly accountId: string | null;
+  readonly initiatedBy: Initiator;
+  /** Principal cents; null: everything that remains. Refund only. */
+  readonly amountCents: Cents | null;
+  readonly includeFee: boolean;
+  readonly reason: string | null;
+}
+
+/** The attempt that a key is bound to, and how to bind it to a new one before that begins (C17). null: a request without a key. */
+export interface KeyBinding {
+  readonly attemptId: string;
+  renew(): Promise<string>;
+}
+
+/** Returns money, or tells what a repeated request returned. Refuses and fails with the specification's errors. */
+export const reverse = async (
+  ports: PaymentPorts,
+  request: ReverseRequest,
+  key: KeyBinding | null,
+  owner: Owner,
+  deadline: Deadline,
+): Promise<RefundView | VoidView> => {
+  const { streams, clock, ids } = ports;
+  const at = () => timestamp(clock.now());
+  const waitUntil = clock.monotonic() + WAIT_FOR_OTHER_MS;
+  let attemptId = key?.attemptId ?? ids.uuid();
+  let renewed = key === null;
+
+  for (;;) {
+    const loaded = await streams.load(request.paymentId);
+    const { payment } = loaded;
+    if (!isVisible(payment) || (request.accountId !== null && payment.terms.accountId !== request.accountId)) throw notFound();
+    if (payment.phase === 'charged') {
+      for (const leg of payment.legs) gatewayOf(ports, leg);
+
+      const own = renewed ? undefined : attemptOf(payment, attemptId);
+      // Its owner is gone without a word: the same calls again, under the same references; the gateway answers once per reference.
+      if (own && !own.ended && !own.fenced) return run(ports, loaded, own.attemptId, owner, deadline);
+
+      const open = openAttempt(payment);
+      if (open) {
+        if (!open.fenced && clock.now() - Date.parse(open.requestedAt) < ABANDONED_AFTER_MS) {
+          if (clock.monotonic() >= waitUntil || deadline.leftMs < POLL_OTHER_MS)
+            throw new ServiceError('INVALID_STATE', 'Another refund or void of this payment is in progress.');
+          await clock.sleep(POLL_OTHER_MS);
+        } else if (!(await resolveReversal(ports, request.paymentId, open.attemptId, owner, deadline))) {
+          throw own
+            ? timeout(request.paymentId)
+            : new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is being reconciled; try later.');
+        }
+        continue;
+      }
+
+      const told = own?.ended && isComplete(own) ? own : key === null ? untold(payment, request, at()) : undefined;
+      if (told) return retryingConflicts(() => tell(ports, request, told.attemptId, owner, deadline));
+      if (own?.ended) {
+        // Never executed, rejected or partial: what is missing is a new attempt with new references, bound to the key before it begins.
+        attemptId = await key!.renew();
+        renewed = true;
+      }
+    }
+    try {
+      const next = await streams.execute(loaded, [command(ports, request, loaded, attemptId, at())], owner, deadline);
+      return await run(ports, next, attemptId, owner, deadline);
+    } catch (error) {
+      // Nobody was called yet: somebody else changed the payment first, so look again and decide again.
+      if (error instanceof Conflict && deadline.leftMs > 0) continue;
+      throw error;
+    }
+  }
+};
+
+const untold = (payment: Charged, request: ReverseRequest, at: string) =>
+  untoldAttempt(payment, request.operation, request.initiatedBy, askedOf(request), at);
+
+const askedOf = ({ operation, amountCents, includeFee }: ReverseRequest) =>
+  operation === 'void' ? { amountCents: null, includeFee: true } : { amountCents, includeFee };
+
+const isComplete = (attempt: ReversalAttempt) => attempt.ended?.outcome === 'completed' || attempt.completedBy !== null;
+
+/** Tells the result of an attempt that ended well; who was told is recorded, so that it is told once only to those who cannot prove it was theirs. */
+const tell = async (
+  ports: PaymentPorts,
+  request: ReverseRequest,
+  attemptId: string,
+  owner: Owner,
+  deadline: Deadline,
+): Promise<RefundView | VoidView> => {
+  const loaded = await ports.streams.load(request.paymentId);
+  const { payment } = await ports.streams.execute(
+    loaded,
+    [{ type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId }],
+    owner,
+    deadline,
+  );
+  return result(request.paymentId, payment as Charged, attemptId);
+};
+
+const result = (paymentId: string, payment: Charged, attemptId: string): RefundView | VoidView => {
+  const attempt = attemptOf(payment, attemptId)!;
+  return attempt.operation === 'void' ? voidView(paymentId, payment, attempt) : refundView(paymentId, payment, attempt);
+};
+
+const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: Loaded, attemptId: string, at: string): PaymentCommand => {
+  const { initiatedBy, reason } = request;
+  const references = (leg: Leg) => ({ void: gatewayRef(attemptId, leg, 'void'), refund: gatewayRef(attemptId, leg, 'refund') });
+  const common = { at, attemptId, initiatedBy, reason, references };
+  if (request.operation === 'void') return { type: 'RequestVoid', ...common };
+  const capabilities = (leg: Leg) =>
+    gatewayOf(
+      ports,
+      (payment as Charged).legs.find((charge) => charge.leg === leg)!,
+    ).capabilities;
+  return { type: 'RequestRefund', ...common, amountCents: request.amountCents, includeFee: request.includeFee, capabilities };
+};
+
+/** A leg goes back through the gateway account that charged it, not the portal's present one (C68). */
+const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
+  const gateway = ports.gateways.find(leg.account);
+  if (!gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The gateway account that charged this payment is not configured any more.');
+  return gateway;
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Running an attempt: the legs that have not come back yet, principal first.
+
+const run = async (ports: PaymentPorts, begun: Loaded, attemptId: string, owner: Owner, deadline: Deadline): Promise<RefundView | VoidView> => {
+  const { paymentId } = begun;
+  const at = () => timestamp(ports.clock.now());
+  let loaded = begun;
+  const attempt = attemptOf(begun.payment, attemptId)!;
+  for (const move of attempt.legs) {
+    const payment = loaded.payment as Charged;
+    const current = attemptOf(payment, attemptId)!;
+    if (current.returned.some(({ leg }) => leg === move.leg)) continue;
+    const { outcome, means } = await moveLeg(ports, payment, attempt, move, deadline);
+
+    if (outcome.kind === 'approved') {
+      const last = current.returned.length + 1 === attempt.legs.length;
+      const commands: PaymentCommand[] = [
+        { type: 'RecordLegReturned', at: at(), attemptId, leg: move.leg, means, transactionId: outcome.txn.transactionId },
+      ];
+      if (last) commands.push({ type: 'EndReversal', at: at(), attemptId });
+      loaded = await record(ports, loaded, attemptId, commands, owner, deadline);
+      continue;
+    }
+    // Recovery finalised the reference before we came: it owns the attempt (gateway.md 2).
+    if (outcome.kind === 'rejected' && outcome.why === 'finalised') throw timeout(paymentId);
+    if (outcome.kind === 'rejected' || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
+      const unfinished = outcome.kind === 'rejected' ? 'rejected' : 'never_executed';
+      loaded = await record(ports, loaded, attemptId, [{ type: 'EndReversal', at: at(), attemptId, unfinished }], owner, deadline);
+    } else {
+      // Whoever comes next need not wait for us: the attempt is marked as left open, and resolved before anything else (C18).
+      loaded = await record(ports, loaded, attemptId, [{ type: 'StartReconciliation', at: at(), attemptId }], owner, deadline).catch(
+        (error: unknown) => {
+          ports.log.warn({ paymentId, attemptId, err: error }, 'an open reversal could not be marked');
+          return loaded;
+        },
+      );
+    }
+    throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, outcome);
+  }
+  return result(paymentId, loaded.payment as Charged, attemptId);
+};
+
+/** Void or refund of one leg, and the switch between them when the gateway knows better (C23, C24). */
+const moveLeg = async (
+  ports: PaymentPorts,
+  payment: Charged,
+  attempt: ReversalAttempt,
+  move: LegMove,
+  deadline: Deadline,
+): Promise<{ outcome: Outcome<ReversalTxn>; means: Means }> => {
+  const leg = payment.legs.find((charge) => charge.leg === move.leg)!;
+  const gateway = gatewayOf(ports, leg);
+  const amountCents = move.principalCents + move.feeCents;
+  const whole = amountCents === leg.principalCents - leg.principalReturnedCents + leg.feeCents - leg.feeReturnedCents;
+  const common = { leg: leg.leg, account: leg.account, chargeTransactionId: leg.transactionId };
+  const send = (means: Means) =>
+    callGateway(ports.clock, deadline, (signal) =>
+      means === 'void'
+        ? gateway.void({ ...common, ref: move.references.void, ...(whole ? {} : { amountCents }), askedBy: attempt.operation }, signal)
+        : gateway.refund({ ...common, ref: move.references.refund, amountCents }, signal),
+    );
+
+  const first = await send(move.means);
+  if (attempt.operation === 'void' || first.kind !== 'rejected') return { outcome: first, means: move.means };
+  if (move.means === 'void' && first.why === 'already_settled') return { outcome: await send('refund'), means: 'refund' };
+  if (move.means === 'refund' && first.why === 'not_settled' && unsettledMeans(leg, move, gateway.capabilities) === 'void')
+    return { outcome: await send('void'), means: 'void' };
+  return { outcome: first, means: move.means };
+};
+
+/** Records at the exact revision; a fact of somebody else in between is stepped over, recovery's fence is not (recovery.md 1.8). */
+const record = async (
+  ports: PaymentPorts,
+  loaded: Loaded,
+  attemptId: string,
+  commands: readonly PaymentCommand[],
+  owner: Owner,
+  deadline: Deadline,
+): Promise<Loaded> => {
+  let current = loaded;
+  for (let round = 1; ; round++) {
+    try {
+      return await ports.streams.execute(current, commands, owner, deadline);
+    } catch (error) {
+      if (!(error instanceof Conflict) || round === 4) {
+        ports.log.warn(
+          { paymentId: loaded.paymentId, attemptId, err: error },
+          'the outcome of a reversal could not be recorded; recovery resolves it',
+        );
+        throw timeout(loaded.paymentId);
+      }
+      current = await ports.streams.load(loaded.paymentId);
+      const attempt = attemptOf(current.payment, attemptId);
+      if (attempt?.fenced && !attempt.ended) throw timeout(loaded.paymentId);
+    }
+  }
+};
+
+/** The answer to a leg that did not come back (C26, C27, C40, C62). */
+const failure = (
+  ports: PaymentPorts,
+  paymentId: string,
+  payment: Charged,
+  attempt: ReversalAttempt,
+  move: LegMove,
+  outcome: Exclude<Outcome<ReversalTxn>, { kind: 'approved' }>,
+): ServiceError => {
+  const first = attempt.legs[0]!.leg === move.leg;
+  if (attempt.operation === 'void') {
+    if (!first)
+      return new ServiceError('VOID_FAILED', 'The principal was voided, the service fee was not; retry the void.', {
+        retryable: true,
+        suggestedAction: 'retry_void',
+      });
+    if (outcome.kind === 'rejected') return voidFailed('The gateway rejected the void; refund the payment instead.');
+  } else {
+    if (!first || attempt.completes) {
+      const left = remaining(payment);
+      return new ServiceError('PARTIAL_REFUND_PENDING', 'The principal was refunded, the service fee was not; retry the refund.', {
+        retryable: true,
+        suggestedAction: 'refund',
+        remainingRefundableAmountCents: left.principal + left.fee,
+      });
+    }
+    if (outcome.kind === 'rejected') {
+      ports.log.error({ paymentId, attemptId: attempt.attemptId, why: outcome.why }, 'the gateway refused a refund');
+      return new ServiceError('INVALID_STATE', 'The gateway refused the refund.');
+    }
+  }
+  if (outcome.kind === 'unknown') return timeout(paymentId);
+  return new ServiceError('PAYMENT_GATEWAY_ERROR', 'The gateway did not process the request; nothing was returned.', { id: paymentId });
+};
+
+const timeout = (id: string) =>
+  new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the request is unknown; retry it with the same Idempotency-Key.', { id });
+const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Resolving an attempt that was left open: by the next request, or by recovery.
+
+/**
+ * Fences the attempt, finalises every reference that it may have used, records what was executed and ends it. Starts no leg that was not sent (C61).
+ * False: the gateway or the store cannot tell now; the attempt stays open.
+ */
+export const resolveReversal = async (
+  ports: PaymentPorts,
+  paymentId: string,
+  attemptId: string,
+  owner: Owner,
+  deadline: Deadline,
+): Promise<boolean> => {
+  const { clock, streams } = ports;
+  const at = () => timestamp(clock.now());
+  for (let round = 1; round <= 4; round++) {
+    let loaded = await streams.load(paymentId);
+    const attempt = attemptOf(loaded.payment, attemptId);
+    if (!attempt || attempt.ended) return true;
+    try {
+      loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId }], owner, deadline);
+      const payment = loaded.payment as Charged;
+      const commands: PaymentCommand[] = [];
+      let rejected = false;
+      for (const move of attempt.legs) {
+        if (attempt.returned.some(({ leg }) => leg === move.leg)) continue;
+        const leg = payment.legs.find((charge) => charge.leg === move.leg)!;
+        for (const means of ['void', 'refund'] as const) {
+          const found = await finalizeReference(
+            ports,
+            gatewayOf(ports, leg),
+            { ref: move.references[means], account: leg.account, op: means },
+            deadline,
+          );
+          if (found.kind === 'cannot_tell') return false;
+          if (found.kind !== 'executed') continue;
+          if (found.result.kind === 'approved')
+            commands.push({ type: 'RecordLegReturned', at: at(), attemptId, leg: move.leg, means, transactionId: found.result.txn.transactionId });
+          else if (found.result.kind === 'rejected') rejected = true;
+          else if (found.result.kind === 'unknown') return false;
+        }
+      }
+      commands.push({ type: 'EndReversal', at: at(), attemptId, unfinished: rejected ? 'rejected' : 'never_executed' });
+      await streams.execute(loaded, commands, owner, deadline);
+      return true;
+    } catch (error) {
+      if (!(error instanceof Conflict)) throw error;
+    }
+  }
+  return false;
+};
+
+/** Asks within the request's time, at most as long as any gateway call. */
+export const finalizeReference = (
+  ports: PaymentPorts,
+  gateway: PaymentGateway,
+  call: Parameters<PaymentGateway['finalize']>[0],
+  deadline: Deadline,
+): ReturnType<PaymentGateway['finalize']> => {
+  const cannotTell: Finalized<never> = { kind: 'cannot_tell' };
+  const limit = Math.min(GATEWAY_CALL_MS, deadline.leftMs);
+  return limit <= 0
+    ? Promise.resolve(cannotTell)
+    : bounded(
+        ports.clock,
+        limit,
+        (signal) => gateway.finalize(call, signal),
+        () => cannotTell,
+      );
+};

@@ -1,0 +1,132 @@
+/** Payment streams: loading is a fold, appending is at an exact revision, and an append of which nobody knows the outcome is repeated under the same ids. */
+import { type Clock, type Deadline, fold, type Ids, type Json, ServiceError } from '#kernel';
+import { type Actor, Conflict, type EventStore, type NewEvent, OutcomeUnknown, type Recorded, Unavailable, upcast, upcasters } from '#eventstore';
+import { payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
+
+/** Schema version of each payment event type; only the newest is written. The steps from older versions stand here when there are any. */
+const VERSION = 1;
+const PAYMENT_EVENT_TYPES: readonly PaymentEvent['type'][] = [
+  'PaymentInitiated',
+  'PaymentCreated',
+  'PaymentDeclined',
+  'PaymentFailed',
+  'PaymentOutcomeUnknown',
+  'PaymentAbandoned',
+  'ReconciliationStarted',
+  'VoidRequested',
+  'RefundRequested',
+  'PaymentVoided',
+  'PaymentRefunded',
+  'FeeRefunded',
+  'ReversalEnded',
+  'ReversalAcknowledged',
+  'PaymentSettled',
+  'SettlementRejected',
+  'PaymentDisputed',
+  'PaymentResolved',
+];
+upcasters.register(Object.fromEntries(PAYMENT_EVENT_TYPES.map((type) => [type, []])));
+
+/** A stream this long is no normal payment: alarm, do not refuse (event-store.md 3). */
+export const LONG_STREAM_EVENTS = 200;
+
+/** Pause before an append is repeated; KurrentDB drops a retry that comes before the original is replicated. */
+const RETRY_APPEND_MS = 250;
+/** An outcome is worth trying to record for at least this long, even when the request's own time is up. */
+const MIN_APPEND_BUDGET_MS = 4_000;
+
+export const paymentStream = (paymentId: string): string => `payment-${paymentId}`;
+export const paymentIdOf = (stream: string): string => stream.slice('payment-'.length);
+
+/** Payment events of an append or of a read; other types in a payment stream stop the fold rather than being guessed at. */
+export const toPaymentEvent = (recorded: Recorded): PaymentEvent => {
+  const { type, data, meta } = upcast(recorded);
+  return { type, data, at: meta.recordedAt } as unknown as PaymentEvent;
+};
+
+export interface Loaded {
+  readonly paymentId: string;
+  readonly payment: Payment;
+  /** null: the stream does not exist. */
+  readonly revision: bigint | null;
+}
+
+export interface Owner {
+  readonly actor: Actor;
+  readonly correlationId: string;
+}
+
+export class PaymentStreams {
+  constructor(
+    private readonly store: EventStore,
+    private readonly clock: Clock,
+    private readonly ids: Ids,
+  ) {}
+
+  /** Folds the stream. Throws Unavailable. */
+  async load(paymentId: string): Promise<Loaded> {
+    let revision: bigint | null = null;
+    let payment: Payment = decider.initial;
+    for await (const recorded of this.store.read(paymentStream(paymentId))) {
+      payment = decider.evolve(payment, toPaymentEvent(recorded));
+      revision = recorded.revision;
+    }
+    return { paymentId, payment, revision };
+  }
+
+  /** All events of the stream, in order. */
+  async events(paymentId: string): Promise<Recorded[]> {
+    const events: Recorded[] = [];
+    for await (const recorded of this.store.read(paymentStream(paymentId))) events.push(recorded);
+    return events;
+  }
+
+  /**
+   * Decides and appends at the loaded revision. Returns the state after it; no events, no append. While the store cannot say whether it
+   * appended, the same ids are sent again until the deadline. Throws what `decide` refuses, {@link Conflict}, OutcomeUnknown, Unavailable.
+   */
+  async execute(loaded: Loaded, commands: readonly PaymentCommand[], owner: Owner, deadline: Deadline): Promise<Loaded> {
+    const events: PaymentEvent[] = [];
+    let { payment } = loaded;
+    for (const command of commands) {
+      const decided = decider.decide(payment, command);
+      payment = fold({ initial: payment, evolve: decider.evolve }, decided);
+      events.push(...decided);
+    }
+    if (events.length === 0) return loaded;
+    const stream = paymentStream(loaded.paymentId);
+    const expected = loaded.revision ?? 'no_stream';
+    const written = events.map((event) => this.toNewEvent(event, owner));
+    const until = this.clock.monotonic() + Math.max(deadline.leftMs, MIN_APPEND_BUDGET_MS);
+    let maybeAppended = false;
+    for (;;) {
+      try {
+        const { revision } = await this.store.append(stream, expected, written);
+        return { paymentId: loaded.paymentId, payment, revision };
+      } catch (error) {
+        if (error instanceof OutcomeUnknown) maybeAppended = true;
+        else if (!(error instanceof Unavailable)) throw error;
+        if (this.clock.monotonic() + RETRY_APPEND_MS >= until)
+          throw maybeAppended && error instanceof Unavailable ? new OutcomeUnknown(error.message, { cause: error }) : error;
+        await this.clock.sleep(RETRY_APPEND_MS);
+      }
+    }
+  }
+
+  private toNewEvent({ type, at, data }: PaymentEvent, { actor, correlationId }: Owner): NewEvent {
+    // Drawn once per run of an owner and kept for its retries: a retry is recognised, and two owners always conflict (recovery.md 1.8).
+    return { id: this.ids.uuid(), type, v: VERSION, data: data as unknown as Json, meta: { recordedAt: at, actor, correlationId } };
+  }
+}
+
+/** Repeats `work` on Conflict: somebody else appended first, so load and decide again. At most `rounds`; then the payment is too busy to answer. */
+export const retryingConflicts = async <T>(work: () => Promise<T>, rounds = 4): Promise<T> => {
+  for (let round = 1; ; round++) {
+    try {
+      return await work();
+    } catch (error) {
+      if (!(error instanceof Conflict)) throw error;
+      if (round >= rounds) throw new ServiceError('INVALID_STATE', 'The payment is being changed by another request; try again.');
+    }
+  }
+};

@@ -1,0 +1,78 @@
+/** The one exception filter: every error leaves in the envelope of C1, and nothing of what went wrong inside leaves with it. */
+import { type ArgumentsHost, Catch, type ExceptionFilter, HttpException } from '@nestjs/common';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import { AuthenticationError, ServiceError } from '#kernel';
+import type { Logger } from '../logging.js';
+import { type Answer, errorAnswer, internalErrorAnswer } from './envelope.js';
+
+export const JSON_TYPE = 'application/json; charset=utf-8';
+
+/** Sends an answer with the headers that belong to it. */
+export const sendAnswer = (reply: FastifyReply, answer: Answer): void => {
+  void reply.status(answer.status).header('content-type', JSON_TYPE);
+  if (answer.replayed) void reply.header('idempotent-replayed', 'true');
+  if (answer.retryAfterSeconds !== undefined) void reply.header('retry-after', String(answer.retryAfterSeconds));
+  if (answer.status === 401) void reply.header('www-authenticate', 'ApiKey realm="payfold", Bearer realm="payfold"');
+  void reply.send(answer.body);
+};
+
+/** Maps whatever was thrown; what is not the caller's doing is logged here, once, by its allow-listed fields. */
+export const answerFor = (error: unknown, log: Logger, requestId: string): Answer => {
+  if (error instanceof ServiceError || error instanceof AuthenticationError) return errorAnswer(error);
+  const transport = transportError(error);
+  if (transport) return errorAnswer(transport);
+  log.error({ requestId, err: error }, 'a request failed inside');
+  return internalErrorAnswer();
+};
+
+/** Refusals of the framework itself, under the statuses that HTTP has for them (C65). */
+const transportError = (error: unknown): ServiceError | null => {
+  const { statusCode, code } = error as { statusCode?: number; code?: string };
+  const status = error instanceof HttpException ? error.getStatus() : statusCode;
+  if (code === 'FST_ERR_CTP_BODY_TOO_LARGE' || status === 413)
+    return new ServiceError('VALIDATION_ERROR', 'The body is larger than 256 KiB.', {}, { status: 413 });
+  if (status === 404) return new ServiceError('VALIDATION_ERROR', 'There is no such path.', {}, { status: 404 });
+  if (status === 408) return new ServiceError('VALIDATION_ERROR', 'The request took too long to arrive.', {}, { status: 408 });
+  if (status !== undefined && status >= 400 && status < 500)
+    return new ServiceError('VALIDATION_ERROR', 'The request cannot be read.', {}, { status: status === 415 ? 400 : status });
+  return null;
+};
+
+@Catch()
+export class ErrorsFilter implements ExceptionFilter {
+  /** `routes`: what exists, so that a known path under another method answers 405. */
+  constructor(
+    private readonly log: Logger,
+    private readonly routes: readonly Route[],
+  ) {}
+
+  catch(error: unknown, host: ArgumentsHost): void {
+    const http = host.switchToHttp();
+    const request = http.getRequest<FastifyRequest>();
+    const reply = http.getResponse<FastifyReply>();
+    if (error instanceof HttpException && error.getStatus() === 404) {
+      const allowed = allowedMethods(this.routes, request.url.split('?')[0]!);
+      if (allowed.length > 0) {
+        void reply.header('allow', allowed.join(', '));
+        sendAnswer(reply, errorAnswer(new ServiceError('VALIDATION_ERROR', `This path allows ${allowed.join(', ')} only.`, {}, { status: 405 })));
+        return;
+      }
+    }
+    sendAnswer(reply, answerFor(error, this.log, String(request.id)));
+  }
+}
+
+export interface Route {
+  readonly method: string;
+  readonly url: string;
+}
+
+/** Methods that a path knows; none when there is no such path. */
+const allowedMethods = (routes: readonly Route[], path: string): string[] =>
+  [...new Set(routes.filter(({ url }) => matches(url, path)).map(({ method }) => method))].sort();
+
+const matches = (pattern: string, path: string): boolean => {
+  const parts = pattern.split('/');
+  const given = path.split('/');
+  return parts.length === given.length && parts.every((part, index) => (part.startsWith(':') ? given[index] !== '' : part === given[index]));
+};

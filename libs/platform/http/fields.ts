@@ -1,0 +1,176 @@
+/**
+ * Fields of request bodies and queries: each decorator says once what a field is, for the validator (class-validator) and for the OpenAPI document.
+ * Bodies are copied field by field into their class; class-transformer is not used, since a `metadata` key named `constructor` would break it (security.md 3).
+ */
+import { ApiProperty, ApiPropertyOptional, type ApiPropertyOptions } from '@nestjs/swagger';
+import { ValidateIf, type ValidationArguments, validateSync, registerDecorator } from 'class-validator';
+import { isCents, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
+import { holdsCardNumber } from '../card-text.js';
+
+type Class<T = object> = abstract new (...args: never[]) => T;
+interface FieldInfo {
+  readonly name: string;
+  readonly nested?: () => new () => object;
+  readonly array?: boolean;
+}
+
+const fieldsOf = new WeakMap<object, FieldInfo[]>();
+
+/** A check returns what is wrong ("must be …"), or null. */
+export type Check = (value: unknown) => string | null;
+
+interface FieldOptions {
+  readonly optional?: boolean;
+  readonly schema: ApiPropertyOptions;
+  readonly check: Check;
+  readonly nested?: () => new () => object;
+  readonly array?: boolean;
+}
+
+/** The one decorator under all others: OpenAPI property, class-validator rule, and the entry that makes the field be copied. */
+export const Field =
+  ({ optional = false, schema, check, nested, array }: FieldOptions): PropertyDecorator =>
+  (prototype, property) => {
+    const name = String(property);
+    const known = fieldsOf.get(prototype) ?? [];
+    fieldsOf.set(prototype, [...known, { name, ...(nested ? { nested } : {}), ...(array ? { array } : {}) }]);
+    (optional ? ApiPropertyOptional : ApiProperty)(schema)(prototype, property);
+    // A field sent as null is a field of the wrong type, not an absent one.
+    if (optional) ValidateIf((_, value) => value !== undefined)(prototype, property);
+    registerDecorator({
+      name: 'field',
+      target: prototype.constructor,
+      propertyName: name,
+      validator: {
+        validate: (value: unknown) => check(value) === null,
+        defaultMessage: ({ value }: ValidationArguments) => (value === undefined ? 'is required' : (check(value) ?? 'is invalid')),
+      },
+    });
+  };
+
+/** A JSON integer of 1…99,999,999 cents (C4). */
+export const CentsField = (options: { optional?: boolean; description?: string } = {}) =>
+  Field({
+    ...options,
+    schema: { type: 'integer', minimum: 1, maximum: MAX_AMOUNT_CENTS, ...(options.description ? { description: options.description } : {}) },
+    check: (value) => (isCents(value) ? null : `must be an integer of 1 to ${MAX_AMOUNT_CENTS} cents`),
+  });
+
+/** Text of bounded length in UTF-16 units; free text is searched for card numbers (C8, C9). */
+export const TextField = (options: { optional?: boolean; min?: number; max: number; free?: boolean; description?: string }) => {
+  const { optional, min = 0, max, free = false, description } = options;
+  return Field({
+    ...(optional === undefined ? {} : { optional }),
+    schema: { type: 'string', ...(min > 0 ? { minLength: min } : {}), maxLength: max, ...(description ? { description } : {}) },
+    check: (value) => {
+      if (typeof value !== 'string') return 'must be a string';
+      if (value.length < min || value.length > max) return `must have ${min} to ${max} characters`;
+      return free ? cardInText(value) : null;
+    },
+  });
+};
+
+/** One of the given words. */
+export const EnumField = (options: {
+  optional?: boolean;
+  values: readonly string[];
+  default?: string;
+  description?: string;
+  deprecated?: boolean;
+}) => {
+  const { optional, values, description, deprecated } = options;
+  return Field({
+    ...(optional === undefined ? {} : { optional }),
+    schema: {
+      type: 'string',
+      enum: [...values],
+      ...(options.default ? { default: options.default } : {}),
+      ...(description ? { description } : {}),
+      ...(deprecated ? { deprecated } : {}),
+    },
+    check: (value) =>
+      typeof value === 'string' && values.includes(value) ? null : `must be ${values.map((word) => JSON.stringify(word)).join(' or ')}`,
+  });
+};
+
+/** An object, or an array of them, of another class. */
+export const NestedField = (type: () => new () => object, options: { optional?: boolean; array?: { min: number; max: number } } = {}) => {
+  const { optional, array } = options;
+  return Field({
+    ...(optional === undefined ? {} : { optional }),
+    nested: type,
+    array: array !== undefined,
+    schema: array ? { type: type as () => never, isArray: true, minItems: array.min, maxItems: array.max } : { type: type as () => never },
+    check: (value) => {
+      if (!array) return isObject(value) ? null : 'must be an object';
+      if (!Array.isArray(value)) return 'must be an array';
+      if (value.length < array.min || value.length > array.max) return `must have ${array.min} to ${array.max} items`;
+      return value.every(isObject) ? null : 'must hold objects only';
+    },
+  });
+};
+
+const isObject = (value: unknown): value is Record<string, unknown> => value !== null && typeof value === 'object' && !Array.isArray(value);
+
+/** Whether free text is searched (`CARD_IN_TEXT_CHECK`); set once at start-up. */
+export const cardInTextCheck = { on: true };
+
+/** C9, without echoing what was found. */
+export const cardInText = (text: string): string | null => (cardInTextCheck.on && holdsCardNumber(text) ? 'must not hold a card number' : null);
+
+/** One thing wrong with a request. */
+export interface Fault {
+  readonly field: string;
+  readonly message: string;
+}
+
+/**
+ * An instance of the class with its declared fields copied from the parsed body, or VALIDATION_ERROR naming every fault. Unknown fields are ignored (C3).
+ * `further` adds checks across fields; it runs only on a body whose fields are each valid.
+ */
+export const validated = <T extends object>(type: new () => T, body: Record<string, unknown>, further?: (value: T) => readonly Fault[]): T => {
+  const faults: Fault[] = [];
+  const value = build(type, body, '', faults);
+  if (faults.length === 0 && further) faults.push(...further(value));
+  if (faults.length > 0) throw validationError(faults);
+  return value;
+};
+
+export const validationError = (faults: readonly Fault[]): ServiceError => {
+  const [first] = faults;
+  return new ServiceError('VALIDATION_ERROR', `${first!.field} ${first!.message}.`, { errors: faults.slice(0, 50) });
+};
+
+const build = <T extends object>(type: new () => T, source: Record<string, unknown>, path: string, faults: Fault[]): T => {
+  const target = new type();
+  const values = target as Record<string, unknown>;
+  const fields = allFields(type);
+  for (const { name } of fields) if (Object.hasOwn(source, name)) values[name] = source[name];
+  const wrong = new Set<string>();
+  for (const { property, constraints } of validateSync(target, { validationError: { target: false, value: false }, forbidUnknownValues: false })) {
+    wrong.add(property);
+    faults.push({ field: path + property, message: Object.values(constraints ?? {})[0] ?? 'is invalid' });
+  }
+  for (const { name, nested, array } of fields) {
+    if (!nested || wrong.has(name) || values[name] === undefined) continue;
+    values[name] = array
+      ? (values[name] as Record<string, unknown>[]).map((item, index) => build(nested(), item, `${path}${name}[${index}].`, faults))
+      : build(nested(), values[name] as Record<string, unknown>, `${path}${name}.`, faults);
+  }
+  return target;
+};
+
+const allFields = (type: Class): readonly FieldInfo[] => fieldsOf.get(type.prototype as object) ?? [];
+
+/** Every declared field of a query, each sent at most once; others are refused by name unless they are to be ignored (C44, ASVS 15.3.7). */
+export const validatedQuery = <T extends object>(type: new () => T, query: Readonly<Record<string, unknown>>, { ignoreUnknown = false } = {}): T => {
+  const names = allFields(type).map(({ name }) => name);
+  for (const [name, value] of Object.entries(query)) {
+    if (!names.includes(name)) {
+      if (ignoreUnknown) continue;
+      throw validationError([{ field: name.slice(0, 64), message: 'is not a supported parameter' }]);
+    }
+    if (typeof value !== 'string') throw validationError([{ field: name, message: 'was sent more than once' }]);
+  }
+  return validated(type, query);
+};

@@ -1,0 +1,28 @@
+/** Headers that matter for money, counted on the raw lines: Node joins or drops repeated ones silently (C14). */
+import { ServiceError } from '#kernel';
+
+export const MAX_KEY_LENGTH = 255;
+const VISIBLE_ASCII = /^[\x20-\x7e]+$/;
+
+/** All values of a header as they came, in order; `rawHeaders` alternates names and values. */
+export const headerLines = (rawHeaders: readonly string[], name: string): string[] =>
+  rawHeaders.filter((_, index) => index % 2 === 1 && rawHeaders[index - 1]!.toLowerCase() === name);
+
+/** The `Idempotency-Key`, or null without one. Empty, too long, not ASCII or sent twice → VALIDATION_ERROR (C14). */
+export const idempotencyKeyOf = (rawHeaders: readonly string[]): string | null => {
+  const lines = headerLines(rawHeaders, 'idempotency-key');
+  if (lines.length === 0) return null;
+  if (lines.length > 1) throw invalid('Idempotency-Key was sent more than once.');
+  const key = lines[0]!;
+  if (key.length < 1 || key.length > MAX_KEY_LENGTH || !VISIBLE_ASCII.test(key))
+    throw invalid(`Idempotency-Key must be 1 to ${MAX_KEY_LENGTH} visible ASCII characters.`);
+  return key;
+};
+
+/** A body is JSON or empty (C65). */
+export const refuseOtherContentTypes = (contentType: string | undefined, contentEncoding: string | undefined, bytes: Uint8Array): void => {
+  if (contentEncoding !== undefined && contentEncoding.toLowerCase() !== 'identity') throw invalid('Content-Encoding is not supported.');
+  if (bytes.length > 0 && !/^application\/json\s*(;|$)/i.test(contentType ?? '')) throw invalid('Content-Type must be application/json.');
+};
+
+const invalid = (message: string) => new ServiceError('VALIDATION_ERROR', message);

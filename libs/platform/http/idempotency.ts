@@ -1,0 +1,354 @@
+/**
+ * Idempotency keys: the claim as one statement with a lease and a fence, and `onceByKey`, which claims, runs and settles (contract §3, recovery.md 1).
+ * The row answers "same key again?"; "did anybody talk to the gateway?" is answered by the payment's own stream.
+ */
+import { timingSafeEqual } from 'node:crypto';
+import { type Ids, ServiceError } from '#kernel';
+import type { KeyRing } from '../keys.js';
+import type { Logger } from '../logging.js';
+import type { Migration } from '../postgres/schema.js';
+import type { Pool } from '../postgres/pool.js';
+import { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from './envelope.js';
+
+/** Longer than a request may take (28 s), so that a living owner is never overtaken (C42). */
+export const LEASE_SECONDS = 60;
+/** Specification, Limits; operators may keep keys longer (C20). */
+export const KEEP_HOURS = 24;
+/** How often a claim that met a vanishing row, or an older fingerprint key, is tried again. */
+const CLAIM_ROUNDS = 3;
+const MAX_RETRY_AFTER_SECONDS = 5;
+
+export const idempotencyMigration: Migration = {
+  name: '0030-idempotency',
+  sql: `
+    create sequence idempotency_fence;
+    create table idempotency_key (
+      api_account_id uuid        not null,
+      key_hash       bytea       not null check (octet_length(key_hash) = 32),
+      operation      text        not null,
+      fp             bytea       not null check (octet_length(fp) = 32),
+      fp_kid         text        not null,
+      state          text        not null check (state in ('in_progress', 'completed', 'reserved', 'released')),
+      fence          bigint      not null default nextval('idempotency_fence'),
+      lease_until    timestamptz,
+      payment_id     uuid        not null,
+      attempt_id     uuid        not null,
+      status         int,
+      body           text,
+      created_at     timestamptz not null default clock_timestamp(),
+      expires_at     timestamptz not null,
+      primary key (api_account_id, key_hash),
+      check ((state = 'completed') = (status is not null)),
+      check ((state = 'in_progress') = (lease_until is not null)),
+      check (not (state = 'reserved' and operation <> 'create')),
+      check (not (state = 'released' and operation = 'create'))
+    ) with (fillfactor = 70);
+    create index idempotency_key_expiry on idempotency_key (expires_at);
+    create index idempotency_key_lease on idempotency_key (lease_until) where state = 'in_progress';
+  `,
+};
+
+/** `create`, `refund:<paymentId>` or `void:<paymentId>`: a key belongs to one operation on one path (C12). */
+export type Operation = 'create' | `refund:${string}` | `void:${string}`;
+
+export interface ClaimRequest {
+  readonly accountId: string;
+  readonly key: string;
+  readonly operation: Operation;
+  /** The request as text, without the cvv (C13); hashed here under a keyed hash, never stored or logged. */
+  readonly fingerprintText: string;
+}
+
+/** The row is ours until the lease ends. `tookOver`: an earlier owner vanished, or its key was released. */
+export interface Owned {
+  readonly kind: 'owned';
+  readonly fence: string;
+  readonly tookOver: boolean;
+  readonly paymentId: string;
+  readonly attemptId: string;
+}
+
+export type Claim =
+  | Owned
+  | { readonly kind: 'replay'; readonly answer: Answer }
+  | { readonly kind: 'mismatch' }
+  | { readonly kind: 'in_progress'; readonly retryAfterSeconds: number }
+  | { readonly kind: 'reserved'; readonly paymentId: string };
+
+export type Settlement = { readonly to: 'completed'; readonly answer: Answer } | { readonly to: 'reserved' | 'released' | 'given_back' };
+
+/** The row's identity, kept hashed. */
+export interface KeyName {
+  readonly accountId: string;
+  readonly keyHash: Buffer;
+}
+
+export interface IdempotencyStore {
+  /** Claims or takes over in one statement. Throws when the store cannot be asked: the outcome of the claim is then unknown. */
+  claim(request: ClaimRequest): Promise<Claim>;
+  /** Settles as the owner of that fence; false when somebody else owns the row now (T10). */
+  settle(name: KeyName, fence: string, settlement: Settlement): Promise<boolean>;
+  /** Stores a new attempt id under the fence, before the attempt's intent is appended (C17). False when the fence is lost. */
+  renewAttempt(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
+  /** The hashed name of a key. */
+  name(accountId: string, key: string): KeyName;
+  /** Claims rows of creates whose lease is over, so that the sweeper can settle them (T7). */
+  takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
+  /** Deletes expired rows; a `reserved` one only when `resolved(paymentId)` (C16, T12). */
+  purge(limit: number, resolved: (paymentId: string) => Promise<boolean>): Promise<number>;
+  /** True when the store can be written. */
+  ping(): Promise<boolean>;
+}
+
+export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options: { keepHours?: number } = {}): IdempotencyStore => {
+  const keepHours = Math.max(options.keepHours ?? KEEP_HOURS, KEEP_HOURS);
+  // The current key's hash names a row. Keys are renamed by rotation only after the rows of the old one have expired.
+  const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
+
+  const claim = async (request: ClaimRequest): Promise<Claim> => {
+    const { accountId, keyHash } = name(request.accountId, request.key);
+    let kid = keys.current;
+    for (let round = 1; ; round++) {
+      const fingerprint = keys.mac('fingerprint', request.fingerprintText, kid);
+      const { rows } = await pool.query<{ fence: string; took_over: boolean; payment_id: string; attempt_id: string }>({
+        name: 'idempotency-claim',
+        text: CLAIM,
+        values: [accountId, keyHash, request.operation, fingerprint, kid, LEASE_SECONDS, ids.uuid(), ids.uuid(), keepHours],
+      });
+      const [won] = rows;
+      if (won) return { kind: 'owned', fence: won.fence, tookOver: won.took_over, paymentId: won.payment_id, attemptId: won.attempt_id };
+      const { rows: found } = await pool.query<FoundRow>({ name: 'idempotency-find', text: FIND, values: [accountId, keyHash] });
+      const [row] = found;
+      if (row && row.fp_kid !== kid && keys.kids.includes(row.fp_kid) && round < CLAIM_ROUNDS) {
+        kid = row.fp_kid;
+        continue;
+      }
+      if (row) return classify(row, request.operation, fingerprint);
+      // Given back or purged between the two statements: claim again.
+      if (round >= CLAIM_ROUNDS) return { kind: 'in_progress', retryAfterSeconds: 1 };
+    }
+  };
+
+  const settle = async ({ accountId, keyHash }: KeyName, fence: string, settlement: Settlement): Promise<boolean> => {
+    if (settlement.to === 'given_back') {
+      const { rowCount } = await pool.query({ name: 'idempotency-give-back', text: GIVE_BACK, values: [accountId, keyHash, fence] });
+      return rowCount === 1;
+    }
+    const answer = settlement.to === 'completed' ? settlement.answer : null;
+    const { rowCount } = await pool.query({
+      name: 'idempotency-settle',
+      text: SETTLE,
+      values: [accountId, keyHash, fence, settlement.to, answer?.status ?? null, answer?.body ?? null],
+    });
+    return rowCount === 1;
+  };
+
+  return {
+    claim,
+    settle,
+    name,
+    renewAttempt: async ({ accountId, keyHash }, fence, attemptId) => {
+      const { rowCount } = await pool.query(
+        `update idempotency_key set attempt_id = $4 where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`,
+        [accountId, keyHash, fence, attemptId],
+      );
+      return rowCount === 1;
+    },
+    takeOverStale: async (limit) => {
+      const { rows } = await pool.query<{ api_account_id: string; key_hash: Buffer; fence: string; payment_id: string; attempt_id: string }>(
+        TAKE_OVER_STALE,
+        [LEASE_SECONDS, limit],
+      );
+      return rows.map((row) => ({
+        kind: 'owned',
+        tookOver: true,
+        accountId: row.api_account_id,
+        keyHash: row.key_hash,
+        fence: row.fence,
+        paymentId: row.payment_id,
+        attemptId: row.attempt_id,
+      }));
+    },
+    purge: async (limit, resolved) => {
+      const { rows } = await pool.query<{ api_account_id: string; key_hash: Buffer; fence: string; state: string; payment_id: string }>(
+        `select api_account_id, key_hash, fence, state, payment_id from idempotency_key where expires_at <= clock_timestamp() and state <> 'in_progress' order by expires_at limit $1`,
+        [limit],
+      );
+      let deleted = 0;
+      for (const row of rows) {
+        if (row.state === 'reserved' && !(await resolved(row.payment_id))) continue;
+        const { rowCount } = await pool.query(
+          'delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = $4',
+          [row.api_account_id, row.key_hash, row.fence, row.state],
+        );
+        deleted += rowCount ?? 0;
+      }
+      return deleted;
+    },
+    ping: async () => {
+      // Writable, not just readable: a standby after a failover would still answer selects.
+      const { rows } = await pool.query<{ ok: boolean }>('select not pg_is_in_recovery() as ok');
+      return rows[0]?.ok === true;
+    },
+  };
+};
+
+interface FoundRow {
+  operation: string;
+  fp: Buffer;
+  fp_kid: string;
+  state: 'in_progress' | 'completed' | 'reserved' | 'released';
+  lease_left: number | null;
+  payment_id: string;
+  status: number | null;
+  body: string | null;
+}
+
+/** T2–T5 of recovery.md 1.4; the fingerprint is compared before the state is looked at. */
+const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Claim => {
+  if (!timingSafeEqual(row.fp, fingerprint) || row.operation !== operation) return { kind: 'mismatch' };
+  if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };
+  if (row.state === 'reserved') return { kind: 'reserved', paymentId: row.payment_id };
+  return { kind: 'in_progress', retryAfterSeconds: Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, Math.ceil(row.lease_left ?? 1))) };
+};
+
+/** Only the database's clock counts; a reserved row is never taken over, it leaves by purge alone. */
+const CLAIM = `
+  insert into idempotency_key as k (api_account_id, key_hash, operation, fp, fp_kid, state, lease_until, payment_id, attempt_id, expires_at)
+  values ($1, $2, $3, $4, $5, 'in_progress', clock_timestamp() + make_interval(secs => $6), $7, $8, clock_timestamp() + make_interval(hours => $9))
+  on conflict (api_account_id, key_hash) do update set
+    operation = excluded.operation, fp = excluded.fp, fp_kid = excluded.fp_kid, state = 'in_progress', fence = excluded.fence,
+    lease_until = excluded.lease_until, status = null, body = null,
+    payment_id = case when k.expires_at <= clock_timestamp() then excluded.payment_id else k.payment_id end,
+    attempt_id = case when k.expires_at <= clock_timestamp() then excluded.attempt_id else k.attempt_id end,
+    created_at = case when k.expires_at <= clock_timestamp() then excluded.created_at else k.created_at end,
+    expires_at = case when k.expires_at <= clock_timestamp() then excluded.expires_at else k.expires_at end
+  where (k.expires_at <= clock_timestamp() and k.state in ('completed', 'released'))
+     or (k.fp = excluded.fp and k.operation = excluded.operation
+         and (k.state = 'released' or (k.state = 'in_progress' and k.lease_until < clock_timestamp())))
+  returning fence::text, (xmax <> 0) as took_over, payment_id, attempt_id`;
+
+const FIND = `
+  select operation, fp, fp_kid, state, extract(epoch from lease_until - clock_timestamp())::float8 as lease_left, payment_id, status, body
+  from idempotency_key where api_account_id = $1 and key_hash = $2`;
+
+const SETTLE = `
+  update idempotency_key set state = $4, lease_until = null, status = $5, body = $6
+  where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`;
+
+const GIVE_BACK = `delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`;
+
+const TAKE_OVER_STALE = `
+  update idempotency_key k set fence = nextval('idempotency_fence'), lease_until = clock_timestamp() + make_interval(secs => $1)
+  from (select api_account_id, key_hash from idempotency_key
+        where state = 'in_progress' and operation = 'create' and lease_until < clock_timestamp()
+        order by lease_until limit $2 for update skip locked) stale
+  where k.api_account_id = stale.api_account_id and k.key_hash = stale.key_hash
+  returning k.api_account_id, k.key_hash, k.fence::text, k.payment_id, k.attempt_id`;
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+
+/** What a claimed request runs. Business refusals are thrown as ServiceErrors. */
+export interface KeyedWork {
+  /** Executes. With a key, `owner` names payment and attempt as drawn at the claim; without one it is null. */
+  run(owner: (Owned & { renew(): Promise<string> }) | null): Promise<unknown>;
+  /** A create whose earlier owner vanished: settles from the stream, never executes again (T7). Refunds and voids resume in `run`. */
+  takeOver?(owner: Owned): Promise<{ readonly answer: Answer } | 'reserved' | 'cannot_tell'>;
+  /** The refusal for a reserved key (C16, C64). */
+  reconciliationRequired?(paymentId: string): Promise<ServiceError>;
+}
+
+/**
+ * Claims the key, runs, settles: the whole of contract §3 for one request. A request without a key just runs. The answer comes back as bytes
+ * to send; `replayed` asks for the header.
+ */
+export const onceByKey = async (
+  store: IdempotencyStore,
+  log: Logger,
+  newAttemptId: () => string,
+  request: Omit<ClaimRequest, 'key'> & { readonly key: string | null },
+  work: KeyedWork,
+): Promise<Answer> => {
+  const { key } = request;
+  if (key === null) return answerOf(() => work.run(null), log);
+
+  let claim: Claim;
+  try {
+    claim = await store.claim({ ...request, key });
+  } catch (error) {
+    log.warn({ err: error }, 'the idempotency store did not answer a claim');
+    throw new ServiceError(
+      'IDEMPOTENCY_UNAVAILABLE',
+      'Requests with an Idempotency-Key cannot be processed safely at the moment; nothing was charged or refunded.',
+      {},
+      { retryAfterSeconds: 1 },
+    );
+  }
+  switch (claim.kind) {
+    case 'mismatch':
+      throw new ServiceError('IDEMPOTENCY_MISMATCH', 'This Idempotency-Key was used with a different request.');
+    case 'in_progress':
+      throw inProgress(claim.retryAfterSeconds);
+    case 'replay':
+      return { ...claim.answer, replayed: true };
+    case 'reserved':
+      throw await work.reconciliationRequired!(claim.paymentId);
+    case 'owned':
+      break;
+  }
+  const name = store.name(request.accountId, key);
+  const owned = claim;
+  if (owned.tookOver && work.takeOver) return settleTakenOver(store, log, name, owned, work);
+
+  const renew = async (): Promise<string> => {
+    const renewed = newAttemptId();
+    if (!(await store.renewAttempt(name, owned.fence, renewed))) throw inProgress(MAX_RETRY_AFTER_SECONDS);
+    return renewed;
+  };
+  const answer = await answerOf(() => work.run({ ...owned, renew }), log);
+  // The outcome is durable; a settle that fails leaves the row to its lease, and the takeover repairs it from the stream (S5).
+  await store
+    .settle(name, owned.fence, settlementOf(request.operation, answer))
+    .catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be settled'));
+  return answer;
+};
+
+/** T7: the stream says what became of the vanished owner's create. */
+const settleTakenOver = async (store: IdempotencyStore, log: Logger, name: KeyName, owned: Owned, work: KeyedWork): Promise<Answer> => {
+  const found = await work.takeOver!(owned).catch((error: unknown) => {
+    log.warn({ err: error }, 'a create that was taken over cannot be settled yet');
+    return 'cannot_tell' as const;
+  });
+  if (found === 'cannot_tell') throw inProgress(MAX_RETRY_AFTER_SECONDS);
+  if (found === 'reserved') {
+    await store.settle(name, owned.fence, { to: 'reserved' });
+    throw await work.reconciliationRequired!(owned.paymentId);
+  }
+  await store.settle(name, owned.fence, { to: 'completed', answer: found.answer });
+  return { ...found.answer, replayed: true };
+};
+
+const inProgress = (retryAfterSeconds: number) =>
+  new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'The first request with this Idempotency-Key is still being processed.', {}, { retryAfterSeconds });
+
+/** What becomes of a key after an answer (C15–C17). */
+export const settlementOf = (operation: Operation, answer: Answer): Settlement => {
+  const { status, code } = answer;
+  const refusal = status === 501 || status === 503;
+  if (status >= 500 && !refusal) return { to: operation === 'create' ? 'reserved' : 'released' };
+  if (status === 200 || code === 'PAYMENT_DECLINED' || (code === 'VOID_FAILED' && answer.final))
+    return { to: 'completed', answer: { status, body: answer.body } };
+  // Fenced by a takeover: the stream is, or will be, abandoned; the key must not begin again.
+  if (code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') return { to: 'reserved' };
+  return { to: 'given_back' };
+};
+
+const answerOf = async (run: () => Promise<unknown>, log: Logger): Promise<Answer> => {
+  try {
+    return successAnswer(await run());
+  } catch (error) {
+    if (error instanceof ServiceError) return errorAnswer(error);
+    log.error({ err: error }, 'a request failed inside');
+    return internalErrorAnswer();
+  }
+};

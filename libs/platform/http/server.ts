@@ -1,0 +1,123 @@
+/**
+ * The HTTP server under Nest: Fastify with the limits of security.md 3, bodies as bytes (so that a bad body is answered after authentication, not before),
+ * and every refusal of the transport in the envelope (C65).
+ */
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
+import { FastifyAdapter } from '@nestjs/platform-fastify';
+import { type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
+import { ServiceError } from '#kernel';
+import { uuidV7 } from '../ids.js';
+import type { Logger } from '../logging.js';
+import { errorAnswer } from './envelope.js';
+import { answerFor, JSON_TYPE, sendAnswer } from './errors.filter.js';
+import { MAX_BODY_BYTES } from './strict-json.js';
+
+export const MAX_HEADER_BYTES = 8 * 1024;
+const MAX_HEADERS = 64;
+const HEADERS_TIMEOUT_MS = 10_000;
+const REQUEST_TIMEOUT_MS = 30_000;
+const CHECK_TIMEOUTS_EVERY_MS = 1_000;
+const KEEP_ALIVE_MS = 65_000;
+const MAX_CONNECTIONS = 4_096;
+const MAX_REQUESTS_PER_SOCKET = 10_000;
+/** A caller's own `X-Request-Id` is taken over when it looks like an id. */
+const REQUEST_ID = /^[\w.:-]{1,64}$/;
+
+export interface ServerOptions {
+  readonly log: Logger;
+  readonly now: () => number;
+  /** Called once per answered request, for metrics. */
+  readonly onAnswer?: (request: { method: string; route: string; status: number; seconds: number }) => void;
+  /** Shorter limits for tests of slow clients. */
+  readonly timeouts?: { readonly headersMs?: number; readonly requestMs?: number };
+}
+
+/** A Fastify adapter for Nest. */
+export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
+  const { log, now } = options;
+  const adapter = new FastifyAdapter({
+    serverFactory: (handler: Handler) => createLimitedServer(handler, options),
+    bodyLimit: MAX_BODY_BYTES,
+    genReqId: (request: IncomingMessage) => {
+      const given = request.headers['x-request-id'];
+      return typeof given === 'string' && REQUEST_ID.test(given) ? given : uuidV7(now());
+    },
+    requestIdHeader: false,
+    logger: false,
+    return503OnClosing: false,
+    // A path that cannot be decoded is a path that does not exist.
+    frameworkErrors: (error: unknown, request: FastifyRequest, reply: FastifyReply) => sendAnswer(reply, answerFor(error, log, String(request.id))),
+    routerOptions: { ignoreTrailingSlash: false, maxParamLength: 256 },
+  });
+  const fastify = adapter.getInstance() as unknown as FastifyInstance;
+  fastify.removeAllContentTypeParsers();
+  fastify.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit: MAX_BODY_BYTES }, (_request, body, done) => done(null, body));
+  fastify.setErrorHandler((error, request, reply) => sendAnswer(reply, answerFor(error, log, String(request.id))));
+  addHeadersAndMetrics(fastify, options);
+  return adapter;
+};
+
+type Handler = (request: IncomingMessage, response: ServerResponse) => void;
+
+const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions): Server => {
+  const server = createServer(
+    {
+      maxHeaderSize: MAX_HEADER_BYTES,
+      headersTimeout: timeouts.headersMs ?? HEADERS_TIMEOUT_MS,
+      requestTimeout: timeouts.requestMs ?? REQUEST_TIMEOUT_MS,
+      connectionsCheckingInterval: CHECK_TIMEOUTS_EVERY_MS,
+      keepAliveTimeout: KEEP_ALIVE_MS,
+      keepAlive: true,
+      noDelay: true,
+    },
+    handler,
+  );
+  server.maxHeadersCount = MAX_HEADERS;
+  server.maxConnections = MAX_CONNECTIONS;
+  server.maxRequestsPerSocket = MAX_REQUESTS_PER_SOCKET;
+  server.on('clientError', refuseClient);
+  return server;
+};
+
+/** Requests that never became one: answered in the envelope, on the bare socket. */
+const refuseClient = (error: NodeJS.ErrnoException, socket: Socket): void => {
+  if (error.code === 'ECONNRESET' || !socket.writable) {
+    socket.destroy();
+    return;
+  }
+  const [status, phrase, message] =
+    error.code === 'HPE_HEADER_OVERFLOW'
+      ? ([431, 'Request Header Fields Too Large', `The headers are larger than ${MAX_HEADER_BYTES} bytes.`] as const)
+      : error.code === 'ERR_HTTP_REQUEST_TIMEOUT'
+        ? ([408, 'Request Timeout', 'The request took too long to arrive.'] as const)
+        : ([400, 'Bad Request', 'The request is not valid HTTP.'] as const);
+  const { body } = errorAnswer(new ServiceError('VALIDATION_ERROR', message, {}, { status }));
+  socket.end(
+    `HTTP/1.1 ${status} ${phrase}\r\ncontent-type: ${JSON_TYPE}\r\ncontent-length: ${Buffer.byteLength(body)}\r\ncache-control: no-store\r\nconnection: close\r\n\r\n${body}`,
+  );
+};
+
+const addHeadersAndMetrics = (fastify: FastifyInstance, { log, onAnswer }: ServerOptions): void => {
+  fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
+    void reply.header('x-request-id', String(request.id)).header('cache-control', 'no-store').header('x-content-type-options', 'nosniff');
+    done();
+  });
+  fastify.addHook('onResponse', (request: FastifyRequest, reply: FastifyReply, done) => {
+    const route = request.routeOptions.url ?? 'unmatched';
+    const { caller } = request as FastifyRequest & { caller?: { accountId: string } };
+    log.debug(
+      {
+        requestId: String(request.id),
+        accountId: caller?.accountId,
+        method: request.method,
+        route,
+        status: reply.statusCode,
+        ms: Math.round(reply.elapsedTime),
+      },
+      'answered',
+    );
+    onAnswer?.({ method: request.method, route, status: reply.statusCode, seconds: reply.elapsedTime / 1000 });
+    done();
+  });
+};
