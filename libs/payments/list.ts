@@ -5,7 +5,7 @@
 import type { Directory } from '#accounts';
 import type { Position, Recorded } from '#eventstore';
 import { canonicalJson, ServiceError } from '#kernel';
-import type { KeyRing, Queryable } from '#platform';
+import type { KeyRing, Migration, Queryable } from '#platform';
 import { timingSafeEqual } from 'node:crypto';
 import { isVisible, openAttempt, payment as decider, type Payment, type PaymentStatus, statusOf } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
@@ -16,7 +16,10 @@ export const MAX_PAGE = 100;
 /** How long a page waits for the projection to pass the log's head (C48). */
 export const LIST_WAIT_MS = 2_000;
 
-/** The table; a rebuild makes it again in a schema of its own, indexes last. */
+/** Name of the projection and of its checkpoint. */
+export const PAYMENT_LIST = 'payment-list';
+
+/** The table; a rebuild makes it again in a schema of its own, with the indexes last. */
 export const PAYMENT_LIST_TABLE = `
   create table payment_list (
     payment_id uuid not null, account_id uuid not null, portal_id uuid not null, created_at timestamptz not null, status text not null,
@@ -27,6 +30,18 @@ export const PAYMENT_LIST_INDEXES = `
   create index payment_list_portal on payment_list (account_id, portal_id, created_at desc, payment_id desc);
   create index payment_list_status on payment_list (account_id, status, created_at desc, payment_id desc);
   create index payment_list_open on payment_list (open_since) where open_since is not null`;
+
+/** Readers and the projection use the view `payment_list`; which schema it shows is changed by a rebuild's swap. */
+export const paymentListMigration: Migration = {
+  name: '0060-payment-list',
+  sql: `
+    create schema rm_payment_list_1;
+    set local search_path = rm_payment_list_1;
+    ${PAYMENT_LIST_TABLE};
+    ${PAYMENT_LIST_INDEXES};
+    set local search_path to default;
+    create view payment_list as select * from rm_payment_list_1.payment_list`,
+};
 
 export interface PaymentRow {
   readonly paymentId: string;
@@ -124,18 +139,13 @@ export interface PaymentPage {
   readonly nextCursor: string | null;
 }
 
-/** How far the list is: its position, and how many milliseconds or events it lags, in the words of the headers that carry it. */
-export interface ListProgress {
-  /** Waits until the list has passed a position, at most `timeoutMs`; tells where it is then. */
-  reach(position: Position, timeoutMs: number): Promise<Position | null>;
-}
-
 export interface PaymentListPorts {
   readonly db: Queryable;
   readonly keys: KeyRing;
   readonly directory: Directory;
   head(): Promise<Position | null>;
-  readonly progress: ListProgress;
+  /** True as soon as the list has passed a position, false when the time is up. */
+  caughtUpTo(position: Position, timeoutMs: number): Promise<boolean>;
 }
 
 export interface ListedPage {
@@ -156,7 +166,8 @@ export const listPayments = async (
   if (filters.portalId !== null && (await ports.directory.grant(accountId, filters.portalId)) === null)
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
   const after = cursor === null ? null : openCursor(ports.keys, accountId, filters, cursor);
-  const position = head === null ? null : await ports.progress.reach(head, LIST_WAIT_MS);
+  // What happened before the request arrived is waited for, a while; a page that comes without it says so in its headers.
+  const complete = head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS));
   const size = limit ?? DEFAULT_PAGE;
   const rows = await readPage(ports.db, accountId, filters, after, size + 1);
   const shown = rows.slice(0, size);
@@ -172,7 +183,7 @@ export const listPayments = async (
           ? sealCursor(ports.keys, accountId, filters, { createdAt: Date.parse(last.payment.createdAt), id: last.id })
           : null,
     },
-    ledger: { position, lag: head === null || (position !== null && position >= head) ? '0' : 'unknown' },
+    ledger: { position: head, lag: complete ? '0' : 'unknown' },
   };
 };
 

@@ -1,0 +1,21 @@
+/** The role `api`: partner endpoints over the configured stores. */
+import { createMetrics, drained, runRole } from '../lifecycle.js';
+import { openKeys, openServices, requirePlaces } from '../services.js';
+import { createApi } from './api.js';
+
+runRole('api', async (config, log) => {
+  const services = await openServices(config, requirePlaces(config), openKeys(config), log);
+  const metrics = createMetrics(services);
+  const api = await createApi({ ...services, publicUrl: config.publicUrl, onAnswer: metrics.answered });
+  const url = await api.listen(config.port, config.host);
+  const metricsServer = await metrics.listen(config.metricsPort);
+  process.stdout.write(`ready ${url}\n`);
+  return {
+    drain: () => api.health.drain(),
+    stop: async () => {
+      await drained(api.close());
+      metricsServer.close();
+      await services.close();
+    },
+  };
+});

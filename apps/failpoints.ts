@@ -1,0 +1,36 @@
+/**
+ * Named crash points (`FAILPOINT=append.PaymentInitiated:after`): the process kills itself with SIGKILL right before or right after one port call, so that a
+ * test can put a crash exactly there. Names: `append.<event type>`, `charge.<leg>`, `void.<leg>`, `refund.<leg>`, `finalize.<op>`, `claim`, `settle`, `renewAttempt`.
+ */
+type Call = (...args: unknown[]) => unknown;
+
+/** The object with the one named call wrapped; the object itself where no fail point is set. */
+export const withFailpoint = <T extends object>(failpoint: string | null, target: T): T => {
+  if (failpoint === null) return target;
+  const [point, when] = failpoint.split(':');
+  return new Proxy(target, {
+    get: (object, property) => {
+      const member = Reflect.get(object, property) as unknown;
+      if (typeof member !== 'function' || typeof property !== 'string') return member;
+      return (...args: unknown[]) => {
+        const hit = namesOf(property, args).includes(point!);
+        if (hit && when === 'before') process.kill(process.pid, 'SIGKILL');
+        const result = (member as Call).apply(object, args);
+        // `find` hands out a gateway, whose calls are the points.
+        if (property === 'find' && result !== null && typeof result === 'object' && !(result instanceof Promise)) return withFailpoint(failpoint, result);
+        if (!hit || !(result instanceof Promise)) return result;
+        return result.then((value: unknown) => {
+          process.kill(process.pid, 'SIGKILL');
+          return value;
+        });
+      };
+    },
+  });
+};
+
+const namesOf = (method: string, args: readonly unknown[]): string[] => {
+  if (method === 'append') return (args[2] as { type: string }[]).map(({ type }) => `append.${type}`);
+  const [call] = args as [{ leg?: string; op?: string } | undefined];
+  if (method === 'finalize') return [`finalize.${call?.op}`];
+  return call?.leg ? [`${method}.${call.leg}`] : [method];
+};

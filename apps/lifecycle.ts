@@ -1,0 +1,143 @@
+/** How a process starts, serves metrics, and ends: the same for every role (security.md 4). */
+import { createServer, type Server } from 'node:http';
+import client from 'prom-client';
+import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig } from '#platform';
+import type { Services } from './services.js';
+
+/** In-flight requests get longer than their own deadline of 28 s. */
+const DRAIN_MS = 35_000;
+const FORCE_AFTER_MS = 50_000;
+/** A load balancer needs a moment to see that we are not ready; a laptop has none. */
+const PRE_STOP_MS = { production: 5_000, sandbox: 0 } as const;
+
+export interface Running {
+  /** Called first: from now on not ready. */
+  drain?(): void;
+  /** Stops everything, in order. */
+  stop(): Promise<void>;
+}
+
+/**
+ * Runs a role: reads the configuration, starts it, and stops it on SIGTERM or SIGINT. What keeps it from starting is one clear line and exit code 1.
+ * A second signal, or a shutdown that takes longer than 50 s, ends the process at once.
+ */
+export const runRole = (name: string, start: (config: Config, log: Logger) => Promise<Running>): void => {
+  const run = async (): Promise<void> => {
+    const config = readConfig();
+    const log = createLogger(config.logLevel, name);
+    let running: Running | null = null;
+    let stopping = false;
+    const stop = (code: number) => {
+      if (stopping) process.exit(1);
+      stopping = true;
+      setTimeout(() => process.exit(1), FORCE_AFTER_MS).unref();
+      const finish = async () => {
+        running?.drain?.();
+        await new Promise((wake) => setTimeout(wake, running ? PRE_STOP_MS[config.environment] : 0));
+        await running?.stop();
+      };
+      finish().then(
+        () => process.exit(code),
+        (error: unknown) => {
+          log.error({ err: error }, 'the shutdown failed');
+          process.exit(1);
+        },
+      );
+    };
+    process.on('SIGTERM', () => stop(0));
+    process.on('SIGINT', () => stop(0));
+    // A promise that nobody waits for is a fault of ours: the state is not to be trusted any more, but what is in flight may still finish.
+    process.on('unhandledRejection', (error) => {
+      log.fatal({ err: error }, 'an unhandled rejection');
+      stop(1);
+    });
+    running = await start(config, log);
+    if (stopping) await running.stop();
+  };
+  run().catch((error: unknown) => {
+    process.stderr.write(`${clearLine(error)}\n`);
+    process.exit(1);
+  });
+};
+
+/** A fault of the surroundings is its message; one of ours comes with its stack. */
+const clearLine = (error: unknown): string => {
+  if (error instanceof ConfigError) return error.message;
+  if (!(error instanceof Error)) return String(error);
+  const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
+  if (code === 'EADDRINUSE') return `port ${port} of ${address} is in use; set PORT, METRICS_PORT or SIMULATOR_PORT to a free one`;
+  if (code !== undefined && syscall !== undefined) return error.message;
+  return error.constructor === Error ? error.message : (error.stack ?? error.message);
+};
+
+export interface Metrics {
+  readonly answered: (request: { method: string; route: string; status: number; seconds: number }) => void;
+  /** Serves `/metrics` on loopback. */
+  listen(port: number): Promise<Server>;
+}
+
+const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
+const LOOPBACK = '127.0.0.1';
+
+/** Prometheus metrics of a process. Labels are routes and codes, never ids or anything that a caller wrote. */
+export const createMetrics = (services: Services): Metrics => {
+  const registry = new client.Registry();
+  client.collectDefaultMetrics({ register: registry });
+  const seconds = new client.Histogram({
+    name: 'payfold_http_request_duration_seconds',
+    help: 'Time to answer, by method, route and status',
+    labelNames: ['method', 'route', 'status'],
+    buckets: LATENCY_BUCKETS_SECONDS,
+    registers: [registry],
+  });
+  new client.Gauge({
+    name: 'payfold_log_lines_masked_total',
+    help: 'Log lines in which something like a card number had to be masked; any is a fault',
+    registers: [registry],
+    collect() {
+      this.set(maskedLines.count);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_projection_lag_milliseconds',
+    help: 'Age of the oldest event that a projection has not applied',
+    labelNames: ['projection'],
+    registers: [registry],
+    async collect() {
+      for (const projection of Object.values(services.projections)) this.set({ projection: projection.name }, (await projection.status()).lagMs);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_open_attempts',
+    help: 'Charges and reversals without an outcome, and the age of the oldest in seconds',
+    labelNames: ['figure'],
+    registers: [registry],
+    async collect() {
+      const { rows } = await services.pool.query<{ count: string; oldest: string | null }>(
+        'select count(*) as count, extract(epoch from now() - min(open_since)) as oldest from payment_list where open_since is not null',
+      );
+      this.set({ figure: 'count' }, Number(rows[0]!.count));
+      this.set({ figure: 'oldest_seconds' }, Number(rows[0]!.oldest ?? 0));
+    },
+  });
+  return {
+    answered: ({ method, route, status, seconds: took }) => seconds.observe({ method, route, status: String(status) }, took),
+    listen: (port) =>
+      new Promise((resolve, reject) => {
+        const server = createServer((request, response) => {
+          if (request.method !== 'GET' || request.url !== '/metrics') {
+            response.writeHead(404).end();
+            return;
+          }
+          registry.metrics().then(
+            (text) => response.writeHead(200, { 'content-type': registry.contentType }).end(text),
+            () => response.writeHead(503).end(),
+          );
+        });
+        server.once('error', reject).listen(port, LOOPBACK, () => resolve(server));
+      }),
+  };
+};
+
+/** Waits for `work`, but no longer than requests in flight may take. */
+export const drained = (work: Promise<unknown>): Promise<unknown> => Promise.race([work, new Promise((wake) => setTimeout(wake, DRAIN_MS).unref())]);

@@ -1,0 +1,167 @@
+/** What every process is made of: stores, ports and read models, opened from the configuration in one place. Composition only. */
+import { AccessTokens, applyDirectory, DIRECTORY_STREAMS, directorySchema, postgresDirectory, type AuthenticationDeps, type Directory } from '#accounts';
+import { createPostgresEventStore, createSubscriber, type EventStore, eventStoreMigrations, type Subscriber, watchProjection } from '#eventstore';
+import { type Clock, type Ids, systemClock } from '#kernel';
+import {
+  applyPaymentList,
+  createRecovery,
+  createSimulatorGateway,
+  type Gateways,
+  PAYMENT_LIST,
+  paymentListMigration,
+  type PaymentPorts,
+  type PaymentServices,
+  PaymentStreams,
+  postgresRecoveryWork,
+  postgresVelocity,
+  recoveryMigration,
+  velocityMigration,
+} from '#payments';
+import { type Config, createPool, type KeyRing, type Logger, migrate, type Migration, type Pool, readKeyRing, readOrCreateKeyRing, systemIds } from '#platform';
+import { cardInTextCheck, idempotencyMigration, postgresIdempotency } from '#platform/http';
+import { withFailpoint } from './failpoints.js';
+
+export const MIGRATIONS: readonly Migration[] = [
+  ...eventStoreMigrations,
+  directorySchema,
+  idempotencyMigration,
+  velocityMigration,
+  recoveryMigration,
+  paymentListMigration,
+];
+
+/** The configuration with the addresses filled in that were found or started. */
+export interface Places {
+  readonly databaseUrl: string;
+  readonly simulatorUrl: string | null;
+}
+
+export interface Services {
+  readonly config: Config;
+  readonly log: Logger;
+  readonly clock: Clock;
+  readonly ids: Ids;
+  readonly keys: KeyRing;
+  readonly pool: Pool;
+  readonly store: EventStore;
+  readonly directory: Directory;
+  readonly authentication: AuthenticationDeps;
+  readonly payments: PaymentServices;
+  /** The read models, by name; a worker starts them, the command line brings them up to its own events. */
+  readonly projections: { readonly directory: Subscriber; readonly paymentList: Subscriber };
+  /** Throws when something that payments need cannot be used. */
+  readonly readiness: Readonly<Record<string, () => Promise<void>>>;
+  close(): Promise<void>;
+}
+
+/** Reads and writes of requests and projections share this many connections; keys have their own few, so that lists cannot starve them. */
+const POOL_CONNECTIONS = 20;
+const KEY_POOL_CONNECTIONS = 6;
+const KEY_STATEMENT_TIMEOUT_MS = 2_000;
+const KEY_LOCK_TIMEOUT_MS = 1_000;
+/** An append that failed this recently makes the process not ready. */
+const APPEND_FAILURE_WINDOW_MS = 10_000;
+
+export const openKeys = (config: Config): KeyRing => (config.masterKeyMayBeCreated ? readOrCreateKeyRing(config.masterKeyFile) : readKeyRing(config.masterKeyFile));
+
+export const openServices = async (config: Config, { databaseUrl, simulatorUrl }: Places, keys: KeyRing, log: Logger): Promise<Services> => {
+  const clock = systemClock;
+  const ids = systemIds(() => clock.now());
+  cardInTextCheck.on = config.cardInTextCheck;
+  const pool = createPool(databaseUrl, { name: 'main', max: POOL_CONNECTIONS });
+  const keyPool = createPool(databaseUrl, { name: 'keys', max: KEY_POOL_CONNECTIONS, statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS, lockTimeoutMs: KEY_LOCK_TIMEOUT_MS });
+  const opened: (() => Promise<unknown>)[] = [() => pool.end(), () => keyPool.end()];
+  const close = async () => {
+    for (const one of [...opened].reverse()) await one();
+  };
+  try {
+    await migrate(pool, MIGRATIONS);
+    const bare = createPostgresEventStore(databaseUrl);
+    opened.push(() => bare.close());
+    const appends = { failedAt: Number.NEGATIVE_INFINITY };
+    const store = withFailpoint(config.failpoint, watchAppends(bare, clock, appends));
+    const directory = postgresDirectory(pool);
+    const gateways = openGateways(config, simulatorUrl);
+    const streams = new PaymentStreams(store, clock, ids);
+    const ports: PaymentPorts = { clock, ids, streams, gateways: withFailpoint(config.failpoint, gateways), directory, velocity: postgresVelocity(pool, keys, clock), log };
+    const idempotency = withFailpoint(config.failpoint, postgresIdempotency(keyPool, keys, ids));
+    const onError = (error: Error, what: { name: string; retrying: boolean }) => log[what.retrying ? 'warn' : 'error']({ err: error, projection: what.name }, what.retrying ? 'a projection is retrying' : 'a projection stopped');
+    const projections = {
+      directory: createSubscriber({ name: 'directory', streamPrefixes: DIRECTORY_STREAMS, apply: applyDirectory }, { store, pool, clock, onError }),
+      paymentList: createSubscriber(
+        {
+          name: PAYMENT_LIST,
+          streamPrefixes: ['payment-'],
+          apply: (client, events) => applyPaymentList(client, events, (paymentId) => log.warn({ paymentId }, 'a payment has an unusually long stream')),
+        },
+        { store, pool, clock, onError },
+      ),
+    };
+    // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
+    const watch = watchProjection(pool, PAYMENT_LIST, clock);
+    const payments: PaymentServices = {
+      ports,
+      idempotency,
+      list: {
+        db: pool,
+        keys,
+        directory,
+        head: () => store.head(),
+        caughtUpTo: (position, timeoutMs) => (projections.paymentList.state === 'active' ? projections.paymentList : watch).caughtUpTo(position, timeoutMs),
+      },
+      recovery: createRecovery(ports, store, postgresRecoveryWork(pool)),
+      log,
+    };
+    return {
+      config,
+      log,
+      clock,
+      ids,
+      keys,
+      pool,
+      store,
+      directory,
+      authentication: { directory, keys, tokens: new AccessTokens(keys, config.environment, clock), environment: config.environment },
+      payments,
+      projections,
+      readiness: {
+        idempotency: async () => {
+          if (!(await idempotency.ping())) throw new Error('keys cannot be written');
+        },
+        eventStore: async () => {
+          await store.head();
+          if (clock.monotonic() - appends.failedAt < APPEND_FAILURE_WINDOW_MS) throw new Error('an append failed just now');
+        },
+      },
+      close,
+    };
+  } catch (error) {
+    await close().catch(() => undefined);
+    throw error;
+  }
+};
+
+const watchAppends = (store: EventStore, clock: Clock, appends: { failedAt: number }): EventStore => ({
+  ...store,
+  append: async (stream, expected, events, options) => {
+    try {
+      return await store.append(stream, expected, events, options);
+    } catch (error) {
+      if ((error as Error).name === 'Unavailable' || (error as Error).name === 'OutcomeUnknown') appends.failedAt = clock.monotonic();
+      throw error;
+    }
+  },
+});
+
+/** The adapters of this process. The sandbox's accounts are good for the simulator; elsewhere there is none. */
+const openGateways = (config: Config, simulatorUrl: string | null): Gateways => {
+  const simulator = simulatorUrl ? createSimulatorGateway({ url: simulatorUrl }) : null;
+  return { find: ({ gateway, environment }) => (gateway === 'simulator' && environment === config.environment ? simulator : null) };
+};
+
+/** A role of its own needs the addresses of what it does not start itself. */
+export const requirePlaces = ({ databaseUrl, simulatorUrl, environment }: Config): Places => {
+  const missing = [databaseUrl ? null : 'DATABASE_URL', simulatorUrl || environment === 'production' ? null : 'SIMULATOR_URL'].filter(Boolean);
+  if (!databaseUrl || missing.length > 0) throw new Error(`this role needs ${missing.join(' and ')}; npm start runs everything in one process tree`);
+  return { databaseUrl, simulatorUrl };
+};

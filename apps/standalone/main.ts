@@ -1,0 +1,107 @@
+/** Everything in one process tree on a bare machine: embedded Postgres, sandbox processor, API and worker. What `npm start` runs. */
+import { existsSync } from 'node:fs';
+import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { Administration, createSandboxDefaults, type SandboxDefaults } from '#accounts';
+import { type Config, type Logger, startEmbeddedPostgres } from '#platform';
+import { createApi } from '../api/api.js';
+import { createMetrics, drained, runRole, type Running } from '../lifecycle.js';
+import { tryLockDataDir } from '../operator/data-dir.js';
+import { openKeys, openServices, type Services } from '../services.js';
+import { startSimulatorProcess } from '../simulator/child.js';
+import { startWorker } from '../worker/worker.js';
+
+/** How long the first account may take to be visible to requests. */
+const FIRST_ACCOUNT_MS = 10_000;
+
+const start = async (config: Config, log: Logger): Promise<Running> => {
+  const stops: (() => Promise<unknown>)[] = [];
+  const stop = async () => {
+    for (const one of stops.splice(0).reverse()) await one();
+  };
+  try {
+    await mkdir(config.dataDir, { recursive: true });
+    const lock = await tryLockDataDir(config.dataDir);
+    if ('holder' in lock) throw new Error(`${config.dataDir} is in use by process ${lock.holder}; stop it, or set DATA_DIR to another folder`);
+    stops.push(() => lock.release());
+    // Before anything is started: a wrong key file must not cost a half-made data directory.
+    refuseHalfDirectory(config);
+    const keys = openKeys(config);
+
+    const databaseUrl = config.databaseUrl ?? (await embedded(config, log, stops));
+    const simulatorUrl = config.simulatorUrl ?? (await simulator(config, log, stops));
+    const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, log);
+    stops.push(() => services.close());
+    const worker = startWorker(services);
+    stops.push(() => worker.stop());
+    const first = config.environment === 'sandbox' ? await firstAccount(services) : null;
+    const metrics = createMetrics(services);
+    const metricsServer = await metrics.listen(config.metricsPort);
+    stops.push(async () => metricsServer.close());
+    const api = await createApi({ ...services, publicUrl: config.publicUrl, onAnswer: metrics.answered });
+    const url = await api.listen(config.port, config.host);
+    stops.push(() => drained(api.close()));
+
+    const runtime = join(config.dataDir, 'runtime.json');
+    await writeFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, databaseUrl, simulatorUrl }), { mode: 0o600 });
+    stops.push(() => rm(runtime, { force: true }));
+    if (first) process.stdout.write(welcome(url, first));
+    process.stdout.write(`ready ${url}\n`);
+    return { drain: () => api.health.drain(), stop };
+  } catch (error) {
+    await stop().catch(() => undefined);
+    throw error;
+  }
+};
+
+/** Data without its key cannot be used, and a new key would hide that. */
+const refuseHalfDirectory = (config: Config): void => {
+  if (!config.databaseUrl && config.masterKeyMayBeCreated && !existsSync(config.masterKeyFile) && existsSync(join(config.dataDir, 'postgres', 'PG_VERSION')))
+    throw new Error(`${config.dataDir} holds data but ${config.masterKeyFile} is missing; restore the key file, or set DATA_DIR to another folder`);
+};
+
+const embedded = async (config: Config, log: Logger, stops: (() => Promise<unknown>)[]): Promise<string> => {
+  const postgres = await startEmbeddedPostgres(join(config.dataDir, 'postgres'), { onLog: (line) => log.debug({ line }, 'postgres') });
+  stops.push(() => postgres.stop());
+  log.info({ directory: postgres.directory }, 'embedded Postgres is running');
+  return postgres.url;
+};
+
+const simulator = async (config: Config, log: Logger, stops: (() => Promise<unknown>)[]): Promise<string | null> => {
+  if (config.environment === 'production') return null;
+  const child = await startSimulatorProcess({ dataDir: config.dataDir, port: config.simulatorPort, logLevel: config.logLevel, onLog: (line) => log.debug({ line }, 'simulator') });
+  stops.push(() => child.stop());
+  return child.url;
+};
+
+const firstAccount = async (services: Services): Promise<SandboxDefaults | null> => {
+  const { store, clock, ids, keys, config, projections } = services;
+  const administration = new Administration({ store, clock, ids, keys, environment: config.environment, cardInTextCheck: config.cardInTextCheck, actor: { type: 'system', id: 'first-start' } });
+  const made = await createSandboxDefaults(administration);
+  if (made?.position) await projections.directory.runUntil(made.position, { timeoutMs: FIRST_ACCOUNT_MS });
+  return made;
+};
+
+const RULE = '─'.repeat(100);
+const welcome = (url: string, { apiKey, portalId }: SandboxDefaults): string => `
+${RULE}
+Payfold is running with a sandbox account. The API key is shown this once.
+
+  Base URL   ${url}
+  API key    ${apiKey}
+  Portal     ${portalId}      (gateway: simulator, fee 2.5 % + 50 cents)
+
+Create a payment:
+
+  curl -s ${url}/api/partner/v1/payments \\
+    -H 'Authorization: ApiKey ${apiKey}' \\
+    -H 'Content-Type: application/json' -H 'Idempotency-Key: first-payment' \\
+    -d '{"portalId":"${portalId}","amountCents":12500,"currency":"USD",
+         "paymentMethod":{"type":"card","cardNumber":"4242 4242 4242 4242","expirationDate":"12/30","cvv":"123"},
+         "lineItems":[{"amountCents":12500,"referenceId":"WATER-2041","description":"Water bill"}]}'
+
+API reference: ${url}/docs
+${RULE}
+`;
+
+runRole('payfold', start);

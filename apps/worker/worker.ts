@@ -1,0 +1,71 @@
+/** The worker: the subscribers that follow the log, and the loops that look at the clock. Any number may run; each piece of work is guarded by itself. */
+import { Deadline, timestamp } from '#kernel';
+import { purgeVelocity, settleCreate } from '#payments';
+import type { Services } from '../services.js';
+
+const RECOVERY_EVERY_MS = 5_000;
+const SWEEP_EVERY_MS = 5_000;
+const PURGE_EVERY_MS = 10 * 60_000;
+const BATCH = 100;
+const SWEEP_DEADLINE_MS = 20_000;
+
+interface Loop {
+  readonly name: string;
+  readonly everyMs: number;
+  run(): Promise<unknown>;
+}
+
+export interface Worker {
+  /** Finishes what is at hand. */
+  stop(): Promise<void>;
+}
+
+export const startWorker = (services: Services): Worker => {
+  const { clock, log, payments, pool, projections } = services;
+  const subscribers = Object.values(projections);
+  const loops: readonly Loop[] = [
+    { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round() },
+    { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
+    { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },
+    { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },
+  ];
+
+  for (const subscriber of subscribers) subscriber.start();
+  const stop = new AbortController();
+  const running = loops.map(async ({ name, everyMs, run }) => {
+    while (!stop.signal.aborted) {
+      await run().catch((error: unknown) => log.warn({ err: error, loop: name }, 'a loop of the worker failed; it goes on'));
+      await clock.sleep(everyMs, stop.signal);
+    }
+  });
+  return {
+    stop: async () => {
+      stop.abort();
+      await Promise.all([...running, ...subscribers.map((subscriber) => subscriber.stop())]);
+    },
+  };
+};
+
+/** Creates whose request vanished: settled from the stream, fenced where it says nothing (recovery.md 1.4, T7). */
+const sweepKeys = async ({ payments, clock, ids }: Services): Promise<void> => {
+  const { idempotency, ports } = payments;
+  for (const row of await idempotency.takeOverStale(BATCH)) {
+    const owner = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
+    const found = await settleCreate(ports, row, row.accountId, owner, new Deadline(clock, SWEEP_DEADLINE_MS));
+    await idempotency.settle(row, row.fence, found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: found.answer });
+  }
+};
+
+/** Expired keys; one whose payment is still open stays reserved, so that it can never charge again (C16, T12). */
+const purgeKeys = async ({ payments, clock, ids }: Services): Promise<void> => {
+  const { idempotency, ports } = payments;
+  await idempotency.purge(BATCH, async (paymentId) => {
+    const loaded = await ports.streams.load(paymentId);
+    if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
+    // An intent of long ago that may still arrive would have no key to guard it: fence the stream first.
+    const owner = { actor: { type: 'recovery' as const, id: 'key-purge' }, correlationId: ids.uuid() };
+    const abandon = { type: 'Abandon' as const, at: timestamp(clock.now()), attemptId: paymentId, accountId: '', reason: 'the key expired before anything began' };
+    await ports.streams.execute(loaded, [abandon], owner, new Deadline(clock, SWEEP_DEADLINE_MS));
+    return true;
+  });
+};
