@@ -118,4 +118,14 @@ export const MAX_EVENTS_PER_APPEND = 100;
 export const MAX_APPEND_BYTES = 1_000_000;
 
 /** Streams that Payfold writes, by prefix; subscriptions and heads look at these only. */
-export const STREAM_PREFIXES = ['payment-', 'account-', 'portal-', 'case-', 'checkout-', 'staff-', 'settlement-', 'exception-', 'adjustment-'] as const;
+export const STREAM_PREFIXES = [
+  'payment-',
+  'account-',
+  'portal-',
+  'case-',
+  'checkout-',
+  'staff-',
+  'settlement-',
+  'exception-',
+  'adjustment-',
+] as const;

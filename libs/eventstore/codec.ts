@@ -1,0 +1,81 @@
+/** Between events and what a store keeps of them: JSON text, size limits, the text form of positions. The same for every adapter. */
+import { isUuid, type Json } from '#kernel';
+import { MAX_APPEND_BYTES, MAX_EVENTS_PER_APPEND, type Expected, type Meta, type NewEvent, type Position, type Recorded } from './event-store.js';
+
+/** One event as text. `v` travels inside the metadata, since neither store has a column of its own for it. */
+export interface Serialised {
+  readonly id: string;
+  readonly type: string;
+  readonly data: string;
+  readonly meta: string;
+  readonly bytes: number;
+}
+
+/** What a store gives back of one event. */
+export interface Stored {
+  readonly stream: string;
+  readonly revision: bigint;
+  readonly position: Position;
+  readonly id: string;
+  readonly type: string;
+  readonly data: string;
+  readonly meta: string;
+  readonly storedAtMs: number;
+}
+
+/**
+ * Turns events into text and keeps every rule that can be kept before anything is sent. What breaks one is a fault of the caller and a plain
+ * `Error`: sending it again would never help. (A BigInt that reaches the KurrentDB client leaves its promise pending for ever.)
+ */
+export const serialise = (stream: string, expected: Expected, events: readonly NewEvent[]): Serialised[] => {
+  if (stream === '' || stream.includes('\0')) throw new Error(`not a stream name: ${JSON.stringify(stream)}`);
+  if (typeof expected === 'bigint' && expected < 0n) throw new Error(`${stream}: not a revision: ${expected}`);
+  if (events.length === 0) throw new Error(`${stream}: nothing to append`);
+  if (events.length > MAX_EVENTS_PER_APPEND)
+    throw new Error(`${stream}: ${events.length} events in one append; at most ${MAX_EVENTS_PER_APPEND} are allowed`);
+  let bytes = 0;
+  const serialised = events.map((event) => {
+    const one = serialiseOne(stream, event);
+    bytes += one.bytes;
+    return one;
+  });
+  if (bytes > MAX_APPEND_BYTES) throw new Error(`${stream}: ${bytes} bytes in one append; at most ${MAX_APPEND_BYTES} are allowed`);
+  if (new Set(serialised.map((event) => event.id)).size < serialised.length) throw new Error(`${stream}: one event id twice in one append`);
+  return serialised;
+};
+
+const serialiseOne = (stream: string, { id, type, v, data, meta }: NewEvent): Serialised => {
+  if (!isUuid(id)) throw new Error(`${stream}: not an event id: ${JSON.stringify(id)}`);
+  if (type === '' || type.includes('\0')) throw new Error(`${stream}: not an event type: ${JSON.stringify(type)}`);
+  if (!Number.isSafeInteger(v) || v < 1) throw new Error(`${stream}: ${type} has no schema version`);
+  const dataText = JSON.stringify(data) as string | undefined;
+  if (dataText === undefined) throw new Error(`${stream}: ${type} has no data`);
+  const metaText = JSON.stringify({ v, ...meta });
+  return { id: id.toLowerCase(), type, data: dataText, meta: metaText, bytes: Buffer.byteLength(dataText) + Buffer.byteLength(metaText) };
+};
+
+export const deserialise = ({ stream, revision, position, id, type, data, meta, storedAtMs }: Stored): Recorded => {
+  const { v, ...rest } = JSON.parse(meta) as Meta & { v: number };
+  return { id, type, v, data: JSON.parse(data) as Json, meta: rest, stream, revision, position, storedAt: new Date(storedAtMs) };
+};
+
+const DIGITS = 20;
+
+/** A position that is a number: 20 digits, so that text sorts as the numbers do. */
+export const numericPosition = (value: bigint | number | string): Position => String(value).padStart(DIGITS, '0') as Position;
+
+/** The number of a position of {@link numericPosition}; 0 for the start. Throws for the position of another kind of store. */
+export const positionNumber = (position: Position | null): bigint => {
+  if (position === null) return 0n;
+  if (!/^\d{20}$/.test(position))
+    throw new Error(`"${position}" is not a position of this event store; was the kind of store changed under a checkpoint?`);
+  return BigInt(position);
+};
+
+/** A checkpoint that the log never reached: the store was wiped or replaced under it. Following it would be silent for ever. */
+export const beyondTheEnd = (after: Position, head: Position | null): Error =>
+  new Error(`position ${after} lies beyond the end of the log (${head ?? 'empty'}): this is not the event store that the checkpoint was taken from`);
+
+/** True when the stream is one that a filter asks for; no filter asks for every stream. */
+export const matchesPrefix = (stream: string, prefixes: readonly string[] | undefined): boolean =>
+  prefixes === undefined || prefixes.some((prefix) => stream.startsWith(prefix));

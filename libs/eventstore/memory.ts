@@ -1,0 +1,107 @@
+/**
+ * The event store in memory: for unit tests and the deterministic simulation. Same rules as the others, no timers, no randomness.
+ * What it hands out is frozen, so a reader that alters a fact fails here instead of in production.
+ */
+import { beyondTheEnd, deserialise, matchesPrefix, numericPosition, positionNumber, serialise } from './codec.js';
+import { followPages, type Page } from './following.js';
+import { Conflict, Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
+
+const BATCH_EVENTS = 500;
+
+/** An empty store. `now` is the store's clock (`storedAt`); the default stands still at the epoch, so that a run repeats exactly. */
+export const memoryEventStore = (options: { now?: () => number } = {}): EventStore => {
+  const now = options.now ?? (() => 0);
+  const streams = new Map<string, Recorded[]>();
+  const log: Recorded[] = [];
+  let wake: (() => void)[] = [];
+  let closed = false;
+
+  const head = () => log.at(-1)?.position ?? null;
+  const open = () => {
+    if (closed) throw new Unavailable('the event store is closed');
+  };
+  const page = (after: Position | null, max: number, until: Position | undefined, prefixes: readonly string[] | undefined): Page => {
+    open();
+    const from = Number(positionNumber(after));
+    if (after !== null && from > log.length) throw beyondTheEnd(after, head());
+    const to = Math.min(from + max, log.length, until === undefined ? log.length : Number(positionNumber(until)));
+    const events = log.slice(from, to).filter(({ stream }) => matchesPrefix(stream, prefixes));
+    return { events, through: to > from ? numericPosition(to) : after, atEnd: to >= log.length };
+  };
+
+  return {
+    append: async (stream, expected, events) => {
+      const serialised = serialise(stream, expected, events);
+      open();
+      const present = streams.get(stream) ?? [];
+      const last = present.length - 1;
+      const wanted = expected === 'any' ? last : expected === 'no_stream' ? -1 : Number(expected);
+      if (wanted !== last) {
+        // The same ids right after the expected revision: this very append, told again.
+        const original = present.slice(wanted + 1, wanted + 1 + serialised.length);
+        if (wanted > last || original.length < serialised.length || serialised.some(({ id }, index) => original[index]!.id !== id))
+          throw new Conflict(stream, expected, last < 0 ? null : BigInt(last));
+        return { revision: original.at(-1)!.revision, position: original.at(-1)!.position };
+      }
+      for (const { id, type, data, meta } of serialised) {
+        const position = numericPosition(log.length + 1);
+        const event = frozen(deserialise({ id, type, data, meta, stream, revision: BigInt(present.length), position, storedAtMs: now() }));
+        present.push(event);
+        log.push(event);
+      }
+      streams.set(stream, present);
+      const waiting = wake;
+      wake = [];
+      waiting.forEach((resume) => resume());
+      return { revision: BigInt(present.length - 1), position: head()! };
+    },
+    read: async function* (stream, from = 0n, max = Number.POSITIVE_INFINITY) {
+      open();
+      yield* (streams.get(stream) ?? []).slice(Number(from), Number(from) + max);
+    },
+    readAll: async function* (after, { max = Number.POSITIVE_INFINITY, until, streamPrefixes } = {}) {
+      let position = after;
+      for (let left = max; left > 0;) {
+        const { events, through, atEnd } = page(position, BATCH_EVENTS, until, streamPrefixes);
+        if (events.length > 0) yield events.slice(0, left);
+        left -= events.length;
+        if (atEnd || through === position) return;
+        position = through;
+      }
+    },
+    subscribe: (after, { streamPrefixes } = {}) =>
+      followPages(
+        {
+          page: async (position) => page(position, BATCH_EVENTS, undefined, streamPrefixes),
+          growth: () => log.length,
+          grown: (growth, signal) =>
+            new Promise((done) => {
+              const resume = () => {
+                signal.removeEventListener('abort', resume);
+                done();
+              };
+              if (log.length > growth || signal.aborted) return done();
+              signal.addEventListener('abort', resume, { once: true });
+              wake.push(resume);
+            }),
+        },
+        after,
+      ),
+    head: async () => {
+      open();
+      return head();
+    },
+    close: async () => {
+      closed = true;
+      wake.forEach((resume) => resume());
+    },
+  };
+};
+
+const frozen = <T>(value: T): T => {
+  if (typeof value === 'object' && value !== null && !Object.isFrozen(value)) {
+    Object.freeze(value);
+    Object.values(value).forEach(frozen);
+  }
+  return value;
+};

@@ -1,0 +1,663 @@
+/**
+ * The event store on Postgres: one table, one function, group commit.
+ *
+ * Positions are drawn under a lock on the row `es.head` that is held to the commit, so they have no gaps and follow commit order. A sequence would
+ * be faster to draw from and loses events: its order is not commit order, and a reader that has passed a number never looks back.
+ * The lock would make single appends slow; so everything that waits while a batch is on its way goes into the next one: many appends, one commit.
+ */
+import { systemClock, within, type Clock } from '#kernel';
+import { createPool, isUnavailable, type Client, type Migration, type Pool } from '#platform';
+import { beyondTheEnd, deserialise, numericPosition, positionNumber, serialise, type Serialised } from './codec.js';
+import { followPages, type Page } from './following.js';
+import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Expected, type Position, type Recorded } from './event-store.js';
+
+/** Schema `es`: the log, its head, and the append function. */
+export const eventStoreMigration: Migration = {
+  name: '0010-event-store',
+  sql: `
+create schema es;
+
+-- One row, locked by every append. Nearly empty pages and an eager autovacuum keep its dead versions few.
+create table es.head (
+  one bool primary key default true check (one),
+  position bigint not null
+) with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+insert into es.head (position) values (0);
+
+-- json, not jsonb: the bytes stay as they were written. No table of streams (a stream's revision is its last event's), no index on event ids.
+create table es.events (
+  position bigint primary key,
+  stream_id text collate "C" not null,
+  revision bigint not null,
+  event_id uuid not null,
+  type text not null,
+  data json not null,
+  meta json not null,
+  stored_at timestamptz not null default clock_timestamp(),
+  unique (stream_id, revision)
+);
+
+-- One call = many append requests in one commit. Per request: stream, expected revision (-1 no stream, -2 any), number of events.
+-- Per event: its request (from 1), its ordinal in the request (from 1), id, type, data, meta.
+-- Answer per request: 'ok' with last revision and position; 'duplicate', the same ids lie right after the expected revision already: a success with
+-- the original revision and position; 'conflict', nothing written, with the present revision (-1 no stream). One bad request never fails the others.
+-- Settings: JIT and re-planning cost more than the statement itself; a plan made on the empty table must not be a sequential scan for ever.
+create function es.append_batch(
+  p_stream text[], p_expected bigint[], p_count int[],
+  p_request int[], p_ordinal int[], p_id uuid[], p_type text[], p_data text[], p_meta text[]
+) returns table (request int, status text, revision bigint, last_position bigint)
+language plpgsql set jit = off set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+declare
+  v_head bigint;
+begin
+  -- A statement of its own: under READ COMMITTED the next one sees everything that was committed before the lock was granted.
+  select h.position into v_head from es.head h for update;
+
+  return query
+  with event as materialized (
+    select * from unnest(p_request, p_ordinal, p_id, p_type, p_data, p_meta) u(request, ordinal, id, type, data, meta)
+  ),
+  asked as materialized (
+    select u.request::int, u.stream, u.expected, u.count, coalesce(present.revision, -1) as present,
+           row_number() over (partition by u.stream order by u.request) as nth
+    from unnest(p_stream, p_expected, p_count) with ordinality u(stream, expected, count, request)
+    left join lateral (
+      select e.revision from es.events e where e.stream_id = u.stream order by e.revision desc limit 1
+    ) present on true
+  ),
+  judged as materialized (
+    select asked.*, known.last_position as known_position,
+           case when asked.nth > 1 then 'conflict' -- a stream twice in one call: the caller sends it again
+                when asked.expected in (-2, asked.present) then 'ok'
+                when known.count = asked.count then 'duplicate'
+                else 'conflict' end as status
+    from asked
+    left join lateral ( -- nothing is read here unless the expected revision lies behind
+      select count(*)::int as count, max(e.position) as last_position
+      from event join es.events e
+        on e.stream_id = asked.stream and e.revision = asked.expected + event.ordinal and e.event_id = event.id
+      where event.request = asked.request and asked.expected >= -1 and asked.expected < asked.present
+    ) known on true
+  ),
+  placed as materialized (
+    select judged.*,
+           v_head + sum(case judged.status when 'ok' then judged.count else 0 end) over (order by judged.request) - judged.count as before
+    from judged
+  ),
+  written as (
+    insert into es.events (position, stream_id, revision, event_id, type, data, meta)
+    select placed.before + event.ordinal, placed.stream, placed.present + event.ordinal, event.id, event.type, event.data::json, event.meta::json
+    from event join placed on placed.request = event.request
+    where placed.status = 'ok'
+  ),
+  moved as ( -- one NOTIFY per call: a wake-up, never data
+    update es.head h set position = t.last
+    from (select max(placed.before + placed.count) as last from placed where placed.status = 'ok') t
+    where t.last is not null
+    returning pg_notify('es_appended', '')
+  )
+  select placed.request, placed.status,
+         case placed.status when 'ok' then placed.present + placed.count
+                            when 'duplicate' then placed.expected + placed.count
+                            else placed.present end::bigint,
+         case placed.status when 'ok' then (placed.before + placed.count)::bigint
+                            when 'duplicate' then placed.known_position end
+  from placed order by placed.request;
+end $$;
+`,
+};
+
+/** How long an append may take unless the caller says otherwise: rides out a restart of Postgres (1–2 s), ends before an HTTP caller gives up. */
+const APPEND_TIMEOUT_MS = 5_000;
+/** How long one page of a read may take. */
+const READ_TIMEOUT_MS = 5_000;
+/** Batches on their way at once: while one commits, the next is parsed and waits for the head. More adds nothing, measured. */
+const BATCHES_IN_FLIGHT = 2;
+const BATCH_EVENTS = 256;
+const BATCH_BYTES = 1_000_000;
+/** Appends that wait. Beyond this the store is overloaded, and saying so at once is kinder than a queue that times out. */
+const QUEUED_APPENDS = 4_096;
+const QUEUED_BYTES = 64_000_000;
+/** Timeouts of appends are looked for this often; one sweep for all is cheaper than a timer for each. */
+const SWEEP_MS = 25;
+const BACKOFF_MS = { first: 25, most: 500 } as const;
+/** Events per page of a read of the log (200 to 1000 measured best for projections). */
+const PAGE_EVENTS = 500;
+/** The safety net under NOTIFY: a lost wake-up costs this much, never an event. */
+const POLL_MS = 500;
+
+/** Connections by purpose, so that long reads never hold up an append. One pool may serve as all three. */
+export interface EventStorePools {
+  /** At least {@link BATCHES_IN_FLIGHT} connections, or fewer batches are on their way. */
+  readonly append: Pool;
+  readonly read: Pool;
+  /** One connection of it is held for LISTEN while anything follows the log. Never a pooler in transaction mode. */
+  readonly listen: Pool;
+}
+
+/**
+ * The store over pools of the caller, who ends them after `close()`. The database must have {@link eventStoreMigration}.
+ * Every error of the port means what event-store.ts says; a plain `Error` is a fault of ours (a limit, a missing table).
+ */
+export const postgresEventStore = (pools: EventStorePools, options: { clock?: Clock } = {}): EventStore => {
+  const clock = options.clock ?? systemClock;
+  const reads = new Reads(pools.read, clock);
+  const growth = new Growth(pools.listen, clock);
+  const appends = new Appends(pools.append, clock, () => growth.announce());
+  return {
+    append: async (stream, expected, events, { timeoutMs = APPEND_TIMEOUT_MS } = {}) =>
+      appends.add(stream, expected, serialise(stream, expected, events), timeoutMs),
+    read: (stream, from = 0n, max = Number.POSITIVE_INFINITY) => reads.stream(stream, from, max),
+    readAll: (after, { max = Number.POSITIVE_INFINITY, until, streamPrefixes } = {}) => reads.log(after, max, until, streamPrefixes),
+    subscribe: (after, { streamPrefixes } = {}) => {
+      const subscription = followPages(
+        {
+          page: async (position, signal) => {
+            for (let tries = 0; ; tries++) {
+              try {
+                return await reads.page(position, PAGE_EVENTS, undefined, streamPrefixes);
+              } catch (error) {
+                if (!(error instanceof Unavailable) || signal.aborted) throw error;
+                await clock.sleep(backoff(tries), signal);
+              }
+            }
+          },
+          growth: () => growth.count,
+          grown: (count, signal) => growth.since(count, signal),
+        },
+        after,
+      );
+      const release = growth.follow();
+      return {
+        [Symbol.asyncIterator]: () => subscription[Symbol.asyncIterator](),
+        close: async () => {
+          await subscription.close().catch(() => undefined);
+          release();
+        },
+      };
+    },
+    head: () => reads.head(),
+    close: async () => {
+      await Promise.all([appends.close(), growth.close()]);
+    },
+  };
+};
+
+/** The store with pools of its own, which `close()` ends. */
+export const createPostgresEventStore = (url: string, options: { clock?: Clock; readConnections?: number } = {}): EventStore => {
+  const pools: EventStorePools = {
+    append: createPool(url, { name: 'event append', max: BATCHES_IN_FLIGHT }),
+    read: createPool(url, { name: 'event read', max: options.readConnections ?? 8 }),
+    listen: createPool(url, { name: 'event listen', max: 1 }),
+  };
+  const store = postgresEventStore(pools, options);
+  return {
+    ...store,
+    close: async () => {
+      await store.close();
+      await Promise.all(Object.values(pools).map((pool: Pool) => pool.end()));
+    },
+  };
+};
+
+const backoff = (tries: number): number => Math.min(BACKOFF_MS.most, BACKOFF_MS.first * 2 ** Math.min(tries, 10));
+
+/** True when the server itself refused the statement, so that nothing of it can have been committed. */
+const certainlyRolledBack = (error: unknown): boolean => {
+  const { code } = error as { code?: unknown };
+  // Five characters are an SQLSTATE. Class 08, 57P, 58 and XX: the connection or the server ended, perhaps in the middle of the commit.
+  return typeof code === 'string' && /^[0-9A-Z]{5}$/.test(code) && !/^(08|57P|58|XX)/.test(code);
+};
+
+/** 25006: connected to a standby, as happens for a moment while servers change roles. */
+const isTransient = (error: unknown): boolean => isUnavailable(error) || (error as { code?: string }).code === '25006';
+
+/** A connection for one piece of work. One that broke, or was given up in the middle of a statement, is thrown away. */
+const withClient = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
+  const client = await pool.connect();
+  let broken = false;
+  const onError = () => (broken = true);
+  client.on('error', onError);
+  try {
+    return await work(client);
+  } catch (error) {
+    broken ||= !certainlyRolledBack(error);
+    throw error;
+  } finally {
+    client.off('error', onError);
+    client.release(broken);
+  }
+};
+
+// ---- appends
+
+interface Append {
+  readonly stream: string;
+  readonly expected: Expected;
+  readonly events: readonly Serialised[];
+  readonly bytes: number;
+  readonly deadline: number;
+  readonly resolve: (answer: { revision: bigint; position: Position }) => void;
+  readonly reject: (error: Error) => void;
+  inFlight: boolean;
+  /** An earlier attempt was lost on the way: it may have been committed. */
+  ambiguous: boolean;
+  /** Was in a batch that Postgres refused: goes by itself now, so that only the guilty one gets the error. */
+  alone: boolean;
+  settled: boolean;
+}
+
+interface Batch {
+  readonly appends: readonly Append[];
+  abandon: () => void;
+}
+
+type AppendRow = [request: number, status: 'ok' | 'duplicate' | 'conflict', revision: string, position: string | null];
+
+class Appends {
+  private queue: Append[] = [];
+  private queuedBytes = 0;
+  /** Streams on their way: the appends of one process to one stream keep their order. */
+  private readonly busy = new Set<string>();
+  private readonly outstanding = new Set<Append>();
+  private readonly batches = new Set<Batch>();
+  private readonly prepared = new WeakSet<Client>();
+  private failures = 0;
+  private paused = false;
+  private sweeping = false;
+  private closed = false;
+
+  constructor(
+    private readonly pool: Pool,
+    private readonly clock: Clock,
+    private readonly onAppended: () => void,
+  ) {}
+
+  add(stream: string, expected: Expected, events: readonly Serialised[], timeoutMs: number): Promise<{ revision: bigint; position: Position }> {
+    return new Promise((resolve, reject) => {
+      if (this.closed) return reject(new Unavailable('the event store is closed'));
+      const bytes = events.reduce((sum, event) => sum + event.bytes, 0);
+      if (this.queue.length >= QUEUED_APPENDS || this.queuedBytes + bytes > QUEUED_BYTES)
+        return reject(new Unavailable(`${this.queue.length} appends wait for Postgres already`));
+      const deadline = this.clock.monotonic() + timeoutMs;
+      const append: Append = {
+        stream,
+        expected,
+        events,
+        bytes,
+        deadline,
+        resolve,
+        reject,
+        inFlight: false,
+        ambiguous: false,
+        alone: false,
+        settled: false,
+      };
+      this.outstanding.add(append);
+      this.queue.push(append);
+      this.queuedBytes += bytes;
+      if (!this.sweeping) void this.sweep();
+      this.pump();
+    });
+  }
+
+  async close(): Promise<void> {
+    this.closed = true;
+    while (this.outstanding.size > 0 || this.batches.size > 0) await this.clock.sleep(SWEEP_MS);
+  }
+
+  private pump(): void {
+    while (!this.paused && this.batches.size < BATCHES_IN_FLIGHT) {
+      const appends = this.take();
+      if (appends.length === 0) return;
+      const batch: Batch = { appends, abandon: () => undefined };
+      this.batches.add(batch);
+      void this.run(batch).finally(() => {
+        this.batches.delete(batch);
+        appends.forEach(({ stream }) => this.busy.delete(stream));
+        this.pump();
+      });
+    }
+  }
+
+  /** Everything that may go now: at most one append per stream, up to the limits of a batch. */
+  private take(): Append[] {
+    const taken: Append[] = [];
+    const left: Append[] = [];
+    let [events, bytes, index] = [0, 0, 0];
+    for (; index < this.queue.length; index++) {
+      const append = this.queue[index]!;
+      if (append.settled) {
+        this.queuedBytes -= append.bytes;
+        continue;
+      }
+      if (taken.length > 0 && (append.alone || events + append.events.length > BATCH_EVENTS || bytes + append.bytes > BATCH_BYTES)) break;
+      if (this.busy.has(append.stream)) {
+        left.push(append);
+        continue;
+      }
+      taken.push(append);
+      this.busy.add(append.stream);
+      this.queuedBytes -= append.bytes;
+      events += append.events.length;
+      bytes += append.bytes;
+      if (append.alone) {
+        index++;
+        break;
+      }
+    }
+    this.queue = [...left, ...this.queue.slice(index)];
+    return taken;
+  }
+
+  private async run(batch: Batch): Promise<void> {
+    const { appends } = batch;
+    try {
+      const rows = await withClient(this.pool, async (client) => {
+        if (!this.prepared.has(client)) {
+          await this.abandonable(batch, client.query(SESSION));
+          this.prepared.add(client);
+        }
+        appends.forEach((append) => (append.inFlight = true));
+        return (await this.abandonable(batch, client.query<AppendRow>(appendQuery(appends)))).rows;
+      });
+      this.failures = 0;
+      for (const [request, status, revision, position] of rows) {
+        const append = appends[request - 1]!;
+        if (status === 'conflict') this.fail(append, new Conflict(append.stream, append.expected, revision === '-1' ? null : BigInt(revision)));
+        else this.succeed(append, { revision: BigInt(revision), position: numericPosition(position!) });
+      }
+      this.onAppended();
+    } catch (error) {
+      this.recover(appends, error);
+    }
+  }
+
+  /** Rejects when nobody waits for the batch any more; the connection is then thrown away with the statement on it. */
+  private abandonable<T>(batch: Batch, query: Promise<T>): Promise<T> {
+    return Promise.race([
+      query,
+      new Promise<never>((_, reject) => {
+        batch.abandon = () => reject(new Error('given up: connection timeout'));
+      }),
+    ]);
+  }
+
+  /** Puts the appends of a failed batch back at the head of the queue, under the same ids; the store knows those that did arrive. */
+  private recover(appends: readonly Append[], error: unknown): void {
+    const cause = error as Error;
+    const rolledBack = certainlyRolledBack(error);
+    const transient = isTransient(error);
+    const again: Append[] = [];
+    for (const append of appends) {
+      append.ambiguous ||= append.inFlight && !rolledBack;
+      append.inFlight = false;
+      if (append.settled) continue;
+      if (append.ambiguous && append.expected === 'any')
+        // Without a revision the store cannot tell a repetition from a second append.
+        this.fail(append, new OutcomeUnknown(`${append.stream}: the connection was lost during the append`, { cause }));
+      else if (!transient && appends.length === 1)
+        this.fail(append, new Error(`${append.stream}: Postgres refused the append: ${cause.message}`, { cause }));
+      else {
+        append.alone ||= !transient;
+        again.push(append);
+        this.queuedBytes += append.bytes;
+      }
+    }
+    this.queue = [...again, ...this.queue];
+    if (!transient) return;
+    this.paused = true;
+    void this.clock.sleep(backoff(this.failures++)).then(() => {
+      this.paused = false;
+      this.pump();
+    });
+  }
+
+  /** Ends what is overdue, and batches that nobody waits for. Runs while there is anything to end. */
+  private async sweep(): Promise<void> {
+    this.sweeping = true;
+    while (this.outstanding.size > 0) {
+      await this.clock.sleep(SWEEP_MS);
+      const now = this.clock.monotonic();
+      for (const append of this.outstanding) {
+        if (append.deadline > now) continue;
+        if (append.inFlight || append.ambiguous)
+          this.fail(append, new OutcomeUnknown(`${append.stream}: no answer from Postgres in time; the append may have happened`));
+        else this.fail(append, new Unavailable(`${append.stream}: Postgres could not be reached in time; nothing was appended`));
+      }
+      for (const batch of this.batches) if (batch.appends.every(({ settled }) => settled)) batch.abandon();
+    }
+    this.sweeping = false;
+  }
+
+  private succeed(append: Append, answer: { revision: bigint; position: Position }): void {
+    if (append.settled) return;
+    append.settled = true;
+    this.outstanding.delete(append);
+    append.resolve(answer);
+  }
+
+  private fail(append: Append, error: Error): void {
+    if (append.settled) return;
+    append.settled = true;
+    this.outstanding.delete(append);
+    append.reject(error);
+  }
+}
+
+/**
+ * What an acknowledged append rests on, whatever the database's defaults are: a durable commit, and a snapshot per statement.
+ * `local`, `remote_write` and `remote_apply` are stricter or the operator's choice, and stay.
+ */
+const SESSION = `select set_config('default_transaction_isolation', 'read committed', false),
+  case current_setting('synchronous_commit') when 'off' then set_config('synchronous_commit', 'on', false) end`;
+
+const APPEND = `select * from es.append_batch($1::text[], $2::bigint[], $3::int[], $4::int[], $5::int[], $6::uuid[], $7::text[], $8::text[], $9::text[])`;
+
+const appendQuery = (appends: readonly Append[]) => {
+  const streams: string[] = [];
+  const expected: string[] = [];
+  const counts: number[] = [];
+  const requests: number[] = [];
+  const ordinals: number[] = [];
+  const ids: string[] = [];
+  const types: string[] = [];
+  const data: string[] = [];
+  const metas: string[] = [];
+  appends.forEach((append, index) => {
+    streams.push(append.stream);
+    expected.push(append.expected === 'no_stream' ? '-1' : append.expected === 'any' ? '-2' : String(append.expected));
+    counts.push(append.events.length);
+    append.events.forEach((event, ordinal) => {
+      requests.push(index + 1);
+      ordinals.push(ordinal + 1);
+      ids.push(event.id);
+      types.push(event.type);
+      data.push(event.data);
+      metas.push(event.meta);
+    });
+  });
+  return {
+    name: 'es_append',
+    text: APPEND,
+    values: [streams, expected, counts, requests, ordinals, ids, types, data, metas],
+    rowMode: 'array' as const,
+  };
+};
+
+// ---- reads
+
+/** Columns as text, parsed here: the driver's parsers would make Dates that drop microseconds and parse JSON that a filter throws away. */
+const AS_TEXT = { getTypeParser: () => (value: string) => value } as unknown as import('pg').CustomTypesConfig;
+
+const COLUMNS = `e.position, e.stream_id, e.revision, e.event_id, e.type, e.data, e.meta, (extract(epoch from e.stored_at) * 1000)::bigint`;
+
+type EventRow = [position: string, stream: string, revision: string, id: string, type: string, data: string, meta: string, storedAtMs: string];
+
+const recorded = ([position, stream, revision, id, type, data, meta, storedAtMs]: EventRow): Recorded =>
+  deserialise({ stream, revision: BigInt(revision), position: numericPosition(position), id, type, data, meta, storedAtMs: Number(storedAtMs) });
+
+const READ_STREAM = `select ${COLUMNS} from es.events e where e.stream_id = $1 and e.revision >= $2::bigint order by e.revision limit $3::int`;
+
+/** One snapshot for the head and the events up to it: what lies between is complete, so "looked at up to here" is exact even with a filter. */
+const READ_LOG = `select h.position, ${COLUMNS}
+  from es.head h
+  left join es.events e on e.position > $1::bigint and e.position <= least($1::bigint + $2::int, $3::bigint, h.position)
+    and ($4::text[] is null or e.stream_id like any ($4::text[]))
+  order by e.position`;
+
+const MAX_BIGINT = '9223372036854775807';
+
+class Reads {
+  constructor(
+    private readonly pool: Pool,
+    private readonly clock: Clock,
+  ) {}
+
+  async *stream(stream: string, from: bigint, max: number): AsyncGenerator<Recorded, void, void> {
+    for (let left = max; left > 0;) {
+      const limit = Math.min(left, PAGE_EVENTS);
+      const rows = await this.query<EventRow>('es_read_stream', READ_STREAM, [stream, String(from), limit]);
+      for (const row of rows) yield recorded(row);
+      if (rows.length < limit) return;
+      left -= rows.length;
+      from += BigInt(rows.length);
+    }
+  }
+
+  async *log(after: Position | null, max: number, until: Position | undefined, prefixes: readonly string[] | undefined) {
+    let position = after;
+    for (let left = max; left > 0;) {
+      const { events, through, atEnd } = await this.page(position, PAGE_EVENTS, until, prefixes);
+      if (events.length > 0) yield events.slice(0, left);
+      left -= events.length;
+      if (atEnd || through === position) return;
+      position = through;
+    }
+  }
+
+  /** Throws Unavailable, or a plain Error: the position lies beyond the end, or the log has a gap. */
+  async page(after: Position | null, max: number, until: Position | undefined, prefixes: readonly string[] | undefined): Promise<Page> {
+    const from = positionNumber(after);
+    const patterns = prefixes === undefined ? null : prefixes.map((prefix) => `${prefix.replace(/[\\%_]/g, '\\$&')}%`);
+    const rows = await this.query<[head: string, ...EventRow]>('es_read_log', READ_LOG, [
+      String(from),
+      max,
+      until === undefined ? MAX_BIGINT : String(positionNumber(until)),
+      patterns,
+    ]);
+    const head = BigInt(rows[0]![0]);
+    if (from > head) throw beyondTheEnd(after!, head === 0n ? null : numericPosition(head));
+    const events = rows.filter((row) => row[1] !== null).map(([, ...row]) => recorded(row));
+    const bounds = [from + BigInt(max), head, ...(until === undefined ? [] : [positionNumber(until)])];
+    const to = bounds.reduce((least, bound) => (bound < least ? bound : least));
+    if (prefixes === undefined)
+      // Positions have no gaps by construction: one that is missing was deleted, or a commit was lost.
+      for (let index = 0; index < Math.max(events.length, Number(to - from)); index++)
+        if (events[index]?.position !== numericPosition(from + BigInt(index + 1)))
+          throw new Error(`the log has a gap: position ${numericPosition(from + BigInt(index + 1))} is missing`);
+    return { events, through: to > from ? numericPosition(to) : after, atEnd: to >= head };
+  }
+
+  async head(): Promise<Position | null> {
+    const [row] = await this.query<[string]>('es_head', 'select position from es.head', []);
+    return row![0] === '0' ? null : numericPosition(row![0]);
+  }
+
+  /** Tried again once where the connection was dead already: after a restart of Postgres the pool holds some of those. */
+  private async query<Row extends unknown[]>(name: string, text: string, values: unknown[]): Promise<Row[]> {
+    for (let tries = 0; ; tries++) {
+      try {
+        return await withClient(this.pool, async (client) => {
+          const query = client.query<Row>({ name, text, values, rowMode: 'array', types: AS_TEXT });
+          return (await within(this.clock, READ_TIMEOUT_MS, query, () => new Error('Postgres did not answer: read timeout'))).rows;
+        });
+      } catch (error) {
+        if (!isTransient(error)) throw error;
+        if (tries === 0 && !certainlyRolledBack(error) && !/timeout/.test((error as Error).message)) continue;
+        throw new Unavailable(`Postgres: ${(error as Error).message}`, { cause: error });
+      }
+    }
+  }
+}
+
+// ---- wake-ups
+
+/** Says when the log may have grown: appends of this process at once, those of others by NOTIFY, and a poll under both. */
+class Growth {
+  count = 0;
+  private followers = 0;
+  private listener: AbortController | null = null;
+  private stopped: Promise<void> = Promise.resolve();
+  private readonly waiting = new Set<AbortController>();
+
+  constructor(
+    private readonly pool: Pool,
+    private readonly clock: Clock,
+  ) {}
+
+  announce(): void {
+    this.count += 1;
+    this.waiting.forEach((waiter) => waiter.abort());
+  }
+
+  async since(count: number, signal: AbortSignal): Promise<void> {
+    if (this.count !== count) return;
+    const waiter = new AbortController();
+    const stop = () => waiter.abort();
+    signal.addEventListener('abort', stop, { once: true });
+    this.waiting.add(waiter);
+    await this.clock.sleep(POLL_MS, signal.aborted ? signal : waiter.signal);
+    this.waiting.delete(waiter);
+    signal.removeEventListener('abort', stop);
+  }
+
+  /** LISTENs while anybody follows; returns the release. */
+  follow(): () => void {
+    this.followers += 1;
+    if (!this.listener) {
+      this.listener = new AbortController();
+      this.stopped = this.listen(this.listener.signal);
+    }
+    let released = false;
+    return () => {
+      if (released) return;
+      released = true;
+      this.followers -= 1;
+      if (this.followers === 0) void this.close();
+    };
+  }
+
+  async close(): Promise<void> {
+    this.listener?.abort();
+    this.listener = null;
+    this.announce();
+    await this.stopped;
+  }
+
+  private async listen(signal: AbortSignal): Promise<void> {
+    for (let tries = 0; !signal.aborted; tries++) {
+      try {
+        const client = await this.pool.connect();
+        let lost: (error?: Error) => void = () => undefined;
+        const ended = new Promise<void>((resolve) => (lost = () => resolve()));
+        const stop = () => lost();
+        client.on('error', lost).on('end', lost);
+        client.on('notification', () => this.announce());
+        signal.addEventListener('abort', stop, { once: true });
+        try {
+          await client.query('listen es_appended');
+          tries = 0;
+          this.announce();
+          if (!signal.aborted) await ended;
+        } finally {
+          signal.removeEventListener('abort', stop);
+          client.release(true);
+        }
+      } catch {
+        // Without a listener the poll goes on; that is all that is lost.
+      }
+      if (!signal.aborted) await this.clock.sleep(backoff(tries), signal);
+    }
+  }
+}

@@ -1,0 +1,403 @@
+import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
+import { randomUUID } from 'node:crypto';
+import { createPool, migrate, transaction, type Client, type Pool } from '#platform';
+import {
+  createPostgresEventStore,
+  createSubscriber,
+  dropCheckpoint,
+  eventStoreMigrations,
+  lockCheckpoint,
+  ProjectionFailed,
+  projectionStatus,
+  resetCheckpoint,
+  Unavailable,
+  watchProjection,
+  type EventStore,
+  type Position,
+  type Recorded,
+  type Subscriber,
+  type SubscriberOptions,
+} from '#eventstore';
+import { newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
+import { eventually } from '../../test/support/eventually.js';
+import { freshDatabase } from '../../test/support/postgres.js';
+
+const SEEN = 'create table seen (nth bigserial, id uuid not null, position text not null)';
+
+let url: string;
+let drop: () => Promise<void>;
+let pool: Pool;
+let store: EventStore;
+let started: Subscriber[];
+beforeEach(async () => {
+  ({ url, drop } = await freshDatabase());
+  pool = createPool(url, { name: 'spec', max: 12 });
+  await migrate(pool, eventStoreMigrations);
+  await pool.query(SEEN);
+  store = createPostgresEventStore(url);
+  started = [];
+});
+afterEach(async () => {
+  await Promise.all(started.map((each) => each.stop()));
+  await store.close();
+  await pool.end();
+  await drop();
+});
+
+/** Deliberately not idempotent: an event that is applied twice shows. */
+const write = async (client: Client, events: readonly Recorded[]) => {
+  await client.query('insert into seen (id, position) select * from unnest($1::uuid[], $2::text[])', [
+    events.map(({ id }) => id),
+    events.map(({ position }) => position),
+  ]);
+};
+
+const subscriber = (options: Partial<SubscriberOptions> & { apply?: typeof write; name?: string; streamPrefixes?: string[] } = {}) => {
+  const { apply = write, name = 'seen', streamPrefixes, ...rest } = options;
+  const made = createSubscriber({ name, apply, ...(streamPrefixes && { streamPrefixes }) }, { store, pool, ...rest });
+  started.push(made);
+  return made;
+};
+
+const append = async (count: number, stream = newStream()) => {
+  const events = newEvents(count);
+  let answer = { revision: -1n, position: '' as Position };
+  for (let from = 0; from < count; from += 100)
+    answer = await store.append(stream, from === 0 ? 'no_stream' : answer.revision, events.slice(from, from + 100));
+  return { ids: events.map(({ id }) => id), position: answer.position };
+};
+
+const seen = async (table = 'seen') => (await pool.query<{ id: string }>(`select id from ${table} order by nth`)).rows.map(({ id }) => id);
+const checkpoint = async () =>
+  (
+    await pool.query<{ position: string; epoch: string; owner: string | null }>(
+      `select position, epoch, owner from projection_checkpoint where name = 'seen'`,
+    )
+  ).rows[0];
+
+describe('a worker', () => {
+  test('applies the past, then what comes, in order, and stands at the last event', async () => {
+    const past = await append(1_200);
+    const worker = subscriber();
+    worker.start();
+    await eventually(async () => (await seen()).length === 1_200);
+    const more = await append(3);
+    expect(await worker.caughtUpTo(more.position, 5_000)).toBe(true);
+    expect(await seen()).toEqual([...past.ids, ...more.ids]);
+    expect(await checkpoint()).toMatchObject({ position: more.position, epoch: '1' });
+    expect(worker.state).toBe('active');
+  });
+
+  test('stops after the batch at hand, gives the lease back, and goes on where it stood', async () => {
+    const { ids } = await append(300);
+    let release = () => undefined as void;
+    const gate = new Promise<void>((open) => (release = open));
+    const worker = subscriber({ batchEvents: 100, apply: async (client, events) => (await gate, write(client, events)) });
+    worker.start();
+    await eventually(() => worker.state === 'active');
+    const stopped = worker.stop();
+    release();
+    await stopped;
+    expect(worker.state).toBe('stopped');
+    expect(await checkpoint()).toMatchObject({ owner: null });
+    expect([0, 100]).toContain((await seen()).length);
+    worker.start();
+    await eventually(async () => (await seen()).length === 300);
+    expect(await seen()).toEqual(ids);
+  });
+
+  test('of several only one is active; when it stops another takes over, and the epoch counts it', async () => {
+    const workers = [subscriber(), subscriber(), subscriber()];
+    workers.forEach((worker) => worker.start());
+    await eventually(
+      () => workers.filter(({ state }) => state === 'active').length === 1 && workers.filter(({ state }) => state === 'standby').length === 2,
+    );
+    const first = workers.find(({ state }) => state === 'active')!;
+    const { position } = await append(5);
+    await first.stop();
+    await eventually(() => workers.some((worker) => worker !== first && worker.state === 'active'));
+    expect(await first.caughtUpTo(position, 5_000)).toBe(true);
+    expect(await seen()).toHaveLength(5);
+    expect((await checkpoint())!.epoch).toBe('2');
+  });
+
+  test('is replaced when its lease runs out, by the clock of the database', async () => {
+    const { position } = await append(5);
+    await pool.query(`insert into projection_checkpoint values ('seen', '', 7, $1, clock_timestamp() + interval '700 milliseconds')`, [randomUUID()]);
+    const worker = subscriber();
+    worker.start();
+    await eventually(() => worker.state === 'standby');
+    expect(await worker.caughtUpTo(position, 10_000)).toBe(true);
+    expect((await checkpoint())!.epoch).toBe('8');
+  });
+
+  test('that was asleep while another took over writes nothing any more', async () => {
+    const { position, ids } = await append(10);
+    let asleep = true;
+    const sleeper = subscriber({
+      apply: async (client, events) => {
+        await eventually(() => !asleep, { timeoutMs: 20_000 });
+        await write(client, events);
+      },
+    });
+    // Its transaction is gone, as if the connection had broken while the process was stopped; its memory says that it is the owner.
+    sleeper.start();
+    await eventually(async () => (await checkpoint())?.owner);
+    await eventually(async () => (await pool.query(`select pg_terminate_backend(pid) from pg_stat_activity where state like 'idle in%'`)).rowCount);
+    await pool.query(`update projection_checkpoint set lease_until = clock_timestamp() - interval '1 second'`);
+    const awake = subscriber();
+    awake.start();
+    expect(await awake.caughtUpTo(position, 10_000)).toBe(true);
+    asleep = false;
+    await eventually(() => sleeper.state === 'standby');
+    expect(await seen()).toEqual(ids);
+  });
+
+  test('tries again what the server could not do now', async () => {
+    const { position, ids } = await append(10);
+    let failures = 3;
+    const errors: boolean[] = [];
+    const worker = subscriber({
+      apply: async (client, events) => {
+        if (failures-- > 0) throw Object.assign(new Error('deadlock'), { code: '40P01' });
+        await write(client, events);
+      },
+      onError: (_, { retrying }) => errors.push(retrying),
+    });
+    worker.start();
+    expect(await worker.caughtUpTo(position, 10_000)).toBe(true);
+    expect(await seen()).toEqual(ids);
+    expect(errors).toEqual([true, true, true]);
+    expect(worker.retrying).toBeNull();
+  });
+
+  test('has its place saved although its prefixes pass nothing, so that waiting for the head ends', async () => {
+    const worker = subscriber({ streamPrefixes: ['case-'] });
+    worker.start();
+    await append(3, newStream('account-'));
+    const head = (await store.head())!;
+    expect(await worker.caughtUpTo(head, 2_000)).toBe(true);
+    await eventually(async () => (await checkpoint())?.position === head);
+    expect(await seen()).toEqual([]);
+  });
+
+  test('three that compete while their connections are cut: every event once, in order', async () => {
+    const workers = [subscriber({ batchEvents: 7 }), subscriber({ batchEvents: 20 }), subscriber({ batchEvents: 50 })];
+    workers.forEach((worker) => worker.start());
+    const ids: string[] = [];
+    let position = '' as Position;
+    for (let round = 0; round < 40; round++) {
+      const one = await append(25);
+      ids.push(...one.ids);
+      position = one.position;
+      if (round % 4 === 0)
+        await pool.query(
+          `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name = 'payfold spec' and pid <> pg_backend_pid()`,
+        );
+      if (round % 10 === 5) {
+        const active = workers.find(({ state }) => state === 'active');
+        await active?.stop();
+        active?.start();
+      }
+      // A command on the side, as an operator would run one.
+      if (round % 13 === 6) await subscriber().runUntil(position, { timeoutMs: 10_000 });
+    }
+    expect(await workers[0]!.caughtUpTo(position, 20_000)).toBe(true);
+    expect(await seen()).toEqual(ids);
+  });
+});
+
+describe('an event that cannot be applied', () => {
+  const poisoned = (poison: string, message = 'the account is closed') =>
+    async function (client: Client, events: readonly Recorded[]) {
+      await write(client, events);
+      if (events.some(({ id }) => id === poison)) throw new Error(message);
+    };
+
+  test('stops the projection there, with everything before it applied, and says which and why', async () => {
+    const { ids } = await append(400);
+    const worker = subscriber({ apply: poisoned(ids[250]!) });
+    worker.start();
+    await eventually(() => worker.state === 'failed');
+    expect(await seen()).toEqual(ids.slice(0, 250));
+    expect(worker.failure).toMatchObject({ projection: 'seen', event: { id: ids[250] } });
+    const status = await worker.status();
+    expect(status).toMatchObject({ lagEvents: 150, leased: false, failure: { eventId: ids[250], message: 'the account is closed' } });
+    expect(status.failure!.position! > status.position!).toBe(true);
+    const { rows } = await pool.query<{ stack: string }>('select stack from projection_failure');
+    expect(rows).toHaveLength(1);
+    expect(rows[0]!.stack).toContain('subscriber.int.spec');
+  });
+
+  test('is met again after a restart, and resolved by a program that can apply it', async () => {
+    const { ids, position } = await append(20);
+    for (let start = 0; start < 2; start++) {
+      const worker = subscriber({ apply: poisoned(ids[10]!) });
+      worker.start();
+      await eventually(() => worker.state === 'failed');
+    }
+    expect((await pool.query('select attempts, resolved_at from projection_failure')).rows).toEqual([{ attempts: 2, resolved_at: null }]);
+    const mended = subscriber();
+    mended.start();
+    expect(await mended.caughtUpTo(position, 5_000)).toBe(true);
+    expect(await seen()).toEqual(ids);
+    expect((await mended.status()).failure).toBeNull();
+  });
+
+  test('is refused to a command too', async () => {
+    const { ids, position } = await append(20);
+    const error = await subscriber({ apply: poisoned(ids[5]!) })
+      .runUntil(position, { timeoutMs: 5_000 })
+      .catch((caught: unknown) => caught);
+    expect(error).toBeInstanceOf(ProjectionFailed);
+    expect((error as ProjectionFailed).event!.id).toBe(ids[5]);
+    expect(await seen()).toEqual(ids.slice(0, 5));
+  });
+
+  test('a handler that swallows the error of a statement stops as well: its commit would be a rollback', async () => {
+    await append(1);
+    const worker = subscriber({ apply: async (client) => void (await client.query('select 1/0').catch(() => undefined)) });
+    worker.start();
+    await eventually(() => worker.state === 'failed');
+    expect(worker.failure!.message).toContain('swallowed');
+    expect((await checkpoint())!.position).toBe('');
+  });
+
+  test('a checkpoint from another event store stops it before it waits for ever', async () => {
+    await append(1);
+    await pool.query(`insert into projection_checkpoint values ('seen', '00000000000000009999', 1)`);
+    const worker = subscriber();
+    worker.start();
+    await eventually(() => worker.state === 'failed');
+    expect(worker.failure!.message).toContain('beyond the end');
+  });
+});
+
+describe('a command that brings a projection up to its own event', () => {
+  test('does so without a worker', async () => {
+    const { ids, position } = await append(1_100);
+    await subscriber().runUntil(position, { timeoutMs: 10_000 });
+    expect(await seen()).toEqual(ids);
+    expect(await checkpoint()).toMatchObject({ position, owner: null });
+  });
+
+  test('passes what the prefixes leave out', async () => {
+    await append(2);
+    const { position } = await append(2, newStream('portal-'));
+    await subscriber({ streamPrefixes: ['payment-'] }).runUntil(position, { timeoutMs: 10_000 });
+    expect(await seen()).toHaveLength(2);
+    expect((await checkpoint())!.position).toBe(position);
+  });
+
+  test('lets a worker that moves do it', async () => {
+    let batches = 0;
+    const worker = subscriber();
+    worker.start();
+    await eventually(() => worker.state === 'active');
+    const command = subscriber({ apply: async (client, events) => (batches++, write(client, events)) });
+    for (let round = 0; round < 5; round++) await command.runUntil((await append(5)).position, { timeoutMs: 10_000 });
+    expect(await seen()).toHaveLength(25);
+    expect(batches).toBe(0);
+  });
+
+  test('takes part when the worker that holds the lease is dead, without waiting for the lease', async () => {
+    await pool.query(`insert into projection_checkpoint values ('seen', '', 3, $1, clock_timestamp() + interval '1 minute')`, [randomUUID()]);
+    const { ids, position } = await append(10);
+    await subscriber().runUntil(position, { timeoutMs: 5_000 });
+    expect(await seen()).toEqual(ids);
+    expect((await checkpoint())!.epoch).toBe('3');
+  });
+
+  test('many at once apply every event once', async () => {
+    const { ids, position } = await append(500);
+    await Promise.all(Array.from({ length: 5 }, (_, index) => subscriber({ batchEvents: 30 + index }).runUntil(position, { timeoutMs: 20_000 })));
+    expect(await seen()).toEqual(ids);
+  });
+
+  test('says so when the time is up', async () => {
+    const { position } = await append(1);
+    const slow = subscriber({
+      apply: async () => {
+        throw Object.assign(new Error('busy'), { code: '53300' });
+      },
+    });
+    await expect(slow.runUntil(position, { timeoutMs: 300 })).rejects.toThrow('busy');
+    const beyond = (position + '').replace(/.$/, '9') as Position;
+    await expect(subscriber({ name: 'other' }).runUntil(beyond, { timeoutMs: 300 })).resolves.toBeUndefined();
+    await pool.query(`insert into projection_checkpoint values ('held', '', 3, $1, clock_timestamp() + interval '1 minute')`, [randomUUID()]);
+    await expect(subscriber({ name: 'held' }).runUntil(position, { timeoutMs: 100 })).rejects.toBeInstanceOf(Unavailable);
+  });
+});
+
+describe('from another process', () => {
+  test('readers wait for the checkpoint', async () => {
+    const watch = watchProjection(pool, 'seen');
+    expect(await watch.caughtUpTo(null, 0)).toBe(true);
+    const { position } = await append(3);
+    expect(await watch.caughtUpTo(position, 50)).toBe(false);
+    const waiting = Promise.all(Array.from({ length: 20 }, () => watch.caughtUpTo(position, 5_000)));
+    await subscriber().runUntil(position, { timeoutMs: 5_000 });
+    expect(await waiting).toEqual(Array(20).fill(true));
+  });
+
+  test('the status tells position, head and lag', async () => {
+    expect(await projectionStatus({ store, pool, name: 'seen' })).toMatchObject({
+      position: null,
+      head: null,
+      lagEvents: 0,
+      lagMs: 0,
+      epoch: 0n,
+      failure: null,
+    });
+    const { position } = await append(3);
+    const { position: head } = await append(4);
+    await subscriber().runUntil(position, { timeoutMs: 5_000 });
+    const behind = await projectionStatus({ store, pool, name: 'seen' });
+    expect(behind).toMatchObject({ position, head, lagEvents: 4, leased: false });
+    expect(behind.lagMs).toBeGreaterThan(0);
+    expect(await projectionStatus({ store, pool, name: 'seen', streamPrefixes: ['case-'] })).toMatchObject({ lagEvents: 4, lagMs: 0 });
+  });
+});
+
+describe('a rebuild', () => {
+  test('runs the same handler from zero into another schema beside the live one, and is swapped in one transaction', async () => {
+    const { ids } = await append(700);
+    const live = subscriber();
+    live.start();
+    await eventually(async () => (await seen()).length === 700);
+    await pool.query(`create schema rm_seen_2; set search_path = rm_seen_2; ${SEEN}; reset search_path`);
+    const rebuild = subscriber({ name: 'seen/2', searchPath: 'rm_seen_2, public' });
+    const progress: Position[] = [];
+    await rebuild.runUntil((await store.head())!, { timeoutMs: 10_000, onProgress: (position) => progress.push(position) });
+    expect(await seen('rm_seen_2.seen')).toEqual(ids);
+    expect(progress.at(-1)).toBe(await store.head());
+    const more = await append(5);
+    await live.caughtUpTo(more.position, 5_000);
+    await rebuild.runUntil(more.position, { timeoutMs: 10_000 });
+    await transaction(pool, async (client) => {
+      const [old, fresh] = [await lockCheckpoint(client, 'seen'), await lockCheckpoint(client, 'seen/2')];
+      expect(fresh!.position).toBe(old!.position);
+      await client.query('drop table public.seen; alter table rm_seen_2.seen set schema public');
+      await resetCheckpoint(client, 'seen', fresh!.position);
+      await dropCheckpoint(client, 'seen/2');
+    });
+    const last = await append(2);
+    expect(await live.caughtUpTo(last.position, 5_000)).toBe(true);
+    expect(await seen()).toEqual([...ids, ...more.ids, ...last.ids]);
+  });
+
+  test('a checkpoint put back to the start is applied again from there, even under a running worker', async () => {
+    const { ids } = await append(50);
+    const worker = subscriber();
+    worker.start();
+    await eventually(async () => (await seen()).length === 50);
+    await transaction(pool, async (client) => {
+      await lockCheckpoint(client, 'seen');
+      await client.query('truncate seen');
+      await resetCheckpoint(client, 'seen', null);
+    });
+    await store.append(newStream(), 'no_stream', [newEvent()]);
+    await eventually(async () => (await seen()).length === 51);
+    expect((await seen()).slice(0, 50)).toEqual(ids);
+  });
+});

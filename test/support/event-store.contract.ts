@@ -1,0 +1,415 @@
+/**
+ * What every event store adapter does alike. One suite, run against memory, Postgres and KurrentDB, so that the store of the simulation is known
+ * to behave like the real ones. Each test uses streams of its own and reads the log from where it stood, so a store with a past is welcome.
+ */
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { randomUUID } from 'node:crypto';
+import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type { Json } from '#kernel';
+import {
+  Conflict,
+  MAX_APPEND_BYTES,
+  MAX_EVENTS_PER_APPEND,
+  type EventStore,
+  type Expected,
+  type NewEvent,
+  type Position,
+  type Recorded,
+  type SubscriptionItem,
+  type Upcasters,
+} from '#eventstore';
+import { eventually } from './eventually.js';
+
+export const newEvent = (data: Json = { cents: 1 }, type = 'PaymentInitiated', id: string = randomUUID()): NewEvent => ({
+  id,
+  type,
+  v: 1,
+  data,
+  meta: { recordedAt: '2026-01-02T03:04:05.678Z', actor: { type: 'system', id: 'contract' }, correlationId: 'c-1' },
+});
+
+export const newEvents = (count: number): NewEvent[] => Array.from({ length: count }, (_, index) => newEvent({ index }));
+export const newStream = (prefix = 'payment-'): string => `${prefix}${randomUUID()}`;
+
+export const collect = async <T>(items: AsyncIterable<T>): Promise<T[]> => {
+  const all: T[] = [];
+  for await (const item of items) all.push(item);
+  return all;
+};
+
+export const logAfter = async (store: EventStore, after: Position | null, options?: Parameters<EventStore['readAll']>[1]): Promise<Recorded[]> =>
+  (await collect(store.readAll(after, options))).flat();
+
+/** Reads a subscription in the background; `items` grows. */
+export const following = (store: EventStore, after: Position | null, options?: { streamPrefixes?: readonly string[] }) => {
+  const subscription = store.subscribe(after, options);
+  const items: SubscriptionItem[] = [];
+  let failure: unknown;
+  const done = (async () => {
+    for await (const item of subscription) items.push(item);
+  })().catch((error: unknown) => (failure = error));
+  return {
+    items,
+    events: () => {
+      if (failure) throw failure;
+      return items.flatMap((item) => (item.kind === 'events' ? item.events : []));
+    },
+    failure: () => failure,
+    close: async () => {
+      await subscription.close();
+      await done;
+    },
+  };
+};
+
+const idsOf = (events: readonly { id: string }[]) => events.map(({ id }) => id);
+const outcome = (work: Promise<unknown>): Promise<unknown> => work.catch((error: unknown) => error);
+
+export interface ContractSubject {
+  readonly store: EventStore;
+  /** A second client of the same log; the store itself where there can be only one. */
+  readonly another: EventStore;
+  /** True when nothing was ever written to it. */
+  readonly fresh: boolean;
+  readonly close: () => Promise<void>;
+}
+
+export const eventStoreContract = (name: string, open: () => Promise<ContractSubject>): void => {
+  describe(`event store contract: ${name}`, () => {
+    let subject: ContractSubject;
+    let store: EventStore;
+    beforeAll(async () => {
+      subject = await open();
+      store = subject.store;
+    });
+    afterAll(() => subject?.close());
+
+    test('an empty log has no head, and nothing to read', async () => {
+      if (!subject.fresh) return;
+      expect(await store.head()).toBeNull();
+      expect(await logAfter(store, null)).toEqual([]);
+    });
+
+    test('an absent stream reads as nothing', async () => {
+      expect(await collect(store.read(newStream()))).toEqual([]);
+    });
+
+    test('what was appended is read back whole', async () => {
+      const stream = newStream();
+      const events = [
+        newEvent({ a: [1, 2.5, null, true, 'x'], nested: { deep: { er: '' } } }),
+        { ...newEvent({ cents: 5 }, 'PaymentCreated'), v: 3 },
+      ];
+      const answer = await store.append(stream, 'no_stream', events);
+      const read = await collect(store.read(stream));
+      expect(read).toMatchObject(events.map((event, revision) => ({ ...event, stream, revision: BigInt(revision) })));
+      expect(read[0]!.meta).toEqual(events[0]!.meta);
+      expect(read[0]!.storedAt).toBeInstanceOf(Date);
+      expect(answer).toEqual({ revision: 1n, position: read[1]!.position });
+      expect(read[0]!.position < read[1]!.position).toBe(true);
+      expect(await collect(store.read(stream, 1n))).toEqual([read[1]]);
+      expect(await collect(store.read(stream, 0n, 1))).toEqual([read[0]]);
+      expect(await collect(store.read(stream, 2n))).toEqual([]);
+    });
+
+    describe('expected revision', () => {
+      const table: [present: number, expected: Expected, result: bigint | 'conflict'][] = [
+        [0, 'no_stream', 0n],
+        [0, 'any', 0n],
+        [0, 0n, 'conflict'],
+        [0, 7n, 'conflict'],
+        [1, 'no_stream', 'conflict'],
+        [1, 'any', 1n],
+        [1, 0n, 1n],
+        [1, 1n, 'conflict'],
+        [3, 'no_stream', 'conflict'],
+        [3, 1n, 'conflict'],
+        [3, 2n, 3n],
+        [3, 3n, 'conflict'],
+        [3, 'any', 3n],
+      ];
+      test.each(table)('a stream of %s events, expected %s: %s', async (present, expected, result) => {
+        const stream = newStream();
+        if (present > 0) await store.append(stream, 'no_stream', newEvents(present));
+        const appended = store.append(stream, expected, [newEvent()]);
+        if (result !== 'conflict') return expect((await appended).revision).toBe(result);
+        const error = await outcome(appended);
+        expect(error).toBeInstanceOf(Conflict);
+        expect(error).toMatchObject({ stream, expected });
+        // A store may leave it unsaid (undefined), but never says it wrongly.
+        expect([undefined, present === 0 ? null : BigInt(present - 1)]).toContain((error as Conflict).actual);
+        expect(await collect(store.read(stream))).toHaveLength(present);
+      });
+    });
+
+    test('an append told again is a success with the original answer, whatever came after it', async () => {
+      const stream = newStream();
+      const first = newEvents(2);
+      const second = newEvents(3);
+      const answers = [await store.append(stream, 'no_stream', first), await store.append(stream, 1n, second)];
+      expect(await store.append(stream, 1n, second)).toEqual(answers[1]);
+      await store.append(stream, 4n, newEvents(1));
+      expect(await store.append(stream, 'no_stream', first)).toEqual(answers[0]);
+      expect(await store.append(stream, 1n, second)).toEqual(answers[1]);
+      expect(await collect(store.read(stream))).toHaveLength(6);
+    });
+
+    test('the same id with other data is the same append: ids decide', async () => {
+      const stream = newStream();
+      const id = randomUUID();
+      const answer = await store.append(stream, 'no_stream', [newEvent({ cents: 1 }, 'PaymentInitiated', id)]);
+      expect(await store.append(stream, 'no_stream', [newEvent({ cents: 2 }, 'PaymentInitiated', id)])).toEqual(answer);
+      expect((await collect(store.read(stream)))[0]!.data).toEqual({ cents: 1 });
+    });
+
+    test('other ids at a revision that is taken are a conflict, even with the same data', async () => {
+      const stream = newStream();
+      await store.append(stream, 'no_stream', [newEvent({ cents: 1 })]);
+      expect(await outcome(store.append(stream, 'no_stream', [newEvent({ cents: 1 })]))).toBeInstanceOf(Conflict);
+    });
+
+    test('part old, part new is a conflict, and nothing of it is written', async () => {
+      const stream = newStream();
+      const [known, unknown] = newEvents(2) as [NewEvent, NewEvent];
+      await store.append(stream, 'no_stream', [known]);
+      expect(await outcome(store.append(stream, 'no_stream', [known, unknown]))).toBeInstanceOf(Conflict);
+      expect(await outcome(store.append(stream, 'no_stream', [unknown, known]))).toBeInstanceOf(Conflict);
+      expect(idsOf(await collect(store.read(stream)))).toEqual([known.id]);
+    });
+
+    test('a known id at another revision is a conflict; in another stream it is another event', async () => {
+      const [stream, other] = [newStream(), newStream()];
+      const events = newEvents(3);
+      await store.append(stream, 'no_stream', events);
+      expect(await outcome(store.append(stream, 0n, [events[2]!]))).toBeInstanceOf(Conflict);
+      expect((await store.append(other, 'no_stream', [events[1]!])).revision).toBe(0n);
+      expect(idsOf(await collect(store.read(stream)))).toEqual(idsOf(events));
+    });
+
+    test('20 racing writers on one stream: exactly one wins each revision, none is lost', async () => {
+      const stream = newStream();
+      const stores = [store, subject.another];
+      const won = new Map<bigint, string>();
+      await Promise.all(
+        Array.from({ length: 20 }, async (_, writer) => {
+          let revision: bigint | null = null;
+          for (;;) {
+            const event = newEvent({ writer });
+            try {
+              const answer = await stores[writer % 2]!.append(stream, revision ?? 'no_stream', [event], { timeoutMs: 20_000 });
+              expect(won.has(answer.revision)).toBe(false);
+              won.set(answer.revision, event.id);
+              return;
+            } catch (error) {
+              if (!(error instanceof Conflict)) throw error;
+              revision = (await collect(store.read(stream))).at(-1)?.revision ?? null;
+            }
+          }
+        }),
+      );
+      const read = await collect(store.read(stream));
+      expect(read.map(({ revision, id }) => [revision, id])).toEqual([...won].sort(([a], [b]) => (a < b ? -1 : 1)));
+      expect(read).toHaveLength(20);
+    });
+
+    test('8 writers with pauses and one reader that follows: nothing is missed, and the log never reorders', async () => {
+      const start = await store.head();
+      const reader = following(subject.another, start);
+      const appended: string[] = [];
+      await Promise.all(
+        Array.from({ length: 8 }, async (_, writer) => {
+          for (let round = 0; round < 60; round++) {
+            const events = newEvents(1 + ((writer + round) % 3));
+            await [store, subject.another][writer % 2]!.append(newStream(), 'no_stream', events, { timeoutMs: 20_000 });
+            appended.push(...idsOf(events));
+            if ((writer * 7 + round) % 4 === 0) await new Promise((wake) => setTimeout(wake, ((writer + round) % 5) * 0.8));
+          }
+        }),
+      );
+      await eventually(() => reader.events().length >= appended.length, { timeoutMs: 20_000 });
+      await reader.close();
+      const seen = reader.events();
+      expect(new Set(idsOf(seen))).toEqual(new Set(appended));
+      expect(seen).toHaveLength(appended.length);
+      expect(seen.every(({ position }, index) => index === 0 || seen[index - 1]!.position < position)).toBe(true);
+      expect(seen.map(({ id, position }) => ({ id, position }))).toEqual(
+        (await logAfter(store, start)).map(({ id, position }) => ({ id, position })),
+      );
+      // Inside one stream the revisions rise with the log.
+      const revisions = new Map<string, bigint>();
+      for (const { stream, revision } of seen) {
+        expect(revision).toBe((revisions.get(stream) ?? -1n) + 1n);
+        revisions.set(stream, revision);
+      }
+    });
+
+    test('following starts with the past, says that it caught up, and goes on with what comes', async () => {
+      const start = await store.head();
+      const [before, after] = [newEvents(3), newEvents(2)];
+      const stream = newStream();
+      await store.append(stream, 'no_stream', before);
+      const reader = following(store, start);
+      await eventually(() => reader.items.some(({ kind }) => kind === 'caught_up'));
+      expect(idsOf(reader.events())).toEqual(idsOf(before));
+      await store.append(stream, 2n, after);
+      await eventually(() => reader.events().length === 5);
+      await reader.close();
+      expect(idsOf(reader.events())).toEqual(idsOf([...before, ...after]));
+    });
+
+    test('a reader that starts again at its checkpoint sees what comes after it, once', async () => {
+      const start = await store.head();
+      const stream = newStream();
+      await store.append(stream, 'no_stream', newEvents(10));
+      const first = following(store, start);
+      await eventually(() => first.events().length === 10);
+      await first.close();
+      const checkpoint = first.events()[3]!.position;
+      await store.append(stream, 9n, newEvents(5));
+      const second = following(subject.another, checkpoint);
+      await eventually(() => second.events().length === 11);
+      await second.close();
+      expect(second.events().map(({ revision }) => revision)).toEqual([4n, 5n, 6n, 7n, 8n, 9n, 10n, 11n, 12n, 13n, 14n]);
+    });
+
+    test('a reader of some prefixes gets those, and its position passes what it was not asked for', async () => {
+      const start = await store.head();
+      const [wanted, other] = [newStream('case-'), newStream('portal-')];
+      const reader = following(store, start, { streamPrefixes: ['case-'] });
+      await store.append(wanted, 'no_stream', newEvents(2));
+      await store.append(other, 'no_stream', newEvents(1));
+      const { position } = await store.append(other, 0n, newEvents(2));
+      const passed = () =>
+        reader.items.some(
+          (item) => (item.kind === 'events' ? item.events.at(-1)!.position : item.kind === 'checkpoint' ? item.position : '') >= position,
+        );
+      await eventually(passed, { timeoutMs: 15_000 });
+      await reader.close();
+      expect(reader.events().map(({ stream }) => stream)).toEqual([wanted, wanted]);
+      // A checkpoint never comes before the events that it covers.
+      let covered = '';
+      for (const item of reader.items) {
+        if (item.kind === 'events') item.events.forEach((event) => expect(event.position > covered).toBe(true));
+        if (item.kind === 'checkpoint') covered = item.position;
+      }
+    });
+
+    test('a checkpoint beyond the end is refused: the store was replaced under it', async () => {
+      await store.append(newStream(), 'no_stream', newEvents(1));
+      const head = (await store.head())!;
+      const beyond = head.replace(/(^|:)\d{3}/g, '$1008') as Position;
+      const reader = following(store, beyond);
+      await eventually(() => reader.failure());
+      expect(String(reader.failure())).toContain('beyond the end');
+      await reader.close();
+    });
+
+    test('one bad append beside good ones: only the bad one fails', async () => {
+      const taken = newStream();
+      await store.append(taken, 'no_stream', newEvents(1));
+      const good = Array.from({ length: 30 }, () => newStream());
+      const results = await Promise.all([
+        ...good.slice(0, 15).map((stream) => outcome(store.append(stream, 'no_stream', newEvents(2)))),
+        outcome(store.append(taken, 'no_stream', newEvents(1))),
+        outcome(store.append(newStream(), 4n, newEvents(1))),
+        ...good.slice(15).map((stream) => outcome(store.append(stream, 'no_stream', newEvents(2)))),
+      ]);
+      expect(results.filter((result) => result instanceof Conflict)).toHaveLength(2);
+      expect(results.filter((result) => (result as { revision?: bigint }).revision === 1n)).toHaveLength(30);
+    });
+
+    test('an append of nearly a megabyte is taken, a larger one refused before anything is sent', async () => {
+      const stream = newStream();
+      const largest = newEvent('x'.repeat(MAX_APPEND_BYTES - 400));
+      await store.append(stream, 'no_stream', [largest], { timeoutMs: 20_000 });
+      expect((await collect(store.read(stream)))[0]!.data).toHaveLength(MAX_APPEND_BYTES - 400);
+      const refused = await outcome(store.append(stream, 0n, [newEvent('x'.repeat(MAX_APPEND_BYTES))]));
+      expect((refused as Error).name).toBe('Error');
+      expect((refused as Error).message).toContain(`at most ${MAX_APPEND_BYTES}`);
+      expect(await collect(store.read(stream))).toHaveLength(1);
+    });
+
+    test('as many events as one append may have are taken, one more is refused', async () => {
+      const stream = newStream();
+      expect((await store.append(stream, 'no_stream', newEvents(MAX_EVENTS_PER_APPEND))).revision).toBe(BigInt(MAX_EVENTS_PER_APPEND - 1));
+      const refused = await outcome(store.append(stream, 'any', newEvents(MAX_EVENTS_PER_APPEND + 1)));
+      expect((refused as Error).message).toContain(`at most ${MAX_EVENTS_PER_APPEND}`);
+      expect((await collect(store.read(stream))).map(({ data }) => (data as { index: number }).index)).toEqual([
+        ...Array(MAX_EVENTS_PER_APPEND).keys(),
+      ]);
+    });
+
+    test('what no store could keep is refused as a fault of the caller', async () => {
+      const wrong: [string, Expected, NewEvent[]][] = [
+        ['', 'no_stream', newEvents(1)],
+        [newStream(), 'no_stream', []],
+        [newStream(), -1n, newEvents(1)],
+        [newStream(), 'no_stream', [newEvent({}, '')]],
+        [newStream(), 'no_stream', [newEvent({}, 'PaymentInitiated', 'no-uuid')]],
+        [newStream(), 'no_stream', [newEvent({ big: 1n } as unknown as Json)]],
+        [newStream(), 'no_stream', [newEvent(undefined as unknown as Json)].map((event) => ({ ...event, data: undefined as unknown as Json }))],
+        [newStream(), 'no_stream', [{ ...newEvent(), v: 0 }]],
+        [newStream(), 'no_stream', Array<NewEvent>(2).fill(newEvent())],
+      ];
+      for (const [stream, expected, events] of wrong) {
+        const error = await outcome(store.append(stream, expected, events));
+        expect(error).toBeInstanceOf(Error);
+        expect(['Conflict', 'OutcomeUnknown', 'Unavailable']).not.toContain((error as Error).name);
+      }
+    });
+
+    test('text of every script, and what JSON escapes, survives', async () => {
+      const stream = newStream();
+      const data = { 'Zoë 🏦 naïve': 'Ωμέγα ﷽ 你好 \u0000 \u0007 \u2028 \ud800 "\\{},\' NULL', empty: '', key: { '': [] } };
+      await store.append(stream, 'no_stream', [newEvent(data, 'Type Ünïcode')]);
+      expect((await collect(store.read(stream)))[0]).toMatchObject({ type: 'Type Ünïcode', data });
+      const [inLog] = (await logAfter(store, null, { streamPrefixes: [stream] })).slice(-1);
+      expect(inLog).toMatchObject({ stream, data });
+    });
+
+    test('the log reads in batches, in order, up to a position, a number, or prefixes', async () => {
+      const start = await store.head();
+      const [payment, account] = [newStream('payment-'), newStream('account-')];
+      await store.append(payment, 'no_stream', newEvents(100));
+      const middle = await store.append(account, 'no_stream', newEvents(2));
+      for (let round = 0; round < 12; round++) await store.append(payment, BigInt(99 + round * 100), newEvents(100));
+      const all = await logAfter(store, start);
+      expect(all).toHaveLength(1302);
+      expect((await collect(store.readAll(start))).every(({ length }) => length > 0 && length <= 1000)).toBe(true);
+      expect(await logAfter(store, start, { until: middle.position })).toEqual(all.slice(0, 102));
+      expect(await logAfter(store, start, { max: 7 })).toEqual(all.slice(0, 7));
+      expect(await logAfter(store, start, { max: 700, until: middle.position })).toEqual(all.slice(0, 102));
+      expect(await logAfter(store, all[101]!.position, { max: 3 })).toEqual(all.slice(102, 105));
+      expect(await logAfter(store, start, { streamPrefixes: ['account-'] })).toEqual(all.slice(100, 102));
+      expect(await logAfter(store, start, { streamPrefixes: ['account-', 'payment-'], max: 104 })).toEqual(all.slice(0, 104));
+      expect(await logAfter(store, all.at(-1)!.position)).toEqual([]);
+      expect(await logAfter(store, all[200]!.position, { until: all[100]!.position })).toEqual([]);
+    });
+
+    test('the head is the position of the last event, for every client', async () => {
+      const { position } = await store.append(newStream('settlement-'), 'no_stream', newEvents(3));
+      expect(await store.head()).toBe(position);
+      expect(await subject.another.head()).toBe(position);
+    });
+  });
+};
+
+/** Every golden file in a directory: an event as some version once stored it, and what readers must make of it today. */
+export const goldenEvents = (directory: string, upcasters: Upcasters): void => {
+  describe(`golden events in ${directory}`, () => {
+    for (const file of readdirSync(directory).filter((name) => name.endsWith('.json'))) {
+      test(file, () => {
+        const { type, v, stored, read } = JSON.parse(readFileSync(join(directory, file), 'utf8')) as {
+          type: string;
+          v: number;
+          stored: Json;
+          read: Json;
+        };
+        expect(file).toBe(`${type}.v${v}.json`);
+        const event = { ...newEvent(stored, type), v, stream: 'payment-golden', revision: 0n, position: '' as Position, storedAt: new Date(0) };
+        expect(upcasters.upcast(event)).toEqual({ ...event, v: upcasters.newest(type), data: read });
+      });
+    }
+  });
+};
