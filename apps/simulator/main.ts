@@ -19,9 +19,10 @@ const run = async (): Promise<void> => {
     onFailure: () => process.exit(1),
   });
   const stop = () => void simulator.close().then(() => process.exit(0));
-  process.on('SIGTERM', stop).on('SIGINT', stop);
-  // Started with an IPC channel, it follows its parent, also one that was killed.
+  process.on('SIGTERM', stop);
+  // Started along (with an IPC channel), it follows its parent, also one that was killed; a Ctrl-C reaches both, and the parent still has calls to make.
   process.on('disconnect', stop);
+  process.on('SIGINT', process.connected ? () => undefined : stop);
   process.stdout.write(`${JSON.stringify({ ready: 'simulator', url: simulator.url, pid: process.pid })}\n`);
 };
 

@@ -1,0 +1,65 @@
+/** The simulator as a child process, for whoever starts it along: the standalone service, the command line, tests. */
+import { spawn } from 'node:child_process';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
+
+/** A start reads the whole journal; a million records take some seconds. */
+const START_TIMEOUT_MS = 60_000;
+/** Above the simulator's own grace of 2 s for answers that are on their way. */
+const STOP_TIMEOUT_MS = 10_000;
+
+export interface SimulatorProcess {
+  readonly url: string;
+  readonly pid: number;
+  /** Resolves with exit code and signal when the process is gone. */
+  readonly exited: Promise<{ readonly code: number | null; readonly signal: NodeJS.Signals | null }>;
+  /** SIGTERM; SIGKILL when that does not end it. Resolves when the process is gone. */
+  stop(): Promise<void>;
+  /** `kill -9`. Resolves when the process is gone. */
+  kill(): Promise<void>;
+}
+
+export interface SimulatorProcessOptions {
+  readonly dataDir: string;
+  /** 0 or omitted: any free port. */
+  readonly port?: number;
+  readonly logLevel?: string;
+  /** Lines of its log. */
+  readonly onLog?: (line: string) => void;
+  /** The built `main.js`; needed only where this file itself was not built. */
+  readonly entry?: string;
+}
+
+/** Starts it and waits until it listens; throws with what it said on stderr when it does not. It ends with this process, however that ends. */
+export const startSimulatorProcess = async (options: SimulatorProcessOptions): Promise<SimulatorProcess> => {
+  const { dataDir, port = 0, logLevel = 'info', onLog = () => undefined } = options;
+  const entry = options.entry ?? fileURLToPath(new URL('./main.js', import.meta.url));
+  // An environment of its own: it needs none of our addresses and secrets.
+  const env = { DATA_DIR: dataDir, SIMULATOR_PORT: String(port), LOG_LEVEL: logLevel };
+  const child = spawn(process.execPath, ['--enable-source-maps', entry], { env, stdio: ['ignore', 'pipe', 'pipe', 'ipc'] });
+  const exited = new Promise<{ code: number | null; signal: NodeJS.Signals | null }>((resolve) => {
+    child.once('exit', (code, signal) => resolve({ code, signal }));
+    child.once('error', () => resolve({ code: null, signal: null }));
+  });
+
+  const said: string[] = [];
+  createInterface(child.stderr!).on('line', (line) => {
+    if (said.length < 20) said.push(line);
+    onLog(line);
+  });
+  const ready = new Promise<{ url: string }>((resolve) => {
+    createInterface(child.stdout!).once('line', (line) => resolve(JSON.parse(line) as { url: string }));
+  });
+  const timeout = setTimeout(() => child.kill('SIGKILL'), START_TIMEOUT_MS);
+  const started = await Promise.race([ready, exited.then(() => null)]);
+  clearTimeout(timeout);
+  if (!started) throw new Error(`the simulator did not start: ${said.join(' | ') || 'it said nothing'}`);
+
+  const end = async (signal: NodeJS.Signals) => {
+    child.kill(signal);
+    const force = setTimeout(() => child.kill('SIGKILL'), STOP_TIMEOUT_MS);
+    await exited;
+    clearTimeout(force);
+  };
+  return { url: started.url, pid: child.pid!, exited, stop: () => end('SIGTERM'), kill: () => end('SIGKILL') };
+};

@@ -1,0 +1,60 @@
+/** The operator's side of a running simulator, for tests, chaos runs and proofs: arm faults, close batches, read the ground truth. */
+import type { Fault, FaultMatch } from './faults.js';
+import type { Dispute, Truth } from './processor.js';
+
+export interface ClosedBatchSummary {
+  readonly merchantAccount: string;
+  readonly batchId: string;
+  readonly closedAt: string;
+  readonly count: number;
+  readonly grossCents: number;
+  readonly feeCents: number;
+  readonly netCents: number;
+}
+
+export interface SimulatorControl {
+  /** Harms fitting calls; what is left out is harmless (`times` 1, `effect` true). Returns the fault's number. */
+  arm(fault: Partial<Omit<Fault, 'match'>> & { readonly match?: FaultMatch }): Promise<number>;
+  clearFaults(): Promise<void>;
+  /** How many calls were harmed since the simulator started. */
+  harmedCalls(): Promise<number>;
+  /** False: every merchant call is refused clearly, nothing executed. */
+  setProcessing(enabled: boolean): Promise<void>;
+  /** Every executed operation and tombstone, oldest first, optionally from a number on. */
+  truth(from?: number): Promise<Truth[]>;
+  closeBatches(): Promise<ClosedBatchSummary[]>;
+  disputes(): Promise<Dispute[]>;
+  changeDispute(disputeId: string, change: { readonly status?: string; readonly stage?: string }): Promise<Dispute>;
+}
+
+const PAGE = 10_000;
+
+export const createSimulatorControl = (url: string): SimulatorControl => {
+  const call = async <T>(method: string, path: string, body?: object): Promise<T> => {
+    const answer = await fetch(new URL(path, url), {
+      method,
+      headers: { authorization: 'Sandbox operator:sk_sandbox_operator', ...(body && { 'content-type': 'application/json' }) },
+      ...(body && { body: JSON.stringify(body) }),
+    });
+    if (!answer.ok) throw new Error(`${method} ${path}: HTTP ${answer.status} ${await answer.text()}`);
+    return (await answer.json()) as T;
+  };
+  return {
+    arm: async (fault) => (await call<{ id: number }>('POST', '/control/faults', fault)).id,
+    clearFaults: async () => void (await call('DELETE', '/control/faults')),
+    harmedCalls: async () => (await call<{ harmedCalls: number }>('GET', '/control/faults')).harmedCalls,
+    setProcessing: async (enabled) => void (await call('POST', '/control/processing', { enabled })),
+    truth: async (from = 0) => {
+      const all: Truth[] = [];
+      for (let next: number | null = from; next !== null;) {
+        const page: { operations: Truth[]; next: number | null } = await call('GET', `/control/charges?from=${next}&limit=${PAGE}`);
+        all.push(...page.operations);
+        next = page.next;
+      }
+      return all;
+    },
+    closeBatches: async () => (await call<{ batches: ClosedBatchSummary[] }>('POST', '/control/batches/close', {})).batches,
+    disputes: async () => (await call<{ disputes: Dispute[] }>('GET', '/control/disputes')).disputes,
+    changeDispute: async (disputeId, change) => (await call<{ dispute: Dispute }>('POST', `/control/disputes/${disputeId}`, change)).dispute,
+  };
+};

@@ -1,0 +1,204 @@
+/**
+ * The sandbox processor as a real process under load: killed in the middle of writes, it knows everything that it had acknowledged, nothing twice,
+ * and answers every reference as before. Needs the built code (`nest build`).
+ */
+import { randomInt } from 'node:crypto';
+import { appendFile, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join, resolve } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
+import { startSimulatorProcess, type SimulatorProcess } from '../../apps/simulator/child.js';
+import { createSimulatorControl } from '../../apps/simulator/control.js';
+import { CARDS } from '../../apps/simulator/fixtures.js';
+import type { Truth } from '../../apps/simulator/processor.js';
+import { findSimulator } from '../../apps/simulator/server.js';
+import {
+  Secret,
+  type ChargeTxn,
+  type GatewayAccount,
+  type Outcome,
+  type PaymentInstrument,
+  type Ref,
+  type ReversalTxn,
+} from '../../libs/payments/gateway/gateway.js';
+import { createSimulatorGateway, type SimulatorGateway } from '../../libs/payments/gateway/simulator.js';
+import { eventually } from '../support/eventually.js';
+import { drawRef } from '../support/gateway.contract.js';
+
+const ENTRY = resolve('dist/apps/simulator/main.js');
+const CLIENTS = 24;
+const CVV = '946';
+
+const account: GatewayAccount = { gateway: 'simulator', merchantAccount: 'e2e', credentialsRef: 'sandbox', environment: 'sandbox' };
+const instrument: PaymentInstrument = {
+  type: 'card',
+  number: new Secret('4242424242424242'),
+  expiry: { month: 12, year: 2030 },
+  cvv: new Secret(CVV),
+};
+const soon = () => AbortSignal.timeout(10_000);
+
+let dataDir: string;
+let logged: string[];
+const running = new Set<SimulatorProcess>();
+beforeEach(async () => {
+  dataDir = await mkdtemp(join(tmpdir(), 'payfold-e2e-simulator-'));
+  logged = [];
+});
+afterEach(async () => {
+  for (const simulator of running) await simulator.kill();
+  running.clear();
+  await rm(dataDir, { recursive: true, force: true });
+});
+
+const start = async (): Promise<SimulatorProcess> => {
+  const simulator = await startSimulatorProcess({ dataDir, entry: ENTRY, onLog: (line) => logged.push(line) });
+  running.add(simulator);
+  return simulator;
+};
+const journal = () => join(dataDir, 'simulator', 'journal.ndjson');
+
+interface Call {
+  readonly ref: Ref;
+  readonly op: 'charge' | 'void';
+  readonly amountCents: number;
+  readonly chargeTransactionId?: string;
+  readonly outcome: Outcome<ChargeTxn | ReversalTxn>;
+}
+
+const again = (gateway: SimulatorGateway, { ref, op, amountCents, chargeTransactionId = '' }: Call): Promise<Outcome<ChargeTxn | ReversalTxn>> =>
+  op === 'charge'
+    ? gateway.charge({ ref, leg: 'combined', account, amountCents, instrument }, soon())
+    : gateway.void({ ref, leg: 'combined', account, chargeTransactionId, amountCents, askedBy: 'void' }, soon());
+
+/** Clients that charge, and void a part of every third charge, until their simulator is gone; every call with what it was answered. */
+const load = async (gateway: SimulatorGateway): Promise<Call[]> => {
+  const calls: Call[] = [];
+  const client = async () => {
+    for (;;) {
+      const charge: Omit<Call, 'outcome'> = { ref: drawRef(), op: 'charge', amountCents: randomInt(100, 100_000) };
+      const outcome = await again(gateway, { ...charge, outcome: { kind: 'unknown', cause: 'timeout' } });
+      calls.push({ ...charge, outcome });
+      if (outcome.kind !== 'approved') return;
+      if (calls.length % 3 !== 0) continue;
+      const part: Omit<Call, 'outcome'> = { ref: drawRef(), op: 'void', amountCents: 50, chargeTransactionId: outcome.txn.transactionId };
+      const voided = await again(gateway, { ...part, outcome });
+      calls.push({ ...part, outcome: voided });
+      if (voided.kind !== 'approved') return;
+    }
+  };
+  await Promise.all(Array.from({ length: CLIENTS }, client));
+  return calls;
+};
+
+describe('killed under load', () => {
+  test('every acknowledged operation is there after the restart, and none twice', async () => {
+    const all: Call[] = [];
+    let torn = 0;
+    for (let round = 0; round < 5; round++) {
+      const simulator = await start();
+      const gateway = createSimulatorGateway({ url: simulator.url });
+      const loading = load(gateway);
+      const { length } = await readFile(journal());
+      // In the middle of its work: after so many bytes, which no clock decides.
+      const enough = length + randomInt(20_000, 400_000);
+      await eventually(async () => (await readFile(journal())).length > enough, { timeoutMs: 20_000, everyMs: 1 });
+      await simulator.kill();
+      expect(await simulator.exited).toMatchObject({ signal: 'SIGKILL' });
+      all.push(...(await loading));
+      gateway.close();
+      if (round % 2 === 1) {
+        // A kill may or may not tear a line; here one surely is.
+        await appendFile(journal(), '{"crc":"12345678","number":99,"record":{"type":"opera');
+        torn += 1;
+      }
+    }
+
+    const simulator = await start();
+    const gateway = createSimulatorGateway({ url: simulator.url });
+    const truth = await createSimulatorControl(simulator.url).truth();
+    const byRef = new Map<Ref, Truth>();
+    for (const entry of truth) {
+      expect(byRef.has(entry.ref)).toBe(false);
+      byRef.set(entry.ref, entry);
+    }
+    expect(logged.filter((line) => line.includes('unfinished last line')).length).toBeGreaterThanOrEqual(torn);
+
+    const acknowledged = all.filter(({ outcome }) => outcome.kind === 'approved');
+    const lost = all.filter(({ outcome }) => outcome.kind !== 'approved');
+    expect(acknowledged.length).toBeGreaterThan(200);
+    for (const { ref, op, amountCents, outcome } of acknowledged) {
+      const { transactionId } = (outcome as { txn: ReversalTxn }).txn;
+      expect(byRef.get(ref)).toMatchObject({ op, amountCents, transactionId, result: 'approved' });
+    }
+    // Asked again, each is answered as before.
+    for (let from = 0; from < acknowledged.length; from += 100)
+      await Promise.all(acknowledged.slice(from, from + 100).map(async (call) => expect(await again(gateway, call)).toEqual(call.outcome)));
+    // The calls that the kills cut off: executed or never, and the truth says the same.
+    for (const { ref, op, outcome } of lost) {
+      expect(['unknown', 'not_processed']).toContain(outcome.kind);
+      const finalized = await gateway.finalize({ ref, account, op }, soon());
+      expect(finalized.kind).toBe(byRef.has(ref) ? 'executed' : 'never');
+      if (outcome.kind === 'not_processed') expect(finalized.kind).toBe('never');
+    }
+    // Nothing is there that nobody asked for.
+    const asked = new Set(all.map(({ ref }) => ref));
+    expect([...byRef.keys()].filter((ref) => !asked.has(ref))).toEqual([]);
+
+    // What settles is what was taken and not voided.
+    const executed = truth.filter(({ op }) => op === 'charge');
+    const expected = executed.reduce((sum, entry) => sum + entry.amountCents! - entry.voidedCents!, 0);
+    expect(await gateway.closeBatch(account, soon())).toMatchObject({ count: executed.length, amountCents: expected });
+    let settled = 0;
+    for await (const record of gateway.settlements(account, null, soon())) settled += record.grossCents;
+    expect(settled).toBe(expected);
+    gateway.close();
+
+    const bytes = await readFile(journal(), 'utf8');
+    for (const number of Object.keys(CARDS)) expect(bytes + logged.join()).not.toContain(number);
+    expect(logged.join()).not.toContain(CVV);
+    await simulator.stop();
+  }, 120_000);
+});
+
+describe('the process', () => {
+  test('SIGTERM ends it with 0; the next one finds its data, and its address is found while it runs', async () => {
+    const first = await start();
+    expect(await findSimulator(join(dataDir, 'simulator'))).toBe(first.url);
+    const gateway = createSimulatorGateway({ url: first.url });
+    const ref = drawRef();
+    const outcome = await gateway.charge({ ref, leg: 'principal', account, amountCents: 100, instrument }, soon());
+    await first.stop();
+    gateway.close();
+    expect(await first.exited).toEqual({ code: 0, signal: null });
+    expect(await findSimulator(join(dataDir, 'simulator'))).toBeNull();
+
+    const second = await start();
+    const after = createSimulatorGateway({ url: second.url });
+    expect(await after.finalize({ ref, account, op: 'charge' }, soon())).toEqual({ kind: 'executed', result: outcome });
+    after.close();
+  });
+
+  test('a second one on the same directory is refused with one line, and the first goes on', async () => {
+    const first = await start();
+    await expect(start()).rejects.toThrow(/^the simulator did not start: another simulator holds [^|]*$/);
+    expect(await findSimulator(join(dataDir, 'simulator'))).toBe(first.url);
+  });
+
+  test('after kill -9 nothing is left that would hold the next one up', async () => {
+    const first = await start();
+    await first.kill();
+    expect(await findSimulator(join(dataDir, 'simulator'))).toBeNull();
+    await start();
+  });
+
+  test('a damaged file is refused with one line', async () => {
+    await (await start()).stop();
+    await writeFile(journal(), `${(await readFile(journal(), 'utf8')).replace('journal', 'jounral')}`);
+    await expect(start()).rejects.toThrow(/^the simulator did not start: [^|]* is damaged at line 1[^|]*$/);
+  });
+
+  test('a wrong environment is refused with its faults', async () => {
+    await expect(startSimulatorProcess({ dataDir, entry: ENTRY, logLevel: 'loud' })).rejects.toThrow('LOG_LEVEL=loud');
+  });
+});
