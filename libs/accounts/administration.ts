@@ -9,6 +9,7 @@ import { type Actor, Conflict, type EventStore, type NewEvent, OutcomeUnknown, t
 import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
 import { keyEnvironment, newApiKey, newSecret } from './api-key.js';
 import { type Case, type CaseCommand, type CaseEvent, caseRestriction } from './case-restriction.js';
+import { factOf, newestVersion } from './events.js';
 import {
   type CheckoutConfig,
   type FeeConfig,
@@ -28,8 +29,6 @@ const MAX_ROUNDS = 5;
 /** Repetitions of an append whose outcome the store could not tell. */
 const MAX_APPEND_TRIES = 5;
 const RETRY_APPEND_MS = 250;
-/** Schema version of every event type here. */
-const VERSION = 1;
 
 export const accountStream = (accountId: string): string => `account-${accountId}`;
 export const portalStream = (portalId: string): string => `portal-${portalId}`;
@@ -83,10 +82,7 @@ interface Loaded<State> {
   readonly position: Position | null;
 }
 
-interface AnyEvent {
-  readonly type: string;
-  readonly data: object;
-}
+type AnyEvent = AccountEvent | PortalEvent | CaseEvent;
 
 /**
  * Every method throws a ServiceError for what the operator did wrong (unknown account 404, unknown portal PORTAL_ACCESS_DENIED, values out of range
@@ -233,7 +229,7 @@ export class Administration {
     let { initial: state } = decider;
     let last: Recorded | null = null;
     for await (const recorded of this.deps.store.read(stream)) {
-      state = decider.evolve(state, { type: recorded.type, data: recorded.data } as unknown as Event);
+      state = decider.evolve(state, factOf<Event>(recorded));
       last = recorded;
     }
     return { state, revision: last?.revision ?? null, position: last?.position ?? null };
@@ -263,7 +259,7 @@ export class Administration {
   private async append(stream: string, revision: bigint | null, events: readonly AnyEvent[], correlationId: string): Promise<Position> {
     const { store, clock, ids, actor } = this.deps;
     const meta = { recordedAt: timestamp(clock.now()), actor, correlationId };
-    const written = events.map(({ type, data }): NewEvent => ({ id: ids.uuid(), type, v: VERSION, data: data as Json, meta }));
+    const written = events.map(({ type, data }): NewEvent => ({ id: ids.uuid(), type, v: newestVersion(type), data: data as unknown as Json, meta }));
     for (let tries = 1; ; tries++) {
       try {
         return (await store.append(stream, revision ?? 'no_stream', written)).position;

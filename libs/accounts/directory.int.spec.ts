@@ -287,6 +287,7 @@ test('the two directories tell the same of a long random history', async () => {
     }
   await transaction(pool, (client) => applyDirectory(client, batch));
   expect(await postgres.accounts()).toEqual(await memory.accounts());
+  expect(await postgres.portals()).toEqual(await memory.portals());
   for (const accountId of accounts)
     for (const portalId of portals)
       for (const referenceId of [...references, null])

@@ -6,10 +6,11 @@
  * for the simulation.
  */
 import { type Decider, isUuid } from '#kernel';
-import type { Queryable } from '#platform';
-import type { Recorded } from '#eventstore';
+import type { Migration, Queryable } from '#platform';
+import type { Projection, Recorded } from '#eventstore';
 import { account, type Account, type AccountEvent, type AccountStatus, type KeyEnvironment } from './account.js';
 import { type Case, type CaseEvent, caseRestriction, type CaseRestriction } from './case-restriction.js';
+import { factOf } from './events.js';
 import { portal, type Portal, type PortalEvent } from './portal.js';
 
 /** The streams that the directory folds. */
@@ -55,6 +56,8 @@ export interface Directory {
   /** All accounts, oldest id first. */
   accounts(): Promise<AccountFacts[]>;
   portal(portalId: string): Promise<Portal | null>;
+  /** All portals, oldest id first. */
+  portals(): Promise<Portal[]>;
   grant(accountId: string, portalId: string): Promise<PortalAccess>;
   caseRestriction(portalId: string, referenceId: string): Promise<CaseRestriction | null>;
   chargeTerms(accountId: string, portalId: string, referenceId: string | null): Promise<ChargeTerms>;
@@ -68,17 +71,13 @@ interface Row<State> {
   readonly revision: bigint;
 }
 
-const advance = <State, Event>(
-  decider: Decider<State | null, never, Event>,
-  rows: Map<string, Row<State>>,
-  key: string,
-  { stream, revision, type, data }: Recorded,
-) => {
+const advance = <State, Event>(decider: Decider<State | null, never, Event>, rows: Map<string, Row<State>>, key: string, recorded: Recorded) => {
+  const { stream, revision, type } = recorded;
   const row = rows.get(key);
   if (row && revision <= row.revision) return;
   if (revision !== (row ? row.revision + 1n : 0n))
     throw new Error(`${stream}: revision ${revision} does not follow ${row?.revision ?? 'an empty row'}`);
-  const state = decider.evolve(row?.state ?? null, { type, data } as unknown as Event);
+  const state = decider.evolve(row?.state ?? null, factOf<Event>(recorded));
   if (state === null) throw new Error(`${stream}: ${type} leaves nothing`);
   rows.set(key, { state, revision });
 };
@@ -113,7 +112,7 @@ const foldInto = (rows: Rows, recorded: Recorded) => {
 
 // Postgres. Names are unqualified on purpose: a rebuild writes the same tables in a schema of its own.
 
-export const directorySchema = {
+export const directorySchema: Migration = {
   name: '0020-directory',
   sql: `
 create table directory_account (
@@ -171,6 +170,9 @@ export const applyDirectory = async (client: Queryable, events: readonly Recorde
   if (rows.portals.size > 0) await writePortals(client, [...rows.portals.values()]);
   if (rows.cases.size > 0) await writeCases(client, [...rows.cases.values()]);
 };
+
+/** The directory as it follows the log. */
+export const directoryProjection: Projection = { name: 'directory', streamPrefixes: DIRECTORY_STREAMS, apply: applyDirectory };
 
 const readAccounts = async (client: Queryable, rows: Rows, accountIds: readonly string[]) => {
   const found = await client.query<{ account_id: string; revision: string; state: Account }>(
@@ -330,6 +332,11 @@ export const postgresDirectory = (db: Queryable): Directory => ({
     return rows[0]?.state ?? null;
   },
 
+  portals: async () => {
+    const { rows } = await db.query<{ state: Portal }>('select state from directory_portal order by portal_id');
+    return rows.map(({ state }) => state);
+  },
+
   grant: async (accountId, portalId) => {
     if (!isUuid(accountId) || !isUuid(portalId)) return null;
     const { rows } = await db.query<GrantColumns>({
@@ -407,6 +414,10 @@ export class MemoryDirectory implements Directory {
 
   async portal(portalId: string): Promise<Portal | null> {
     return this.rows.portals.get(portalId.toLowerCase())?.state ?? null;
+  }
+
+  async portals(): Promise<Portal[]> {
+    return [...this.rows.portals.values()].map(({ state }) => state).sort((a, b) => (a.portalId < b.portalId ? -1 : 1));
   }
 
   async grant(accountId: string, portalId: string): Promise<PortalAccess> {

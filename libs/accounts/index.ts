@@ -4,4 +4,5 @@ export * from './administration.js';
 export * from './api-key.js';
 export * from './case-restriction.js';
 export * from './directory.js';
+export * from './events.js';
 export * from './portal.js';

@@ -1,0 +1,48 @@
+/** `payfold cases`: what an agency has decided about single cases, named by the payment-level `referenceId`. */
+import type { Command } from 'commander';
+import type { CaseChange } from '#accounts';
+import { fields, moment, type Terminal, UsageError, uuid } from './terminal.js';
+
+interface CaseOptions {
+  readonly portal: string;
+  readonly reference: string;
+  readonly until?: string;
+  readonly reason?: string;
+}
+
+const VERBS: readonly { verb: CaseChange['kind']; description: string }[] = [
+  { verb: 'block', description: 'refuse payments for a case (403 PAYMENT_BLOCKED)' },
+  { verb: 'hold', description: 'refuse payments for a case for a while (409 PAYMENT_HELD)' },
+  { verb: 'allow', description: 'remove the restriction of a case' },
+];
+
+export const addCases = (program: Command, { action }: Terminal): void => {
+  const cases = program.command('cases').description('restrictions of single cases');
+  for (const { verb: kind, description } of VERBS)
+    cases
+      .command(kind)
+      .description(description)
+      .requiredOption('--portal <portal>', 'portal id', uuid)
+      .requiredOption('--reference <reference>', 'the referenceId of the payments concerned')
+      .option('--until <time>', 'when it ends by itself: RFC 3339, or a day', moment)
+      .option('--reason <reason>', 'why; for the record')
+      .action(
+        action(async ({ administration, inForce }, { portal: portalId, reference: referenceId, until, reason }: CaseOptions) => {
+          if (kind === 'allow' && until !== undefined) throw new UsageError('--until does not go with allow: hold the case until then instead');
+          const change = { portalId, referenceId, kind, until: until ?? null, reason: reason ?? null };
+          const { state, position } = await administration.restrictCase(change);
+          await inForce(position);
+          const { kind: restriction = 'none', until: end = null, reason: why = null } = state.restriction ?? {};
+          const row = { portalId, referenceId, restriction, until: end, reason: why };
+          return {
+            json: row,
+            text: fields([
+              ['portal', portalId],
+              ['reference', referenceId],
+              ['restriction', row.until === null ? row.restriction : `${row.restriction} until ${row.until}`],
+              ...(row.reason === null ? [] : [['reason', row.reason] as const]),
+            ]),
+          };
+        }),
+      );
+};

@@ -1,0 +1,173 @@
+/**
+ * What every command works on: the configured stores, opened for one command and closed after it, whether or not the service is running (cli.md).
+ *
+ * `DATABASE_URL` names the database; without it, it is that of the running service, and without one the embedded Postgres is started for the time of the
+ * command, under the lock on `DATA_DIR` that keeps two processes from starting it twice.
+ */
+import { mkdir } from 'node:fs/promises';
+import { userInfo } from 'node:os';
+import { join } from 'node:path';
+import { Administration, type Directory, directoryProjection, postgresDirectory } from '#accounts';
+import { createPostgresEventStore, createSubscriber, type EventStore, type Position } from '#eventstore';
+import { type Clock, type Ids, systemClock } from '#kernel';
+import {
+  type Config,
+  createLogger,
+  createPool,
+  isUnavailable,
+  type KeyRing,
+  type Logger,
+  migrate,
+  type Pool,
+  readConfig,
+  readKeyRing,
+  readOrCreateKeyRing,
+  startEmbeddedPostgres,
+  systemIds,
+} from '#platform';
+import { readRuntime, type Runtime, tryLockDataDir } from './data-dir.js';
+import { MIGRATIONS } from './migrations.js';
+
+/** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
+const DATA_DIR_WAIT_MS = 60_000;
+const DATA_DIR_POLL_MS = 200;
+/** How long a command takes at most to bring the directory up to its own event. */
+const PROJECT_TIMEOUT_MS = 30_000;
+
+export interface Context {
+  readonly config: Config;
+  readonly logger: Logger;
+  readonly clock: Clock;
+  readonly ids: Ids;
+  readonly keys: KeyRing;
+  readonly databaseUrl: string;
+  readonly pool: Pool;
+  readonly store: EventStore;
+  /** The service that runs on the same `DATA_DIR`; null where none does, or `DATABASE_URL` was given. */
+  readonly runtime: Runtime | null;
+  readonly directory: Directory;
+  readonly administration: Administration;
+  /** Brings the directory up to an event of this command, so that it counts for the next request. null: there is nothing to wait for. */
+  inForce(position: Position | null): Promise<void>;
+  /** Brings the directory up to everything that has been appended. */
+  caughtUp(): Promise<void>;
+  close(): Promise<void>;
+}
+
+/** Opens the stores. Throws ConfigError, or one clear line where a store cannot be opened; nothing stays open then. */
+export const openContext = async (env: Readonly<Record<string, string | undefined>> = process.env): Promise<Context> => {
+  const config = readConfig(env);
+  const logger = createLogger(config.logLevel, 'operator');
+  const closers: (() => Promise<unknown>)[] = [];
+  let closing: Promise<void> | null = null;
+  // Last opened, first closed; a failure to close one thing must not leave the next one open.
+  const close = () =>
+    (closing ??= (async () => {
+      for (const closer of closers.reverse()) await closer().catch((error: unknown) => logger.warn({ err: error }, 'could not close'));
+    })());
+
+  const opening = open(config, logger, closers);
+  // An interrupted command stops what it started; what is just being started must first be there to be stopped.
+  for (const [signal, exitCode] of [
+    ['SIGINT', 130],
+    ['SIGTERM', 143],
+  ] as const) {
+    const listener = () => void opening.then(close, close).then(() => process.exit(exitCode));
+    process.once(signal, listener);
+    closers.push(async () => process.off(signal, listener));
+  }
+  try {
+    return { ...(await opening), close };
+  } catch (error) {
+    await close();
+    if (!isUnavailable(error)) throw error;
+    throw new Error(`the database cannot be reached (${(error as { code?: string }).code ?? (error as Error).message})`, { cause: error });
+  }
+};
+
+const open = async (config: Config, logger: Logger, closers: (() => Promise<unknown>)[]): Promise<Omit<Context, 'close'>> => {
+  await mkdir(config.dataDir, { recursive: true, mode: 0o700 });
+  const { url: databaseUrl, runtime, release } = await findDatabase(config);
+  closers.push(release);
+  const keys = config.masterKeyMayBeCreated ? readOrCreateKeyRing(config.masterKeyFile) : readKeyRing(config.masterKeyFile);
+  const pool = createPool(databaseUrl, { name: 'operator', max: 3 });
+  closers.push(() => pool.end());
+  await migrate(pool, MIGRATIONS);
+  const store = createPostgresEventStore(databaseUrl);
+  closers.push(() => store.close());
+
+  const clock = systemClock;
+  const ids = systemIds(clock.now);
+  const projection = createSubscriber(directoryProjection, { store, pool, clock });
+  const inForce = async (position: Position | null) => {
+    if (position !== null) await projection.runUntil(position, { timeoutMs: PROJECT_TIMEOUT_MS });
+  };
+  const { environment, cardInTextCheck } = config;
+  const actor = { type: 'operator', id: operatorName() } as const;
+  return {
+    config,
+    logger,
+    clock,
+    ids,
+    keys,
+    databaseUrl,
+    pool,
+    store,
+    runtime,
+    directory: postgresDirectory(pool),
+    administration: new Administration({ store, clock, ids, keys, environment, cardInTextCheck, actor }),
+    inForce,
+    caughtUp: async () => inForce(await store.head()),
+  };
+};
+
+/** The name under which facts are recorded: who is logged in, or the number where the system has no name for it (containers). */
+const operatorName = (): string => {
+  try {
+    return userInfo().username;
+  } catch {
+    return `uid ${process.getuid?.() ?? 'unknown'}`;
+  }
+};
+
+interface FoundDatabase {
+  readonly url: string;
+  readonly runtime: Runtime | null;
+  readonly release: () => Promise<unknown>;
+}
+
+const findDatabase = async ({ databaseUrl, dataDir }: Config): Promise<FoundDatabase> => {
+  if (databaseUrl) return { url: databaseUrl, runtime: null, release: async () => undefined };
+  const deadline = systemClock.monotonic() + DATA_DIR_WAIT_MS;
+  for (;;) {
+    const runtime = readRuntime(dataDir);
+    if (runtime && (await answers(runtime.databaseUrl))) return { url: runtime.databaseUrl, runtime, release: async () => undefined };
+    const lock = tryLockDataDir(dataDir);
+    if ('release' in lock) return startDatabase(dataDir, lock.release);
+    if (systemClock.monotonic() > deadline)
+      throw new Error(`process ${lock.holder} holds ${dataDir} but offers no database; wait for it, or stop it`);
+    await systemClock.sleep(DATA_DIR_POLL_MS);
+  }
+};
+
+const startDatabase = async (dataDir: string, unlock: () => void): Promise<FoundDatabase> => {
+  try {
+    const postgres = await startEmbeddedPostgres(join(dataDir, 'postgres'));
+    return { url: postgres.url, runtime: null, release: () => postgres.stop().finally(unlock) };
+  } catch (error) {
+    unlock();
+    throw error;
+  }
+};
+
+const answers = async (url: string): Promise<boolean> => {
+  const pool = createPool(url, { name: 'operator', max: 1 });
+  try {
+    await pool.query('select');
+    return true;
+  } catch {
+    return false;
+  } finally {
+    await pool.end();
+  }
+};

@@ -1,0 +1,92 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
+import { readRuntime, tryLockDataDir } from './data-dir.js';
+
+let dataDir: string;
+beforeEach(async () => {
+  dataDir = await mkdtemp(join(tmpdir(), 'payfold-data-'));
+});
+afterEach(() => rm(dataDir, { recursive: true, force: true }));
+
+/** The pid of a process that has ended. */
+const deadPid = async (): Promise<number> => {
+  const child = spawn(process.execPath, ['-e', '']);
+  await once(child, 'exit');
+  return child.pid!;
+};
+const taken = () => {
+  const lock = tryLockDataDir(dataDir);
+  if (!('release' in lock)) throw new Error(`held by ${lock.holder}`);
+  return lock;
+};
+
+describe('the lock on DATA_DIR', () => {
+  test('is held by one, and free again when given back', async () => {
+    const lock = taken();
+    expect(tryLockDataDir(dataDir)).toEqual({ holder: process.pid });
+    lock.release();
+    taken().release();
+    expect(await readdir(dataDir)).toEqual([]);
+  });
+  test('of many that ask at once, one gets it', async () => {
+    const answers = Array.from({ length: 20 }, () => tryLockDataDir(dataDir));
+    expect(answers.filter((answer) => 'release' in answer)).toHaveLength(1);
+  });
+  test('of a killed process is stale', async () => {
+    await writeFile(join(dataDir, 'lock'), JSON.stringify({ pid: await deadPid(), started: '1' }));
+    taken().release();
+  });
+  test('left behind again and again is taken over by one of many processes, never by two', async () => {
+    // Enters, leaves, and leaves the lock behind as a killed process would: in the name of a pid that is another's by now.
+    const contender = `
+      import { appendFileSync, writeFileSync } from 'node:fs';
+      import { tryLockDataDir } from ${JSON.stringify(new URL('../../dist/apps/operator/data-dir.js', import.meta.url).href)};
+      const dir = process.argv[1];
+      for (let turn = 0; turn < 300; turn++) {
+        if (!('release' in tryLockDataDir(dir))) continue;
+        appendFileSync(dir + '/log', 'in ' + process.pid + '\\n');
+        appendFileSync(dir + '/log', 'out ' + process.pid + '\\n');
+        writeFileSync(dir + '/lock', JSON.stringify({ pid: 1, started: 'another time', nonce: turn + '-' + process.pid }));
+      }`;
+    const children = Array.from({ length: 4 }, () =>
+      spawn(process.execPath, ['--input-type=module', '-e', contender, dataDir], { stdio: 'inherit' }),
+    );
+    for (const child of children) if (child.exitCode === null) expect(await once(child, 'exit')).toEqual([0, null]);
+    const log = (await readFile(join(dataDir, 'log'), 'utf8')).trim().split('\n');
+    expect(log.length).toBeGreaterThan(100);
+    for (let index = 0; index < log.length; index += 2)
+      expect([log[index]!.split(' ')[0], log[index + 1]]).toEqual(['in', log[index]!.replace('in', 'out')]);
+  });
+  test('is stale too when its pid has been given to another process since', async () => {
+    await writeFile(join(dataDir, 'lock'), JSON.stringify({ pid: process.pid, started: 'another time' }));
+    taken().release();
+  });
+  test('that cannot be read is stale', async () => {
+    await writeFile(join(dataDir, 'lock'), '{"pid":');
+    const lock = taken();
+    expect(JSON.parse(await readFile(join(dataDir, 'lock'), 'utf8'))).toMatchObject({ pid: process.pid });
+    lock.release();
+  });
+});
+
+describe('the running service, as runtime.json tells', () => {
+  const write = (value: unknown) => writeFile(join(dataDir, 'runtime.json'), typeof value === 'string' ? value : JSON.stringify(value));
+  const runtime = { pid: process.pid, apiUrl: 'http://127.0.0.1:1', databaseUrl: 'postgres://x', simulatorUrl: 'http://127.0.0.1:2' };
+  test('is found while it lives', async () => {
+    expect(readRuntime(dataDir)).toBeNull();
+    await write(runtime);
+    expect(readRuntime(dataDir)).toEqual(runtime);
+  });
+  test('is not one that has died, nor half a file', async () => {
+    await write({ ...runtime, pid: await deadPid() });
+    expect(readRuntime(dataDir)).toBeNull();
+    for (const text of ['', '{"pid"', 'null', '[]', '{"pid":"1"}', JSON.stringify({ pid: process.pid })]) {
+      await write(text);
+      expect(readRuntime(dataDir)).toBeNull();
+    }
+  });
+});

@@ -1,0 +1,35 @@
+/** The `payfold` command line (cli.md): nouns and verbs on the configured stores. A further noun is a further file and a line here. */
+import { readFileSync } from 'node:fs';
+import { Command, CommanderError } from 'commander';
+import { addAccounts } from './accounts.js';
+import { addCases } from './cases.js';
+import { addKeys } from './keys.js';
+import { addPortals } from './portals.js';
+import { refuse, refuseUsage, Terminal, wantsJson } from './terminal.js';
+
+const { version } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
+
+const program = new Command('payfold')
+  .description('Operates a Payfold ledger.')
+  .version(version)
+  .option('--json', 'print exactly one JSON value')
+  .option('--yes', 'do not ask before destructive changes')
+  .configureHelp({ showGlobalOptions: true })
+  // Complaints stay on one line, suggestions included.
+  .configureOutput({ outputError: (text, write) => write(text.replace(/\n(?=\()/g, ' ')) })
+  .exitOverride();
+
+// Loaded when a command really needs the stores: help and wrong usage answer at once.
+const terminal = new Terminal(async () => (await import('./context.js')).openContext());
+addAccounts(program, terminal);
+addKeys(program, terminal);
+addPortals(program, terminal);
+addCases(program, terminal);
+
+try {
+  await program.parseAsync();
+} catch (error) {
+  // The exit code is set, not taken: what was written to a pipe must arrive first.
+  if (error instanceof CommanderError) await refuseUsage(error, wantsJson(process.argv));
+  else await refuse(error, wantsJson(process.argv));
+}

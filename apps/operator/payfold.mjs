@@ -1,0 +1,11 @@
+#!/usr/bin/env node
+/** Launcher of the command line: the code is in `dist`, which `npm run build` makes. */
+import { existsSync } from 'node:fs';
+
+const main = new URL('../../dist/apps/operator/main.js', import.meta.url);
+if (existsSync(main)) {
+  await import(main.href);
+} else {
+  process.stderr.write('error: Payfold is not built; run `npm run build` first\n');
+  process.exitCode = 1;
+}

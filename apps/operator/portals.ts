@@ -1,0 +1,296 @@
+/** `payfold portals`: agencies' payment configurations, and who may use them. */
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { decimal } from '#kernel';
+import {
+  type ChargeMode,
+  type FeeConfig,
+  LIMIT_SCOPES,
+  type LimitScope,
+  NO_FEE,
+  type Portal,
+  type PortalRules,
+  RULE_BRANDS,
+  type RuleBrand,
+  type VelocityLimits,
+} from '#accounts';
+import { type Answer, anyText, each, fields, orNone, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+
+type GatewayName = 'simulator' | 'none';
+
+interface FeeOptions {
+  readonly feeFlatCents?: number;
+  readonly feePercentBps?: number;
+  readonly feeMinCents?: number;
+  readonly feeMaxCents?: number | null;
+  readonly chargeMode?: ChargeMode;
+}
+
+interface CreateOptions extends FeeOptions {
+  readonly account: readonly string[];
+  readonly name: string;
+  readonly gateway: GatewayName;
+}
+
+interface LimitOptions {
+  readonly scope: LimitScope;
+  readonly attempts?: number;
+  readonly declines?: number;
+  readonly windowSeconds: number;
+  readonly blockSeconds?: number;
+}
+
+interface RuleOptions {
+  readonly minCents?: number | null;
+  readonly maxCents?: number | null;
+  readonly brands?: readonly RuleBrand[] | null;
+}
+
+interface CheckoutOptions {
+  readonly enable?: boolean;
+  readonly disable?: boolean;
+  readonly allow?: readonly string[];
+  readonly requireSignedIntake?: boolean;
+  readonly agencyName?: string;
+}
+
+export const addPortals = (program: Command, { action }: Terminal): void => {
+  const portals = program.command('portals').description("agencies' payment configurations");
+
+  withFeeOptions(
+    portals
+      .command('create')
+      .description('create a portal; it belongs to the first account, further ones get access')
+      .requiredOption('--account <account>', 'account id; may be repeated', each(uuid))
+      .requiredOption('--name <name>', 'what to call it')
+      .addOption(gatewayOption().default('simulator')),
+  ).action(
+    action(async ({ administration, inForce }, options: CreateOptions) => {
+      const { account: accountIds, name, gateway } = options;
+      const { state, position, signingSecret } = await administration.createPortal({
+        accountIds,
+        name,
+        gateway,
+        fee: { ...NO_FEE, ...toFee(options) },
+      });
+      await inForce(position);
+      const { portalId } = state;
+      return {
+        json: { portalId, signingSecret },
+        text: `${fields([['portal', portalId], ['signing secret', signingSecret]])}\n\nThe signing secret cannot be shown again.`, // prettier-ignore
+      };
+    }),
+  );
+
+  portals
+    .command('list')
+    .description('list all portals')
+    .action(
+      action(async ({ directory, caughtUp }) => {
+        await caughtUp();
+        const rows = await directory.portals();
+        return {
+          json: rows.map(toRow),
+          text: table(['PORTAL', 'NAME', 'OWNER', 'GATEWAY', 'FEE'], rows.map((portal) => [portal.portalId, portal.name, portal.ownerAccountId, gatewayName(portal), feeText(portal.fee)])), // prettier-ignore
+        };
+      }),
+    );
+
+  portals
+    .command('show')
+    .description('show the whole configuration of a portal')
+    .argument('<portal>', 'portal id', uuid)
+    .action(action(async ({ administration }, portalId: string) => answer(await administration.portal(portalId))));
+
+  withFeeOptions(
+    portals
+      .command('set-fee')
+      .description('change the service fee from the next charge on; parts that are not named stay as they are')
+      .argument('<portal>', 'portal id', uuid),
+  ).action(
+    action(async ({ administration, inForce }, portalId: string, options: FeeOptions) => {
+      const change = toFee(options);
+      if (Object.keys(change).length === 0) throw new UsageError('name at least one part of the fee');
+      const { state, position } = await administration.changeFee(portalId, change);
+      await inForce(position);
+      return answer(state);
+    }),
+  );
+
+  portals
+    .command('set-gateway')
+    .description('set the gateway of a portal, or take it away (503 GATEWAY_NOT_CONFIGURED)')
+    .argument('<portal>', 'portal id', uuid)
+    .addOption(gatewayOption().makeOptionMandatory())
+    .action(
+      action(async ({ administration, inForce }, portalId: string, { gateway }: { gateway: GatewayName }) => {
+        const { state, position } = await administration.setGateway(portalId, gateway);
+        await inForce(position);
+        return answer(state);
+      }),
+    );
+
+  portals
+    .command('grant')
+    .description('let an account use a portal')
+    .argument('<portal>', 'portal id', uuid)
+    .requiredOption('--account <account>', 'account id', uuid)
+    .action(
+      action(async ({ administration, inForce }, portalId: string, { account }: { account: string }) => {
+        const { state, position } = await administration.grantAccess(portalId, account);
+        await inForce(position);
+        return answer(state);
+      }),
+    );
+
+  portals
+    .command('revoke')
+    .description('refuse new payments of an account on a portal; existing ones stay readable and refundable')
+    .argument('<portal>', 'portal id', uuid)
+    .requiredOption('--account <account>', 'account id', uuid)
+    .action(
+      action(
+        async ({ administration, inForce }, portalId: string, { account }: { account: string }) => {
+          const { state, position } = await administration.revokeAccess(portalId, account);
+          await inForce(position);
+          return answer(state);
+        },
+        { asks: (portalId, { account }) => `Account ${account} can no longer charge on portal ${portalId}.` },
+      ),
+    );
+
+  portals
+    .command('set-limits')
+    .description('limit attempts or declines of one card or case within a window; with neither, the scope is not limited any more')
+    .argument('<portal>', 'portal id', uuid)
+    .addOption(new Option('--scope <scope>', 'what is counted').choices([...LIMIT_SCOPES]).makeOptionMandatory())
+    .option('--attempts <number>', 'attempts that pass within the window', wholeNumber)
+    .option('--declines <number>', 'declines that pass within the window', wholeNumber)
+    .requiredOption('--window-seconds <seconds>', 'length of the window', wholeNumber)
+    .option('--block-seconds <seconds>', 'scope card with --declines: how long the card is blocked then (409 DECLINE_BLOCKED)', wholeNumber)
+    .action(
+      action(async ({ administration, inForce }, portalId: string, options: LimitOptions) => {
+        const { scope, windowSeconds, attempts = null, declines = null, blockSeconds = null } = options;
+        const { state, position } = await administration.setLimits(portalId, scope, { attempts, declines, windowSeconds, blockSeconds });
+        await inForce(position);
+        return answer(state);
+      }),
+    );
+
+  portals
+    .command('set-rules')
+    .description('say which payments are allowed (else 422 PAYMENT_NOT_ALLOWED); rules that are not named stay as they are')
+    .argument('<portal>', 'portal id', uuid)
+    .option('--min-cents <cents>', 'smallest amountCents, or none', orNone(wholeNumber))
+    .option('--max-cents <cents>', 'largest amountCents, or none', orNone(wholeNumber))
+    .option('--brands <brands>', 'card brands allowed, separated by commas, or none for all', orNone(brandList))
+    .action(
+      action(async ({ administration, inForce }, portalId: string, { minCents, maxCents, brands }: RuleOptions) => {
+        const change: Partial<PortalRules> = named({ minCents, maxCents, brands });
+        if (Object.keys(change).length === 0) throw new UsageError('name at least one rule');
+        const { state, position } = await administration.setRules(portalId, change);
+        await inForce(position);
+        return answer(state);
+      }),
+    );
+
+  portals
+    .command('checkout')
+    .description('turn hosted checkout on or off; settings that are not named stay as they are')
+    .argument('<portal>', 'portal id', uuid)
+    .addOption(new Option('--enable', 'turn it on').conflicts('disable'))
+    .option('--disable', 'turn it off')
+    .option('--allow <url>', 'https://host[:port][/path-prefix] that payers may return to; may be repeated, replaces the list', each(anyText))
+    .option('--require-signed-intake', 'accept signed intake only')
+    .option('--no-require-signed-intake', 'accept unsigned intake again')
+    .option('--agency-name <name>', 'name that payers see')
+    .action(
+      action(async ({ administration, inForce }, portalId: string, { enable, disable, allow, requireSignedIntake, agencyName }: CheckoutOptions) => {
+        if (!enable && !disable) throw new UsageError('say --enable or --disable');
+        const change = { enabled: enable === true, ...named({ allow, requireSignedIntake, agencyName }) };
+        const { state, position } = await administration.configureCheckout(portalId, change);
+        await inForce(position);
+        return answer(state);
+      }),
+    );
+};
+
+const gatewayOption = () => new Option('--gateway <gateway>', 'where charges go').choices(['simulator', 'none']);
+
+const withFeeOptions = (command: Command): Command =>
+  command
+    .option('--fee-flat-cents <cents>', 'flat part', wholeNumber)
+    .option('--fee-percent-bps <bps>', 'percentage in hundredths of a percent: 250 is 2.5 %', wholeNumber)
+    .option('--fee-min-cents <cents>', 'least fee', wholeNumber)
+    .option('--fee-max-cents <cents>', 'highest fee, or none', orNone(wholeNumber))
+    .addOption(new Option('--charge-mode <mode>', 'whether the fee is a charge of its own').choices(['separate', 'combined']));
+
+const toFee = ({ feeFlatCents, feePercentBps, feeMinCents, feeMaxCents, chargeMode }: FeeOptions): Partial<FeeConfig> =>
+  named({ flatCents: feeFlatCents, percentBps: feePercentBps, minCents: feeMinCents, maxCents: feeMaxCents, chargeMode });
+
+/** Only what was named: a change must not carry `undefined` over what is there. */
+const named = <T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } =>
+  Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as { [K in keyof T]?: Exclude<T[K], undefined> };
+
+const brandList = (text: string): RuleBrand[] =>
+  text.split(',').map((word) => {
+    const brand = RULE_BRANDS.find((known) => known === word.trim().toLowerCase());
+    if (!brand) throw new InvalidArgumentError(`Brands are ${RULE_BRANDS.join(', ')}.`);
+    return brand;
+  });
+
+/** What a portal shows of itself: everything but the signing secret. */
+const toRow = (portal: Portal) => {
+  const { portalId, name, ownerAccountId, access, fee, feeVersion, limits, rules, checkout } = portal;
+  const accounts = Object.entries(access).map(([accountId, state]) => ({ accountId, access: state }));
+  return { portalId, name, ownerAccountId, accounts, gateway: gatewayName(portal), fee, feeVersion, limits, rules, checkout };
+};
+
+const gatewayName = ({ gateway }: Portal): string => gateway?.gateway ?? 'none';
+
+const answer = (portal: Portal): Answer => {
+  const row = toRow(portal);
+  const { limits, rules, checkout } = row;
+  return {
+    json: row,
+    text: fields([
+      ['portal', row.portalId],
+      ['name', row.name],
+      ...row.accounts.map(({ accountId, access }): [string, string] => [
+        accountId === row.ownerAccountId ? 'owner' : 'account',
+        access === 'granted' ? accountId : `${accountId} (revoked: may only read)`,
+      ]),
+      ['gateway', row.gateway],
+      ['fee', `${feeText(row.fee)} (version ${row.feeVersion})`],
+      ...LIMIT_SCOPES.map((scope): [string, string] => [`limits per ${scope}`, limitText(limits[scope])]),
+      ['rules', ruleText(rules)],
+      ['hosted checkout', checkout.enabled ? `on${checkout.requireSignedIntake ? ', signed intake only' : ''}` : 'off'],
+      ...(checkout.agencyName === null ? [] : [['agency', checkout.agencyName] as const]),
+      ...checkout.allow.map((address) => ['allowed address', address] as const),
+    ]),
+  };
+};
+
+const dollars = (cents: number) => `$${decimal(cents)}`;
+
+const feeText = ({ flatCents, percentBps, minCents, maxCents, chargeMode }: FeeConfig): string => {
+  const bounds = `${minCents > 0 ? `, at least ${dollars(minCents)}` : ''}${maxCents === null ? '' : `, at most ${dollars(maxCents)}`}`;
+  return `${decimal(percentBps)} % + ${dollars(flatCents)}${bounds}, ${chargeMode}`;
+};
+
+const limitText = (limits: VelocityLimits | null): string => {
+  if (!limits) return 'off';
+  const { attempts, declines, windowSeconds, blockSeconds } = limits;
+  const counts = [attempts === null ? null : `${attempts} attempts`, declines === null ? null : `${declines} declines`].filter(
+    (part) => part !== null,
+  );
+  return `${counts.join(', ')} in ${windowSeconds} s${blockSeconds === null ? '' : `, then blocked for ${blockSeconds} s`}`;
+};
+
+const ruleText = ({ minCents, maxCents, brands }: PortalRules): string => {
+  const parts = [
+    minCents === null ? null : `at least ${dollars(minCents)}`,
+    maxCents === null ? null : `at most ${dollars(maxCents)}`,
+    brands?.join(', ') ?? null,
+  ];
+  return parts.filter((part) => part !== null).join('; ') || 'none';
+};

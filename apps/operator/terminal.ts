@@ -1,0 +1,168 @@
+/**
+ * How a command speaks: one JSON value or text on stdout, everything else on stderr, and an exit code (cli.md): 0 done, 1 refused or a difference found,
+ * 2 wrong usage. Nouns describe what they do and return an {@link Answer}; what becomes of it is decided here.
+ */
+import { createInterface } from 'node:readline/promises';
+import { type Command, CommanderError, InvalidArgumentError } from 'commander';
+import { AuthenticationError, isUuid, ServiceError } from '#kernel';
+import { ConfigError } from '#platform';
+import { Unavailable } from '#eventstore';
+import type { Context } from './context.js';
+
+/** What a command found or did. */
+export interface Answer {
+  /** The one value of `--json`. */
+  readonly json: unknown;
+  /** The same for people. */
+  readonly text: string;
+  /** 1: refused, or a difference was found. Default 0. */
+  readonly exitCode?: 0 | 1;
+}
+
+/** Wrong usage that only shows after parsing. */
+export class UsageError extends Error {}
+
+/** The operator answered no. */
+class Declined extends Error {}
+
+interface GlobalOptions {
+  readonly json?: boolean;
+  readonly yes?: boolean;
+}
+
+export class Terminal {
+  constructor(private readonly openContext: () => Promise<Context>) {}
+
+  /**
+   * Makes an action of `work`: commander's arguments and options come after the context. `asks` names what would be lost; the operator must agree first,
+   * or have said `--yes`.
+   */
+  readonly action =
+    <Args extends unknown[]>(work: (context: Context, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string } = {}) =>
+    async (...given: unknown[]): Promise<void> => {
+      const { json, yes } = (given.at(-1) as Command).optsWithGlobals<GlobalOptions>();
+      const args = given.slice(0, -1) as Args;
+      try {
+        if (asks && !yes) await confirm(asks(...args));
+        const context = await this.openContext();
+        try {
+          await say(await work(context, ...args), json ?? false);
+        } finally {
+          await context.close();
+        }
+      } catch (error) {
+        await refuse(error, json ?? false);
+      }
+    };
+}
+
+const write = (stream: NodeJS.WriteStream, text: string): Promise<void> =>
+  new Promise((done, fail) => stream.write(text, (error) => (error ? fail(error) : done())));
+
+const say = async ({ json, text, exitCode = 0 }: Answer, asJson: boolean) => {
+  await write(process.stdout, asJson ? `${JSON.stringify(json)}\n` : `${text}\n`);
+  process.exitCode = exitCode;
+};
+
+/** Turns any error into its line, its envelope and its exit code. */
+export const refuse = async (error: unknown, asJson: boolean): Promise<void> => {
+  const usage = error instanceof UsageError || error instanceof ConfigError;
+  process.exitCode = usage ? 2 : 1;
+  const { code, message, details } = described(error);
+  if (asJson) await write(process.stdout, `${JSON.stringify({ success: false, message, details: { code, ...details } })}\n`);
+  await write(process.stderr, `error: ${message}\n`);
+};
+
+const described = (error: unknown): { code: string; message: string; details?: Readonly<Record<string, unknown>> } => {
+  if (error instanceof ServiceError) return { code: error.code, message: error.message, details: error.details };
+  if (error instanceof UsageError || error instanceof ConfigError) return { code: 'VALIDATION_ERROR', message: error.message };
+  if (error instanceof Declined) return { code: 'INVALID_STATE', message: error.message };
+  if (error instanceof Unavailable) return { code: 'INTERNAL_ERROR', message: `the event store cannot be reached: ${error.message}` };
+  if (error instanceof AuthenticationError) return { code: 'VALIDATION_ERROR', message: error.message };
+  if (error instanceof AggregateError) return described(error.errors[0]);
+  return { code: 'INTERNAL_ERROR', message: error instanceof Error ? error.message : 'unexpected error' };
+};
+
+/** True where the command line asks for JSON; for errors that come before commander has parsed it. */
+export const wantsJson = (argv: readonly string[]): boolean => argv.includes('--json');
+
+/** Commander's own complaints: help is no error, everything else is wrong usage. Its line on stderr has been written already. */
+export const refuseUsage = async (error: CommanderError, asJson: boolean): Promise<void> => {
+  if (error.exitCode === 0) return;
+  process.exitCode = 2;
+  if (!asJson) return;
+  const message = error.code === 'commander.help' ? 'a command is missing' : error.message.replace(/^error: /, '');
+  await write(process.stdout, `${JSON.stringify({ success: false, message, details: { code: 'VALIDATION_ERROR' } })}\n`);
+};
+
+const confirm = async (question: string) => {
+  if (!process.stdin.isTTY) throw new UsageError(`${question} Nobody can be asked here: add --yes.`);
+  const prompt = createInterface({ input: process.stdin, output: process.stderr });
+  try {
+    const answer = await prompt.question(`${question} Go on? [y/N] `);
+    if (!/^y(es)?$/i.test(answer.trim())) throw new Declined('Nothing was changed.');
+  } finally {
+    prompt.close();
+  }
+};
+
+// Values of arguments and options. Each refuses with one line; commander adds which option it was.
+
+/** A UUID in its one spelling: ids are parts of stream names. */
+export const uuid = (text: string): string => {
+  if (!isUuid(text)) throw new InvalidArgumentError('It must be a UUID.');
+  return text.toLowerCase();
+};
+
+/** An option that may be given several times. */
+export const each =
+  <T>(parse: (text: string) => T) =>
+  (text: string, before: readonly T[] | undefined): T[] => [...(before ?? []), parse(text)];
+
+export const anyText = (text: string): string => text;
+
+/** A whole number from 0; bounds are the decider's to check, so that every way in has the same. */
+export const wholeNumber = (text: string): number => {
+  if (!/^\d{1,15}$/.test(text)) throw new InvalidArgumentError('It must be a whole number, 0 or more.');
+  return Number(text);
+};
+
+/** The word `none` takes a bound away. */
+export const orNone =
+  <T>(parse: (text: string) => T) =>
+  (text: string): T | null =>
+    text === 'none' ? null : parse(text);
+
+const MOMENT = /^(\d{4}-\d{2}-\d{2})(?:[Tt]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
+
+/** RFC 3339 with an offset, or `YYYY-MM-DD` for 00:00:00Z (as C44); as RFC 3339 in UTC with milliseconds (C2). */
+export const moment = (text: string): string => {
+  const day = MOMENT.exec(text)?.[1];
+  const epochMs = day === undefined ? Number.NaN : Date.parse(text.toUpperCase());
+  // The 30th of February parses too, as a day of March.
+  const real = day !== undefined && !Number.isNaN(Date.parse(day)) && new Date(Date.parse(day)).toISOString().startsWith(day);
+  if (!real || Number.isNaN(epochMs)) throw new InvalidArgumentError('It must be a time like 2026-01-31T12:00:00Z, or a day like 2026-01-31.');
+  return new Date(epochMs).toISOString();
+};
+
+// Text for people.
+
+/** Columns padded to their widest cell, under their headings. */
+export const table = (headings: readonly string[], rows: readonly (readonly string[])[]): string => {
+  if (rows.length === 0) return 'none';
+  const widths = headings.map((heading, column) => Math.max(heading.length, ...rows.map((row) => row[column]!.length)));
+  return [headings, ...rows]
+    .map((row) =>
+      row
+        .map((cell, column) => cell.padEnd(widths[column]!))
+        .join('  ')
+        .trimEnd(),
+    )
+    .join('\n');
+};
+
+/** One name and value per line. */
+export const fields = (values: readonly (readonly [name: string, value: string])[]): string => {
+  const width = Math.max(...values.map(([name]) => name.length));
+  return values.map(([name, value]) => `${name.padEnd(width)}  ${value}`).join('\n');
+};
