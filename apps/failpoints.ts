@@ -17,7 +17,8 @@ export const withFailpoint = <T extends object>(failpoint: string | null, target
         if (hit && when === 'before') process.kill(process.pid, 'SIGKILL');
         const result = (member as Call).apply(object, args);
         // `find` hands out a gateway, whose calls are the points.
-        if (property === 'find' && result !== null && typeof result === 'object' && !(result instanceof Promise)) return withFailpoint(failpoint, result);
+        if (property === 'find' && result !== null && typeof result === 'object' && !(result instanceof Promise))
+          return withFailpoint(failpoint, result);
         if (!hit || !(result instanceof Promise)) return result;
         return result.then((value: unknown) => {
           process.kill(process.pid, 'SIGKILL');

@@ -1,14 +1,22 @@
 /** What every process is made of: stores, ports and read models, opened from the configuration in one place. Composition only. */
-import { AccessTokens, applyDirectory, DIRECTORY_STREAMS, directorySchema, postgresDirectory, type AuthenticationDeps, type Directory } from '#accounts';
-import { createPostgresEventStore, createSubscriber, type EventStore, eventStoreMigrations, type Subscriber, watchProjection } from '#eventstore';
+import { AccessTokens, directoryProjection, directorySchema, postgresDirectory, type AuthenticationDeps, type Directory } from '#accounts';
+import {
+  createPostgresEventStore,
+  createSubscriber,
+  type EventStore,
+  eventStoreMigrations,
+  type ReadModel,
+  type Subscriber,
+  watchProjection,
+} from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
 import {
-  applyPaymentList,
   createRecovery,
   createSimulatorGateway,
   type Gateways,
   PAYMENT_LIST,
   paymentListMigration,
+  paymentListModel,
   type PaymentPorts,
   type PaymentServices,
   PaymentStreams,
@@ -17,7 +25,18 @@ import {
   recoveryMigration,
   velocityMigration,
 } from '#payments';
-import { type Config, createPool, type KeyRing, type Logger, migrate, type Migration, type Pool, readKeyRing, readOrCreateKeyRing, systemIds } from '#platform';
+import {
+  type Config,
+  createPool,
+  type KeyRing,
+  type Logger,
+  migrate,
+  type Migration,
+  type Pool,
+  readKeyRing,
+  readOrCreateKeyRing,
+  systemIds,
+} from '#platform';
 import { cardInTextCheck, idempotencyMigration, postgresIdempotency } from '#platform/http';
 import { withFailpoint } from './failpoints.js';
 
@@ -49,6 +68,8 @@ export interface Services {
   readonly payments: PaymentServices;
   /** The read models, by name; a worker starts them, the command line brings them up to its own events. */
   readonly projections: { readonly directory: Subscriber; readonly paymentList: Subscriber };
+  /** How each read model is made again from the log. */
+  readonly models: { readonly directory: ReadModel; readonly paymentList: ReadModel };
   /** Throws when something that payments need cannot be used. */
   readonly readiness: Readonly<Record<string, () => Promise<void>>>;
   close(): Promise<void>;
@@ -62,14 +83,38 @@ const KEY_LOCK_TIMEOUT_MS = 1_000;
 /** An append that failed this recently makes the process not ready. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
 
-export const openKeys = (config: Config): KeyRing => (config.masterKeyMayBeCreated ? readOrCreateKeyRing(config.masterKeyFile) : readKeyRing(config.masterKeyFile));
+/** The directory is small: it is made again through its own handler. */
+const directoryModel: ReadModel = {
+  projection: directoryProjection,
+  tables: ['directory_account', 'directory_api_key', 'directory_portal', 'directory_grant', 'directory_case'],
+  createTables: directorySchema.sql,
+  createIndexes: '',
+};
 
-export const openServices = async (config: Config, { databaseUrl, simulatorUrl }: Places, keys: KeyRing, log: Logger): Promise<Services> => {
-  const clock = systemClock;
+export const openKeys = (config: Config): KeyRing =>
+  config.masterKeyMayBeCreated ? readOrCreateKeyRing(config.masterKeyFile) : readKeyRing(config.masterKeyFile);
+
+/** What a test may replace. */
+export interface OpenOptions {
+  readonly clock?: Clock;
+}
+
+export const openServices = async (
+  config: Config,
+  { databaseUrl, simulatorUrl }: Places,
+  keys: KeyRing,
+  log: Logger,
+  { clock = systemClock }: OpenOptions = {},
+): Promise<Services> => {
   const ids = systemIds(() => clock.now());
   cardInTextCheck.on = config.cardInTextCheck;
   const pool = createPool(databaseUrl, { name: 'main', max: POOL_CONNECTIONS });
-  const keyPool = createPool(databaseUrl, { name: 'keys', max: KEY_POOL_CONNECTIONS, statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS, lockTimeoutMs: KEY_LOCK_TIMEOUT_MS });
+  const keyPool = createPool(databaseUrl, {
+    name: 'keys',
+    max: KEY_POOL_CONNECTIONS,
+    statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS,
+    lockTimeoutMs: KEY_LOCK_TIMEOUT_MS,
+  });
   const opened: (() => Promise<unknown>)[] = [() => pool.end(), () => keyPool.end()];
   const close = async () => {
     for (const one of [...opened].reverse()) await one();
@@ -83,19 +128,28 @@ export const openServices = async (config: Config, { databaseUrl, simulatorUrl }
     const directory = postgresDirectory(pool);
     const gateways = openGateways(config, simulatorUrl);
     const streams = new PaymentStreams(store, clock, ids);
-    const ports: PaymentPorts = { clock, ids, streams, gateways: withFailpoint(config.failpoint, gateways), directory, velocity: postgresVelocity(pool, keys, clock), log };
+    const ports: PaymentPorts = {
+      clock,
+      ids,
+      streams,
+      gateways: withFailpoint(config.failpoint, gateways),
+      directory,
+      velocity: postgresVelocity(pool, keys, clock),
+      log,
+    };
     const idempotency = withFailpoint(config.failpoint, postgresIdempotency(keyPool, keys, ids));
-    const onError = (error: Error, what: { name: string; retrying: boolean }) => log[what.retrying ? 'warn' : 'error']({ err: error, projection: what.name }, what.retrying ? 'a projection is retrying' : 'a projection stopped');
+    const onError = (error: Error, what: { name: string; retrying: boolean }) =>
+      log[what.retrying ? 'warn' : 'error'](
+        { err: error, projection: what.name },
+        what.retrying ? 'a projection is retrying' : 'a projection stopped',
+      );
+    const models = {
+      directory: directoryModel,
+      paymentList: paymentListModel((paymentId) => log.warn({ paymentId }, 'a payment has an unusually long stream')),
+    };
     const projections = {
-      directory: createSubscriber({ name: 'directory', streamPrefixes: DIRECTORY_STREAMS, apply: applyDirectory }, { store, pool, clock, onError }),
-      paymentList: createSubscriber(
-        {
-          name: PAYMENT_LIST,
-          streamPrefixes: ['payment-'],
-          apply: (client, events) => applyPaymentList(client, events, (paymentId) => log.warn({ paymentId }, 'a payment has an unusually long stream')),
-        },
-        { store, pool, clock, onError },
-      ),
+      directory: createSubscriber(models.directory.projection, { store, pool, clock, onError }),
+      paymentList: createSubscriber(models.paymentList.projection, { store, pool, clock, onError }),
     };
     // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
     const watch = watchProjection(pool, PAYMENT_LIST, clock);
@@ -107,7 +161,8 @@ export const openServices = async (config: Config, { databaseUrl, simulatorUrl }
         keys,
         directory,
         head: () => store.head(),
-        caughtUpTo: (position, timeoutMs) => (projections.paymentList.state === 'active' ? projections.paymentList : watch).caughtUpTo(position, timeoutMs),
+        caughtUpTo: (position, timeoutMs) =>
+          (projections.paymentList.state === 'active' ? projections.paymentList : watch).caughtUpTo(position, timeoutMs),
       },
       recovery: createRecovery(ports, store, postgresRecoveryWork(pool)),
       log,
@@ -124,6 +179,7 @@ export const openServices = async (config: Config, { databaseUrl, simulatorUrl }
       authentication: { directory, keys, tokens: new AccessTokens(keys, config.environment, clock), environment: config.environment },
       payments,
       projections,
+      models,
       readiness: {
         idempotency: async () => {
           if (!(await idempotency.ping())) throw new Error('keys cannot be written');

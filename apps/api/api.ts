@@ -64,7 +64,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     ...(parts.timeouts ? { timeouts: parts.timeouts } : {}),
   });
   const routes: { method: string; url: string }[] = [];
-  (adapter.getInstance() as unknown as FastifyInstance).addHook('onRoute', ({ method, url }) => {
+  adapter.getInstance<FastifyInstance>().addHook('onRoute', ({ method, url }) => {
     for (const one of [method].flat()) routes.push({ method: one, url });
   });
   const app = await NestFactory.create<NestFastifyApplication>(ApiModule.of(parts, health), adapter, {
@@ -75,7 +75,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
   app.useGlobalFilters(new ErrorsFilter(log, routes));
   serveOpenApi(app, buildOpenApi(app, parts.publicUrl));
   await app.init();
-  await (adapter.getInstance() as unknown as FastifyInstance).ready();
+  await adapter.getInstance<FastifyInstance>().ready();
   return {
     app,
     health,

@@ -21,9 +21,9 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
   };
   try {
     await mkdir(config.dataDir, { recursive: true });
-    const lock = await tryLockDataDir(config.dataDir);
+    const lock = tryLockDataDir(config.dataDir);
     if ('holder' in lock) throw new Error(`${config.dataDir} is in use by process ${lock.holder}; stop it, or set DATA_DIR to another folder`);
-    stops.push(() => lock.release());
+    stops.push(async () => lock.release());
     // Before anything is started: a wrong key file must not cost a half-made data directory.
     refuseHalfDirectory(config);
     const keys = openKeys(config);
@@ -56,7 +56,12 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
 
 /** Data without its key cannot be used, and a new key would hide that. */
 const refuseHalfDirectory = (config: Config): void => {
-  if (!config.databaseUrl && config.masterKeyMayBeCreated && !existsSync(config.masterKeyFile) && existsSync(join(config.dataDir, 'postgres', 'PG_VERSION')))
+  if (
+    !config.databaseUrl &&
+    config.masterKeyMayBeCreated &&
+    !existsSync(config.masterKeyFile) &&
+    existsSync(join(config.dataDir, 'postgres', 'PG_VERSION'))
+  )
     throw new Error(`${config.dataDir} holds data but ${config.masterKeyFile} is missing; restore the key file, or set DATA_DIR to another folder`);
 };
 
@@ -69,14 +74,27 @@ const embedded = async (config: Config, log: Logger, stops: (() => Promise<unkno
 
 const simulator = async (config: Config, log: Logger, stops: (() => Promise<unknown>)[]): Promise<string | null> => {
   if (config.environment === 'production') return null;
-  const child = await startSimulatorProcess({ dataDir: config.dataDir, port: config.simulatorPort, logLevel: config.logLevel, onLog: (line) => log.debug({ line }, 'simulator') });
+  const child = await startSimulatorProcess({
+    dataDir: config.dataDir,
+    port: config.simulatorPort,
+    logLevel: config.logLevel,
+    onLog: (line) => log.debug({ line }, 'simulator'),
+  });
   stops.push(() => child.stop());
   return child.url;
 };
 
 const firstAccount = async (services: Services): Promise<SandboxDefaults | null> => {
   const { store, clock, ids, keys, config, projections } = services;
-  const administration = new Administration({ store, clock, ids, keys, environment: config.environment, cardInTextCheck: config.cardInTextCheck, actor: { type: 'system', id: 'first-start' } });
+  const administration = new Administration({
+    store,
+    clock,
+    ids,
+    keys,
+    environment: config.environment,
+    cardInTextCheck: config.cardInTextCheck,
+    actor: { type: 'system', id: 'first-start' },
+  });
   const made = await createSandboxDefaults(administration);
   if (made?.position) await projections.directory.runUntil(made.position, { timeoutMs: FIRST_ACCOUNT_MS });
   return made;

@@ -32,10 +32,10 @@ export const startWorker = (services: Services): Worker => {
 
   for (const subscriber of subscribers) subscriber.start();
   const stop = new AbortController();
-  const running = loops.map(async ({ name, everyMs, run }) => {
+  const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
-      await run().catch((error: unknown) => log.warn({ err: error, loop: name }, 'a loop of the worker failed; it goes on'));
-      await clock.sleep(everyMs, stop.signal);
+      await loop.run().catch((error: unknown) => log.warn({ err: error, loop: loop.name }, 'a loop of the worker failed; it goes on'));
+      await clock.sleep(loop.everyMs, stop.signal);
     }
   });
   return {
@@ -64,7 +64,13 @@ const purgeKeys = async ({ payments, clock, ids }: Services): Promise<void> => {
     if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
     // An intent of long ago that may still arrive would have no key to guard it: fence the stream first.
     const owner = { actor: { type: 'recovery' as const, id: 'key-purge' }, correlationId: ids.uuid() };
-    const abandon = { type: 'Abandon' as const, at: timestamp(clock.now()), attemptId: paymentId, accountId: '', reason: 'the key expired before anything began' };
+    const abandon = {
+      type: 'Abandon' as const,
+      at: timestamp(clock.now()),
+      attemptId: paymentId,
+      accountId: '',
+      reason: 'the key expired before anything began',
+    };
     await ports.streams.execute(loaded, [abandon], owner, new Deadline(clock, SWEEP_DEADLINE_MS));
     return true;
   });

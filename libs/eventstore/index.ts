@@ -4,6 +4,7 @@ import { projectionCheckpointMigration } from './subscriber.js';
 
 export * from './event-store.js';
 export * from './memory.js';
+export * from './rebuild.js';
 export * from './subscriber.js';
 export * from './upcasters.js';
 export { createPostgresEventStore, postgresEventStore, type EventStorePools } from './postgres.js';

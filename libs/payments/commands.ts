@@ -1,5 +1,5 @@
 /** Commands and queries as the buses carry them: each handler is a door to one function, with the idempotency of contract §3 around what moves money. */
-import { CommandHandler, type ICommandHandler, type IQueryHandler, QueryHandler } from '@nestjs/cqrs';
+import { Command, CommandHandler, type ICommandHandler, type IQueryHandler, Query, QueryHandler } from '@nestjs/cqrs';
 import { Inject } from '@nestjs/common';
 import { type Cents, Deadline, fold, isUuid, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
@@ -31,11 +31,13 @@ export interface Received {
   readonly requestId: string;
 }
 
-export class ChargePayment {
+export class ChargePayment extends Command<Answer> {
   constructor(
     readonly request: ChargeRequest,
     readonly received: Received,
-  ) {}
+  ) {
+    super();
+  }
 }
 
 @CommandHandler(ChargePayment)
@@ -99,11 +101,13 @@ const answerNow = (view: () => PaymentView): Answer => {
   }
 };
 
-export class ReversePayment {
+export class ReversePayment extends Command<Answer> {
   constructor(
     readonly request: ReverseRequest & { readonly accountId: string },
     readonly received: Received,
-  ) {}
+  ) {
+    super();
+  }
 }
 
 @CommandHandler(ReversePayment)
@@ -142,11 +146,13 @@ const partner = (accountId: string, { requestId }: Received): Owner => ({ actor:
 
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
-export class FindPayment {
+export class FindPayment extends Query<PaymentView> {
   constructor(
     readonly accountId: string,
     readonly paymentId: string,
-  ) {}
+  ) {
+    super();
+  }
 }
 
 @QueryHandler(FindPayment)
@@ -167,13 +173,15 @@ export class FindPaymentHandler implements IQueryHandler<FindPayment> {
   }
 }
 
-export class ListPayments {
+export class ListPayments extends Query<ListedPage> {
   constructor(
     readonly accountId: string,
     readonly filters: ListFilters,
     readonly cursor: string | null,
     readonly limit: number | null,
-  ) {}
+  ) {
+    super();
+  }
 }
 
 @QueryHandler(ListPayments)
@@ -185,12 +193,22 @@ export class ListPaymentsHandler implements IQueryHandler<ListPayments> {
   }
 }
 
-export class QuoteFee {
+export interface FeeQuote {
+  readonly portalId: string;
+  readonly amountCents: Cents;
+  readonly serviceFeeCents: Cents;
+  readonly totalChargedCents: Cents;
+  readonly currency: 'USD';
+}
+
+export class QuoteFee extends Query<FeeQuote> {
   constructor(
     readonly accountId: string,
     readonly portalId: string,
     readonly amountCents: Cents,
-  ) {}
+  ) {
+    super();
+  }
 }
 
 @QueryHandler(QuoteFee)
@@ -198,11 +216,7 @@ export class QuoteFeeHandler implements IQueryHandler<QuoteFee> {
   constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
 
   /** The charge's own function (C49); reserves nothing. */
-  async execute({
-    accountId,
-    portalId,
-    amountCents,
-  }: QuoteFee): Promise<{ portalId: string; amountCents: Cents; serviceFeeCents: Cents; totalChargedCents: Cents; currency: 'USD' }> {
+  async execute({ accountId, portalId, amountCents }: QuoteFee): Promise<FeeQuote> {
     const { portal, access } = await this.services.ports.directory.chargeTerms(accountId, portalId, null);
     if (!portal || access !== 'granted') throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
     const serviceFeeCents = serviceFee(amountCents, portal.fee);

@@ -3,9 +3,9 @@
  * the decider's own `evolve`, so a page shows exactly what GET shows.
  */
 import type { Directory } from '#accounts';
-import type { Position, Recorded } from '#eventstore';
+import type { Position, ReadModel, Recorded } from '#eventstore';
 import { canonicalJson, ServiceError } from '#kernel';
-import type { KeyRing, Migration, Queryable } from '#platform';
+import { type Client, copyInto, type KeyRing, type Migration, type Queryable } from '#platform';
 import { timingSafeEqual } from 'node:crypto';
 import { isVisible, openAttempt, payment as decider, type Payment, type PaymentStatus, statusOf } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
@@ -19,38 +19,27 @@ export const LIST_WAIT_MS = 2_000;
 /** Name of the projection and of its checkpoint. */
 export const PAYMENT_LIST = 'payment-list';
 
-/** The table; a rebuild makes it again in a schema of its own, with the indexes last. */
-export const PAYMENT_LIST_TABLE = `
+const PAYMENT_LIST_TABLE = `
   create table payment_list (
     payment_id uuid not null, account_id uuid not null, portal_id uuid not null, created_at timestamptz not null, status text not null,
     open_attempt_id uuid, open_since timestamptz, revision bigint not null, state json not null)`;
-export const PAYMENT_LIST_INDEXES = `
-  alter table payment_list add primary key (payment_id);
+const PAYMENT_LIST_INDEXES = `
+  alter table payment_list add constraint payment_list_pkey primary key (payment_id);
   create index payment_list_account on payment_list (account_id, created_at desc, payment_id desc);
   create index payment_list_portal on payment_list (account_id, portal_id, created_at desc, payment_id desc);
   create index payment_list_status on payment_list (account_id, status, created_at desc, payment_id desc);
   create index payment_list_open on payment_list (open_since) where open_since is not null`;
 
-/** Readers and the projection use the view `payment_list`; which schema it shows is changed by a rebuild's swap. */
-export const paymentListMigration: Migration = {
-  name: '0060-payment-list',
-  sql: `
-    create schema rm_payment_list_1;
-    set local search_path = rm_payment_list_1;
-    ${PAYMENT_LIST_TABLE};
-    ${PAYMENT_LIST_INDEXES};
-    set local search_path to default;
-    create view payment_list as select * from rm_payment_list_1.payment_list`,
-};
+export const paymentListMigration: Migration = { name: '0060-payment-list', sql: `${PAYMENT_LIST_TABLE}; ${PAYMENT_LIST_INDEXES}` };
 
-export interface PaymentRow {
+interface PaymentRow {
   readonly paymentId: string;
   readonly revision: bigint;
   readonly payment: Payment;
 }
 
 /** Advances rows by a batch of events, in memory. `rows` holds what was there before; an event that was applied already is passed over. */
-export const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[]): void => {
+const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[]): void => {
   for (const recorded of events) {
     const paymentId = paymentIdOf(recorded.stream);
     const row = rows.get(paymentId);
@@ -65,8 +54,17 @@ export const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Reco
   }
 };
 
+/** The projection, and how it is made again from the log. */
+export const paymentListModel = (onLongStream?: (paymentId: string) => void): ReadModel => ({
+  projection: { name: PAYMENT_LIST, streamPrefixes: ['payment-'], apply: (client, events) => applyPaymentList(client, events, onLongStream) },
+  tables: ['payment_list'],
+  createTables: PAYMENT_LIST_TABLE,
+  createIndexes: PAYMENT_LIST_INDEXES,
+  load: loadPaymentList,
+});
+
 /** Applies a batch inside the transaction that moves the checkpoint. */
-export const applyPaymentList = async (client: Queryable, events: readonly Recorded[], onLongStream?: (paymentId: string) => void): Promise<void> => {
+const applyPaymentList = async (client: Queryable, events: readonly Recorded[], onLongStream?: (paymentId: string) => void): Promise<void> => {
   const known = [...new Set(events.filter(({ revision }) => revision > 0n).map(({ stream }) => paymentIdOf(stream)))];
   const rows = new Map<string, PaymentRow>();
   if (known.length > 0) for (const row of await readRows(client, known)) rows.set(row.paymentId, row);
@@ -74,6 +72,59 @@ export const applyPaymentList = async (client: Queryable, events: readonly Recor
   const visible = [...rows.values()].filter(({ payment }) => isVisible(payment));
   for (const { paymentId, revision } of visible) if (revision >= LONG_STREAM_EVENTS) onLongStream?.(paymentId);
   if (visible.length > 0) await writeRows(client, visible);
+};
+
+/** Payments that are folded in memory at once while loading; most streams end soon after they began. */
+const LOADING_PAYMENTS = 20_000;
+const LATE_BATCH = 1_000;
+
+/**
+ * Fills the empty table: payments are folded in memory and copied out oldest first; an event that comes after its payment was copied out waits in a table
+ * of its own and is applied when the indexes stand. Memory does not grow with history.
+ */
+const loadPaymentList = async (
+  client: Client,
+  late: Client,
+  batches: AsyncIterable<readonly Recorded[]>,
+): Promise<AsyncIterable<readonly Recorded[]>> => {
+  await late.query('create unlogged table late_event (number bigint generated always as identity primary key, event json not null)');
+  const copy = copyInto(client, 'payment_list', COLUMNS);
+  const loading = new Map<string, PaymentRow>();
+  const copyOut = async (keep: number) => {
+    for (const [paymentId, row] of loading) {
+      if (loading.size <= keep) return;
+      loading.delete(paymentId);
+      if (isVisible(row.payment)) await copy.write(columnsOf(row));
+    }
+  };
+  for await (const batch of batches) {
+    const isLate = ({ revision, stream }: Recorded) => revision > 0n && !loading.has(paymentIdOf(stream));
+    const waiting: Recorded[] = [];
+    for (const event of batch) {
+      if (isLate(event)) waiting.push(event);
+      else advanceRows(loading, [event]);
+    }
+    if (waiting.length > 0) await late.query('insert into late_event (event) select * from unnest($1::json[])', [waiting.map(lateText)]);
+    await copyOut(LOADING_PAYMENTS);
+  }
+  await copyOut(0);
+  await copy.end();
+  return lateEvents(late);
+};
+
+const lateText = (event: Recorded): string => JSON.stringify({ ...event, revision: event.revision.toString() });
+
+const lateEvents = async function* (late: Client): AsyncIterable<readonly Recorded[]> {
+  for (let after = '0'; ;) {
+    const { rows } = await late.query<{ number: string; event: Recorded & { revision: string; storedAt: string } }>(
+      'select number, event from late_event where number > $1 order by number limit $2',
+      [after, LATE_BATCH],
+    );
+    if (rows.length === 0) break;
+    after = rows.at(-1)!.number;
+    yield rows.map(({ event }) => ({ ...event, revision: BigInt(event.revision), storedAt: new Date(event.storedAt) }));
+  }
+  await late.query('drop table late_event');
 };
 
 const readRows = async (client: Queryable, paymentIds: readonly string[]): Promise<PaymentRow[]> => {
@@ -84,8 +135,10 @@ const readRows = async (client: Queryable, paymentIds: readonly string[]): Promi
   return rows.map((row) => ({ paymentId: row.payment_id, revision: BigInt(row.revision), payment: row.state }));
 };
 
-/** A row's columns, in the table's order, as text. */
-export const columnsOf = ({ paymentId, revision, payment }: PaymentRow): (string | null)[] => {
+const COLUMNS = ['payment_id', 'account_id', 'portal_id', 'created_at', 'status', 'open_attempt_id', 'open_since', 'revision', 'state'];
+
+/** A row's values, in the order of the columns, as text. */
+const columnsOf = ({ paymentId, revision, payment }: PaymentRow): (string | null)[] => {
   if (!isVisible(payment)) throw new Error('an abandoned stream has no row');
   const open = openOf(payment);
   return [
@@ -119,7 +172,7 @@ const writeRows = async (client: Queryable, rows: readonly PaymentRow[]): Promis
       on conflict (payment_id) do update set status = excluded.status, open_attempt_id = excluded.open_attempt_id, open_since = excluded.open_since,
         revision = excluded.revision, state = excluded.state
       where l.revision < excluded.revision`,
-    values: [0, 1, 2, 3, 4, 5, 6, 7, 8].map(column),
+    values: COLUMNS.map((_, index) => column(index)),
   });
 };
 

@@ -1,5 +1,5 @@
 /** Payment streams: loading is a fold, appending is at an exact revision, and an append of which nobody knows the outcome is repeated under the same ids. */
-import { type Clock, type Deadline, fold, type Ids, type Json, ServiceError } from '#kernel';
+import { type Clock, type Deadline, type Ids, type Json, ServiceError } from '#kernel';
 import { type Actor, Conflict, type EventStore, type NewEvent, OutcomeUnknown, type Recorded, Unavailable, upcast, upcasters } from '#eventstore';
 import { payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
 
@@ -90,7 +90,7 @@ export class PaymentStreams {
     let { payment } = loaded;
     for (const command of commands) {
       const decided = decider.decide(payment, command);
-      payment = fold({ initial: payment, evolve: decider.evolve }, decided);
+      payment = decided.reduce((state, event) => decider.evolve(state, event), payment);
       events.push(...decided);
     }
     if (events.length === 0) return loaded;

@@ -3,6 +3,7 @@ export * from './config.js';
 export * from './ids.js';
 export * from './keys.js';
 export * from './logging.js';
+export * from './postgres/copy.js';
 export * from './postgres/embedded.js';
 export * from './postgres/pool.js';
 export * from './postgres/schema.js';

@@ -74,7 +74,7 @@ export const readKeyRing = (file: string): KeyRing => {
   try {
     text = readFileSync(file, 'utf8');
   } catch (error) {
-    throw new Error(`MASTER_KEY_FILE ${file} cannot be read (${(error as NodeJS.ErrnoException).code})`);
+    throw new Error(`MASTER_KEY_FILE ${file} cannot be read (${(error as NodeJS.ErrnoException).code})`, { cause: error });
   }
   const refuse = (why: string): never => {
     throw new Error(`MASTER_KEY_FILE ${file} is not a key ring: ${why}`);

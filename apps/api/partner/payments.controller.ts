@@ -25,7 +25,7 @@ export class PaymentsController {
   async create(@CallerOf() caller: Caller, @RequestOf({}) request: PartnerRequest): Promise<void> {
     const charge = chargeRequestOf(caller.accountId, request.body);
     const { idempotencyKey, fingerprintText, requestId, reply } = request;
-    answer(reply, await this.commands.execute<ChargePayment, Answer>(new ChargePayment(charge, { idempotencyKey, fingerprintText, requestId })));
+    answer(reply, await this.commands.execute(new ChargePayment(charge, { idempotencyKey, fingerprintText, requestId })));
   }
 
   @Get(':id')

@@ -70,7 +70,7 @@ export class Payment {
   @ApiProperty(orNull(text)) confirmationNumber!: string | null;
   @ApiProperty(uuid) portalId!: string;
   @ApiProperty(orNull(text)) referenceId!: string | null;
-  @ApiProperty({ oneOf: [{ $ref: '#/components/schemas/PayerInfo' }, { type: 'null' }] } as object) payer!: PayerInfo | null;
+  @ApiProperty({ oneOf: [{ $ref: '#/components/schemas/PayerInfo' }, { type: 'null' }] }) payer!: PayerInfo | null;
   @ApiProperty({ type: PaymentMethod }) paymentMethod!: PaymentMethod;
   @ApiProperty({ type: GatewayInfo }) gateway!: GatewayInfo;
   @ApiProperty({ type: LineItem, isArray: true }) lineItems!: LineItem[];

@@ -50,7 +50,7 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
     frameworkErrors: (error: unknown, request: FastifyRequest, reply: FastifyReply) => sendAnswer(reply, answerFor(error, log, String(request.id))),
     routerOptions: { ignoreTrailingSlash: false, maxParamLength: 256 },
   });
-  const fastify = adapter.getInstance() as unknown as FastifyInstance;
+  const fastify = adapter.getInstance<FastifyInstance>();
   fastify.removeAllContentTypeParsers();
   fastify.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit: MAX_BODY_BYTES }, (_request, body, done) => done(null, body));
   fastify.setErrorHandler((error, request, reply) => sendAnswer(reply, answerFor(error, log, String(request.id))));
