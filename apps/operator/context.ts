@@ -7,13 +7,14 @@
 import { mkdir } from 'node:fs/promises';
 import { userInfo } from 'node:os';
 import { join } from 'node:path';
-import { Administration, type Directory, directoryProjection, postgresDirectory } from '#accounts';
-import { createPostgresEventStore, createSubscriber, type EventStore, type Position } from '#eventstore';
+import { Administration, type Directory, directoryProjection, directorySchema, postgresDirectory } from '#accounts';
+import { createPostgresEventStore, createSubscriber, type EventStore, eventStoreMigrations, type Position } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
 import {
   type Config,
   createLogger,
   createPool,
+  isMigrated,
   isUnavailable,
   type KeyRing,
   type Logger,
@@ -26,13 +27,14 @@ import {
   systemIds,
 } from '#platform';
 import { readRuntime, type Runtime, tryLockDataDir } from './data-dir.js';
-import { MIGRATIONS } from './migrations.js';
 
 /** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
 const DATA_DIR_WAIT_MS = 60_000;
 const DATA_DIR_POLL_MS = 200;
 /** How long a command takes at most to bring the directory up to its own event. */
 const PROJECT_TIMEOUT_MS = 30_000;
+/** Postgres: relation does not exist. */
+const UNDEFINED_TABLE = '42P01';
 
 export interface Context {
   readonly config: Config;
@@ -92,7 +94,7 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   const keys = config.masterKeyMayBeCreated ? readOrCreateKeyRing(config.masterKeyFile) : readKeyRing(config.masterKeyFile);
   const pool = createPool(databaseUrl, { name: 'operator', max: 3 });
   closers.push(() => pool.end());
-  await migrate(pool, MIGRATIONS);
+  await prepareSchema(pool);
   const store = createPostgresEventStore(databaseUrl);
   closers.push(() => store.close());
 
@@ -119,6 +121,18 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
     inForce,
     caughtUp: async () => inForce(await store.head()),
   };
+};
+
+/**
+ * Brings a database that lacks what every command needs to the whole schema. Where it has that, the list is not even loaded: it comes with all libs, which
+ * would make each command a second slower, and each process of the service has checked it at its start.
+ */
+const prepareSchema = async (pool: Pool) => {
+  const ready = await isMigrated(pool, [...eventStoreMigrations, directorySchema]).catch((error: { code?: string }) => {
+    if (error.code !== UNDEFINED_TABLE) throw error;
+    return false;
+  });
+  if (!ready) await migrate(pool, (await import('./migrations.js')).MIGRATIONS);
 };
 
 /** The name under which facts are recorded: who is logged in, or the number where the system has no name for it (containers). */

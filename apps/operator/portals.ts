@@ -13,7 +13,7 @@ import {
   type RuleBrand,
   type VelocityLimits,
 } from '#accounts';
-import { type Answer, anyText, each, fields, orNone, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+import { type Answer, anyText, each, fields, orNone, table, type Terminal, UsageError, uuid, wholeNumber, withoutNone } from './terminal.js';
 
 type GatewayName = 'simulator' | 'none';
 
@@ -21,7 +21,7 @@ interface FeeOptions {
   readonly feeFlatCents?: number;
   readonly feePercentBps?: number;
   readonly feeMinCents?: number;
-  readonly feeMaxCents?: number | null;
+  readonly feeMaxCents?: number | 'none';
   readonly chargeMode?: ChargeMode;
 }
 
@@ -40,9 +40,9 @@ interface LimitOptions {
 }
 
 interface RuleOptions {
-  readonly minCents?: number | null;
-  readonly maxCents?: number | null;
-  readonly brands?: readonly RuleBrand[] | null;
+  readonly minCents?: number | 'none';
+  readonly maxCents?: number | 'none';
+  readonly brands?: readonly RuleBrand[] | 'none';
 }
 
 interface CheckoutOptions {
@@ -185,7 +185,7 @@ export const addPortals = (program: Command, { action }: Terminal): void => {
     .option('--brands <brands>', 'card brands allowed, separated by commas, or none for all', orNone(brandList))
     .action(
       action(async ({ administration, inForce }, portalId: string, { minCents, maxCents, brands }: RuleOptions) => {
-        const change: Partial<PortalRules> = named({ minCents, maxCents, brands });
+        const change: Partial<PortalRules> = named({ minCents: withoutNone(minCents), maxCents: withoutNone(maxCents), brands: withoutNone(brands) });
         if (Object.keys(change).length === 0) throw new UsageError('name at least one rule');
         const { state, position } = await administration.setRules(portalId, change);
         await inForce(position);
@@ -225,7 +225,7 @@ const withFeeOptions = (command: Command): Command =>
     .addOption(new Option('--charge-mode <mode>', 'whether the fee is a charge of its own').choices(['separate', 'combined']));
 
 const toFee = ({ feeFlatCents, feePercentBps, feeMinCents, feeMaxCents, chargeMode }: FeeOptions): Partial<FeeConfig> =>
-  named({ flatCents: feeFlatCents, percentBps: feePercentBps, minCents: feeMinCents, maxCents: feeMaxCents, chargeMode });
+  named({ flatCents: feeFlatCents, percentBps: feePercentBps, minCents: feeMinCents, maxCents: withoutNone(feeMaxCents), chargeMode });
 
 /** Only what was named: a change must not carry `undefined` over what is there. */
 const named = <T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } =>

@@ -127,11 +127,13 @@ export const wholeNumber = (text: string): number => {
   return Number(text);
 };
 
-/** The word `none` takes a bound away. */
+/** The word `none` takes a bound away. It stays a word until {@link withoutNone}: commander takes a null for a value that is missing. */
 export const orNone =
   <T>(parse: (text: string) => T) =>
-  (text: string): T | null =>
-    text === 'none' ? null : parse(text);
+  (text: string): T | 'none' =>
+    text === 'none' ? text : parse(text);
+
+export const withoutNone = <T>(value: T | 'none'): T | null => (value === 'none' ? null : (value as T));
 
 const MOMENT = /^(\d{4}-\d{2}-\d{2})(?:[Tt]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
 

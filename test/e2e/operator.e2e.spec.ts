@@ -1,0 +1,383 @@
+/**
+ * The command line as a child process, as cli.md describes it: accounts, keys, portals, cases. What a command changed is looked at through the directory
+ * and through authentication, without projecting anything here: it must be in force when the command returns.
+ */
+import { execFile, spawn } from 'node:child_process';
+import { mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { AccessTokens, authenticate, exchange, postgresDirectory } from '#accounts';
+import { AuthenticationError, systemClock } from '#kernel';
+import { createPool, type Pool, readKeyRing } from '#platform';
+import { freshDatabase } from '../support/postgres.js';
+
+const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
+const NOBODY = '018f0000-0000-7000-8000-00000000dead';
+const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
+
+let dataDir: string;
+let database: Awaited<ReturnType<typeof freshDatabase>>;
+let pool: Pool;
+
+interface Ran {
+  readonly code: number;
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+/** Runs `payfold` with nothing on its standard input and only the environment given here. */
+const payfold = (args: readonly string[], env: Readonly<Record<string, string>> = { DATABASE_URL: database.url, DATA_DIR: dataDir }): Promise<Ran> =>
+  new Promise((done) => {
+    const child = execFile(
+      process.execPath,
+      [LAUNCHER, ...args],
+      { env: { PATH: process.env.PATH, HOME: process.env.HOME, ...env }, cwd: tmpdir(), timeout: 60_000 },
+      (error, stdout, stderr) => done({ code: error ? Number(error.code ?? 99) : 0, stdout, stderr }),
+    );
+    child.stdin?.end();
+  });
+
+/** Exactly one JSON value, on one line, and nothing else. */
+const valueOf = <T>({ stdout }: Ran): T => {
+  expect(stdout).toMatch(/^[^\n]+\n$/);
+  return JSON.parse(stdout) as T;
+};
+const json = async <T = Record<string, unknown>>(...args: string[]): Promise<T> => {
+  const ran = await payfold([...args, '--json']);
+  expect([ran.code, ran.stderr]).toEqual([0, '']);
+  return valueOf<T>(ran);
+};
+interface Envelope {
+  readonly success: boolean;
+  readonly message: string;
+  readonly details: { readonly code: string };
+}
+/** Refused or wrong: exit code and error envelope, and one line for people. */
+const refused = async (code: 1 | 2, ...args: string[]): Promise<Envelope> => {
+  const ran = await payfold([...args, '--json']);
+  expect([ran.code, ran.stderr]).toEqual([code, expect.stringMatching(/^error: [^\n]+\n$/)]);
+  const envelope = valueOf<Envelope>(ran);
+  expect(envelope.success).toBe(false);
+  return envelope;
+};
+
+const authentication = () => {
+  const keys = readKeyRing(join(dataDir, 'master.key'));
+  return { directory: postgresDirectory(pool), keys, environment: 'sandbox', tokens: new AccessTokens(keys, 'sandbox', systemClock) } as const;
+};
+const statusOf = (line: string) =>
+  authenticate([line], authentication()).then(
+    () => 200,
+    (error: unknown) => (error as AuthenticationError).status,
+  );
+const anAccount = async (name = 'City') => (await json<{ accountId: string }>('accounts', 'create', '--name', name)).accountId;
+const aPortal = async (...more: string[]) => (await json<{ portalId: string }>('portals', 'create', '--name', 'Water', ...more)).portalId;
+
+beforeAll(async () => {
+  dataDir = await mkdtemp(join(tmpdir(), 'payfold-operator-'));
+  database = await freshDatabase();
+  pool = createPool(database.url, { name: 'spec', max: 2 });
+});
+afterAll(async () => {
+  await pool.end();
+  await database.drop();
+  await rm(dataDir, { recursive: true, force: true });
+});
+
+describe('payfold accounts', () => {
+  test('create, list, deactivate, reactivate: {accountId, name, status}', async () => {
+    const created = await json('accounts', 'create', '--name', 'City of Springfield');
+    expect(created).toEqual({ accountId: expect.stringMatching(UUID), name: 'City of Springfield', status: 'active' });
+    const accountId = created.accountId as string;
+    expect(await json<unknown[]>('accounts', 'list')).toContainEqual(created);
+    expect(await json('accounts', 'deactivate', accountId, '--yes')).toEqual({ ...created, status: 'deactivated' });
+    expect(await json('accounts', 'deactivate', accountId, '--yes')).toEqual({ ...created, status: 'deactivated' });
+    expect((await postgresDirectory(pool).account(accountId))?.status).toBe('deactivated');
+    expect(await json('accounts', 'reactivate', accountId.toUpperCase())).toEqual(created);
+    expect((await postgresDirectory(pool).account(accountId))?.status).toBe('active');
+  });
+  test('for people: text, no JSON', async () => {
+    const ran = await payfold(['accounts', 'create', '--name', 'Shelbyville']);
+    expect(ran).toMatchObject({ code: 0, stderr: '' });
+    expect(ran.stdout).toMatch(/^account {2}[0-9a-f-]{36}\nname {5}Shelbyville\nstatus {3}active\n$/);
+    expect((await payfold(['accounts', 'list'])).stdout).toMatch(/^ACCOUNT +NAME +STATUS\n/);
+  });
+  test('an unknown account is refused with the error envelope, exit 1', async () => {
+    for (const args of [
+      ['deactivate', NOBODY, '--yes'],
+      ['reactivate', NOBODY],
+    ])
+      // prettier-ignore
+      expect(await refused(1, 'accounts', ...args)).toMatchObject({ message: 'There is no such account.', details: { code: 'VALIDATION_ERROR' } });
+  });
+  test('a name that breaks the rules is refused, exit 1', async () => {
+    expect((await refused(1, 'accounts', 'create', '--name', ' ')).message).toBe('name must have 1 to 200 characters.');
+    const { message } = await refused(1, 'accounts', 'create', '--name', '4242 4242 4242 4242');
+    expect(message).toBe('name seems to hold a card number.');
+  });
+});
+
+describe('payfold keys (Authentication 3, 4, 6; C50, C51)', () => {
+  test('issue: {keyId, apiKey}, good when the command returns', async () => {
+    const accountId = await anAccount();
+    const { keyId, apiKey, ...rest } = await json<{ keyId: string; apiKey: string }>('keys', 'issue', '--account', accountId);
+    expect(rest).toEqual({});
+    expect(apiKey).toMatch(/^pc_test_[0-9A-Z]{16}_[0-9A-Za-z]{43}$/);
+    expect(await authenticate([`ApiKey ${apiKey}`], authentication())).toEqual({ accountId, via: 'api_key', keyId });
+  });
+  test('rotate: old keys stop at once, tokens already issued live on, a deactivated account blocks both', async () => {
+    const accountId = await anAccount();
+    const old = await json<{ apiKey: string }>('keys', 'issue', '--account', accountId);
+    const { accessToken } = await exchange([old.apiKey], authentication());
+    const fresh = await json<{ keyId: string; apiKey: string }>('keys', 'rotate', '--account', accountId, '--yes');
+    expect([await statusOf(old.apiKey), await statusOf(fresh.apiKey), await statusOf(`Bearer ${accessToken}`)]).toEqual([401, 200, 200]);
+    const listed = await json<{ keyId: string; status: string }[]>('keys', 'list', '--account', accountId);
+    expect(listed.map(({ status }) => status)).toEqual(['revoked', 'active']);
+    expect(listed[1]!.keyId).toBe(fresh.keyId);
+    expect(JSON.stringify(listed)).not.toContain(fresh.apiKey);
+    await json('accounts', 'deactivate', accountId, '--yes');
+    expect([await statusOf(fresh.apiKey), await statusOf(`Bearer ${accessToken}`)]).toEqual([403, 403]);
+    await json('accounts', 'reactivate', accountId);
+    expect([await statusOf(fresh.apiKey), await statusOf(`Bearer ${accessToken}`)]).toEqual([200, 200]);
+  });
+  test('of an unknown account: exit 1', async () => {
+    for (const verb of ['issue', 'rotate', 'list'])
+      expect((await refused(1, 'keys', verb, '--account', NOBODY, '--yes')).details.code).toBe('VALIDATION_ERROR');
+  });
+});
+
+describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
+  test('create with its defaults: {portalId, signingSecret}', async () => {
+    const accountId = await anAccount();
+    const made = await json<{ portalId: string; signingSecret: string }>('portals', 'create', '--account', accountId, '--name', 'Water');
+    expect(made).toEqual({ portalId: expect.stringMatching(UUID), signingSecret: expect.stringMatching(/^psec_test_[0-9A-Za-z]{43}$/) });
+    const shown = await json('portals', 'show', made.portalId);
+    expect(shown).toEqual({
+      portalId: made.portalId,
+      name: 'Water',
+      ownerAccountId: accountId,
+      accounts: [{ accountId, access: 'granted' }],
+      gateway: 'simulator',
+      fee: { flatCents: 0, percentBps: 0, minCents: 0, maxCents: null, chargeMode: 'separate' },
+      feeVersion: 1,
+      limits: { card: null, case: null },
+      rules: { minCents: null, maxCents: null, brands: null },
+      checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null },
+    });
+    const terms = await postgresDirectory(pool).chargeTerms(accountId, made.portalId, null);
+    expect(terms).toMatchObject({ accountStatus: 'active', access: 'granted', portal: { gateway: { gateway: 'simulator' } }, restriction: null });
+    expect(await json<unknown[]>('portals', 'list')).toContainEqual(shown);
+  });
+  test('belongs to the first account; further ones are grants; no gateway; a whole fee', async () => {
+    const [owner, other] = [await anAccount('A'), await anAccount('B')];
+    const fee = '--fee-flat-cents 150 --fee-percent-bps 299 --fee-min-cents 100 --fee-max-cents 5000 --charge-mode combined'.split(' ');
+    const portalId = await aPortal('--account', owner, '--account', other, '--gateway', 'none', ...fee);
+    expect(await json('portals', 'show', portalId)).toMatchObject({
+      ownerAccountId: owner,
+      accounts: [{ accountId: owner }, { accountId: other, access: 'granted' }],
+      gateway: 'none',
+      fee: { flatCents: 150, percentBps: 299, minCents: 100, maxCents: 5000, chargeMode: 'combined' },
+    });
+    await json('portals', 'set-gateway', portalId, '--gateway', 'simulator');
+    expect((await postgresDirectory(pool).portal(portalId))?.gateway?.gateway).toBe('simulator');
+  });
+  test('set-fee makes a new version of what is named and keeps the rest', async () => {
+    const portalId = await aPortal('--account', await anAccount(), '--fee-flat-cents', '50', '--fee-max-cents', '900');
+    expect(await json('portals', 'set-fee', portalId, '--fee-percent-bps', '275', '--fee-max-cents', 'none')).toMatchObject({
+      portalId,
+      feeVersion: 2,
+      fee: { flatCents: 50, percentBps: 275, minCents: 0, maxCents: null, chargeMode: 'separate' },
+    });
+    expect((await postgresDirectory(pool).portal(portalId))?.feeVersion).toBe(2);
+    expect((await refused(1, 'portals', 'set-fee', portalId, '--fee-min-cents', '5', '--fee-max-cents', '4')).message).toBe(
+      'maxCents must not be below minCents.',
+    );
+    expect((await refused(2, 'portals', 'set-fee', portalId)).message).toBe('name at least one part of the fee');
+  });
+  test('grant and revoke, the owner too; who once had access may still read', async () => {
+    const [owner, other] = [await anAccount('A'), await anAccount('B')];
+    const portalId = await aPortal('--account', owner);
+    expect(await postgresDirectory(pool).grant(other, portalId)).toBeNull();
+    await json('portals', 'grant', portalId, '--account', other);
+    expect(await postgresDirectory(pool).grant(other, portalId)).toBe('granted');
+    await json('portals', 'revoke', portalId, '--account', other, '--yes');
+    expect(await postgresDirectory(pool).grant(other, portalId)).toBe('revoked');
+    expect(await json('portals', 'revoke', portalId, '--account', owner, '--yes')).toMatchObject({
+      accounts: [{ access: 'revoked' }, { access: 'revoked' }],
+    });
+    expect((await refused(1, 'portals', 'revoke', portalId, '--account', NOBODY, '--yes')).details.code).toBe('INVALID_STATE');
+    expect((await refused(1, 'portals', 'grant', portalId, '--account', NOBODY)).message).toBe('There is no such account.');
+  });
+  test('set-limits per scope, and off again', async () => {
+    const portalId = await aPortal('--account', await anAccount());
+    const card = ['portals', 'set-limits', portalId, '--scope', 'card', '--window-seconds', '600'];
+    await json(...card, '--attempts', '5', '--declines', '3', '--block-seconds', '900');
+    expect((await postgresDirectory(pool).portal(portalId))?.limits).toEqual({
+      card: { attempts: 5, declines: 3, windowSeconds: 600, blockSeconds: 900 },
+      case: null,
+    });
+    expect(await json(...card)).toMatchObject({ limits: { card: null, case: null } });
+    expect((await refused(1, ...card, '--block-seconds', '9')).message).toBe('blockSeconds applies to declines of scope card only.');
+  });
+  test('set-rules: bounds of the amount and an allow-list of brands', async () => {
+    const portalId = await aPortal('--account', await anAccount());
+    const rules = { minCents: 100, maxCents: 5000, brands: ['visa', 'mastercard'] };
+    const args = ['--min-cents', '100', '--max-cents', '5000', '--brands', 'mastercard,Visa'];
+    expect(await json('portals', 'set-rules', portalId, ...args)).toMatchObject({ portalId, rules });
+    expect((await postgresDirectory(pool).portal(portalId))?.rules).toEqual(rules);
+    expect(await json('portals', 'set-rules', portalId, '--brands', 'none')).toMatchObject({ rules: { ...rules, brands: null } });
+  });
+  test('checkout: on with an allow-list and a name, off again with both kept', async () => {
+    const portalId = await aPortal('--account', await anAccount());
+    const on = [
+      '--enable',
+      '--allow',
+      'https://agency.example/pay/',
+      '--allow',
+      'https://*.agency.gov',
+      '--require-signed-intake',
+      '--agency-name',
+      'City',
+    ];
+    const checkout = { enabled: true, allow: ['https://agency.example/pay', 'https://*.agency.gov'], requireSignedIntake: true, agencyName: 'City' };
+    expect(await json('portals', 'checkout', portalId, ...on)).toMatchObject({ checkout });
+    expect(await json('portals', 'checkout', portalId, '--disable', '--no-require-signed-intake')).toMatchObject({
+      checkout: { ...checkout, enabled: false, requireSignedIntake: false },
+    });
+    expect((await refused(1, 'portals', 'checkout', portalId, '--enable', '--allow', 'http://agency.example')).message).toMatch(
+      /^An allowed address reads/,
+    );
+  });
+  test('an unknown portal is refused, exit 1', async () => {
+    for (const args of [
+      ['show', NOBODY],
+      ['set-fee', NOBODY, '--fee-flat-cents', '1'],
+      ['grant', NOBODY, '--account', await anAccount()],
+    ])
+      // prettier-ignore
+      expect((await refused(1, 'portals', ...args)).details.code).toBe('PORTAL_ACCESS_DENIED');
+  });
+  test('for people: the whole configuration, without the secret', async () => {
+    const accountId = await anAccount();
+    const portalId = await aPortal('--account', accountId, '--fee-flat-cents', '50', '--fee-percent-bps', '250');
+    const { stdout } = await payfold(['portals', 'show', portalId]);
+    expect(stdout).toMatch(/^fee +2\.50 % \+ \$0\.50, separate \(version 1\)$/m);
+    expect(stdout).toMatch(new RegExp(`^owner +${accountId}$`, 'm'));
+    expect(stdout).not.toMatch(/psec_|ciphertext/);
+  });
+});
+
+describe('payfold cases (C70, Errors 2)', () => {
+  test('block, hold, allow: {portalId, referenceId, restriction}', async () => {
+    const portalId = await aPortal('--account', await anAccount());
+    const name = ['--portal', portalId, '--reference', 'CASE 7/2026 é'];
+    const found = () => postgresDirectory(pool).caseRestriction(portalId, 'CASE 7/2026 é');
+    expect(await json('cases', 'block', ...name, '--reason', 'sold')).toMatchObject({
+      portalId,
+      referenceId: 'CASE 7/2026 é',
+      restriction: 'blocked',
+    });
+    expect(await found()).toEqual({ kind: 'blocked', until: null, reason: 'sold' });
+    expect(await json('cases', 'hold', ...name, '--until', '2999-01-31T12:00:00+02:00')).toMatchObject({
+      restriction: 'held',
+      until: '2999-01-31T10:00:00.000Z',
+    });
+    expect(await found()).toEqual({ kind: 'held', until: '2999-01-31T10:00:00.000Z', reason: null });
+    expect(await json('cases', 'allow', ...name)).toMatchObject({ portalId, restriction: 'none' });
+    expect(await found()).toBeNull();
+  });
+  test('what cannot be: an end in the past or on no calendar, an end with allow, an unknown portal', async () => {
+    const portalId = await aPortal('--account', await anAccount());
+    const name = ['--portal', portalId, '--reference', 'c'];
+    expect((await refused(1, 'cases', 'hold', ...name, '--until', '2020-01-01')).message).toBe('until must lie in the future.');
+    expect((await refused(2, 'cases', 'hold', ...name, '--until', '2999-02-30')).message).toMatch(/It must be a time like/);
+    expect((await refused(2, 'cases', 'allow', ...name, '--until', '2999-01-01')).message).toMatch(/--until does not go with allow/);
+    expect((await refused(1, 'cases', 'block', '--portal', NOBODY, '--reference', 'c')).details.code).toBe('PORTAL_ACCESS_DENIED');
+  });
+});
+
+describe('wrong usage: one line, exit 2, nothing opened', () => {
+  // A database that nobody answers at: none of these may get as far as opening it.
+  const nowhere = () => ({ DATABASE_URL: 'postgres://127.0.0.1:1/none', DATA_DIR: join(dataDir, 'unused') });
+  test.each([
+    [['accounts', 'create'], /required option '--name <name>' not specified/],
+    [['accounts', 'create', '--name', 'x', '--nmae', 'y'], /unknown option '--nmae'/],
+    [['accounts', 'deactivate', 'x', '--yes'], /It must be a UUID/],
+    [['accounts', 'deactivate', NOBODY], /add --yes/],
+    [['keys', 'rotate', '--account', NOBODY], /add --yes/],
+    [['portals', 'revoke', NOBODY, '--account', NOBODY], /add --yes/],
+    [['accounts', 'delete'], /unknown command 'delete'/],
+    [['acounts'], /unknown command 'acounts'/],
+    [['portals', 'create', '--account', NOBODY, '--name', 'P', '--fee-flat-cents', '1.5'], /whole number/],
+    [['portals', 'create', '--account', NOBODY, '--name', 'P', '--fee-flat-cents', '-5'], /whole number/],
+    [['portals', 'create', '--account', NOBODY, '--name', 'P', '--charge-mode', 'both'], /Allowed choices are separate, combined/],
+    [['portals', 'create', '--name', 'P'], /required option '--account <account>'/],
+    [['portals', 'set-limits', NOBODY, '--scope', 'card'], /--window-seconds/],
+    [['portals', 'set-limits', NOBODY, '--scope', 'payer', '--window-seconds', '1'], /Allowed choices are card, case/],
+    [['portals', 'set-rules', NOBODY, '--brands', 'visa,maestro'], /Brands are visa/],
+    [['portals', 'checkout', NOBODY, '--enable', '--disable'], /cannot be used with/],
+    [['portals', 'show'], /missing required argument 'portal'/],
+    [['portals', 'show', NOBODY, 'more'], /too many arguments/],
+  ])('%j', async (args, message) => {
+    const [plain, asJson] = await Promise.all([payfold(args, nowhere()), payfold([...args, '--json'], nowhere())]);
+    expect(plain).toMatchObject({ code: 2, stdout: '' });
+    expect(plain.stderr).toMatch(message);
+    expect(plain.stderr).toMatch(/^error: [^\n]+\n$/);
+    expect(asJson.code).toBe(2);
+    expect(valueOf(asJson)).toMatchObject({ success: false, message: expect.stringMatching(message), details: { code: 'VALIDATION_ERROR' } });
+  });
+  test('no command at all shows the help, exit 2; asked for, it is exit 0', async () => {
+    expect(await payfold([], nowhere())).toMatchObject({ code: 2, stdout: '', stderr: expect.stringContaining('Usage: payfold') });
+    expect(await payfold(['portals', 'set-fee', '--help'], nowhere())).toMatchObject({
+      code: 0,
+      stderr: '',
+      stdout: expect.stringContaining('--json'),
+    });
+    expect(await payfold(['--version'], nowhere())).toMatchObject({ code: 0, stdout: expect.stringMatching(/^\d+\.\d+\.\d+\n$/) });
+  });
+  test('a wrong environment: every fault at once, exit 2', async () => {
+    const ran = await payfold(['accounts', 'list', '--json'], { ...nowhere(), PORT: 'x', LOG_LEVEL: 'loud' });
+    expect(ran.code).toBe(2);
+    expect(valueOf<Envelope>(ran).message).toMatch(/LOG_LEVEL=loud[^]*PORT=x|PORT=x[^]*LOG_LEVEL=loud/);
+  });
+});
+
+describe('the stores of a command', () => {
+  test('a database that does not answer: exit 1, one line, no password', async () => {
+    const env = { DATABASE_URL: 'postgres://someone:verysecret@127.0.0.1:1/none', DATA_DIR: dataDir };
+    const ran = await payfold(['accounts', 'list', '--json'], env);
+    expect(ran.code).toBe(1);
+    expect(valueOf(ran)).toEqual({ success: false, message: 'the database cannot be reached (ECONNREFUSED)', details: { code: 'INTERNAL_ERROR' } });
+    expect(ran.stderr).toBe('error: the database cannot be reached (ECONNREFUSED)\n');
+  });
+  test('a running service is found by its runtime.json', async () => {
+    const directory = await mkdtemp(join(dataDir, 'runtime-'));
+    const runtime = { pid: process.pid, apiUrl: 'http://127.0.0.1:1', databaseUrl: database.url, simulatorUrl: 'http://127.0.0.1:1' };
+    await writeFile(join(directory, 'runtime.json'), JSON.stringify(runtime));
+    const ran = await payfold(['accounts', 'create', '--name', 'Found', '--json'], { DATA_DIR: directory });
+    const { accountId } = valueOf<{ accountId: string }>(ran);
+    expect(await postgresDirectory(pool).account(accountId)).toMatchObject({ name: 'Found' });
+    expect(await readdir(directory)).not.toContain('postgres');
+  });
+  test('without service and DATABASE_URL, Postgres is started for the command; two commands at once take turns; nothing is left running', async () => {
+    const directory = await mkdtemp(join(dataDir, 'embedded-'));
+    const ran = await Promise.all(['A', 'B'].map((name) => payfold(['accounts', 'create', '--name', name, '--json'], { DATA_DIR: directory })));
+    expect(ran.map(({ code, stderr }) => [code, stderr])).toEqual([[0, ''], [0, '']]); // prettier-ignore
+    const listed = valueOf<{ name: string }[]>(await payfold(['accounts', 'list', '--json'], { DATA_DIR: directory }));
+    expect(listed.map(({ name }) => name).sort()).toEqual(['A', 'B']);
+    expect(await readdir(directory)).not.toContain('lock');
+    expect(await readdir(join(directory, 'postgres'))).not.toContain('postmaster.pid');
+  }, 60_000);
+  test('an interrupted command stops the Postgres that it started', async () => {
+    const directory = await mkdtemp(join(dataDir, 'interrupted-'));
+    const child = spawn(process.execPath, [LAUNCHER, 'accounts', 'list'], { env: { PATH: process.env.PATH, DATA_DIR: directory }, stdio: 'ignore' });
+    const exited = new Promise<number | null>((done) => child.once('exit', (code) => done(code)));
+    for (let waited = 0; child.exitCode === null && waited < 10_000 && !(await readdir(directory)).includes('postgres'); waited += 10)
+      await new Promise((wake) => setTimeout(wake, 10));
+    child.kill('SIGTERM');
+    expect(await exited).toBe(143);
+    expect(await readdir(directory)).not.toContain('lock');
+    expect(await readdir(join(directory, 'postgres'))).not.toContain('postmaster.pid');
+  }, 60_000);
+});
