@@ -50,10 +50,10 @@ export interface Context {
   readonly directory: Directory;
   readonly administration: Administration;
   /** Brings the directory up to an event of this command, so that it counts for the next request. null: there is nothing to wait for. */
-  inForce(position: Position | null): Promise<void>;
+  readonly inForce: (position: Position | null) => Promise<void>;
   /** Brings the directory up to everything that has been appended. */
-  caughtUp(): Promise<void>;
-  close(): Promise<void>;
+  readonly caughtUp: () => Promise<void>;
+  readonly close: () => Promise<void>;
 }
 
 /** Opens the stores. Throws ConfigError, or one clear line where a store cannot be opened; nothing stays open then. */
@@ -99,7 +99,7 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   closers.push(() => store.close());
 
   const clock = systemClock;
-  const ids = systemIds(clock.now);
+  const ids = systemIds(() => clock.now());
   const projection = createSubscriber(directoryProjection, { store, pool, clock });
   const inForce = async (position: Position | null) => {
     if (position !== null) await projection.runUntil(position, { timeoutMs: PROJECT_TIMEOUT_MS });
@@ -132,7 +132,7 @@ const prepareSchema = async (pool: Pool) => {
     if (error.code !== UNDEFINED_TABLE) throw error;
     return false;
   });
-  if (!ready) await migrate(pool, (await import('./migrations.js')).MIGRATIONS);
+  if (!ready) await migrate(pool, (await import('../services.js')).MIGRATIONS);
 };
 
 /** The name under which facts are recorded: who is logged in, or the number where the system has no name for it (containers). */

@@ -133,7 +133,7 @@ export const orNone =
   (text: string): T | 'none' =>
     text === 'none' ? text : parse(text);
 
-export const withoutNone = <T>(value: T | 'none'): T | null => (value === 'none' ? null : (value as T));
+export const withoutNone = <T>(value: T | 'none'): T | null => (value === 'none' ? null : value);
 
 const MOMENT = /^(\d{4}-\d{2}-\d{2})(?:[Tt]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
 

@@ -22,7 +22,7 @@ const world = async (keys: KeyRing = ring('k1'), environment: 'sandbox' | 'produ
   const administration = new Administration({
     store,
     clock,
-    ids: systemIds(clock.now),
+    ids: systemIds(() => clock.now()),
     keys,
     environment,
     cardInTextCheck: true,
@@ -240,7 +240,7 @@ describe('access tokens (C52)', () => {
   test('kid is in the ring and names the key that signed', async () => {
     for (const kid of ['k2', '', undefined, '__proto__', 1, null]) await bad(await forge({}, { kid }));
     const both = ring('k1', 'k2');
-    w.deps = { ...w.deps, tokens: new AccessTokens(both, 'sandbox', w.clock) } as AuthenticationDeps;
+    w.deps = { ...w.deps, tokens: new AccessTokens(both, 'sandbox', w.clock) };
     await good(await forge({}, {}, both));
     await good(await forge({}, { kid: 'k2' }, both, 'k2'));
     await bad(await forge({}, { kid: 'k2' }, both, 'k1'));

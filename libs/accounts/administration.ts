@@ -3,7 +3,7 @@
  * does the first start of a sandbox.
  */
 import { createHash } from 'node:crypto';
-import { type Clock, type Decider, fold, type Ids, type Json, ServiceError, timestamp } from '#kernel';
+import { type Clock, type Decider, type Ids, type Json, ServiceError, timestamp } from '#kernel';
 import { hashedUuid, holdsCardNumber, type KeyRing } from '#platform';
 import { type Actor, Conflict, type EventStore, type NewEvent, OutcomeUnknown, type Position, type Recorded } from '#eventstore';
 import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
@@ -247,7 +247,7 @@ export class Administration {
       if (events.length === 0) return { state, position };
       try {
         const appended = await this.append(stream, revision, events, correlationId);
-        return { state: fold({ initial: state, evolve: decider.evolve }, events), position: appended };
+        return { state: events.reduce((before, event) => decider.evolve(before, event), state), position: appended };
       } catch (error) {
         if (!(error instanceof Conflict)) throw error;
         if (round >= MAX_ROUNDS) throw new ServiceError('INVALID_STATE', 'Somebody else keeps changing this; try again.');

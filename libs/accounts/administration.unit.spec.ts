@@ -17,7 +17,7 @@ beforeEach(() => {
   deps = {
     store,
     clock,
-    ids: systemIds(systemClock.now),
+    ids: systemIds(() => systemClock.now()),
     keys: newKeyRing(),
     environment: 'sandbox',
     cardInTextCheck: true,

@@ -54,7 +54,7 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
     administration = new Administration({
       store,
       clock: systemClock,
-      ids: systemIds(systemClock.now),
+      ids: systemIds(() => systemClock.now()),
       keys,
       environment: 'sandbox',
       cardInTextCheck: true,
@@ -241,7 +241,7 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
 
 test('the two directories tell the same of a long random history', async () => {
   const store = memoryEventStore();
-  const ids = systemIds(systemClock.now);
+  const ids = systemIds(() => systemClock.now());
   const administration = new Administration({
     store,
     clock: systemClock,

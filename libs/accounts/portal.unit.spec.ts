@@ -32,7 +32,7 @@ const create = {
   type: 'CreatePortal',
   portalId,
   name: 'Water bills',
-  ownerAccountId: owner!,
+  ownerAccountId: owner,
   grantedAccountIds: [],
   gateway,
   fee,
@@ -40,7 +40,7 @@ const create = {
 } as const;
 const created: PortalEvent = {
   type: 'PortalCreated',
-  data: { portalId, name: 'Water bills', ownerAccountId: owner!, gateway, feeVersion: 1, fee, signingSecret },
+  data: { portalId, name: 'Water bills', ownerAccountId: owner, gateway, feeVersion: 1, fee, signingSecret },
 };
 const granted = (accountId: string): PortalEvent => ({ type: 'PortalAccessGranted', data: { portalId, accountId } });
 const revoked = (accountId: string): PortalEvent => ({ type: 'PortalAccessRevoked', data: { portalId, accountId } });
@@ -61,12 +61,12 @@ describe('a portal', () => {
   test('belongs to its first account (C66)', () => given().when(create).then(created));
   test('further accounts are grants, each named once', () =>
     given()
-      .when({ ...create, grantedAccountIds: [other!, owner!, other!] })
-      .then(created, granted(other!)));
+      .when({ ...create, grantedAccountIds: [other, owner, other] })
+      .then(created, granted(other)));
   test('may begin without a gateway (503 until it has one)', () =>
     given()
       .when({ ...create, gateway: null })
-      .then({ ...created, data: { ...created.data, gateway: null } } as PortalEvent));
+      .then({ ...created, data: { ...created.data, gateway: null } }));
   test('is created once', () =>
     given(created)
       .when(create)
@@ -83,12 +83,12 @@ describe('a portal', () => {
       limits: { card: null, case: null },
       rules: { minCents: null, maxCents: null, brands: null },
       checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null },
-      access: { [owner!]: 'granted' },
+      access: { [owner]: 'granted' },
     }));
   test.each<PortalCommand>([
     { type: 'ChangeFee', change: {} },
-    { type: 'GrantAccess', accountId: other! },
-    { type: 'RevokeAccess', accountId: other! },
+    { type: 'GrantAccess', accountId: other },
+    { type: 'RevokeAccess', accountId: other },
     { type: 'SetGateway', gateway: null },
   ])('that does not exist refuses $type', (command) =>
     given()
@@ -96,7 +96,7 @@ describe('a portal', () => {
       .thenRefused('PORTAL_ACCESS_DENIED', /no such portal/),
   );
   test('an impossible history is a fault', () => {
-    expect(() => fold(portal, [granted(other!)])).toThrow('begins without');
+    expect(() => fold(portal, [granted(other)])).toThrow('begins without');
     expect(() => fold(portal, [created, created])).toThrow('twice');
   });
 });
@@ -143,27 +143,27 @@ describe('the service fee (C32)', () => {
   test('zero everywhere is a configuration like any other (C35)', () =>
     given()
       .when({ ...create, fee: NO_FEE })
-      .then({ ...created, data: { ...created.data, fee: NO_FEE } } as PortalEvent));
+      .then({ ...created, data: { ...created.data, fee: NO_FEE } }));
 });
 
 describe('access (C46, C47)', () => {
   test('is granted and revoked', () => {
-    given(created).when({ type: 'GrantAccess', accountId: other! }).then(granted(other!));
-    given(created, granted(other!)).when({ type: 'RevokeAccess', accountId: other! }).then(revoked(other!));
+    given(created).when({ type: 'GrantAccess', accountId: other }).then(granted(other));
+    given(created, granted(other)).when({ type: 'RevokeAccess', accountId: other }).then(revoked(other));
   });
-  test('the owner may be revoked too', () => given(created).when({ type: 'RevokeAccess', accountId: owner! }).then(revoked(owner!)));
+  test('the owner may be revoked too', () => given(created).when({ type: 'RevokeAccess', accountId: owner }).then(revoked(owner)));
   test('that was revoked may be granted again', () =>
-    given(created, granted(other!), revoked(other!)).when({ type: 'GrantAccess', accountId: other! }).then(granted(other!)));
+    given(created, granted(other), revoked(other)).when({ type: 'GrantAccess', accountId: other }).then(granted(other)));
   test('granted or revoked again changes nothing', () => {
-    given(created).when({ type: 'GrantAccess', accountId: owner! }).then();
-    given(created, revoked(owner!)).when({ type: 'RevokeAccess', accountId: owner! }).then();
+    given(created).when({ type: 'GrantAccess', accountId: owner }).then();
+    given(created, revoked(owner)).when({ type: 'RevokeAccess', accountId: owner }).then();
   });
   test('an account that never had access cannot lose it', () =>
     given(created)
-      .when({ type: 'RevokeAccess', accountId: stranger! })
+      .when({ type: 'RevokeAccess', accountId: stranger })
       .thenRefused('INVALID_STATE', /never had access/));
   test('what was once granted is remembered', () =>
-    expect(fold(portal, [created, granted(other!), revoked(other!)])?.access).toEqual({ [owner!]: 'granted', [other!]: 'revoked' }));
+    expect(fold(portal, [created, granted(other), revoked(other)])?.access).toEqual({ [owner]: 'granted', [other]: 'revoked' }));
 });
 
 describe('velocity limits (C53, C70)', () => {
