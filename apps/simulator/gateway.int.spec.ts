@@ -33,7 +33,7 @@ interface Running {
   readonly control: SimulatorControl;
   readonly directory: string;
   readonly logged: string[];
-  stop(): Promise<void>;
+  readonly stop: () => Promise<void>;
 }
 
 const run = async (options: Partial<SimulatorOptions> = {}): Promise<Running> => {

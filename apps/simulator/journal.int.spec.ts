@@ -137,9 +137,11 @@ describe('a torn last line', () => {
 
   test('of zeros, as a lost page leaves it', async () => {
     await written('first');
+    const { size } = await stat(file);
     await appendFile(file, Buffer.alloc(4096));
     expect((await load()).notes).toEqual(['first']);
     expect(logged).toHaveLength(1);
+    expect((await stat(file)).size).toBe(size);
   });
 
   test('is all there is: the journal begins anew', async () => {

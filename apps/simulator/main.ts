@@ -4,14 +4,12 @@ import { ConfigError, createLogger, readConfig } from '#platform';
 import { JournalRefused } from './journal.js';
 import { startSimulator } from './server.js';
 
-const HOST = '127.0.0.1';
-
 const run = async (): Promise<void> => {
   const config = readConfig();
   const logger = createLogger(config.logLevel, 'simulator');
   const simulator = await startSimulator({
     directory: join(config.dataDir, 'simulator'),
-    host: HOST,
+    host: config.host,
     port: config.simulatorPort,
     controls: config.environment === 'sandbox',
     onLog: (line) => logger.info(line),

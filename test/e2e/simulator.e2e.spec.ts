@@ -2,6 +2,7 @@
  * The sandbox processor as a real process under load: killed in the middle of writes, it knows everything that it had acknowledged, nothing twice,
  * and answers every reference as before. Needs the built code (`nest build`).
  */
+import { spawn } from 'node:child_process';
 import { randomInt } from 'node:crypto';
 import { appendFile, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -189,6 +190,24 @@ describe('the process', () => {
     const first = await start();
     await first.kill();
     expect(await findSimulator(join(dataDir, 'simulator'))).toBeNull();
+    await start();
+  });
+
+  test('it ends with the process that started it, also when that one is killed', async () => {
+    const script = `import { startSimulatorProcess } from ${JSON.stringify(resolve('dist/apps/simulator/child.js'))};
+      console.log((await startSimulatorProcess({ dataDir: ${JSON.stringify(dataDir)} })).url);`;
+    const parent = spawn(process.execPath, ['--input-type=module', '-e', script], { stdio: ['ignore', 'pipe', 'inherit'] });
+    const gone = new Promise((exited) => parent.once('exit', exited));
+    const url = await new Promise<string>((ready) => parent.stdout.once('data', (text) => ready(String(text).trim())));
+    expect(await findSimulator(join(dataDir, 'simulator'))).toBe(url);
+    parent.kill('SIGKILL');
+    await gone;
+    await eventually(() =>
+      fetch(`${url}/healthz`).then(
+        () => false,
+        () => true,
+      ),
+    );
     await start();
   });
 
