@@ -141,6 +141,7 @@ export interface EventStorePools {
  */
 export const postgresEventStore = (pools: EventStorePools, options: { clock?: Clock } = {}): EventStore => {
   const clock = options.clock ?? systemClock;
+  Object.values(pools).forEach(tolerateLostConnections);
   const reads = new Reads(pools.read, clock);
   const growth = new Growth(pools.listen, clock);
   const appends = new Appends(pools.append, clock, () => growth.announce());
@@ -227,6 +228,15 @@ const withClient = async <T>(pool: Pool, work: (client: Client) => Promise<T>): 
     client.off('error', onError);
     client.release(broken);
   }
+};
+
+const guarded = new WeakSet<Pool>();
+
+/** A connection that is thrown away may report its death afterwards, when nobody listens; that must not end the process. */
+export const tolerateLostConnections = (pool: Pool): void => {
+  if (guarded.has(pool)) return;
+  guarded.add(pool);
+  pool.on('connect', (client) => client.on('error', () => undefined));
 };
 
 // ---- appends
@@ -352,18 +362,22 @@ class Appends {
 
   private async run(batch: Batch): Promise<void> {
     const { appends } = batch;
+    let sent: readonly Append[] = [];
     try {
       const rows = await withClient(this.pool, async (client) => {
         if (!this.prepared.has(client)) {
           await this.abandonable(batch, client.query(SESSION));
           this.prepared.add(client);
         }
-        appends.forEach((append) => (append.inFlight = true));
-        return (await this.abandonable(batch, client.query<AppendRow>(appendQuery(appends)))).rows;
+        // Whose time ran out while the connection was made was told that nothing happened; so nothing may.
+        sent = appends.filter(({ settled }) => !settled);
+        if (sent.length === 0) return [];
+        sent.forEach((append) => (append.inFlight = true));
+        return (await this.abandonable(batch, client.query<AppendRow>(appendQuery(sent)))).rows;
       });
       this.failures = 0;
       for (const [request, status, revision, position] of rows) {
-        const append = appends[request - 1]!;
+        const append = sent[request - 1]!;
         if (status === 'conflict') this.fail(append, new Conflict(append.stream, append.expected, revision === '-1' ? null : BigInt(revision)));
         else this.succeed(append, { revision: BigInt(revision), position: numericPosition(position!) });
       }

@@ -1,0 +1,244 @@
+/** The Postgres adapter when connections break, the server stalls, or it is killed in the middle of commits. On a cluster of its own, fsync on. */
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { createServer, connect, type Server, type Socket } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createPool, freePort, migrate, startEmbeddedPostgres, type EmbeddedPostgres, type Pool } from '#platform';
+import {
+  createPostgresEventStore,
+  createSubscriber,
+  eventStoreMigrations,
+  OutcomeUnknown,
+  Unavailable,
+  type EventStore,
+  type NewEvent,
+  type Position,
+} from '#eventstore';
+import { collect, following, logAfter, newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
+import { eventually } from '../../test/support/eventually.js';
+
+let directory: string;
+let port: number;
+let postgres: EmbeddedPostgres;
+let admin: Pool;
+const start = async () => {
+  postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { port });
+  return true;
+};
+beforeAll(async () => {
+  directory = await mkdtemp(join(tmpdir(), 'payfold-fault-'));
+  port = await freePort();
+  await start();
+  admin = createPool(postgres.url, { name: 'admin', max: 2 });
+  await migrate(admin, eventStoreMigrations);
+}, 60_000);
+afterAll(async () => {
+  await admin.end();
+  await postgres.stop();
+  await rm(directory, { recursive: true, force: true });
+});
+
+const cutConnections = () => admin.query(`select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'payfold event%'`);
+
+/** What a test that fails half-way leaves running. */
+const cleanUps: (() => Promise<unknown>)[] = [];
+afterEach(async () => {
+  for (const cleanUp of cleanUps.splice(0).reverse()) await cleanUp();
+});
+
+/** Writers that append with retries until they know, as a caller of the port does; what was acknowledged, with its place. */
+const load = (store: EventStore, writers: number) => {
+  let running = true;
+  const acknowledged: { stream: string; event: NewEvent; revision: bigint; position: Position }[] = [];
+  const errors = { unknown: 0, unavailable: 0, retried: 0 };
+  const done = Promise.all(
+    Array.from({ length: writers }, async (_, writer) => {
+      for (let round = 0; running; round++) {
+        const stream = newStream();
+        let expected: bigint | 'no_stream' = 'no_stream';
+        for (let n = 0; n < 3; n++) {
+          const event = newEvent({ writer, round, n });
+          for (let tries = 0; ; tries++) {
+            try {
+              const answer = await store.append(stream, expected, [event], { timeoutMs: 1_000 });
+              acknowledged.push({ stream, event, ...answer });
+              expected = answer.revision;
+              if (tries > 0) errors.retried++;
+              break;
+            } catch (error) {
+              if (error instanceof OutcomeUnknown) errors.unknown++;
+              else if (error instanceof Unavailable) errors.unavailable++;
+              else throw error;
+            }
+          }
+        }
+      }
+    }),
+  );
+  const stop = async () => {
+    running = false;
+    await done;
+  };
+  cleanUps.push(stop);
+  return { acknowledged, errors, stop };
+};
+
+/** Everything that was acknowledged is where the answer said, once, and the log has neither gaps nor repetitions. */
+const verify = async (store: EventStore, acknowledged: ReturnType<typeof load>['acknowledged']) => {
+  const log = new Map((await logAfter(store, null)).map((event) => [event.position, event]));
+  expect(acknowledged.filter(({ position, event }) => log.get(position)?.id !== event.id)).toEqual([]);
+  const { rows } = await admin.query(
+    `select count(*) = max(position) and min(position) = 1 and max(position) = (select position from es.head) as gap_free,
+            count(distinct event_id) = count(*) as once from es.events`,
+  );
+  expect(rows).toEqual([{ gap_free: true, once: true }]);
+};
+
+describe('connections that break', () => {
+  test('in the middle of batches, for seconds: appends succeed all the same, once, and a reader misses nothing', async () => {
+    const store = createPostgresEventStore(postgres.url);
+    cleanUps.push(() => store.close());
+    const from = await store.head();
+    const reader = following(store, from);
+    const work = load(store, 32);
+    for (let cut = 0; cut < 15; cut++) {
+      const before = work.acknowledged.length;
+      await eventually(() => work.acknowledged.length > before + 100);
+      await cutConnections();
+    }
+    await work.stop();
+    expect(work.errors).toEqual({ unknown: 0, unavailable: 0, retried: 0 });
+    await verify(store, work.acknowledged);
+    await eventually(() => reader.events().length === work.acknowledged.length);
+    expect(new Set(reader.events().map(({ id }) => id))).toEqual(new Set(work.acknowledged.map(({ event }) => event.id)));
+    await reader.close();
+  }, 60_000);
+
+  test('an append without a revision is not repeated: its caller is told that nobody knows', async () => {
+    const store = createPostgresEventStore(postgres.url);
+    await store.append(newStream(), 'any', newEvents(1));
+    const blocker = await admin.connect();
+    await blocker.query('begin; select from es.head for update');
+    const pending = store.append(newStream(), 'any', newEvents(1)).catch((error: unknown) => error);
+    await eventually(
+      async () =>
+        (await admin.query(`select from pg_stat_activity where application_name = 'payfold event append' and wait_event_type = 'Lock'`)).rowCount,
+    );
+    await cutConnections();
+    expect(await pending).toBeInstanceOf(OutcomeUnknown);
+    await blocker.query('rollback');
+    blocker.release();
+    await store.close();
+  });
+});
+
+/** Stands between store and Postgres, and can hold back every byte, as a stalled network does. */
+class Gate {
+  open = true;
+  private readonly sockets = new Set<Socket>();
+  private readonly server: Server = createServer((client) => {
+    const server = connect(port, '127.0.0.1');
+    for (const [from, to] of [
+      [client, server],
+      [server, client],
+    ] as const) {
+      this.sockets.add(from);
+      from.on(
+        'data',
+        (bytes) => void (async () => (await eventually(() => this.open, { timeoutMs: 60_000 }), to.write(bytes)))().catch(() => undefined),
+      );
+      from.on('close', () => to.destroy()).on('error', () => undefined);
+    }
+  });
+  listen = () => new Promise<number>((ready) => this.server.listen(0, '127.0.0.1', () => ready((this.server.address() as { port: number }).port)));
+  close = () => {
+    this.sockets.forEach((socket) => socket.destroy());
+    this.server.close();
+  };
+}
+
+describe('a server that does not answer', () => {
+  let gate: Gate;
+  let store: EventStore;
+  beforeEach(async () => {
+    gate = new Gate();
+    const url = new URL(postgres.url);
+    url.port = String(await gate.listen());
+    store = createPostgresEventStore(url.toString());
+  });
+
+  test('what was sent is OutcomeUnknown, what was not is Unavailable; both in time, and all works again afterwards', async () => {
+    await store.append(newStream(), 'no_stream', newEvents(1));
+    const [first, second] = [newStream(), newStream()];
+    const event = newEvent();
+    gate.open = false;
+    const begun = performance.now();
+    const outcomes = await Promise.all(
+      [store.append(first, 'no_stream', [event], { timeoutMs: 400 }), store.append(second, 'no_stream', newEvents(1), { timeoutMs: 400 })].map(
+        (append) => append.catch((error: unknown) => error),
+      ),
+    );
+    expect(performance.now() - begun).toBeLessThan(1_000);
+    // The second needed a new connection, which never came.
+    expect(outcomes[0]).toBeInstanceOf(OutcomeUnknown);
+    expect(outcomes[1]).toBeInstanceOf(Unavailable);
+    gate.open = true;
+    expect((await store.append(first, 'no_stream', [event])).revision).toBe(0n);
+    expect(await collect(store.read(first))).toHaveLength(1);
+    expect(await collect(store.read(second))).toEqual([]);
+    await store.close();
+    gate.close();
+  });
+
+  test('reads end with Unavailable', async () => {
+    await store.head();
+    gate.open = false;
+    await expect(store.head()).rejects.toBeInstanceOf(Unavailable);
+    gate.open = true;
+    await store.head();
+    await store.close();
+    gate.close();
+  });
+});
+
+describe('Postgres is killed (SIGKILL) under load and started again', () => {
+  test('what was acknowledged is found, once and without gaps; appends, reader and projection go on by themselves', async () => {
+    const store = createPostgresEventStore(postgres.url);
+    cleanUps.push(() => store.close());
+    const from = await store.head();
+    const reader = following(store, from);
+    const pool = createPool(postgres.url, { name: 'projection', max: 4 });
+    cleanUps.push(() => pool.end());
+    await pool.query('create table applied (nth bigserial, id uuid not null)');
+    const projection = createSubscriber(
+      {
+        name: 'applied',
+        apply: async (client, events) =>
+          void (await client.query('insert into applied (id) select unnest($1::uuid[])', [events.map(({ id }) => id)])),
+      },
+      { store, pool },
+    );
+    projection.start();
+    cleanUps.push(() => projection.stop());
+    const work = load(store, 32);
+    for (let kill = 0; kill < 3; kill++) {
+      const before = work.acknowledged.length;
+      await eventually(() => work.acknowledged.length > before + 1_000, { timeoutMs: 30_000 });
+      process.kill(postgres.pid, 'SIGKILL');
+      // Until its children are gone the cluster's shared memory is still in use.
+      await eventually(start, { timeoutMs: 30_000, everyMs: 200 });
+    }
+    const before = work.acknowledged.length;
+    await eventually(() => work.acknowledged.length > before + 500, { timeoutMs: 30_000 });
+    await work.stop();
+    await verify(store, work.acknowledged);
+    const log = (await logAfter(store, from)).map(({ id }) => id);
+    await eventually(() => reader.events().length >= log.length);
+    expect(reader.events().map(({ id }) => id)).toEqual(log);
+    expect(await projection.caughtUpTo(await store.head(), 20_000)).toBe(true);
+    const all = (await logAfter(store, null)).map(({ id }) => id);
+    expect((await pool.query<{ id: string }>('select id from applied order by nth')).rows.map(({ id }) => id)).toEqual(all);
+    await reader.close();
+  }, 120_000);
+});
