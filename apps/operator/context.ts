@@ -4,10 +4,11 @@
  * `DATABASE_URL` names the database; without it, it is that of the running service, and without one the embedded Postgres is started for the time of the
  * command, under the lock on `DATA_DIR` that keeps two processes from starting it twice.
  */
+import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { userInfo } from 'node:os';
 import { join } from 'node:path';
-import { Administration, type Directory, directoryProjection, directorySchema, postgresDirectory } from '#accounts';
+import { Administration, type Directory, directoryProjection, directorySchema, openSigningSecret, postgresDirectory } from '#accounts';
 import { createPostgresEventStore, createSubscriber, type EventStore, eventStoreMigrations, type Position } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
 import {
@@ -33,6 +34,9 @@ const DATA_DIR_WAIT_MS = 60_000;
 const DATA_DIR_POLL_MS = 200;
 /** How long a command takes at most to bring the directory up to its own event. */
 const PROJECT_TIMEOUT_MS = 30_000;
+/** A key ring that is just being written is complete after milliseconds. */
+const KEY_RING_TRIES = 20;
+const KEY_RING_RETRY_MS = 50;
 /** Postgres: relation does not exist. */
 const UNDEFINED_TABLE = '42P01';
 
@@ -91,12 +95,15 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   await mkdir(config.dataDir, { recursive: true, mode: 0o700 });
   const { url: databaseUrl, runtime, release } = await findDatabase(config);
   closers.push(release);
-  const keys = config.masterKeyMayBeCreated ? readOrCreateKeyRing(config.masterKeyFile) : readKeyRing(config.masterKeyFile);
   const pool = createPool(databaseUrl, { name: 'operator', max: 3 });
   closers.push(() => pool.end());
   await prepareSchema(pool);
   const store = createPostgresEventStore(databaseUrl);
   closers.push(() => store.close());
+
+  const directory = postgresDirectory(pool);
+  const keys = await openKeyRing(config, await store.head());
+  await requireRightKeyRing(config, keys, directory);
 
   const clock = systemClock;
   const ids = systemIds(() => clock.now());
@@ -116,7 +123,7 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
     pool,
     store,
     runtime,
-    directory: postgresDirectory(pool),
+    directory,
     administration: new Administration({ store, clock, ids, keys, environment, cardInTextCheck, actor }),
     inForce,
     caughtUp: async () => inForce(await store.head()),
@@ -133,6 +140,36 @@ const prepareSchema = async (pool: Pool) => {
     return false;
   });
   if (!ready) await migrate(pool, (await import('../services.js')).MIGRATIONS);
+};
+
+/** The key ring; made on the very first use of a sandbox, by a command or by the service, and only while there is no data that would need another one. */
+const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, head: Position | null): Promise<KeyRing> => {
+  if (!masterKeyMayBeCreated) return readKeyRing(masterKeyFile);
+  const existed = existsSync(masterKeyFile);
+  if (!existed && head !== null)
+    throw new Error(
+      `the database holds data but ${masterKeyFile} is missing; restore it, or set DATA_DIR to the folder that belongs to the database`,
+    );
+  for (let tries = 1; ; tries++) {
+    try {
+      return readOrCreateKeyRing(masterKeyFile);
+    } catch (error) {
+      // Another process is making it at this moment.
+      if (existed || tries >= KEY_RING_TRIES) throw error;
+      await systemClock.sleep(KEY_RING_RETRY_MS);
+    }
+  }
+};
+
+/** A key issued under another ring would never be accepted; that is better said here than by a 401 later. */
+const requireRightKeyRing = async ({ masterKeyFile }: Config, keys: KeyRing, directory: Directory) => {
+  const portal = (await directory.portals()).at(-1);
+  if (!portal) return;
+  try {
+    openSigningSecret(keys, portal);
+  } catch {
+    throw new Error(`${masterKeyFile} is not the master key of this database; set DATA_DIR or MASTER_KEY_FILE to the one that belongs to it`);
+  }
 };
 
 /** The name under which facts are recorded: who is logged in, or the number where the system has no name for it (containers). */

@@ -1,6 +1,6 @@
 /** `payfold keys`: API keys. A key is shown once, when it is made. */
 import type { Command } from 'commander';
-import type { NewKey } from '#accounts';
+import { lastKeyUses, type NewKey } from '#accounts';
 import { type Answer, fields, table, type Terminal, uuid } from './terminal.js';
 
 interface AccountOption {
@@ -42,17 +42,23 @@ export const addKeys = (program: Command, { action }: Terminal): void => {
     .description('list the keys of an account, without their secrets')
     .requiredOption('--account <account>', 'account id', uuid)
     .action(
-      action(async ({ administration }, { account }: AccountOption) => {
-        const rows = (await administration.account(account)).keys.map(({ keyId, environment, lookupId, revoked }) => ({
+      action(async ({ administration, pool }, { account }: AccountOption) => {
+        const { keys: records } = await administration.account(account);
+        const lastUses = await lastKeyUses(
+          pool,
+          records.map(({ keyId }) => keyId),
+        );
+        const rows = records.map(({ keyId, environment, lookupId, revoked }) => ({
           keyId,
           prefix: `pc_${environment}_${lookupId}`,
           status: revoked ? 'revoked' : 'active',
+          lastUsedAt: lastUses.get(keyId) ?? null,
         }));
         return {
           json: rows,
           text: table(
-            ['KEY', 'BEGINS', 'STATUS'],
-            rows.map(({ keyId, prefix, status }) => [keyId, prefix, status]),
+            ['KEY', 'BEGINS', 'STATUS', 'LAST USED'],
+            rows.map(({ keyId, prefix, status, lastUsedAt }) => [keyId, prefix, status, lastUsedAt ?? 'never']),
           ),
         };
       }),

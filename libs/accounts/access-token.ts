@@ -11,6 +11,7 @@ import type { KeyRing } from '#platform';
 import type { AccountStatus } from './account.js';
 import { isRightKey, keyEnvironment, parseApiKey } from './api-key.js';
 import type { Directory } from './directory.js';
+import type { KeyUse } from './key-use.js';
 
 /** One hour (specification, Limits). */
 export const ACCESS_TOKEN_SECONDS = 3_600;
@@ -117,6 +118,8 @@ export interface AuthenticationDeps {
   readonly keys: KeyRing;
   readonly tokens: AccessTokens;
   readonly environment: 'sandbox' | 'production';
+  /** Told of keys that were accepted. */
+  readonly keyUse?: KeyUse;
 }
 
 /** Who asks. `keyId` for API keys only: an access token outlives the rotation of the key that it was obtained with. */
@@ -159,12 +162,13 @@ export const authenticate = async (authorizationHeaderLines: readonly string[], 
   return { accountId, via: 'access_token' };
 };
 
-const authenticateKey = async (text: string, { directory, keys, environment }: AuthenticationDeps): Promise<Caller> => {
+const authenticateKey = async (text: string, { directory, keys, environment, keyUse }: AuthenticationDeps): Promise<Caller> => {
   const presented = parseApiKey(text);
   if (!presented) throw badKey();
   const found = await directory.findApiKey(presented.lookupId);
   if (!isRightKey(presented, found, keyEnvironment(environment), keys)) throw badKey();
   requireActive(found.accountStatus);
+  keyUse?.used(found.keyId);
   return { accountId: found.accountId, via: 'api_key', keyId: found.keyId };
 };
 

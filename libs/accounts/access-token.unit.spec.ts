@@ -148,6 +148,14 @@ describe('API keys (C51)', () => {
     expect((await authenticate([w.apiKey], { ...w.deps, keys: both })).accountId).toBe(w.accountId);
     expect((await refused(authenticate([w.apiKey], { ...w.deps, keys: ring('k2') }))).status).toBe(401);
   });
+  test('that were accepted are told to whoever keeps their last use, others are not', async () => {
+    const used: string[] = [];
+    const deps = { ...w.deps, keyUse: { used: (keyId: string) => void used.push(keyId) } };
+    const { accessToken } = await exchange([w.apiKey], deps);
+    await authenticate([`Bearer ${accessToken}`], deps);
+    await refused(authenticate([`${w.apiKey.slice(0, 25)}${newSecret()}`], deps));
+    expect(used).toEqual([w.keyId]);
+  });
   test('refusals never repeat what was sent', async () => {
     for (const line of [w.apiKey.replace('pc_test_', 'pc_live_'), `Bearer ${w.apiKey}`, `Basic ${w.apiKey}`])
       expect((await refused(authenticate([line], w.deps))).message).not.toContain(w.apiKey.slice(25));

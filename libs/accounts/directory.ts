@@ -150,6 +150,11 @@ create table directory_case (
   until        text,
   reason       text,
   primary key (portal_id, reference_id)
+);
+-- Not folded from events (key-use.ts).
+create table api_key_use (
+  key_id       uuid primary key,
+  last_used_at timestamptz not null
 );`,
 };
 

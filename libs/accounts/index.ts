@@ -5,4 +5,5 @@ export * from './api-key.js';
 export * from './case-restriction.js';
 export * from './directory.js';
 export * from './events.js';
+export * from './key-use.js';
 export * from './portal.js';

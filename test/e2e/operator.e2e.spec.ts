@@ -3,7 +3,7 @@
  * and through authentication, without projecting anything here: it must be in force when the command returns.
  */
 import { execFile, spawn } from 'node:child_process';
-import { mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
+import { copyFile, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -351,8 +351,30 @@ describe('the stores of a command', () => {
     expect(valueOf(ran)).toEqual({ success: false, message: 'the database cannot be reached (ECONNREFUSED)', details: { code: 'INTERNAL_ERROR' } });
     expect(ran.stderr).toBe('error: the database cannot be reached (ECONNREFUSED)\n');
   });
+  test('many first commands at once agree on one master key', async () => {
+    const [fresh, directory] = [await freshDatabase(), await mkdtemp(join(dataDir, 'first-'))];
+    const env = { DATABASE_URL: fresh.url, DATA_DIR: directory };
+    const ran = await Promise.all(['A', 'B', 'C', 'D'].map((name) => payfold(['accounts', 'create', '--name', name, '--json'], env)));
+    expect(ran.map(({ code, stderr }) => [code, stderr])).toEqual(ran.map(() => [0, '']));
+    await fresh.drop();
+  });
+  test('a master key that is missing or another one is noticed before anything is written under it', async () => {
+    const other = await mkdtemp(join(dataDir, 'other-'));
+    const env = { DATABASE_URL: database.url, DATA_DIR: other };
+    await aPortal('--account', await anAccount());
+    const missing = await payfold(['accounts', 'create', '--name', 'X', '--json'], env);
+    expect([missing.code, valueOf<Envelope>(missing).message]).toEqual([
+      1,
+      expect.stringMatching(/^the database holds data but .*master\.key is missing/),
+    ]);
+    expect(await readdir(other)).toEqual([]);
+    await writeFile(join(other, 'master.key'), JSON.stringify({ current: 'k1', keys: { k1: Buffer.alloc(32, 1).toString('base64') } }));
+    const wrong = await payfold(['accounts', 'create', '--name', 'X', '--json'], env);
+    expect([wrong.code, valueOf<Envelope>(wrong).message]).toEqual([1, expect.stringMatching(/master\.key is not the master key of this database/)]);
+  });
   test('a running service is found by its runtime.json', async () => {
     const directory = await mkdtemp(join(dataDir, 'runtime-'));
+    await copyFile(join(dataDir, 'master.key'), join(directory, 'master.key'));
     const runtime = { pid: process.pid, apiUrl: 'http://127.0.0.1:1', databaseUrl: database.url, simulatorUrl: 'http://127.0.0.1:1' };
     await writeFile(join(directory, 'runtime.json'), JSON.stringify(runtime));
     const ran = await payfold(['accounts', 'create', '--name', 'Found', '--json'], { DATA_DIR: directory });

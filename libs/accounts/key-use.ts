@@ -1,0 +1,42 @@
+/**
+ * When each API key was last used, for operators who wonder whether an old key can go. Not an event and not exact: written at most once a minute, and never
+ * waited for. Its table is made with the directory's but is not of the read model: a rebuild leaves it as it is.
+ */
+import type { Clock } from '#kernel';
+import type { Queryable } from '#platform';
+
+/** The least time between two writes about one key (security.md 2). */
+export const KEY_USE_WRITE_MS = 60_000;
+
+/** Hears of every successful authentication with an API key. Must not throw and must not be waited for. */
+export interface KeyUse {
+  used(keyId: string): void;
+}
+
+/** Writes to Postgres, behind the request's back; a write that fails is told to `onError` and forgotten. */
+export const postgresKeyUse = (db: Queryable, clock: Pick<Clock, 'now'>, onError: (error: Error) => void = () => undefined): KeyUse => {
+  const written = new Map<string, number>();
+  return {
+    used: (keyId) => {
+      const now = clock.now();
+      if (now - (written.get(keyId) ?? Number.NEGATIVE_INFINITY) < KEY_USE_WRITE_MS) return;
+      written.set(keyId, now);
+      // Replicas each have their own minute; the condition keeps them from writing the row more often together.
+      db.query(
+        `insert into api_key_use as k (key_id, last_used_at) values ($1::uuid, $2::timestamptz)
+         on conflict (key_id) do update set last_used_at = excluded.last_used_at
+         where k.last_used_at <= excluded.last_used_at - $3::int * interval '1 millisecond'`,
+        [keyId, new Date(now).toISOString(), KEY_USE_WRITE_MS],
+      ).catch(onError);
+    },
+  };
+};
+
+/** RFC 3339 by key id; a key that was never used is missing. */
+export const lastKeyUses = async (db: Queryable, keyIds: readonly string[]): Promise<ReadonlyMap<string, string>> => {
+  const { rows } = await db.query<{ key_id: string; last_used_at: Date }>(
+    'select key_id, last_used_at from api_key_use where key_id = any ($1::uuid[])',
+    [keyIds],
+  );
+  return new Map(rows.map(({ key_id, last_used_at }) => [key_id, last_used_at.toISOString()]));
+};
