@@ -149,7 +149,9 @@ const refuseExpiredCard = (instrument: PaymentInstrument, now: number): void => 
   const today = new Date(now - EXPIRY_ZONE_MS);
   const { year, month } = instrument.expiry;
   if (year * 12 + month < today.getUTCFullYear() * 12 + today.getUTCMonth() + 1)
-    throw new ServiceError('VALIDATION_ERROR', 'paymentMethod.expirationDate lies in the past.', { field: 'paymentMethod.expirationDate' });
+    throw new ServiceError('VALIDATION_ERROR', 'paymentMethod.expirationDate lies in the past.', {
+      errors: [{ field: 'paymentMethod.expirationDate', message: 'lies in the past' }],
+    });
 };
 
 /** Steps 8–10 of contract §2, then the plan of the charge: fee, lines, legs and every reference that the attempt may use. */

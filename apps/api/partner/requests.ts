@@ -183,16 +183,18 @@ const payerOf = ({ address, ...payer }: PayerRequest): ChargeRequest['payer'] =>
 const defined = <T extends object>(fields: T): T => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined)) as T;
 
 /** The exact key `amount` is refused in any object of a body, except inside `lineItems[].metadata` (C3). */
-export const refuseAmount = (value: unknown, path = ''): void => {
-  if (Array.isArray(value)) value.forEach((item, index) => refuseAmount(item, `${path}[${index}]`));
+export const refuseAmount = (value: unknown, path: readonly (string | number)[] = []): void => {
+  if (Array.isArray(value)) value.forEach((item, index) => refuseAmount(item, [...path, index]));
   else if (value !== null && typeof value === 'object')
     for (const [key, item] of Object.entries(value)) {
-      const field = path === '' ? key : `${path}.${key}`;
-      if (key === 'amount') throw validationError([{ field, message: 'is not a field of this service; money fields end in Cents' }]);
-      if (key !== 'metadata' || !LINE_ITEM.test(path)) refuseAmount(item, field);
+      if (key === 'amount')
+        throw validationError([{ field: fieldOf([...path, key]), message: 'is not a field of this service; money fields end in Cents' }]);
+      if (key !== 'metadata' || !isLineItem(path)) refuseAmount(item, [...path, key]);
     }
 };
-const LINE_ITEM = /^lineItems\[\d+\]$/;
+const isLineItem = (path: readonly (string | number)[]) => path.length === 2 && path[0] === 'lineItems' && typeof path[1] === 'number';
+const fieldOf = (path: readonly (string | number)[]) =>
+  path.map((name, index) => (typeof name === 'number' ? `[${name}]` : index === 0 ? name : `.${name}`)).join('');
 
 export class RefundRequest {
   @CentsField({ optional: true, description: 'Principal cents; left out, all remaining principal.' }) amountCents?: number;

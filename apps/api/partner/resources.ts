@@ -1,14 +1,14 @@
 /** What partners receive, for the OpenAPI document. The values are made by `payment.view`; a test validates every answer of the e2e suite against this. */
 import { ApiProperty, ApiPropertyOptional } from '@nestjs/swagger';
 import { STATUS_OF } from '#kernel';
-import { PAYMENT_STATUSES } from '#payments';
+import { DECLINE_CODES, PAYMENT_STATUSES } from '#payments';
 
 const uuid = { type: 'string', format: 'uuid' } as const;
 const cents = { type: 'integer', minimum: 0 } as const;
 const dateTime = { type: 'string', format: 'date-time' } as const;
 const text = { type: 'string' } as const;
-/** JSON Schema 2020-12 spells "or null" as a list of types; the decorator's own types know OpenAPI 3.0 only. */
-const orNull = (schema: { type: string; [keyword: string]: unknown }) => ({ ...schema, type: [schema.type, 'null'] }) as object;
+/** As a union: the decorator takes a list of types (`["string", "null"]`) for "array of". */
+const orNull = (schema: { type: string; [keyword: string]: unknown }) => ({ oneOf: [schema, { type: 'null' }] }) as object;
 const oneOf = (...values: string[]) => ({ type: 'string' as const, enum: values });
 
 class Address {
@@ -130,8 +130,24 @@ export class AccessTokenGrant {
   @ApiProperty(dateTime) expiresAt!: string;
 }
 
+class FieldFault {
+  @ApiProperty({ ...text, description: 'Path of the field, such as `lineItems[0].referenceId`.' }) field!: string;
+  @ApiProperty(text) message!: string;
+}
+
+/** Which fields come with which code: specification, Errors; C16, C53, C54, C62. */
 class ErrorDetails {
   @ApiProperty(oneOf(...Object.keys(STATUS_OF))) code!: string;
+  @ApiPropertyOptional({ ...uuid, description: 'The payment that was recorded, or that is to be checked.' }) id?: string;
+  @ApiPropertyOptional({ ...oneOf(...DECLINE_CODES), description: 'On `PAYMENT_DECLINED`.' }) declineCode?: string;
+  @ApiPropertyOptional({ type: 'boolean', description: 'On `VOID_FAILED` and `PARTIAL_REFUND_PENDING`.' }) retryable?: boolean;
+  @ApiPropertyOptional({ ...oneOf('refund', 'retry_void'), description: 'As `retryable`.' }) suggestedAction?: string;
+  @ApiPropertyOptional({ ...cents, description: 'On `PARTIAL_REFUND_PENDING`.' }) remainingRefundableAmountCents?: number;
+  @ApiPropertyOptional({ ...oneOf('case', 'card'), description: 'On `VELOCITY_LIMIT`.' }) scope?: string;
+  @ApiPropertyOptional({ type: 'integer', minimum: 1, description: 'On `VELOCITY_LIMIT`.' }) windowSeconds?: number;
+  @ApiPropertyOptional({ ...dateTime, description: 'On `VELOCITY_LIMIT`, and on `DECLINE_BLOCKED` and `PAYMENT_HELD` when known.' }) retryAt?: string;
+  @ApiPropertyOptional({ type: FieldFault, isArray: true, description: 'On `VALIDATION_ERROR`, what is wrong with which field.' })
+  errors?: FieldFault[];
 }
 
 export class ErrorEnvelope {

@@ -1,0 +1,92 @@
+/**
+ * The served OpenAPI document as a judge: every answer that an e2e client receives must be documented, status, content type and body.
+ * Bodies are judged more strictly than the document does for partners: a field that it does not name fails, so that nothing leaves undocumented.
+ */
+import { Ajv2020, type ValidateFunction } from 'ajv/dist/2020.js';
+import formats from 'ajv-formats';
+
+type Schema = { [keyword: string]: unknown };
+
+interface Documented {
+  readonly content?: Readonly<Record<string, { readonly schema: Schema }>>;
+}
+interface OpenApiDocument {
+  readonly openapi: string;
+  readonly paths: Readonly<Record<string, Readonly<Record<string, { readonly responses: Readonly<Record<string, Documented>> }>>>>;
+  readonly components: { readonly schemas: Readonly<Record<string, Schema>> };
+}
+
+export interface Judged {
+  readonly method: string;
+  /** With or without query. */
+  readonly path: string;
+  readonly status: number;
+  readonly contentType: string | undefined;
+  readonly text: string;
+}
+
+export interface OpenApiJudge {
+  readonly document: OpenApiDocument;
+  /** Throws what is wrong with an answer. */
+  check(answer: Judged): void;
+}
+
+const JSON_TYPE = 'application/json; charset=utf-8';
+/** Refusals of the transport that no operation documents: there is none (404, 405), or it was never reached (C65). */
+const WITHOUT_OPERATION = [400, 404, 405, 408, 413, 431];
+
+/** Closes every object that lists its properties; one that says `additionalProperties` itself (metadata) means it. */
+const closed = (schema: unknown): unknown => {
+  if (Array.isArray(schema)) return schema.map(closed);
+  if (schema === null || typeof schema !== 'object') return schema;
+  const copy = Object.fromEntries(Object.entries(schema).map(([keyword, value]) => [keyword, closed(value)]));
+  return copy.properties !== undefined && copy.additionalProperties === undefined ? { ...copy, additionalProperties: false } : copy;
+};
+
+export const createOpenApiJudge = (document: OpenApiDocument): OpenApiJudge => {
+  const ajv = new Ajv2020({ allErrors: true, strict: false });
+  formats.default(ajv);
+  ajv.addSchema({ $id: 'openapi', components: closed(document.components) as Schema });
+  const validators = new Map<string, ValidateFunction>();
+  const validatorFor = (schema: Schema): ValidateFunction => {
+    // A reference is local to the document; there the components stand under an id of their own.
+    const text = JSON.stringify(closed(schema)).replaceAll('"#/components', '"openapi#/components');
+    let validator = validators.get(text);
+    if (!validator) validators.set(text, (validator = ajv.compile(JSON.parse(text) as Schema)));
+    return validator;
+  };
+  const operationOf = (method: string, path: string) => {
+    const parts = path.split('/');
+    const fits = (template: string) => {
+      const names = template.split('/');
+      return names.length === parts.length && names.every((name, index) => name === parts[index] || (name.startsWith('{') && parts[index] !== ''));
+    };
+    // A path with a fixed name wins over one with a parameter in its place, as in the router.
+    const [template] = Object.keys(document.paths)
+      .filter(fits)
+      .sort((a, b) => a.split('{').length - b.split('{').length);
+    return template === undefined ? undefined : document.paths[template]![method.toLowerCase()];
+  };
+
+  return {
+    document,
+    check: ({ method, path, status, contentType, text }) => {
+      const where = `${method} ${path} → ${status}`;
+      if (contentType !== JSON_TYPE) throw new Error(`${where}: content type ${contentType}, not ${JSON_TYPE}`);
+      const operation = operationOf(method, path.split('?')[0]!);
+      const documented = operation?.responses[String(status)];
+      let schema: Schema;
+      if (documented) {
+        const found = documented.content?.['application/json']?.schema;
+        if (!found) throw new Error(`${where}: the document has no JSON body for it`);
+        schema = found;
+      } else {
+        if (operation || !WITHOUT_OPERATION.includes(status)) throw new Error(`${where} is not documented`);
+        schema = { $ref: '#/components/schemas/ErrorEnvelope' };
+      }
+      const validate = validatorFor(schema);
+      if (!validate(JSON.parse(text)))
+        throw new Error(`${where} is not as documented: ${ajv.errorsText(validate.errors, { dataVar: 'body' })}\n${text.slice(0, 2_000)}`);
+    },
+  };
+};

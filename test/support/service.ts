@@ -1,0 +1,388 @@
+/**
+ * The whole service for a spec file, in this process but over real sockets: a database of its own, the sandbox processor, the worker and one or more
+ * API instances, and a client whose every answer is judged by the served OpenAPI document.
+ */
+import { mkdtemp, rm } from 'node:fs/promises';
+import { connect, createServer, type Socket } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import request from 'supertest';
+import { Administration, type Done, type FeeConfig, NO_FEE } from '#accounts';
+import { type Clock, systemClock } from '#kernel';
+import type { PaymentStatus, PaymentView, RefundView, VoidView } from '#payments';
+import { createLogger, newKeyRing, readConfig } from '#platform';
+import type { ServerOptions } from '#platform/http';
+import { type Api, createApi } from '../../apps/api/api.js';
+import { openServices, type Services } from '../../apps/services.js';
+import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
+import { startSimulator } from '../../apps/simulator/server.js';
+import { startWorker } from '../../apps/worker/worker.js';
+import { createOpenApiJudge, type OpenApiJudge } from './openapi.js';
+import { freshDatabase } from './postgres.js';
+
+export const PARTNER = '/api/partner/v1';
+export const PAYMENTS = `${PARTNER}/payments`;
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// The client.
+
+export interface Answer<Data> {
+  readonly status: number;
+  readonly headers: Readonly<Record<string, string | undefined>>;
+  /** The body, byte for byte. */
+  readonly text: string;
+  /** Of a success; of an error it is absent, and looking into it fails the spec. */
+  readonly data: Data;
+  /** `details.code` of an error. */
+  readonly code: string | undefined;
+  readonly message: string | undefined;
+  readonly details: Readonly<Record<string, unknown>> | undefined;
+}
+
+export interface Sent {
+  /** `Idempotency-Key`. */
+  readonly key?: string;
+  /** A list of values is sent as so many header lines. */
+  readonly headers?: Readonly<Record<string, string | string[]>>;
+  /** Which of the API instances; the first unless said otherwise. */
+  readonly instance?: number;
+}
+
+export interface PaymentPage {
+  readonly payments: readonly PaymentView[];
+  readonly nextCursor: string | null;
+}
+
+/** An object is sent as JSON, text and bytes as they are. */
+export type Body = object | string | Buffer | undefined;
+
+export class Client {
+  constructor(
+    private readonly urls: readonly string[],
+    private readonly judge: OpenApiJudge,
+    /** The `Authorization` header; null sends none. */
+    readonly authorization: string | null,
+  ) {}
+
+  as(authorization: string | null): Client {
+    return new Client(this.urls, this.judge, authorization);
+  }
+
+  async send<Data = unknown>(method: string, path: string, body?: Body, { key, headers = {}, instance = 0 }: Sent = {}): Promise<Answer<Data>> {
+    const url = this.urls[instance]!;
+    const test = request(url)[method.toLowerCase() as 'get'](path).redirects(0).buffer(true);
+    // The client's own choice of a type would hide what the service makes of a body without one.
+    if (body !== undefined && headers['content-type'] === undefined) void test.set('content-type', 'application/json');
+    if (this.authorization !== null && headers.authorization === undefined) void test.set('authorization', this.authorization);
+    if (key !== undefined) void test.set('idempotency-key', key);
+    // Superagent hands lists on to Node, which writes a line for each; only its types do not say so.
+    for (const [name, value] of Object.entries(headers)) void test.set(name, value as string);
+    const bytes = body === undefined || typeof body === 'string' || Buffer.isBuffer(body) ? body : JSON.stringify(body);
+    void test.serialize((raw: unknown) => raw as string);
+    // Every status is an answer; what did not answer is an error.
+    const answered = await (bytes === undefined ? test : test.send(bytes as string)).ok(() => true);
+    const text = answered.text ?? '';
+    const received = answered.headers as Record<string, string | undefined>;
+    if (method !== 'HEAD') this.judge.check({ method, path, status: answered.status, contentType: received['content-type'], text });
+    const parsed = (text === '' ? {} : JSON.parse(text)) as { data: Data; message?: string; details?: Record<string, unknown> & { code: string } };
+    const { data, message, details } = parsed;
+    return { status: answered.status, headers: received, text, data, code: details?.code, message, details };
+  }
+
+  get<Data = unknown>(path: string, sent?: Sent): Promise<Answer<Data>> {
+    return this.send<Data>('GET', path, undefined, sent);
+  }
+  post<Data = unknown>(path: string, body?: Body, sent?: Sent): Promise<Answer<Data>> {
+    return this.send<Data>('POST', path, body, sent);
+  }
+
+  create(body: Body, sent?: Sent): Promise<Answer<PaymentView>> {
+    return this.post(PAYMENTS, body, sent);
+  }
+  /** A payment that must come about, for specs of what follows. */
+  async created(body: Body, sent?: Sent): Promise<PaymentView> {
+    const answer = await this.create(body, sent);
+    if (answer.status !== 200) throw new Error(`no payment: ${answer.status} ${answer.text}`);
+    return answer.data;
+  }
+  find(id: string, sent?: Sent): Promise<Answer<PaymentView>> {
+    return this.get(`${PAYMENTS}/${id}`, sent);
+  }
+  async status(id: string): Promise<PaymentStatus> {
+    return (await this.find(id)).data.status;
+  }
+  list(query: Readonly<Record<string, string | number>> = {}, sent?: Sent): Promise<Answer<PaymentPage>> {
+    const search = new URLSearchParams(Object.entries(query).map(([name, value]): [string, string] => [name, String(value)])).toString();
+    return this.get(search === '' ? PAYMENTS : `${PAYMENTS}?${search}`, sent);
+  }
+  refund(id: string, body?: Body, sent?: Sent): Promise<Answer<RefundView>> {
+    return this.post(`${PAYMENTS}/${id}/refund`, body, sent);
+  }
+  void(id: string, body?: Body, sent?: Sent): Promise<Answer<VoidView>> {
+    return this.post(`${PAYMENTS}/${id}/void`, body, sent);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Bodies.
+
+/** Fixture cards (gateway.md 5), by what they do. */
+export const CARD = {
+  approved: '4242 4242 4242 4242',
+  declined: '4000 0000 0000 0002',
+  gatewayError: '4000 0077 7000 5020',
+  unreadable: '4000 0077 7000 5046',
+  unresolvable: '4000 0077 7000 5145',
+  neverReached: '4000 0077 7000 5244',
+  voidRejected: '4000 0077 7000 4221',
+  feeDeclined: '4000 0077 7000 4023',
+  feeVoidFailsOnce: '4000 0077 7000 4320',
+  feeRefundFailsOnce: '4000 0077 7000 7026',
+  settlesAtOnce: '4000 0077 7000 2001',
+  settlementRejected: '4000 0077 7000 4304',
+  slow: '4000 0077 7000 2050',
+} as const;
+
+/** `MM/YY` so many months from now; negative lies in the past. */
+export const expiryIn = (months: number, now = Date.now()): string => {
+  const date = new Date(now);
+  const month = date.getUTCFullYear() * 12 + date.getUTCMonth() + months;
+  return `${String((month % 12) + 1).padStart(2, '0')}/${String(Math.floor(month / 12) % 100).padStart(2, '0')}`;
+};
+
+export const card = (cardNumber: string = CARD.approved, overrides: object = {}) => ({
+  type: 'card',
+  cardNumber,
+  expirationDate: expiryIn(36),
+  cvv: '946',
+  ...overrides,
+});
+
+/** A body that is approved; `lines` are the amounts of its line items. */
+export const paymentOf = (
+  portalId: string,
+  { lines = [10_000], number, ...overrides }: { lines?: number[]; number?: string; [field: string]: unknown } = {},
+) => ({
+  portalId,
+  amountCents: lines.reduce((sum, amount) => sum + amount, 0),
+  currency: 'USD',
+  paymentMethod: card(number),
+  lineItems: lines.map((amountCents, index) => ({ amountCents, referenceId: `INV-${index + 1}` })),
+  ...overrides,
+});
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// The service.
+
+/** A clock that can be put forward, never back: what waits for a minute is seen without waiting. Timers and deadlines stay real. */
+export class MovableClock implements Clock {
+  private aheadMs = 0;
+  now = () => systemClock.now() + this.aheadMs;
+  monotonic = () => systemClock.monotonic();
+  sleep = (ms: number, signal?: AbortSignal) => systemClock.sleep(ms, signal);
+  advance(ms: number): void {
+    this.aheadMs += ms;
+  }
+}
+
+/** 2.5 % + 50 cents. */
+export const FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 250 };
+
+export interface TestAccount {
+  readonly accountId: string;
+  readonly apiKey: string;
+  readonly client: Client;
+}
+
+export interface ServiceOptions {
+  /** API instances, each with stores of its own over the same database. */
+  readonly instances?: number;
+  readonly timeouts?: NonNullable<ServerOptions['timeouts']>;
+  /** Puts a proxy in front of Postgres, so that a spec can take the database away. */
+  readonly cuttable?: boolean;
+}
+
+export interface LogLine {
+  readonly level: number;
+  readonly msg: string;
+  readonly [field: string]: unknown;
+}
+
+export interface Service {
+  readonly urls: readonly string[];
+  readonly apis: readonly Api[];
+  readonly services: Services;
+  readonly admin: Administration;
+  readonly simulator: SimulatorControl;
+  readonly clock: MovableClock;
+  /** Everything that was logged, at level debug, as text and as objects. */
+  readonly log: readonly string[];
+  readonly judge: OpenApiJudge;
+  readonly database: DatabaseProxy | null;
+  /** Without credentials. */
+  readonly anonymous: Client;
+  account(name?: string): Promise<TestAccount>;
+  portal(account: TestAccount, options?: { fee?: Partial<FeeConfig>; gateway?: 'simulator' | 'none' }): Promise<string>;
+  /** Runs an administrative command and waits until requests see it. */
+  administer<State, Extra extends Done<State>>(change: Promise<Extra>): Promise<Extra>;
+  /** What an hour-old open payment gets from the worker, at once: recovery of this payment. */
+  recover(paymentId: string): Promise<void>;
+  logLines(): LogLine[];
+  stop(): Promise<void>;
+}
+
+const PROJECTED_MS = 10_000;
+const RECOVERY_AGE_MS = 61_000;
+
+export const startService = async (options: ServiceOptions = {}): Promise<Service> => {
+  const stops: (() => Promise<unknown>)[] = [];
+  const stop = async () => {
+    for (const one of stops.splice(0).reverse()) await one();
+  };
+  try {
+    const database = await freshDatabase();
+    stops.push(() => database.drop());
+    const directory = await mkdtemp(join(tmpdir(), 'payfold-e2e-'));
+    stops.push(() => rm(directory, { recursive: true, force: true }));
+    const proxy = options.cuttable ? await proxyOf(database.url) : null;
+    if (proxy) stops.push(() => proxy.close());
+    const bank = await startSimulator({ directory: join(directory, 'simulator') });
+    stops.push(() => bank.close());
+
+    const places = { databaseUrl: proxy?.url ?? database.url, simulatorUrl: bank.url };
+    const config = readConfig({ DATABASE_URL: places.databaseUrl, SIMULATOR_URL: places.simulatorUrl, DATA_DIR: directory });
+    const keys = newKeyRing();
+    const clock = new MovableClock();
+    const log: string[] = [];
+    const logger = createLogger('debug', 'spec', { write: (line) => log.push(line) });
+
+    const all: Services[] = [];
+    const apis: Api[] = [];
+    const urls: string[] = [];
+    for (let instance = 0; instance < (options.instances ?? 1); instance++) {
+      const services = await openServices(config, places, keys, logger, { clock });
+      stops.push(() => services.close());
+      all.push(services);
+      if (instance === 0) {
+        const worker = startWorker(services);
+        stops.push(() => worker.stop());
+      }
+      const api = await createApi({ ...services, publicUrl: config.publicUrl, ...(options.timeouts ? { timeouts: options.timeouts } : {}) });
+      stops.push(() => api.close());
+      apis.push(api);
+      urls.push(await api.listen(0, '127.0.0.1'));
+    }
+    const [services] = all as [Services];
+    const { store, ids, projections } = services;
+    const document = await (await fetch(`${urls[0]}/openapi.json`)).json();
+    const judge = createOpenApiJudge(document as Parameters<typeof createOpenApiJudge>[0]);
+    const anonymous = new Client(urls, judge, null);
+    const admin = new Administration({
+      store,
+      clock,
+      ids,
+      keys,
+      environment: config.environment,
+      cardInTextCheck: true,
+      actor: { type: 'system', id: 'spec' },
+    });
+    const administer = async <State, Extra extends Done<State>>(change: Promise<Extra>): Promise<Extra> => {
+      const done = await change;
+      if (done.position) await projections.directory.runUntil(done.position, { timeoutMs: PROJECTED_MS });
+      return done;
+    };
+
+    return {
+      urls,
+      apis,
+      services,
+      admin,
+      simulator: createSimulatorControl(bank.url),
+      clock,
+      log,
+      judge,
+      database: proxy,
+      anonymous,
+      administer,
+      account: async (name = 'Partner') => {
+        const { accountId } = (await admin.createAccount(name)).state;
+        const { apiKey } = await administer(admin.issueKey(accountId));
+        return { accountId, apiKey, client: anonymous.as(`ApiKey ${apiKey}`) };
+      },
+      portal: async ({ accountId }, { fee = FEE, gateway = 'simulator' } = {}) => {
+        const made = await administer(admin.createPortal({ accountIds: [accountId], name: 'Portal', gateway, fee: { ...NO_FEE, ...fee } }));
+        return made.state.portalId;
+      },
+      recover: async (paymentId) => {
+        clock.advance(RECOVERY_AGE_MS);
+        await services.payments.recovery.resolve(paymentId);
+      },
+      logLines: () => log.map((line) => JSON.parse(line) as LogLine),
+      stop: async () => {
+        await stop();
+        // The last net against card data in logs must have caught nothing (security.md 1).
+        const caught = log.filter((line) => line.includes('[card]') || line.includes('pc_test_'));
+        if (caught.length > 0) throw new Error(`secrets were about to be logged:\n${caught.join('')}`);
+      },
+    };
+  } catch (error) {
+    await stop().catch(() => undefined);
+    throw error;
+  }
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// A database that can be taken away.
+
+export interface DatabaseProxy {
+  readonly url: string;
+  /** Breaks every connection and refuses new ones until {@link restore}. */
+  cut(): void;
+  restore(): void;
+  close(): Promise<void>;
+}
+
+const proxyOf = async (databaseUrl: string): Promise<DatabaseProxy> => {
+  const target = new URL(databaseUrl);
+  const sockets = new Set<Socket>();
+  let open = true;
+  const drop = () => {
+    for (const socket of sockets) socket.destroy();
+  };
+  const server = createServer((inbound) => {
+    if (!open) {
+      inbound.resetAndDestroy();
+      return;
+    }
+    const outbound = connect(Number(target.port), target.hostname);
+    for (const [socket, other] of [
+      [inbound, outbound],
+      [outbound, inbound],
+    ] as const) {
+      sockets.add(socket);
+      socket.on('error', () => other.destroy());
+      socket.on('close', () => {
+        sockets.delete(socket);
+        other.destroy();
+      });
+      socket.pipe(other);
+    }
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const url = new URL(databaseUrl);
+  url.hostname = '127.0.0.1';
+  url.port = String((server.address() as { port: number }).port);
+  return {
+    url: url.toString(),
+    cut: () => {
+      open = false;
+      drop();
+    },
+    restore: () => (open = true),
+    close: () =>
+      new Promise((resolve) => {
+        drop();
+        server.close(() => resolve());
+      }),
+  };
+};
