@@ -6,7 +6,7 @@
  * for the simulation.
  */
 import { type Decider, isUuid } from '#kernel';
-import type { Migration, Queryable } from '#platform';
+import { batched, type Migration, type Queryable } from '#platform';
 import type { Projection, Recorded } from '#eventstore';
 import { account, type Account, type AccountEvent, type AccountStatus, type KeyEnvironment } from './account.js';
 import { type Case, type CaseEvent, caseRestriction, type CaseRestriction } from './case-restriction.js';
@@ -288,95 +288,134 @@ interface GrantColumns {
 const toAccess = ({ active, once_granted }: GrantColumns): PortalAccess => (active ? 'granted' : once_granted ? 'revoked' : null);
 
 /** The directory on Postgres. Statements are named, so that a connection plans each of them once. */
-export const postgresDirectory = (db: Queryable): Directory => ({
-  findApiKey: async (lookupId) => {
-    const { rows } = await db.query<{
-      key_id: string;
-      account_id: string;
-      status: AccountStatus;
-      environment: KeyEnvironment;
-      secret_hash: Buffer;
-      kid: string;
-      revoked: boolean;
-    }>({
-      name: 'directory-find-api-key',
-      text: `select k.key_id, k.account_id, a.status, k.environment, k.secret_hash, k.kid, k.revoked
-             from directory_api_key k join directory_account a using (account_id) where k.lookup_id = $1`,
-      values: [lookupId],
-    });
-    const row = rows[0];
-    if (!row) return null;
-    const { key_id: keyId, account_id: accountId, status: accountStatus, environment, secret_hash: secretHash, kid, revoked } = row;
-    return { keyId, accountId, accountStatus, environment, secretHash, kid, revoked };
-  },
+/** Two statements of each kind at once, so that a slow one does not hold all requests. */
+const LOOKUPS = { maxItems: 200, inFlight: 2 } as const;
 
-  account: async (accountId) => {
-    if (!isUuid(accountId)) return null;
-    const { rows } = await db.query<AccountFacts>({
-      name: 'directory-account',
-      text: `select account_id as "accountId", state ->> 'name' as name, status from directory_account where account_id = $1::uuid`,
-      values: [accountId],
-    });
-    return rows[0] ?? null;
-  },
+interface KeyRow {
+  readonly lookup_id: string;
+  readonly key_id: string;
+  readonly account_id: string;
+  readonly status: AccountStatus;
+  readonly environment: KeyEnvironment;
+  readonly secret_hash: Buffer;
+  readonly kid: string;
+  readonly revoked: boolean;
+}
 
-  accounts: async () => {
-    const { rows } = await db.query<AccountFacts>(
-      `select account_id as "accountId", state ->> 'name' as name, status from directory_account order by account_id`,
-    );
-    return rows;
-  },
+const findApiKeys = async (db: Queryable, lookupIds: readonly string[]): Promise<(ApiKeyFacts | null)[]> => {
+  const { rows } = await db.query<KeyRow>({
+    name: 'directory-find-api-keys',
+    text: `select k.lookup_id, k.key_id, k.account_id, a.status, k.environment, k.secret_hash, k.kid, k.revoked
+           from directory_api_key k join directory_account a using (account_id) where k.lookup_id = any ($1::text[])`,
+    values: [[...new Set(lookupIds)]],
+  });
+  const found = new Map(
+    rows.map(({ lookup_id, key_id: keyId, account_id: accountId, status: accountStatus, environment, secret_hash: secretHash, kid, revoked }) => [
+      lookup_id,
+      { keyId, accountId, accountStatus, environment, secretHash, kid, revoked },
+    ]),
+  );
+  return lookupIds.map((lookupId) => found.get(lookupId) ?? null);
+};
 
-  portal: async (portalId) => {
-    if (!isUuid(portalId)) return null;
-    const { rows } = await db.query<{ state: Portal }>({
-      name: 'directory-portal',
-      text: 'select state from directory_portal where portal_id = $1::uuid',
-      values: [portalId],
-    });
-    return rows[0]?.state ?? null;
-  },
+interface TermsQuestion {
+  readonly accountId: string;
+  readonly portalId: string;
+  readonly referenceId: string | null;
+}
 
-  portals: async () => {
-    const { rows } = await db.query<{ state: Portal }>('select state from directory_portal order by portal_id');
-    return rows.map(({ state }) => state);
-  },
+const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[]): Promise<ChargeTerms[]> => {
+  const uuids = (ids: readonly string[]) => ids.map((id) => (isUuid(id) ? id : null));
+  const portalIds = [...new Set(questions.map(({ portalId }) => portalId))];
+  const { rows: portals } = await db.query<{ portal_id: string; state: Portal }>({
+    name: 'directory-portals',
+    text: 'select portal_id, state from directory_portal where portal_id = any ($1::uuid[])',
+    values: [portalIds.filter((id) => isUuid(id))],
+  });
+  const portalOf = new Map(portals.map(({ portal_id, state }) => [portal_id, state]));
+  const { rows } = await db.query<GrantColumns & RestrictionColumns & { status: AccountStatus | null }>({
+    name: 'directory-charge-terms',
+    text: `select a.status, g.active, g.once_granted, c.kind, c.until, c.reason
+           from unnest($1::uuid[], $2::uuid[], $3::text[]) with ordinality asked (account_id, portal_id, reference_id, number)
+           left join directory_account a on a.account_id = asked.account_id
+           left join directory_grant g on g.account_id = asked.account_id and g.portal_id = asked.portal_id
+           left join directory_case c on c.portal_id = asked.portal_id and c.reference_id = asked.reference_id
+           order by asked.number`,
+    values: [
+      uuids(questions.map(({ accountId }) => accountId)),
+      uuids(questions.map(({ portalId }) => portalId)),
+      questions.map(({ referenceId }) => referenceId),
+    ],
+  });
+  return rows.map((row, index) => ({
+    accountStatus: row.status,
+    access: toAccess(row),
+    portal: portalOf.get(questions[index]!.portalId.toLowerCase()) ?? null,
+    restriction: toRestriction(row),
+  }));
+};
 
-  grant: async (accountId, portalId) => {
-    if (!isUuid(accountId) || !isUuid(portalId)) return null;
-    const { rows } = await db.query<GrantColumns>({
-      name: 'directory-grant',
-      text: 'select active, once_granted from directory_grant where account_id = $1::uuid and portal_id = $2::uuid',
-      values: [accountId, portalId],
-    });
-    return rows[0] ? toAccess(rows[0]) : null;
-  },
+export const postgresDirectory = (db: Queryable): Directory => {
+  const findApiKey = batched((lookupIds: readonly string[]) => findApiKeys(db, lookupIds), LOOKUPS);
+  const chargeTerms = batched((questions: readonly TermsQuestion[]) => findChargeTerms(db, questions), LOOKUPS);
+  return {
+    findApiKey,
 
-  caseRestriction: async (portalId, referenceId) => {
-    if (!isUuid(portalId)) return null;
-    const { rows } = await db.query<RestrictionColumns>({
-      name: 'directory-case',
-      text: 'select kind, until, reason from directory_case where portal_id = $1::uuid and reference_id = $2',
-      values: [portalId, referenceId],
-    });
-    return rows[0] ? toRestriction(rows[0]) : null;
-  },
+    account: async (accountId) => {
+      if (!isUuid(accountId)) return null;
+      const { rows } = await db.query<AccountFacts>({
+        name: 'directory-account',
+        text: `select account_id as "accountId", state ->> 'name' as name, status from directory_account where account_id = $1::uuid`,
+        values: [accountId],
+      });
+      return rows[0] ?? null;
+    },
 
-  chargeTerms: async (accountId, portalId, referenceId) => {
-    const { rows } = await db.query<GrantColumns & RestrictionColumns & { status: AccountStatus | null; state: Portal | null }>({
-      name: 'directory-charge-terms',
-      text: `select a.status, g.active, g.once_granted, p.state, c.kind, c.until, c.reason
-             from (select $1::uuid as account_id, $2::uuid as portal_id, $3::text as reference_id) asked
-             left join directory_account a on a.account_id = asked.account_id
-             left join directory_grant g on g.account_id = asked.account_id and g.portal_id = asked.portal_id
-             left join directory_portal p on p.portal_id = asked.portal_id
-             left join directory_case c on c.portal_id = asked.portal_id and c.reference_id = asked.reference_id`,
-      values: [isUuid(accountId) ? accountId : null, isUuid(portalId) ? portalId : null, referenceId],
-    });
-    const row = rows[0]!;
-    return { accountStatus: row.status, access: toAccess(row), portal: row.state, restriction: toRestriction(row) };
-  },
-});
+    accounts: async () => {
+      const { rows } = await db.query<AccountFacts>(
+        `select account_id as "accountId", state ->> 'name' as name, status from directory_account order by account_id`,
+      );
+      return rows;
+    },
+
+    portal: async (portalId) => {
+      if (!isUuid(portalId)) return null;
+      const { rows } = await db.query<{ state: Portal }>({
+        name: 'directory-portal',
+        text: 'select state from directory_portal where portal_id = $1::uuid',
+        values: [portalId],
+      });
+      return rows[0]?.state ?? null;
+    },
+
+    portals: async () => {
+      const { rows } = await db.query<{ state: Portal }>('select state from directory_portal order by portal_id');
+      return rows.map(({ state }) => state);
+    },
+
+    grant: async (accountId, portalId) => {
+      if (!isUuid(accountId) || !isUuid(portalId)) return null;
+      const { rows } = await db.query<GrantColumns>({
+        name: 'directory-grant',
+        text: 'select active, once_granted from directory_grant where account_id = $1::uuid and portal_id = $2::uuid',
+        values: [accountId, portalId],
+      });
+      return rows[0] ? toAccess(rows[0]) : null;
+    },
+
+    caseRestriction: async (portalId, referenceId) => {
+      if (!isUuid(portalId)) return null;
+      const { rows } = await db.query<RestrictionColumns>({
+        name: 'directory-case',
+        text: 'select kind, until, reason from directory_case where portal_id = $1::uuid and reference_id = $2',
+        values: [portalId, referenceId],
+      });
+      return rows[0] ? toRestriction(rows[0]) : null;
+    },
+
+    chargeTerms: (accountId, portalId, referenceId) => chargeTerms({ accountId, portalId, referenceId }),
+  };
+};
 
 /** The directory in memory, for the simulation and unit specs: feed it the log with `apply`. */
 export class MemoryDirectory implements Directory {

@@ -1,3 +1,4 @@
+export * from './batch.js';
 export * from './card-text.js';
 export * from './config.js';
 export * from './ids.js';

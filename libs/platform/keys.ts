@@ -3,7 +3,7 @@
  * every purpose gets a key of its own by HKDF, so that one leaked derivation says nothing about another. To rotate, add a key and name it current.
  */
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
-import { closeSync, existsSync, fsyncSync, openSync, readFileSync, writeSync } from 'node:fs';
+import { closeSync, existsSync, fsyncSync, linkSync, openSync, readFileSync, unlinkSync, writeSync } from 'node:fs';
 
 export type Purpose =
   'api-key' | 'audit-key' | 'idempotency-key' | 'fingerprint' | 'card' | 'cursor' | 'access-token' | 'secret' | 'csrf' | 'log-head';
@@ -96,14 +96,23 @@ export const readKeyRing = (file: string): KeyRing => {
   return new KeyRing(ring.current, keys);
 };
 
-/** The sandbox's ring: read, or created on the very first start. Never overwrites. */
+/** The sandbox's ring: read, or created on the very first start. Never overwrites, also when two processes start at once. */
 export const readOrCreateKeyRing = (file: string): KeyRing => {
   if (!existsSync(file)) {
-    const descriptor = openSync(file, 'wx', 0o600);
+    const draft = `${file}.${randomBytes(6).toString('hex')}`;
+    const descriptor = openSync(draft, 'wx', 0o600);
     const key = randomBytes(KEY_BYTES).toString('base64');
     writeSync(descriptor, `${JSON.stringify({ current: 'k1', keys: { k1: key } }, null, 2)}\n`);
     fsyncSync(descriptor);
     closeSync(descriptor);
+    try {
+      linkSync(draft, file);
+    } catch (error) {
+      // Another process was first; its key is the one.
+      if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error;
+    } finally {
+      unlinkSync(draft);
+    }
   }
   return readKeyRing(file);
 };

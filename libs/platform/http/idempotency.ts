@@ -4,6 +4,7 @@
  */
 import { timingSafeEqual } from 'node:crypto';
 import { type Ids, ServiceError } from '#kernel';
+import { batched } from '../batch.js';
 import type { KeyRing } from '../keys.js';
 import type { Logger } from '../logging.js';
 import type { Migration } from '../postgres/schema.js';
@@ -105,18 +106,23 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
   // The current key's hash names a row. Keys are renamed by rotation only after the rows of the old one have expired.
   const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
 
+  const claimOnce = batched((rows: readonly ClaimRow[]) => claimRows(pool, rows), CLAIMS);
   const claim = async (request: ClaimRequest): Promise<Claim> => {
     const { accountId, keyHash } = name(request.accountId, request.key);
     let kid = keys.current;
     for (let round = 1; ; round++) {
       const fingerprint = keys.mac('fingerprint', request.fingerprintText, kid);
-      const { rows } = await pool.query<{ fence: string; took_over: boolean; payment_id: string; attempt_id: string }>({
-        name: 'idempotency-claim',
-        text: CLAIM,
-        values: [accountId, keyHash, request.operation, fingerprint, kid, LEASE_SECONDS, ids.uuid(), ids.uuid(), keepHours],
+      const won = await claimOnce({
+        accountId,
+        keyHash,
+        operation: request.operation,
+        fingerprint,
+        kid,
+        paymentId: ids.uuid(),
+        attemptId: ids.uuid(),
+        keepHours,
       });
-      const [won] = rows;
-      if (won) return { kind: 'owned', fence: won.fence, tookOver: won.took_over, paymentId: won.payment_id, attemptId: won.attempt_id };
+      if (won) return won;
       const { rows: found } = await pool.query<FoundRow>({ name: 'idempotency-find', text: FIND, values: [accountId, keyHash] });
       const [row] = found;
       if (row && row.fp_kid !== kid && keys.kids.includes(row.fp_kid) && round < CLAIM_ROUNDS) {
@@ -129,18 +135,13 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     }
   };
 
+  const settleOnce = batched((rows: readonly SettleRow[]) => settleRows(pool, rows), CLAIMS);
   const settle = async ({ accountId, keyHash }: KeyName, fence: string, settlement: Settlement): Promise<boolean> => {
     if (settlement.to === 'given_back') {
       const { rowCount } = await pool.query({ name: 'idempotency-give-back', text: GIVE_BACK, values: [accountId, keyHash, fence] });
       return rowCount === 1;
     }
-    const answer = settlement.to === 'completed' ? settlement.answer : null;
-    const { rowCount } = await pool.query({
-      name: 'idempotency-settle',
-      text: SETTLE,
-      values: [accountId, keyHash, fence, settlement.to, answer?.status ?? null, answer?.body ?? null],
-    });
-    return rowCount === 1;
+    return settleOnce({ accountId, keyHash, fence, to: settlement.to, answer: settlement.to === 'completed' ? settlement.answer : null });
   };
 
   return {
@@ -212,10 +213,65 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Cla
   return { kind: 'in_progress', retryAfterSeconds: Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, Math.ceil(row.lease_left ?? 1))) };
 };
 
+/** Claims and settlements that arrive together share a statement and a commit. */
+const CLAIMS = { maxItems: 100, inFlight: 2 } as const;
+
+interface ClaimRow extends KeyName {
+  readonly operation: Operation;
+  readonly fingerprint: Buffer;
+  readonly kid: string;
+  readonly paymentId: string;
+  readonly attemptId: string;
+  readonly keepHours: number;
+}
+
+/**
+ * One statement for many keys; null: somebody else holds the row. A key that stands in it twice is claimed by the first and lost by the others.
+ * Rows are locked in the order of the keys, so that two statements cannot wait for each other.
+ */
+const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned | null)[]> => {
+  const nameOf = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
+  const first = new Map<string, ClaimRow>();
+  for (const row of rows) if (!first.has(nameOf(row))) first.set(nameOf(row), row);
+  const ordered = [...first].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, row]) => row);
+  const { rows: won } = await pool.query<{
+    api_account_id: string;
+    key_hash: Buffer;
+    fence: string;
+    took_over: boolean;
+    payment_id: string;
+    attempt_id: string;
+  }>({
+    name: 'idempotency-claim',
+    text: CLAIM,
+    values: [
+      ordered.map(({ accountId }) => accountId),
+      ordered.map(({ keyHash }) => keyHash),
+      ordered.map(({ operation }) => operation),
+      ordered.map(({ fingerprint }) => fingerprint),
+      ordered.map(({ kid }) => kid),
+      LEASE_SECONDS,
+      ordered.map(({ paymentId }) => paymentId),
+      ordered.map(({ attemptId }) => attemptId),
+      ordered.map(({ keepHours }) => keepHours),
+    ],
+  });
+  const owned = new Map(
+    won.map((row): [string, Owned] => [
+      nameOf({ accountId: row.api_account_id, keyHash: row.key_hash }),
+      { kind: 'owned', fence: row.fence, tookOver: row.took_over, paymentId: row.payment_id, attemptId: row.attempt_id },
+    ]),
+  );
+  return rows.map((row) => (first.get(nameOf(row)) === row ? (owned.get(nameOf(row)) ?? null) : null));
+};
+
 /** Only the database's clock counts; a reserved row is never taken over, it leaves by purge alone. */
 const CLAIM = `
   insert into idempotency_key as k (api_account_id, key_hash, operation, fp, fp_kid, state, lease_until, payment_id, attempt_id, expires_at)
-  values ($1, $2, $3, $4, $5, 'in_progress', clock_timestamp() + make_interval(secs => $6), $7, $8, clock_timestamp() + make_interval(hours => $9))
+  select r.account_id, r.key_hash, r.operation, r.fp, r.kid, 'in_progress', clock_timestamp() + make_interval(secs => $6), r.payment_id, r.attempt_id,
+         clock_timestamp() + make_interval(hours => r.keep_hours)
+  from unnest($1::uuid[], $2::bytea[], $3::text[], $4::bytea[], $5::text[], $7::uuid[], $8::uuid[], $9::int[])
+    r (account_id, key_hash, operation, fp, kid, payment_id, attempt_id, keep_hours)
   on conflict (api_account_id, key_hash) do update set
     operation = excluded.operation, fp = excluded.fp, fp_kid = excluded.fp_kid, state = 'in_progress', fence = excluded.fence,
     lease_until = excluded.lease_until, status = null, body = null,
@@ -226,15 +282,42 @@ const CLAIM = `
   where (k.expires_at <= clock_timestamp() and k.state in ('completed', 'released'))
      or (k.fp = excluded.fp and k.operation = excluded.operation
          and (k.state = 'released' or (k.state = 'in_progress' and k.lease_until < clock_timestamp())))
-  returning fence::text, (xmax <> 0) as took_over, payment_id, attempt_id`;
+  returning api_account_id, key_hash, fence::text, (xmax <> 0) as took_over, payment_id, attempt_id`;
 
 const FIND = `
   select operation, fp, fp_kid, state, extract(epoch from lease_until - clock_timestamp())::float8 as lease_left, payment_id, status, body
   from idempotency_key where api_account_id = $1 and key_hash = $2`;
 
+interface SettleRow extends KeyName {
+  readonly fence: string;
+  readonly to: 'completed' | 'reserved' | 'released';
+  readonly answer: Answer | null;
+}
+
+/** True for each row that was still its owner's. A fence is given once, so it names the row. */
+const settleRows = async (pool: Pool, rows: readonly SettleRow[]): Promise<boolean[]> => {
+  const ordered = [...rows].sort((a, b) => (a.accountId === b.accountId ? Buffer.compare(a.keyHash, b.keyHash) : a.accountId < b.accountId ? -1 : 1));
+  const { rows: settled } = await pool.query<{ fence: string }>({
+    name: 'idempotency-settle',
+    text: SETTLE,
+    values: [
+      ordered.map(({ accountId }) => accountId),
+      ordered.map(({ keyHash }) => keyHash),
+      ordered.map(({ fence }) => fence),
+      ordered.map(({ to }) => to),
+      ordered.map(({ answer }) => answer?.status ?? null),
+      ordered.map(({ answer }) => answer?.body ?? null),
+    ],
+  });
+  const fences = new Set(settled.map(({ fence }) => fence));
+  return rows.map(({ fence }) => fences.has(fence));
+};
+
 const SETTLE = `
-  update idempotency_key set state = $4, lease_until = null, status = $5, body = $6
-  where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`;
+  update idempotency_key k set state = r.state, lease_until = null, status = r.status, body = r.body
+  from unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::text[], $5::int[], $6::text[]) r (account_id, key_hash, fence, state, status, body)
+  where k.api_account_id = r.account_id and k.key_hash = r.key_hash and k.fence = r.fence and k.state = 'in_progress'
+  returning k.fence::text`;
 
 const GIVE_BACK = `delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`;
 

@@ -1,0 +1,68 @@
+/**
+ * `POST /payments` over HTTP, complete: authentication, validation, key, two durable appends, a processor without delay. Throughput as a ratio to pgbench's
+ * durable single-row inserts in the same minute on the same Postgres, rounds interleaved; then latency at half of the peak, open loop; then the books are checked.
+ */
+import { closedLoop, openLoop, percentile } from './load.js';
+import { refuseWithoutFsync, pgbenchBest, printSettings } from './pgbench.js';
+import { createRequest, rssMib, startService } from './service.js';
+
+const CONNECTIONS = 64;
+const ROUNDS = 3;
+const ROUND_SECONDS = 10;
+const LATENCY_SECONDS = 20;
+
+const service = await startService();
+try {
+  await refuseWithoutFsync(service.pool);
+  await printSettings(service.pool);
+  const load = (run: string) => ({
+    host: service.url.hostname,
+    port: Number(service.url.port),
+    connections: CONNECTIONS,
+    request: createRequest(service, run),
+  });
+  await closedLoop(load('warm'), 5);
+  const idle = await rssMib(service.pid);
+  let acknowledged = 0;
+  const rates: number[] = [];
+  const ratios: number[] = [];
+  for (let round = 1; round <= ROUNDS; round++) {
+    const result = await closedLoop(load(`r${round}`), ROUND_SECONDS);
+    acknowledged += result.statuses.get(200) ?? 0;
+    rates.push(result.perSecond);
+    const best = await pgbenchBest(service.databaseUrl, service.pool);
+    const statuses = [...result.statuses].map(([status, count]) => `${status}: ${count}`).join(', ');
+    console.log(
+      `round ${round}: ${result.perSecond.toFixed(0)} creates/s, p50 ${percentile(result.latencies, 0.5).toFixed(1)} ms, p99 ${percentile(result.latencies, 0.99).toFixed(1)} ms (${statuses})`,
+    );
+    if (best) {
+      ratios.push(result.perSecond / best.perSecond);
+      console.log(
+        `         pgbench ${best.perSecond.toFixed(0)} inserts/s with ${best.clients} clients, ratio ${(result.perSecond / best.perSecond).toFixed(2)}`,
+      );
+    }
+  }
+  const median = (values: number[]) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)]!;
+  const half = median(rates) / 2;
+  const latency = await openLoop(load('half'), half, LATENCY_SECONDS);
+  acknowledged += latency.statuses.get(200) ?? 0;
+  console.log(`\nmedian ${median(rates).toFixed(0)} creates/s (${Math.min(...rates).toFixed(0)} to ${Math.max(...rates).toFixed(0)})`);
+  if (ratios.length > 0)
+    console.log(
+      `median ratio to pgbench ${median(ratios).toFixed(2)} (${Math.min(...ratios).toFixed(2)} to ${Math.max(...ratios).toFixed(2)}); floor 0.25, goal 0.35`,
+    );
+  console.log(
+    `at ${half.toFixed(0)}/s, open loop: p50 ${percentile(latency.latencies, 0.5).toFixed(1)} ms, p99 ${percentile(latency.latencies, 0.99).toFixed(1)} ms; ceiling 50 ms`,
+  );
+  console.log(`memory of the Node process after warm-up ${idle.toFixed(0)} MiB, now ${(await rssMib(service.pid)).toFixed(0)} MiB`);
+
+  const { rows } = await service.pool.query<{ created: string; gaps: string }>(
+    `select (select count(*) from es.events where type = 'PaymentCreated') as created,
+            (select max(position) - count(*) from es.events) as gaps`,
+  );
+  const stored = Number(rows[0]!.created);
+  console.log(`acknowledged ${acknowledged} (and the warm-up), stored ${stored}, gaps in the log ${rows[0]!.gaps}`);
+  if (stored < acknowledged || rows[0]!.gaps !== '0') process.exitCode = 1;
+} finally {
+  await service.stop();
+}

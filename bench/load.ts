@@ -1,0 +1,130 @@
+/**
+ * Load over HTTP/1.1 on bare sockets: a client that costs as little as possible, since it shares the machine with what it measures.
+ * Closed loop for throughput; open loop for latency, where each request has its time and a late answer counts from then, not from when it was sent.
+ */
+import { connect, type Socket } from 'node:net';
+
+export interface Load {
+  readonly host: string;
+  readonly port: number;
+  readonly connections: number;
+  /** The request as bytes; `number` counts up. */
+  readonly request: (number: number) => string;
+}
+
+export interface LoadResult {
+  readonly seconds: number;
+  readonly answered: number;
+  /** Answers by status. */
+  readonly statuses: ReadonlyMap<number, number>;
+  /** Milliseconds, sorted. */
+  readonly latencies: Float64Array;
+  readonly perSecond: number;
+}
+
+export const percentile = (sorted: Float64Array, share: number): number =>
+  sorted.length === 0 ? Number.NaN : sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))]!;
+
+/** As many requests as the connections can carry, for `seconds`. */
+export const closedLoop = async (load: Load, seconds: number): Promise<LoadResult> => {
+  const clients = await openClients(load);
+  const recorder = new Recorder();
+  const started = performance.now();
+  const end = started + seconds * 1_000;
+  let number = 0;
+  await Promise.all(
+    clients.map(async (client) => {
+      while (performance.now() < end) {
+        const sent = performance.now();
+        recorder.add(await client.ask(load.request(number++)), performance.now() - sent);
+      }
+    }),
+  );
+  for (const client of clients) client.close();
+  return recorder.result((performance.now() - started) / 1_000);
+};
+
+/** `rate` requests per second at their appointed times, for `seconds`. */
+export const openLoop = async (load: Load, rate: number, seconds: number): Promise<LoadResult> => {
+  const clients = await openClients(load);
+  const recorder = new Recorder();
+  const total = Math.round(rate * seconds);
+  const started = performance.now();
+  let number = 0;
+  await Promise.all(
+    clients.map(async (client) => {
+      for (;;) {
+        const mine = number++;
+        if (mine >= total) return;
+        const due = started + (mine * 1_000) / rate;
+        const wait = due - performance.now();
+        if (wait > 0) await new Promise((wake) => setTimeout(wake, wait));
+        recorder.add(await client.ask(load.request(mine)), performance.now() - due);
+      }
+    }),
+  );
+  for (const client of clients) client.close();
+  return recorder.result((performance.now() - started) / 1_000);
+};
+
+class Recorder {
+  private readonly statuses = new Map<number, number>();
+  private readonly latencies: number[] = [];
+
+  add(status: number, ms: number): void {
+    this.statuses.set(status, (this.statuses.get(status) ?? 0) + 1);
+    this.latencies.push(ms);
+  }
+
+  result(seconds: number): LoadResult {
+    const latencies = Float64Array.from(this.latencies).sort();
+    return { seconds, answered: latencies.length, statuses: this.statuses, latencies, perSecond: latencies.length / seconds };
+  }
+}
+
+const openClients = async ({ host, port, connections }: Load): Promise<Client[]> =>
+  Promise.all(Array.from({ length: connections }, () => Client.open(host, port)));
+
+/** One connection, one request at a time. */
+class Client {
+  private buffer = Buffer.alloc(0);
+  private answer: { resolve: (status: number) => void; reject: (error: Error) => void } | null = null;
+
+  private constructor(private readonly socket: Socket) {
+    socket.on('data', (chunk) => this.receive(chunk));
+    socket.on('error', (error) => this.answer?.reject(error));
+    socket.on('close', () => this.answer?.reject(new Error('the connection was closed')));
+  }
+
+  static open(host: string, port: number): Promise<Client> {
+    return new Promise((resolve, reject) => {
+      const socket = connect({ host, port, noDelay: true }, () => resolve(new Client(socket)));
+      socket.once('error', reject);
+    });
+  }
+
+  ask(request: string): Promise<number> {
+    return new Promise((resolve, reject) => {
+      this.answer = { resolve, reject };
+      this.socket.write(request);
+    });
+  }
+
+  close(): void {
+    this.answer = null;
+    this.socket.destroy();
+  }
+
+  private receive(chunk: Buffer): void {
+    this.buffer = this.buffer.length === 0 ? chunk : Buffer.concat([this.buffer, chunk]);
+    const head = this.buffer.indexOf('\r\n\r\n');
+    if (head < 0) return;
+    const text = this.buffer.toString('latin1', 0, head);
+    const length = Number(/\r\ncontent-length: *(\d+)/i.exec(text)?.[1] ?? 0);
+    if (this.buffer.length < head + 4 + length) return;
+    this.buffer = this.buffer.subarray(head + 4 + length);
+    const { answer } = this;
+    this.answer = null;
+    answer?.resolve(Number(text.slice(9, 12)));
+  }
+}

@@ -1,0 +1,96 @@
+/** The service under test: the real process tree of `npm start` in a directory of its own, and a shop to charge at. */
+import { spawn, type ChildProcess } from 'node:child_process';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
+import { createPool, freePort, type Pool } from '#platform';
+
+export interface BenchService {
+  readonly url: URL;
+  readonly pid: number;
+  readonly dataDir: string;
+  readonly databaseUrl: string;
+  readonly pool: Pool;
+  readonly apiKey: string;
+  readonly portalId: string;
+  readonly readySeconds: number;
+  restart(): Promise<BenchService>;
+  stop(): Promise<void>;
+}
+
+const MAIN = fileURLToPath(new URL('../apps/standalone/main.js', import.meta.url));
+
+export const startService = async (options: { dataDir?: string; apiKey?: string; portalId?: string } = {}): Promise<BenchService> => {
+  const dataDir = options.dataDir ?? (await mkdtemp(join(tmpdir(), 'payfold-bench-')));
+  const env = { ...process.env, DATA_DIR: dataDir, PORT: String(await freePort()), METRICS_PORT: String(await freePort()), LOG_LEVEL: 'error' };
+  const started = performance.now();
+  const child = spawn(process.execPath, ['--enable-source-maps', MAIN], { env, stdio: ['ignore', 'pipe', 'inherit'] });
+  const lines: string[] = [];
+  await new Promise<void>((ready, fail) => {
+    child.once('exit', (code) => fail(new Error(`the service ended with code ${code}`)));
+    createInterface(child.stdout).on('line', (line) => {
+      lines.push(line);
+      if (line.startsWith('ready ')) ready();
+    });
+  });
+  const readySeconds = (performance.now() - started) / 1_000;
+  const { apiUrl, databaseUrl } = JSON.parse(await readFile(join(dataDir, 'runtime.json'), 'utf8')) as { apiUrl: string; databaseUrl: string };
+  const find = (pattern: RegExp) => lines.map((line) => pattern.exec(line)?.[1]).find(Boolean);
+  const apiKey = options.apiKey ?? find(/API key\s+(pc_\S+)/)!;
+  const portalId = options.portalId ?? find(/Portal\s+([0-9a-f-]{36})/)!;
+  const pool = createPool(databaseUrl, { name: 'bench', max: 4, statementTimeoutMs: 0 });
+  const end = async () => {
+    await pool.end();
+    await stopChild(child);
+  };
+  return {
+    url: new URL(apiUrl),
+    pid: child.pid!,
+    dataDir,
+    databaseUrl,
+    pool,
+    apiKey,
+    portalId,
+    readySeconds,
+    restart: async () => {
+      await end();
+      return startService({ dataDir, apiKey, portalId });
+    },
+    stop: async () => {
+      await end();
+      await rm(dataDir, { recursive: true, force: true });
+    },
+  };
+};
+
+const stopChild = async (child: ChildProcess): Promise<void> => {
+  if (child.exitCode !== null) return;
+  const gone = new Promise((done) => child.once('exit', done));
+  child.kill('SIGTERM');
+  await gone;
+};
+
+/** A create with a key of its own: two lines, a payer, a card that the simulator approves at once. */
+export const createRequest = ({ url, apiKey, portalId }: BenchService, run: string) => {
+  const body = JSON.stringify({
+    portalId,
+    amountCents: 12_500,
+    currency: 'USD',
+    paymentMethod: { type: 'card', cardNumber: '4242 4242 4242 4242', expirationDate: '12/30', cvv: '123' },
+    lineItems: [
+      { amountCents: 10_000, referenceId: 'WTR-100200', description: 'Water', metadata: { ward: 4 } },
+      { amountCents: 2_500, referenceId: 'WTR-100201', description: 'Sewer' },
+    ],
+    payer: { firstName: 'Maria', lastName: 'Nguyen', email: 'maria@example.com' },
+  });
+  const head = `POST /api/partner/v1/payments HTTP/1.1\r\nhost: ${url.host}\r\nauthorization: ApiKey ${apiKey}\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\nidempotency-key: ${run}-`;
+  return (number: number): string => `${head}${number}\r\n\r\n${body}`;
+};
+
+export const getRequest = ({ url, apiKey }: BenchService, path: string): string =>
+  `GET ${path} HTTP/1.1\r\nhost: ${url.host}\r\nauthorization: ApiKey ${apiKey}\r\n\r\n`;
+
+/** Resident memory of a process in MiB. */
+export const rssMib = async (pid: number): Promise<number> => Number(/VmRSS:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))![1]) / 1024;
