@@ -260,27 +260,37 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
       if (payment.phase !== 'none') throw impossible(payment, event);
       return { phase: 'abandoned', accountId: event.data.accountId };
     case 'PaymentCreated':
-      return charged(awaiting(payment, event), event.data, at);
+      return charged(pending(payment, event), event.data, at);
     case 'PaymentDeclined':
       return { ...known(awaiting(payment, event), at), phase: 'failed', declineCode: event.data.declineCode };
     case 'PaymentFailed':
-      return { ...known(awaiting(payment, event), at), phase: 'failed', declineCode: null };
+      return { ...known(pending(payment, event), at), phase: 'failed', declineCode: null };
     case 'PaymentOutcomeUnknown': {
-      const before = awaiting(payment, event);
+      const before = pending(payment, event);
       return { ...before, phase: 'unknown', updatedAt: at };
     }
     case 'ReconciliationStarted':
-      if (payment.phase === 'charged') return withAttempt(payment, event, at, (attempt) => ({ ...attempt, fenced: true }));
+      if (payment.phase === 'charged') {
+        if (attemptOf(payment, event.data.attemptId)?.ended) throw impossible(payment, event);
+        return withAttempt(payment, event, at, (attempt) => ({ ...attempt, fenced: true }));
+      }
       return { ...awaiting(payment, event), phase: 'unknown', fenced: true, updatedAt: at };
     case 'PaymentResolved': {
       const before = awaiting(payment, event);
+      if (before.phase !== 'unknown') throw impossible(payment, event);
       if (event.data.as === 'succeeded' && event.data.charge) return charged(before, event.data.charge, at);
       return event.data.as === 'failed' ? { ...known(before, at), phase: 'failed', declineCode: null } : { ...known(before, at), phase: 'voided' };
     }
     case 'VoidRequested':
     case 'RefundRequested': {
       const before = asCharged(payment, event);
-      if (openAttempt(before)) throw impossible(payment, event);
+      if (openAttempt(before) || attemptOf(before, event.data.attemptId)) throw impossible(payment, event);
+      const { legs, lines } = event.data;
+      if (
+        sumCents(legs, (leg) => leg.principalCents) !== sumCents(lines, (line) => line.principalCents) ||
+        sumCents(legs, (leg) => leg.feeCents) !== sumCents(lines, (line) => line.feeCents)
+      )
+        throw new Error(`${event.type}: the lines do not sum to the legs`);
       const operation = event.type === 'VoidRequested' ? 'void' : 'refund';
       const attempt: ReversalAttempt = {
         ...event.data,
@@ -295,9 +305,10 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
       return { ...before, updatedAt: at, attempts: [...before.attempts, attempt] };
     }
     case 'PaymentVoided':
-      // Out of pending or unknown the charge is undone, or was never made: nothing was captured.
+      // Out of unknown the charge is undone, or was never made: nothing was captured. What is pending may still succeed, so it is fenced first.
       if (payment.phase === 'voided') return { ...payment, updatedAt: at };
-      if (payment.phase !== 'charged') return { ...known(awaiting(payment, event), at), phase: 'voided' };
+      if (payment.phase === 'unknown') return { ...known(payment, at), phase: 'voided' };
+      if (payment.phase !== 'charged') throw impossible(payment, event);
       return returned(payment, event, 'void');
     case 'PaymentRefunded':
     case 'FeeRefunded':
@@ -305,6 +316,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     case 'ReversalEnded': {
       const { attemptId, outcome, reversalType, amountCents } = event.data;
       const before = asCharged(payment, event);
+      if (attemptOf(before, attemptId)?.ended) throw impossible(payment, event);
       const left = remaining(before);
       const ended = { outcome, reversalType, amountCents, at, remainingRefundableCents: left.principal + left.fee };
       const after = withAttempt(before, event, at, (attempt) => ({ ...attempt, ended }));
@@ -318,9 +330,9 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     case 'ReversalAcknowledged':
       return withAttempt(asCharged(payment, event), event, at, (attempt) => ({ ...attempt, acknowledged: true }));
     case 'PaymentSettled':
-      return withLeg(asCharged(payment, event), event.data.leg, at, (leg) => ({ ...leg, settledBatchId: event.data.batchId }));
+      return withLeg(asCharged(payment, event), event, at, (leg) => ({ ...leg, settledBatchId: event.data.batchId }));
     case 'SettlementRejected':
-      return withLeg(asCharged(payment, event), event.data.leg, at, (leg) => ({ ...leg, settlementRejected: true }));
+      return withLeg(asCharged(payment, event), event, at, (leg) => ({ ...leg, settlementRejected: true }));
     case 'PaymentDisputed': {
       const before = asCharged(payment, event);
       const others = before.disputes.filter(({ disputeId }) => disputeId !== event.data.disputeId);
@@ -367,7 +379,7 @@ const returned = (before: Charged, event: PaymentEvent & { data: LegReturned }, 
   const { attemptId, leg, principalCents, feeCents, transactionId } = event.data;
   const attempt = attemptOf(before, attemptId);
   const move = attempt?.legs.find((candidate) => candidate.leg === leg);
-  if (!attempt || !move || leg === null || transactionId === null || attempt.returned.some((done) => done.leg === leg))
+  if (!attempt || attempt.ended || !move || leg === null || transactionId === null || attempt.returned.some((done) => done.leg === leg))
     throw impossible(before, event);
   if (move.principalCents !== principalCents || move.feeCents !== feeCents)
     throw new Error(`${event.type}: ${leg} returned other cents than were requested`);
@@ -390,10 +402,11 @@ const returned = (before: Charged, event: PaymentEvent & { data: LegReturned }, 
           },
     ),
     lines: after.lines.map((line, index) => {
-      const moved = share.get(before.terms.lineItems[index]!.id);
+      const { id, amountCents, serviceFeeCents } = before.terms.lineItems[index]!;
+      const moved = share.get(id);
       return {
-        principalReturnedCents: line.principalReturnedCents + (principalCents > 0 ? (moved?.principalCents ?? 0) : 0),
-        feeReturnedCents: line.feeReturnedCents + (feeCents > 0 ? (moved?.feeCents ?? 0) : 0),
+        principalReturnedCents: within(line.principalReturnedCents + (principalCents > 0 ? (moved?.principalCents ?? 0) : 0), amountCents),
+        feeReturnedCents: within(line.feeReturnedCents + (feeCents > 0 ? (moved?.feeCents ?? 0) : 0), serviceFeeCents),
       };
     }),
   };
@@ -418,11 +431,17 @@ const withAttempt = (
   };
 };
 
-const withLeg = (payment: Charged, leg: Leg, at: string, change: (leg: ChargedLeg) => ChargedLeg): Charged => ({
-  ...payment,
-  updatedAt: at,
-  legs: payment.legs.map((charge) => (charge.leg === leg ? change(charge) : charge)),
-});
+const withLeg = (payment: Charged, event: PaymentEvent & { data: { leg: Leg } }, at: string, change: (leg: ChargedLeg) => ChargedLeg): Charged => {
+  const { leg } = event.data;
+  if (!payment.legs.some((charge) => charge.leg === leg)) throw impossible(payment, event);
+  return { ...payment, updatedAt: at, legs: payment.legs.map((charge) => (charge.leg === leg ? change(charge) : charge)) };
+};
+
+/** Only what is pending may still succeed or fail by its own request; what is unknown waits for findings (C29). */
+const pending = (payment: Payment, event: PaymentEvent): Awaiting => {
+  if (payment.phase !== 'pending') throw impossible(payment, event);
+  return payment;
+};
 
 const awaiting = (payment: Payment, event: PaymentEvent): Awaiting => {
   if (payment.phase !== 'pending' && payment.phase !== 'unknown') throw impossible(payment, event);

@@ -1,0 +1,319 @@
+/** Histories of a payment, as specs tell them: `given(facts).when(command).then(facts)`, and the facts and commands to tell them with. */
+import { expect } from '@jest/globals';
+import { type Cents, fold, ServiceError } from '#kernel';
+import {
+  type Charged,
+  type Dispute,
+  type Leg,
+  type LegMove,
+  type LegTerms,
+  type Means,
+  type Payment,
+  type PaymentCommand,
+  type PaymentEvent,
+  payment as decider,
+  paymentView,
+  type PaymentTerms,
+  type PaymentView,
+  type RequestRefund,
+  type RequestVoid,
+  type ReversalEnd,
+  type ReversalRequest,
+  type VisiblePayment,
+} from '#payments';
+
+export const PAYMENT = '018f0000-0000-7000-8000-000000000001';
+export const ACCOUNT = '018f0000-0000-7000-8000-00000000000a';
+export const PORTAL = '018f0000-0000-7000-8000-00000000000b';
+export const ATTEMPT = '018f0000-0000-7000-8000-00000000000c';
+const LINES = ['018f0000-0000-7000-8000-0000000000d1', '018f0000-0000-7000-8000-0000000000d2', '018f0000-0000-7000-8000-0000000000d3'];
+
+/** The time of every fact and command that names no other. */
+export const AT = '2026-01-05T10:00:00.000Z';
+export const LATER = '2026-01-05T11:00:00.000Z';
+
+const accountOf = (leg: Leg) =>
+  ({
+    gateway: 'simulator',
+    merchantAccount: leg === 'fee' ? 'm-fee' : 'm',
+    credentialsRef: 'sandbox',
+    environment: 'sandbox',
+  }) as const;
+
+const legOf = (leg: Leg, principalCents: Cents, feeCents: Cents): LegTerms => ({
+  leg,
+  principalCents,
+  feeCents,
+  account: accountOf(leg),
+  references: { charge: `${leg}-charge`, reversal: `${leg}-reversal` },
+});
+
+const termsOf = (lines: readonly (readonly [amountCents: Cents, feeCents: Cents])[], chargeMode: PaymentTerms['chargeMode']): PaymentTerms => {
+  const amountCents = lines.reduce((sum, [amount]) => sum + amount, 0);
+  const serviceFeeCents = lines.reduce((sum, [, fee]) => sum + fee, 0);
+  return {
+    accountId: ACCOUNT,
+    portalId: PORTAL,
+    referenceId: 'CASE-1',
+    amountCents,
+    serviceFeeCents,
+    feeVersion: 1,
+    chargeMode,
+    lineItems: lines.map(([amount, fee], index) => ({
+      id: LINES[index]!,
+      amountCents: amount,
+      serviceFeeCents: fee,
+      referenceId: `INV-${index + 1}`,
+      description: null,
+      metadata: null,
+    })),
+    payer: null,
+    paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
+    legs:
+      chargeMode === 'combined'
+        ? [legOf('combined', amountCents, serviceFeeCents)]
+        : [legOf('principal', amountCents, 0), ...(serviceFeeCents > 0 ? [legOf('fee', 0, serviceFeeCents)] : [])],
+  };
+};
+
+/** 100.00 and a fee of 3.25, charged apart: the example of C33. */
+const THREE_LINES = [
+  [3333, 108],
+  [3333, 108],
+  [3334, 109],
+] as const;
+export const separate = termsOf(THREE_LINES, 'separate');
+export const combined = termsOf(THREE_LINES, 'combined');
+/** 100.00 without a fee. */
+export const feeless = termsOf([[10_000, 0]], 'separate');
+export const withLines = (amounts: readonly Cents[], chargeMode: PaymentTerms['chargeMode'] = 'separate') =>
+  termsOf(
+    amounts.map((amount) => [amount, 0] as const),
+    chargeMode,
+  );
+
+// Facts.
+
+export const initiated = (terms: PaymentTerms = separate, at = AT): PaymentEvent => ({
+  type: 'PaymentInitiated',
+  at,
+  data: { attemptId: ATTEMPT, ...terms },
+});
+
+export const chargeOf = (terms: PaymentTerms) => ({
+  confirmationNumber: 'ABCD-EFGH-JK',
+  legs: terms.legs.map(({ leg }) => ({ leg, transactionId: `ch_${leg}`, authCode: 'A1', avs: null, cvv: null })),
+});
+export const created = (terms: PaymentTerms = separate, at = AT): PaymentEvent => ({
+  type: 'PaymentCreated',
+  at,
+  data: { attemptId: ATTEMPT, ...chargeOf(terms) },
+});
+/** A charge that was approved. */
+export const charged = (terms: PaymentTerms = separate): PaymentEvent[] => [initiated(terms), created(terms)];
+
+export const declined: PaymentEvent = {
+  type: 'PaymentDeclined',
+  at: AT,
+  data: { attemptId: ATTEMPT, leg: 'principal', declineCode: 'insufficient_funds', transactionId: 'ch_x', raw: null },
+};
+export const failed: PaymentEvent = { type: 'PaymentFailed', at: AT, data: { attemptId: ATTEMPT, reason: 'not processed' } };
+export const unknown: PaymentEvent = { type: 'PaymentOutcomeUnknown', at: AT, data: { attemptId: ATTEMPT, leg: 'principal', cause: 'timeout' } };
+export const fenced = (attemptId = ATTEMPT): PaymentEvent => ({ type: 'ReconciliationStarted', at: AT, data: { attemptId } });
+export const abandoned: PaymentEvent = {
+  type: 'PaymentAbandoned',
+  at: AT,
+  data: { attemptId: ATTEMPT, accountId: ACCOUNT, reason: 'the request vanished before it began' },
+};
+export const settled = (leg: Leg, batchId = 'bat_1'): PaymentEvent => ({
+  type: 'PaymentSettled',
+  at: AT,
+  data: { leg, batchId, closedAt: AT, grossCents: 10_000, feeCents: 30 },
+});
+export const settlementRejected = (leg: Leg): PaymentEvent => ({ type: 'SettlementRejected', at: AT, data: { leg, batchId: 'bat_1', closedAt: AT } });
+
+export const dispute = (change: Partial<Dispute> = {}): Dispute => ({
+  disputeId: '018f0000-0000-7000-8000-0000000000e1',
+  status: 'debited',
+  stage: 'chargeback',
+  reasonCode: '10.4',
+  reason: 'fraud',
+  disputedAmountCents: 4_000,
+  openedOn: '2026-01-05',
+  dueDate: '2026-01-25',
+  ...change,
+});
+export const disputed = (change: Partial<Dispute> = {}): PaymentEvent => ({ type: 'PaymentDisputed', at: AT, data: dispute(change) });
+
+export const referencesOf = (attemptId: string) => (leg: Leg) => ({ void: `${attemptId}-${leg}-void`, refund: `${attemptId}-${leg}-refund` });
+export const move = (attemptId: string, leg: Leg, principalCents: Cents, feeCents: Cents, means: Means = 'void'): LegMove => ({
+  leg,
+  principalCents,
+  feeCents,
+  means,
+  references: referencesOf(attemptId)(leg),
+});
+
+/** Shares of the lines without fee. */
+export const principals = (...cents: readonly Cents[]) => cents.map((one) => [one, 0] as const);
+
+type Asked = Partial<Omit<ReversalRequest, 'attemptId' | 'lines'>> & {
+  readonly legs: readonly LegMove[];
+  readonly lines: readonly (readonly [Cents, Cents])[];
+};
+const requestOf = (attemptId: string, { lines, ...asked }: Asked): ReversalRequest => ({
+  attemptId,
+  initiatedBy: 'partner',
+  reason: null,
+  asked: { amountCents: null, includeFee: false },
+  completes: null,
+  ...asked,
+  lines: lines.map(([principalCents, feeCents], index) => ({ lineItemId: LINES[index]!, principalCents, feeCents })),
+});
+export const refundRequested = (attemptId: string, asked: Asked, at = AT): PaymentEvent => ({
+  type: 'RefundRequested',
+  at,
+  data: requestOf(attemptId, asked),
+});
+export const voidRequested = (attemptId: string, asked: Asked, at = AT): PaymentEvent => ({
+  type: 'VoidRequested',
+  at,
+  data: requestOf(attemptId, { asked: { amountCents: null, includeFee: true }, ...asked }),
+});
+
+export const returned = (attemptId: string, leg: Leg, principalCents: Cents, feeCents: Cents, means: Means = 'void'): PaymentEvent => ({
+  type: means === 'void' ? 'PaymentVoided' : leg === 'fee' ? 'FeeRefunded' : 'PaymentRefunded',
+  at: AT,
+  data: { attemptId, leg, principalCents, feeCents, transactionId: `${attemptId}-${leg}-txn` },
+});
+export const ended = (
+  attemptId: string,
+  end: Pick<ReversalEnd, 'outcome'> & Partial<Omit<ReversalEnd, 'attemptId' | 'outcome'>>,
+  at = AT,
+): PaymentEvent => ({
+  type: 'ReversalEnded',
+  at,
+  data: { attemptId, operation: 'refund', reversalType: null, amountCents: 0, reason: null, initiatedBy: 'partner', ...end },
+});
+export const acknowledged = (attemptId: string): PaymentEvent => ({ type: 'ReversalAcknowledged', at: AT, data: { attemptId } });
+
+/** Shares of the lines when the whole of the separate example goes back. */
+const WHOLE = { principal: principals(3333, 3333, 3334), both: THREE_LINES, fee: [108, 108, 109].map((fee) => [0, fee] as const) };
+export const wholeLines = WHOLE;
+
+export const voided = (attemptId: string): PaymentEvent[] => [
+  voidRequested(attemptId, { legs: [move(attemptId, 'principal', 10_000, 0), move(attemptId, 'fee', 0, 325)], lines: WHOLE.both }),
+  returned(attemptId, 'principal', 10_000, 0),
+  returned(attemptId, 'fee', 0, 325),
+  ended(attemptId, { operation: 'void', outcome: 'completed', reversalType: 'void', amountCents: 10_325 }),
+];
+/** Principal voided, fee not (C27). */
+export const halfVoided = (attemptId: string): PaymentEvent[] => [
+  voidRequested(attemptId, { legs: [move(attemptId, 'principal', 10_000, 0), move(attemptId, 'fee', 0, 325)], lines: WHOLE.both }),
+  returned(attemptId, 'principal', 10_000, 0),
+  ended(attemptId, { operation: 'void', outcome: 'partial', reversalType: 'void', amountCents: 10_000 }),
+];
+/** Principal returned, fee not: PARTIAL_REFUND_PENDING (C38). */
+export const halfRefunded = (attemptId: string, asked: Partial<Omit<ReversalRequest, 'attemptId' | 'lines' | 'legs'>> = {}): PaymentEvent[] => [
+  refundRequested(attemptId, {
+    legs: [move(attemptId, 'principal', 10_000, 0), move(attemptId, 'fee', 0, 325)],
+    lines: WHOLE.both,
+    asked: { amountCents: null, includeFee: true },
+    ...asked,
+  }),
+  returned(attemptId, 'principal', 10_000, 0),
+  ended(attemptId, { outcome: 'partial', reversalType: 'void', amountCents: 10_000, ...(asked.initiatedBy && { initiatedBy: asked.initiatedBy }) }),
+];
+/** All principal returned, the fee kept. */
+export const principalRefunded = (attemptId: string): PaymentEvent[] => [
+  refundRequested(attemptId, { legs: [move(attemptId, 'principal', 10_000, 0)], lines: WHOLE.principal }),
+  returned(attemptId, 'principal', 10_000, 0),
+  ended(attemptId, { outcome: 'completed', reversalType: 'void', amountCents: 10_000 }),
+];
+/** A part of the principal returned. */
+export const partRefunded = (attemptId: string, lines: readonly Cents[], means: Means = 'void'): PaymentEvent[] => {
+  const amountCents = lines.reduce((sum, line) => sum + line, 0);
+  return [
+    refundRequested(attemptId, {
+      legs: [move(attemptId, 'principal', amountCents, 0, means)],
+      lines: lines.map((line) => [line, 0] as const),
+      asked: { amountCents, includeFee: false },
+    }),
+    returned(attemptId, 'principal', amountCents, 0, means),
+    ended(attemptId, { outcome: 'completed', reversalType: means, amountCents }),
+  ];
+};
+
+// Commands.
+
+export const requestVoid = (attemptId: string, change: Partial<RequestVoid> = {}): RequestVoid => ({
+  type: 'RequestVoid',
+  at: LATER,
+  attemptId,
+  initiatedBy: 'partner',
+  reason: null,
+  references: referencesOf(attemptId),
+  ...change,
+});
+/** By default the gateway can void a part and cannot refund before settlement, as the simulator. */
+export const requestRefund = (attemptId: string, change: Partial<RequestRefund> = {}): RequestRefund => ({
+  type: 'RequestRefund',
+  at: LATER,
+  attemptId,
+  initiatedBy: 'partner',
+  reason: null,
+  references: referencesOf(attemptId),
+  amountCents: null,
+  includeFee: false,
+  capabilities: () => ({ partialVoid: true, refundUnsettled: false }),
+  ...change,
+});
+
+// Telling.
+
+export const stateOf = (...facts: readonly PaymentEvent[]): Payment => fold(decider, facts);
+export const visible = (...facts: readonly PaymentEvent[]): VisiblePayment => {
+  const state = stateOf(...facts);
+  if (state.phase === 'none' || state.phase === 'abandoned') throw new Error(`no payment: ${state.phase}`);
+  return state;
+};
+export const chargedState = (...facts: readonly PaymentEvent[]): Charged => {
+  const state = stateOf(...facts);
+  if (state.phase !== 'charged') throw new Error(`not charged: ${state.phase}`);
+  return state;
+};
+export const viewOf = (...facts: readonly PaymentEvent[]): PaymentView => paymentView(PAYMENT, visible(...facts));
+
+const atLater = (event: PaymentEvent): PaymentEvent => ({ ...event, at: LATER });
+
+/** The facts of an answer carry the time of the command; specs write them with the builders above, and the time is put right here. */
+export const given = (...facts: readonly PaymentEvent[]) => ({
+  when: (command: PaymentCommand) => {
+    const decide = () => decider.decide(stateOf(...facts), command);
+    return {
+      then: (...expected: readonly PaymentEvent[]) => {
+        const decided = decide();
+        expect(decided).toEqual(expected.map(atLater));
+        // What was decided can be told again: no answer may break the fold.
+        fold(decider, [...facts, ...decided]);
+      },
+      thenNothing: () => expect(decide()).toEqual([]),
+      thenRefused: (code: string, message: RegExp = /./, details: Readonly<Record<string, unknown>> = {}) => {
+        let error: unknown;
+        try {
+          decide();
+        } catch (thrown) {
+          error = thrown;
+        }
+        expect(error).toBeInstanceOf(ServiceError);
+        const { code: was, message: said, details: told } = error as ServiceError;
+        expect({ code: was, message: said, ...told }).toEqual({ code, message: expect.stringMatching(message), ...details });
+      },
+      /** A fault of ours, not of the caller. */
+      thenFails: (message: RegExp) => {
+        expect(decide).toThrow(message);
+        expect(decide).not.toThrow(ServiceError);
+      },
+    };
+  },
+});
