@@ -78,6 +78,7 @@ export interface Services {
 /** Reads and writes of requests and projections share this many connections; keys have their own few, so that lists cannot starve them. */
 const POOL_CONNECTIONS = 20;
 const KEY_POOL_CONNECTIONS = 6;
+const PROJECTION_POOL_CONNECTIONS = 6;
 const KEY_STATEMENT_TIMEOUT_MS = 2_000;
 const KEY_LOCK_TIMEOUT_MS = 1_000;
 /** An append that failed this recently makes the process not ready. */
@@ -109,13 +110,18 @@ export const openServices = async (
   const ids = systemIds(() => clock.now());
   cardInTextCheck.on = config.cardInTextCheck;
   const pool = createPool(databaseUrl, { name: 'main', max: POOL_CONNECTIONS });
+  // Rows and checkpoint of a projection are lost together, if at all, and made again from the log.
+  const projectionPool = createPool(databaseUrl, { name: 'projections', max: PROJECTION_POOL_CONNECTIONS, synchronousCommit: 'off' });
+  // Where the log lies in the same cluster a claim is on disk before any money moves: the intent's own commit flushes everything written before it.
+  // What is settled afterwards is rebuilt from the stream (recovery.md 1.4, T7).
   const keyPool = createPool(databaseUrl, {
+    synchronousCommit: config.kurrentdbUrl === null ? 'off' : 'on',
     name: 'keys',
     max: KEY_POOL_CONNECTIONS,
     statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS,
     lockTimeoutMs: KEY_LOCK_TIMEOUT_MS,
   });
-  const opened: (() => Promise<unknown>)[] = [() => pool.end(), () => keyPool.end()];
+  const opened: (() => Promise<unknown>)[] = [() => pool.end(), () => projectionPool.end(), () => keyPool.end()];
   const close = async () => {
     for (const one of [...opened].reverse()) await one();
   };
@@ -148,8 +154,8 @@ export const openServices = async (
       paymentList: paymentListModel((paymentId) => log.warn({ paymentId }, 'a payment has an unusually long stream')),
     };
     const projections = {
-      directory: createSubscriber(models.directory.projection, { store, pool, clock, onError }),
-      paymentList: createSubscriber(models.paymentList.projection, { store, pool, clock, onError }),
+      directory: createSubscriber(models.directory.projection, { store, pool: projectionPool, clock, onError }),
+      paymentList: createSubscriber(models.paymentList.projection, { store, pool: projectionPool, clock, onError }),
     };
     // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
     const watch = watchProjection(pool, PAYMENT_LIST, clock);

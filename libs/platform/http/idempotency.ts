@@ -238,7 +238,6 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
     api_account_id: string;
     key_hash: Buffer;
     fence: string;
-    took_over: boolean;
     payment_id: string;
     attempt_id: string;
   }>({
@@ -257,13 +256,18 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
     ],
   });
   const owned = new Map(
-    won.map((row): [string, Owned] => [
-      nameOf({ accountId: row.api_account_id, keyHash: row.key_hash }),
-      { kind: 'owned', fence: row.fence, tookOver: row.took_over, paymentId: row.payment_id, attemptId: row.attempt_id },
-    ]),
+    won.map((row): [string, Owned] => {
+      const name = nameOf({ accountId: row.api_account_id, keyHash: row.key_hash });
+      // A row that expired begins anew under the ids that were drawn for it; one that was taken over keeps its own.
+      const tookOver = row.payment_id !== first.get(name)!.paymentId;
+      return [name, { kind: 'owned', fence: row.fence, tookOver, paymentId: row.payment_id, attemptId: row.attempt_id }];
+    }),
   );
   return rows.map((row) => (first.get(nameOf(row)) === row ? (owned.get(nameOf(row)) ?? null) : null));
 };
+
+/** An expired key is as good as a new one, unless nobody knows yet what its request did. */
+const BEGINS_ANEW = `k.expires_at <= clock_timestamp() and k.state in ('completed', 'released')`;
 
 /** Only the database's clock counts; a reserved row is never taken over, it leaves by purge alone. */
 const CLAIM = `
@@ -275,14 +279,14 @@ const CLAIM = `
   on conflict (api_account_id, key_hash) do update set
     operation = excluded.operation, fp = excluded.fp, fp_kid = excluded.fp_kid, state = 'in_progress', fence = excluded.fence,
     lease_until = excluded.lease_until, status = null, body = null,
-    payment_id = case when k.expires_at <= clock_timestamp() then excluded.payment_id else k.payment_id end,
-    attempt_id = case when k.expires_at <= clock_timestamp() then excluded.attempt_id else k.attempt_id end,
-    created_at = case when k.expires_at <= clock_timestamp() then excluded.created_at else k.created_at end,
-    expires_at = case when k.expires_at <= clock_timestamp() then excluded.expires_at else k.expires_at end
-  where (k.expires_at <= clock_timestamp() and k.state in ('completed', 'released'))
+    payment_id = case when ${BEGINS_ANEW} then excluded.payment_id else k.payment_id end,
+    attempt_id = case when ${BEGINS_ANEW} then excluded.attempt_id else k.attempt_id end,
+    created_at = case when ${BEGINS_ANEW} then excluded.created_at else k.created_at end,
+    expires_at = case when ${BEGINS_ANEW} then excluded.expires_at else k.expires_at end
+  where (${BEGINS_ANEW})
      or (k.fp = excluded.fp and k.operation = excluded.operation
          and (k.state = 'released' or (k.state = 'in_progress' and k.lease_until < clock_timestamp())))
-  returning api_account_id, key_hash, fence::text, (xmax <> 0) as took_over, payment_id, attempt_id`;
+  returning api_account_id, key_hash, fence::text, payment_id, attempt_id`;
 
 const FIND = `
   select operation, fp, fp_kid, state, extract(epoch from lease_until - clock_timestamp())::float8 as lease_left, payment_id, status, body

@@ -16,6 +16,8 @@ export interface PoolOptions {
   /** Server-side limit of one statement. */
   readonly statementTimeoutMs?: number;
   readonly lockTimeoutMs?: number;
+  /** `off`: a commit does not wait for the disk. Only where what is lost in a crash of the database is made again from what is not. Default `on`. */
+  readonly synchronousCommit?: 'on' | 'off';
 }
 
 /**
@@ -27,6 +29,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
     '-c jit=off',
     `-c statement_timeout=${options.statementTimeoutMs ?? 30_000}`,
     `-c lock_timeout=${options.lockTimeoutMs ?? 10_000}`,
+    `-c synchronous_commit=${options.synchronousCommit ?? 'on'}`,
     '-c idle_in_transaction_session_timeout=60000',
     '-c timezone=UTC',
   ];
