@@ -7,6 +7,7 @@ export * from './memory.js';
 export * from './rebuild.js';
 export * from './subscriber.js';
 export * from './upcasters.js';
+export { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
 export { createPostgresEventStore, postgresEventStore, type EventStorePools } from './postgres.js';
 
 /** Tables of this lib, for `migrate`. */

@@ -1,0 +1,29 @@
+/** The contract on KurrentDB: against the double always, against the server at KURRENTDB_URL when one is named. */
+import { createKurrentDbEventStore } from '#eventstore';
+import { eventStoreContract } from '../../test/support/event-store.contract.js';
+import { KurrentDbDouble } from '../../test/support/kurrentdb-double.js';
+
+eventStoreContract('KurrentDB (double)', async () => {
+  const double = await new KurrentDbDouble().start();
+  // What others write lies between our events, as on a server that has more to do.
+  const stranger = setInterval(() => double.write('$stats-somewhere', [{ type: '$statsCollected', data: { load: 1 } }]), 20);
+  const [store, another] = await Promise.all([createKurrentDbEventStore(double.url()), createKurrentDbEventStore(double.url())]);
+  return {
+    store,
+    another,
+    fresh: true,
+    close: async () => {
+      clearInterval(stranger);
+      await Promise.all([store.close(), another.close()]);
+      double.kill();
+    },
+  };
+});
+
+const url = process.env.KURRENTDB_URL;
+if (url)
+  eventStoreContract('KurrentDB (server)', async () => {
+    const [store, another] = await Promise.all([createKurrentDbEventStore(url), createKurrentDbEventStore(url)]);
+    return { store, another, fresh: false, close: async () => void (await Promise.all([store.close(), another.close()])) };
+  });
+else process.stdout.write('KURRENTDB_URL is not set: the event store contract ran against the KurrentDB double only\n');

@@ -1,0 +1,779 @@
+/**
+ * The event store on KurrentDB, or EventStoreDB from 22.10. The official client is an optional peer, loaded only here and only when a store is opened:
+ * its native part and that part's licence stay out of every other installation.
+ *
+ * What the adapter adds to the client, each point for a failure that was seen (the letters are the rows of event-store.md 1.4):
+ *  - appends go over the unary call, never over the client's shared batch stream, which wedges for good when it ends quietly (i);
+ *  - every call has a deadline and a timer of ours, since some paths of the client ignore deadlines and some promises never settle (a, f, o);
+ *  - a client that fails several times in a row, reads included, is replaced: it does not find a new leader by itself (i, j);
+ *  - a conflict is read back and compared by id before it is believed, because the conflict may be our own earlier attempt (o);
+ *  - reads ask for an exact number and take all of it (k); positions of reads are inclusive, of subscriptions exclusive (l);
+ *  - one supervised subscription with one queue: any end is followed by a new subscription behind the last event that was handed on (d, e, p);
+ *  - nothing that the client leaves rejected ends the process (c, h, p).
+ */
+import type { EventData, KurrentDBClient, Position as LogPosition, ResolvedEvent } from '@kurrent/kurrentdb-client';
+import { systemClock, within, type Clock } from '#kernel';
+import { beyondTheEnd, matchesPrefix, serialise, type Serialised } from './codec.js';
+import {
+  Conflict,
+  OutcomeUnknown,
+  STREAM_PREFIXES,
+  Unavailable,
+  type EventStore,
+  type Expected,
+  type Meta,
+  type NewEvent,
+  type Position,
+  type Recorded,
+  type Subscription,
+  type SubscriptionItem,
+} from './event-store.js';
+
+type Client = KurrentDBClient;
+type Driver = typeof import('@kurrent/kurrentdb-client');
+
+/** Every wait of this adapter, in milliseconds. Options only so that fault tests need not take minutes. */
+export interface KurrentDbTimings {
+  /** An append, all tries together, unless the caller says otherwise. */
+  readonly appendMs: number;
+  /** One try of an append: the deadline that the server is told. */
+  readonly tryMs: number;
+  /** What our own timer waits beyond a deadline for the client to report it. */
+  readonly graceMs: number;
+  /** Before an append is tried again. The server drops a retry that arrives before the original is replicated, so never at once. */
+  readonly retryMs: number;
+  /** A read, all tries together, and how long one may go without an event. The first read of a client takes half a second. */
+  readonly readMs: number;
+  readonly readStallMs: number;
+  /** Until a subscription is confirmed. */
+  readonly confirmMs: number;
+  /** A subscription that has been silent this long is compared with the head: silence is also what a dead one sounds like. */
+  readonly silenceMs: number;
+  /** A client is replaced when it has failed for this long without a success between, and not again within as long. */
+  readonly replaceMs: number;
+  readonly backoffMs: number;
+  readonly backoffMostMs: number;
+}
+
+const TIMINGS: KurrentDbTimings = {
+  appendMs: 5_000,
+  tryMs: 2_000,
+  graceMs: 500,
+  retryMs: 200,
+  readMs: 5_000,
+  readStallMs: 2_000,
+  confirmMs: 5_000,
+  silenceMs: 5_000,
+  replaceMs: 2_000,
+  backoffMs: 100,
+  backoffMostMs: 2_000,
+};
+
+/** As many transport failures in a row replace the client at once, without waiting for `replaceMs`. */
+const REPLACE_AFTER_FAILURES = 64;
+/** Appends on their way, and their bytes. Unbounded, a server that dies takes hundreds of promises with it. */
+const APPENDS_IN_FLIGHT = 128;
+const BYTES_IN_FLIGHT = 8_000_000;
+/** Appends that wait for their turn; beyond this the store is overloaded and says so at once. */
+const QUEUED_APPENDS = 4_096;
+/** Events per read. */
+const PAGE_EVENTS = 500;
+/** A subscription is paused when this many events wait for their reader, and resumed at half of it. */
+const QUEUED_EVENTS = 1_000;
+/** While a cluster elects a leader the client asks around this often (every 100 ms); its default gives up after one second. */
+const DISCOVER_ATTEMPTS = 50;
+
+export interface KurrentDbOptions {
+  readonly clock?: Clock;
+  /** Hears what was survived: a subscription that ended, a client that was replaced. */
+  readonly onTrouble?: (message: string, error?: Error) => void;
+  readonly timings?: Partial<KurrentDbTimings>;
+}
+
+/**
+ * Opens the store. `url` as KurrentDB documents it: `kurrentdb://[user:password@]host:port[,host:port…]?tls=…`, plaintext or TLS.
+ * Does not need the server to be there yet; warms the connection up when it is. Throws one clear line where the client package is missing or the URL
+ * is wrong (without repeating it: it may hold a password).
+ */
+export const createKurrentDbEventStore = async (url: string, options: KurrentDbOptions = {}): Promise<EventStore> => {
+  const driver = await loadDriver();
+  const store = new KurrentDbEventStore(driver, url, options);
+  await store.warmUp();
+  return store;
+};
+
+const loadDriver = async (): Promise<Driver> => {
+  try {
+    return await import('@kurrent/kurrentdb-client');
+  } catch (error) {
+    throw new Error(
+      `KURRENTDB_URL is set, but its client cannot be loaded (npm install @kurrent/kurrentdb-client@1.3): ${(error as Error).message}`,
+      { cause: error },
+    );
+  }
+};
+
+// ---- what errors mean
+
+/** `unsent`: nothing reached the server. `lost`: it may have been done. `fault`: trying again would not help. */
+type Verdict = 'conflict' | 'not_found' | 'unsent' | 'lost' | 'fault';
+
+/** A call that our own timer ended. */
+class NoAnswer extends Error {}
+/** What trying again cannot mend: a place that is not of this log, an event that is not ours. */
+class Fault extends Error {}
+
+/** By the client's `type`. Errors of the transport that the client did not translate have none and are judged by gRPC `code` (c). */
+const BY_TYPE: Readonly<Record<string, Verdict>> = {
+  'wrong-expected-version': 'conflict',
+  'stream-not-found': 'not_found',
+  'not-leader': 'unsent',
+  unavailable: 'lost',
+  cancelled: 'lost',
+  timeout: 'lost',
+  'deadline-exceeded': 'lost',
+  unknown: 'lost',
+};
+const GRPC_LOST = [1, 2, 4, 8, 10, 13, 14, 15];
+const NEVER_CONNECTED = /Failed to discover|No connection established|ECONNREFUSED|ENOTFOUND|Name resolution failed/i;
+
+const judge = (error: unknown): Verdict => {
+  const { type, code, message } = error as { type?: string; code?: unknown; message?: string };
+  if (NEVER_CONNECTED.test(message ?? '')) return 'unsent';
+  if (error instanceof NoAnswer) return 'lost';
+  if (error instanceof Fault || error instanceof TypeError) return 'fault';
+  // "BadRequest" is the one unknown answer that is a fault of ours; "Server Is Not Ready" and its like pass.
+  if (/BadRequest/.test(message ?? '')) return 'fault';
+  if (type !== undefined) return BY_TYPE[type] ?? 'fault';
+  if (typeof code === 'number') return GRPC_LOST.includes(code) ? 'lost' : 'fault';
+  return 'lost';
+};
+
+const isTransport = (verdict: Verdict) => verdict === 'unsent' || verdict === 'lost';
+const asError = (error: unknown): Error => (error instanceof Error ? error : new Error(String(error)));
+/** The client's conflict has no message, its bridge errors may have none either. */
+const describe = (error: unknown) => asError(error).message || (error as { type?: string }).type || asError(error).name;
+
+// ---- positions and events
+
+const POSITION = /^(\d{20}):(\d{20})$/;
+/** Both halves: servers exist where the commit alone skips an event (KurrentDB #4970). */
+const toText = ({ commit, prepare }: LogPosition): Position => `${String(commit).padStart(20, '0')}:${String(prepare).padStart(20, '0')}` as Position;
+const fromText = (position: Position): LogPosition => {
+  const [, commit, prepare] = POSITION.exec(position) ?? [];
+  if (!commit || !prepare) throw new Fault(`"${position}" is not a position of KurrentDB; was the kind of store changed under a checkpoint?`);
+  return { commit: BigInt(commit), prepare: BigInt(prepare) };
+};
+
+const recorded = ({ event }: ResolvedEvent): Recorded => {
+  if (!event?.position) throw new Fault('KurrentDB gave an event without a position; servers before 22.10 are not supported');
+  const { streamId, id, revision, type, data, metadata, isJson, created, position } = event;
+  if (!isJson || typeof metadata !== 'object' || metadata instanceof Uint8Array) throw new Fault(`${streamId}@${revision}: not an event of Payfold`);
+  const { v, ...meta } = metadata as unknown as Meta & { v: number };
+  return {
+    id: id.toLowerCase(),
+    type,
+    v,
+    data: data as Recorded['data'],
+    meta,
+    stream: streamId,
+    revision,
+    position: toText(position),
+    storedAt: created,
+  };
+};
+
+/** The metadata goes as the bytes that were measured; the client turns `data` into the same text again. */
+const outgoing = (driver: Driver, events: readonly NewEvent[], serialised: readonly Serialised[]): EventData[] =>
+  serialised.map(({ id, data, meta }, index) =>
+    driver.jsonEvent({ id, type: events[index]!.type, data: JSON.parse(data) as never, metadata: new Uint8Array(Buffer.from(meta)) }),
+  );
+
+// ---- the client, and when to take a new one
+
+/** Parts of the client that its types hide. */
+interface Internals {
+  handleError: (client: unknown, error: Error) => Promise<void>;
+  getChannel: () => Promise<{ close(): void }>;
+  supports: () => Promise<boolean>;
+}
+
+class Connection {
+  private client: Client;
+  private retirement = new AbortController();
+  private failures = 0;
+  private failingSince: number | null = null;
+  private replacedAt = Number.NEGATIVE_INFINITY;
+  private readonly url: string;
+  /** Given with every call: credentials make the client append over the unary call. Over plaintext they are never sent. */
+  readonly credentials: { username: string; password: string } | undefined;
+
+  constructor(
+    private readonly driver: Driver,
+    url: string,
+    private readonly clock: Clock,
+    private readonly timings: KurrentDbTimings,
+    private readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>,
+  ) {
+    this.url = /maxDiscoverAttempts=/i.test(url) ? url : `${url}${url.includes('?') ? '&' : '/?'}maxDiscoverAttempts=${DISCOVER_ATTEMPTS}`;
+    const [, user, password] = /^[^:]+:\/\/([^:@/,]+):([^@]+)@/.exec(url) ?? [];
+    if (user && password) this.credentials = { username: decodeURIComponent(user), password: decodeURIComponent(password) };
+    else if (/[?&]tls=false/i.test(url)) this.credentials = { username: 'plaintext', password: 'never sent' };
+    this.client = this.open();
+  }
+
+  get current(): Client {
+    return this.client;
+  }
+
+  /** Aborts when the present client is given up: it ends its subscriptions without a word. */
+  get retired(): AbortSignal {
+    return this.retirement.signal;
+  }
+
+  succeeded(client: Client): void {
+    if (client !== this.client) return;
+    this.failures = 0;
+    this.failingSince = null;
+  }
+
+  /** Counts a transport failure of a call that began at `since`. */
+  failed(client: Client, since: number, error: unknown): void {
+    if (client !== this.client) return;
+    const now = this.clock.monotonic();
+    this.failures += 1;
+    this.failingSince ??= since;
+    if (this.failures < REPLACE_AFTER_FAILURES && now - this.failingSince < this.timings.replaceMs) return;
+    if (now - this.replacedAt < this.timings.replaceMs) return;
+    this.replacedAt = now;
+    this.failures = 0;
+    this.failingSince = null;
+    this.onTrouble('the KurrentDB client is replaced', asError(error));
+    const { retirement } = this;
+    this.retirement = new AbortController();
+    this.client = this.open();
+    retirement.abort();
+    void this.retire(client);
+  }
+
+  close(): Promise<void> {
+    return this.retire(this.client);
+  }
+
+  private open(): Client {
+    let client: Client;
+    try {
+      client = this.driver.KurrentDBClient.connectionString(this.url);
+    } catch (error) {
+      // The client's own message repeats the URL, password and all.
+      const what =
+        /^Unexpected .*? at position \d+, expected .*?\./.exec((error as Error).message)?.[0].replace(/".*?"/, 'text') ?? (error as Error).name;
+      throw new Error(`KURRENTDB_URL is not a URL of KurrentDB: ${what}`);
+    }
+    const internals = client as unknown as Internals;
+    // The client does not wait for its own clean-up after an error, and that may reject: while a new leader is looked for, say.
+    const handleError = internals.handleError;
+    internals.handleError = (failed, error) => handleError(failed, error).catch(() => undefined);
+    // TLS with a client certificate has no credentials to give; then the question that leads to the batch stream is answered here.
+    if (!this.credentials) internals.supports = async () => false;
+    return client;
+  }
+
+  /** Cancels what still runs and closes the channel, which `dispose()` leaves open. Never waits long, never throws. */
+  private async retire(client: Client): Promise<void> {
+    const quietly = (work: Promise<unknown>) => within(this.clock, this.timings.graceMs, work, () => new NoAnswer()).catch(() => undefined);
+    await quietly(client.dispose());
+    await quietly((client as unknown as Internals).getChannel().then((channel) => channel.close()));
+  }
+}
+
+// ---- the store
+
+class KurrentDbEventStore implements EventStore {
+  private readonly clock: Clock;
+  private readonly timings: KurrentDbTimings;
+  private readonly connection: Connection;
+  private readonly slots: Slots;
+  private readonly followers = new Set<Follower>();
+  private readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>;
+  private headNow: Promise<Position | null> | null = null;
+  private headNext: Promise<Position | null> | null = null;
+  private closed = false;
+
+  constructor(
+    private readonly driver: Driver,
+    url: string,
+    options: KurrentDbOptions,
+  ) {
+    this.clock = options.clock ?? systemClock;
+    this.timings = { ...TIMINGS, ...options.timings };
+    this.onTrouble = options.onTrouble ?? (() => undefined);
+    this.connection = new Connection(driver, url, this.clock, this.timings, this.onTrouble);
+    this.slots = new Slots(this.clock);
+  }
+
+  async warmUp(): Promise<void> {
+    await this.head().catch((error: unknown) => this.onTrouble('KurrentDB does not answer yet', asError(error)));
+  }
+
+  async append(stream: string, expected: Expected, events: readonly NewEvent[], options: { timeoutMs?: number } = {}) {
+    const serialised = serialise(stream, expected, events);
+    const deadline = this.clock.monotonic() + (options.timeoutMs ?? this.timings.appendMs);
+    const bytes = serialised.reduce((sum, event) => sum + event.bytes, 0);
+    this.open();
+    const release = await this.slots.take(bytes, deadline);
+    try {
+      return await this.appendUntil(deadline, stream, expected, serialised, outgoing(this.driver, events, serialised));
+    } finally {
+      release();
+    }
+  }
+
+  /** The same ids at the same revision, until the store has told or the time is up. */
+  private async appendUntil(deadline: number, stream: string, expected: Expected, serialised: readonly Serialised[], events: EventData[]) {
+    let maybe = false;
+    for (;;) {
+      const client = this.connection.current;
+      const begun = this.clock.monotonic();
+      const tryMs = Math.max(1, Math.min(this.timings.tryMs, deadline - begun));
+      let failure: Error;
+      try {
+        const result = await within(
+          this.clock,
+          tryMs + this.timings.graceMs,
+          client.appendToStream(stream, events, {
+            streamState: expected,
+            deadline: Math.ceil(tryMs),
+            requiresLeader: true,
+            ...(this.connection.credentials && { credentials: this.connection.credentials }),
+          }),
+          () => new NoAnswer(`no answer within ${Math.ceil(tryMs)} ms`),
+        );
+        this.connection.succeeded(client);
+        if (result.position) return { revision: result.nextExpectedRevision, position: toText(result.position) };
+        // Told again after so long that the server forgot where it was.
+        return (await this.readBack(stream, expected, serialised)) ?? this.vanished(stream);
+      } catch (error) {
+        const verdict = judge(error);
+        failure = asError(error);
+        if (verdict === 'conflict') {
+          this.connection.succeeded(client);
+          const outcome = await this.settle(stream, expected, serialised, error as { actualState?: bigint | string });
+          if (!(outcome instanceof Unavailable)) return outcome;
+          // Whether it was our own earlier attempt cannot be read now.
+          failure = outcome;
+          maybe = true;
+        } else if (isTransport(verdict)) {
+          this.connection.failed(client, begun, error);
+          maybe ||= verdict === 'lost';
+          // Without a revision the server recognises a repetition only while it remembers the id: nobody may rely on that.
+          if (verdict === 'lost' && expected === 'any') throw new OutcomeUnknown(`${stream}: ${describe(error)}`, { cause: error });
+        } else throw new Error(`${stream}: KurrentDB refused the append: ${describe(error)}`, { cause: error });
+      }
+      if (this.closed || this.clock.monotonic() + this.timings.retryMs >= deadline)
+        throw maybe
+          ? new OutcomeUnknown(`${stream}: KurrentDB did not say in time whether it appended: ${describe(failure)}`, { cause: failure })
+          : new Unavailable(`${stream}: KurrentDB could not be reached in time; nothing was appended: ${describe(failure)}`, { cause: failure });
+      await this.clock.sleep(this.timings.retryMs);
+    }
+  }
+
+  /** A conflict, believed only when the events behind the expected revision are not ours. Returns Unavailable where that cannot be read. */
+  private async settle(stream: string, expected: Expected, serialised: readonly Serialised[], { actualState }: { actualState?: bigint | string }) {
+    const actual = typeof actualState === 'bigint' ? actualState : actualState === 'no_stream' ? null : undefined;
+    try {
+      const ours = await this.readBack(stream, expected, serialised);
+      if (ours) return ours;
+    } catch (error) {
+      if (error instanceof Unavailable) return error;
+      throw error;
+    }
+    throw new Conflict(stream, expected, actual);
+  }
+
+  /** The place of these very events right after the expected revision; null when others stand there, or nothing does. */
+  private async readBack(stream: string, expected: Expected, serialised: readonly Serialised[]) {
+    if (expected === 'any') return null;
+    const found: Recorded[] = [];
+    for await (const event of this.read(stream, expected === 'no_stream' ? 0n : expected + 1n, serialised.length)) found.push(event);
+    const last = found.at(-1);
+    if (!last || found.length < serialised.length || found.some(({ id }, index) => id !== serialised[index]!.id)) return null;
+    return { revision: last.revision, position: last.position };
+  }
+
+  private vanished(stream: string): never {
+    throw new Fault(`${stream}: KurrentDB knows the events as appended but cannot show them; was the stream deleted or cut?`);
+  }
+
+  async *read(stream: string, from = 0n, max = Number.POSITIVE_INFINITY): AsyncGenerator<Recorded, void, void> {
+    for (let left = max; left > 0;) {
+      const count = Math.min(left, PAGE_EVENTS);
+      const events = await this.page((client) => client.readStream(stream, { fromRevision: from, maxCount: count, requiresLeader: true }));
+      for (const event of events) yield event;
+      if (events.length < count) return;
+      left -= events.length;
+      from = events.at(-1)!.revision + 1n;
+    }
+  }
+
+  async *readAll(
+    after: Position | null,
+    {
+      max = Number.POSITIVE_INFINITY,
+      until,
+      streamPrefixes = STREAM_PREFIXES,
+    }: { max?: number; until?: Position; streamPrefixes?: readonly string[] } = {},
+  ): AsyncGenerator<readonly Recorded[], void, void> {
+    const filter = this.driver.streamNameFilter({ prefixes: [...streamPrefixes] });
+    let position = after;
+    for (let left = max; left > 0;) {
+      if (until !== undefined && position !== null && position >= until) return;
+      // The position is inclusive: one more is asked for, and the known one dropped.
+      const count = Math.min(left, PAGE_EVENTS) + (position === null ? 0 : 1);
+      const fromPosition = position === null ? this.driver.START : fromText(position);
+      const page = await this.page((client) => client.readAll({ fromPosition, maxCount: count, filter, requiresLeader: true }));
+      const known = position ?? '';
+      const events = page.filter((event) => event.position > known && (until === undefined || event.position <= until)).slice(0, left);
+      if (events.length > 0) yield events;
+      left -= events.length;
+      if (page.length < count || (until !== undefined && page.at(-1)!.position >= until)) return;
+      position = page.at(-1)!.position;
+    }
+  }
+
+  subscribe(after: Position | null, { streamPrefixes }: { streamPrefixes?: readonly string[] } = {}): Subscription {
+    const follower: Follower = new Follower(
+      {
+        driver: this.driver,
+        clock: this.clock,
+        timings: this.timings,
+        connection: this.connection,
+        onTrouble: this.onTrouble,
+        head: () => this.head(),
+      },
+      after,
+      streamPrefixes,
+      () => this.followers.delete(follower),
+    );
+    this.followers.add(follower);
+    return follower;
+  }
+
+  /** One read at a time, and one more that all share who ask meanwhile: theirs begins after they asked, so it shows what they know of. */
+  async head(): Promise<Position | null> {
+    if (!this.headNow) return (this.headNow = this.readHead().finally(() => (this.headNow = null)));
+    return (this.headNext ??= this.headNow
+      .catch(() => null)
+      .then(() => {
+        this.headNext = null;
+        return this.head();
+      }));
+  }
+
+  private async readHead(): Promise<Position | null> {
+    const filter = this.driver.streamNameFilter({ prefixes: [...STREAM_PREFIXES] });
+    const { END, BACKWARDS } = this.driver;
+    const [last] = await this.page((client) =>
+      client.readAll({ fromPosition: END, direction: BACKWARDS, maxCount: 1, filter, requiresLeader: true }),
+    );
+    return last?.position ?? null;
+  }
+
+  async close(): Promise<void> {
+    this.closed = true;
+    await Promise.all([...this.followers].map((follower) => follower.close()));
+    await this.slots.drained();
+    await this.connection.close();
+  }
+
+  private open(): void {
+    if (this.closed) throw new Unavailable('the event store is closed');
+  }
+
+  /** All events of one bounded read, tried again until the time is up. A stream that is not there has none. */
+  private async page(read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<Recorded[]> {
+    const deadline = this.clock.monotonic() + this.timings.readMs;
+    for (;;) {
+      this.open();
+      const client = this.connection.current;
+      const begun = this.clock.monotonic();
+      try {
+        const events = await this.drain(read(client), deadline);
+        this.connection.succeeded(client);
+        return events.map(recorded);
+      } catch (error) {
+        const verdict = judge(error);
+        if (verdict === 'not_found') {
+          this.connection.succeeded(client);
+          return [];
+        }
+        if (!isTransport(verdict)) throw new Error(`KurrentDB refused the read: ${describe(error)}`, { cause: error });
+        this.connection.failed(client, begun, error);
+        if (this.clock.monotonic() + this.timings.retryMs >= deadline) throw new Unavailable(`KurrentDB: ${describe(error)}`, { cause: error });
+        await this.clock.sleep(this.timings.retryMs);
+      }
+    }
+  }
+
+  /** Takes everything that a read gives; leaving one early wedges the client's later reads. Ends with NoAnswer when nothing comes for too long. */
+  private async drain(events: AsyncIterable<ResolvedEvent>, deadline: number): Promise<ResolvedEvent[]> {
+    const done = new AbortController();
+    const taken: ResolvedEvent[] = [];
+    let progress = this.clock.monotonic();
+    const reading = async () => {
+      for await (const event of events) {
+        taken.push(event);
+        progress = this.clock.monotonic();
+      }
+      return taken;
+    };
+    const watching = async () => {
+      for (;;) {
+        const end = Math.min(progress + this.timings.readStallMs, Math.max(deadline, progress));
+        const left = end - this.clock.monotonic();
+        if (left <= 0) throw new NoAnswer('a read stalled');
+        await this.clock.sleep(Math.ceil(left), done.signal);
+        if (done.signal.aborted) return taken;
+      }
+    };
+    try {
+      return await Promise.race([reading(), watching()]);
+    } finally {
+      done.abort();
+    }
+  }
+}
+
+/** Lets so many appends, and so many bytes, on their way; the others wait in order. */
+class Slots {
+  private count = 0;
+  private bytes = 0;
+  private readonly waiting: { readonly bytes: number; readonly wake: AbortController; granted: boolean }[] = [];
+
+  constructor(private readonly clock: Clock) {}
+
+  /** Resolves with the release. Throws Unavailable when the queue is full or the deadline passes first. */
+  async take(bytes: number, deadline: number): Promise<() => void> {
+    if (this.waiting.length > 0 || !this.fits(bytes)) {
+      if (this.waiting.length >= QUEUED_APPENDS) throw new Unavailable(`${this.waiting.length} appends wait for KurrentDB already`);
+      const turn = { bytes, wake: new AbortController(), granted: false };
+      this.waiting.push(turn);
+      await this.clock.sleep(Math.max(0, deadline - this.clock.monotonic()), turn.wake.signal);
+      if (!turn.granted) {
+        this.waiting.splice(this.waiting.indexOf(turn), 1);
+        throw new Unavailable('no append was possible in time; nothing was appended');
+      }
+    } else this.add(bytes);
+    return () => {
+      this.count -= 1;
+      this.bytes -= bytes;
+      for (let next = this.waiting[0]; next && this.fits(next.bytes); next = this.waiting[0]) {
+        this.waiting.shift();
+        this.add(next.bytes);
+        next.granted = true;
+        next.wake.abort();
+      }
+    };
+  }
+
+  async drained(): Promise<void> {
+    while (this.count > 0) await this.clock.sleep(20);
+  }
+
+  private fits(bytes: number): boolean {
+    return this.count < APPENDS_IN_FLIGHT && (this.count === 0 || this.bytes + bytes <= BYTES_IN_FLIGHT);
+  }
+
+  private add(bytes: number): void {
+    this.count += 1;
+    this.bytes += bytes;
+  }
+}
+
+// ---- following
+
+interface FollowerPorts {
+  readonly driver: Driver;
+  readonly clock: Clock;
+  readonly timings: KurrentDbTimings;
+  readonly connection: Connection;
+  readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>;
+  readonly head: () => Promise<Position | null>;
+}
+
+/**
+ * A catch-up subscription that goes on for ever. Every event of our streams passes through one queue, also those that the reader did not ask for: they
+ * move its place on, as a `checkpoint` behind the events that it covers. The server's own checkpoint frames are not used: they can run ahead of events
+ * that are still on their way, and servers exist that send wrong ones (KurrentDB #4892, #4970). After any end the next subscription begins behind the last
+ * event that entered the queue, and what is delivered twice is dropped.
+ */
+class Follower implements Subscription {
+  private readonly queue: Recorded[] = [];
+  private readonly stop = new AbortController();
+  private wake = new AbortController();
+  private seen: Position | null;
+  /** Head when the present subscription began: reaching it is having caught up. Undefined until known. */
+  private target: Position | null | undefined;
+  private failure: Error | null = null;
+  private resume: (() => void) | null = null;
+  private readonly supervised: Promise<void>;
+  private readonly items: AsyncGenerator<SubscriptionItem, void, void>;
+
+  constructor(
+    private readonly ports: FollowerPorts,
+    after: Position | null,
+    private readonly prefixes: readonly string[] | undefined,
+    private readonly onClosed: () => void,
+  ) {
+    this.seen = after;
+    this.items = this.handOut();
+    this.supervised = this.supervise();
+  }
+
+  [Symbol.asyncIterator](): AsyncIterator<SubscriptionItem> {
+    return this.items;
+  }
+
+  async close(): Promise<void> {
+    this.stop.abort();
+    this.wake.abort();
+    await this.supervised;
+    await this.items.return();
+    this.onClosed();
+  }
+
+  private async *handOut(): AsyncGenerator<SubscriptionItem, void, void> {
+    while (!this.stop.signal.aborted) {
+      if (this.queue.length > 0) {
+        const batch = this.queue.splice(0, PAGE_EVENTS);
+        if (this.queue.length <= QUEUED_EVENTS / 2) this.resume?.();
+        const events = batch.filter(({ stream }) => matchesPrefix(stream, this.prefixes));
+        const last = batch.at(-1)!;
+        if (events.length > 0) yield { kind: 'events', events };
+        if (events.at(-1) !== last) yield { kind: 'checkpoint', position: last.position };
+      } else if (this.failure) throw this.failure;
+      else if (this.target === null || (this.target !== undefined && this.seen !== null && this.seen >= this.target)) {
+        this.target = undefined;
+        yield { kind: 'caught_up' };
+      } else {
+        this.wake = new AbortController();
+        await this.ports.clock.sleep(this.ports.timings.silenceMs, this.wake.signal);
+      }
+    }
+  }
+
+  private async supervise(): Promise<void> {
+    const { clock, timings, onTrouble } = this.ports;
+    for (let failures = 0; !this.stop.signal.aborted;) {
+      const before = this.seen;
+      try {
+        if (this.seen !== null) fromText(this.seen);
+        await this.checkPlace();
+        await this.session();
+      } catch (error) {
+        if (this.stop.signal.aborted) return;
+        if (!(error instanceof Unavailable) && !isTransport(judge(error))) {
+          this.failure = asError(error);
+          this.wake.abort();
+          return;
+        }
+        onTrouble('a subscription ended and is taken up again', asError(error));
+      }
+      failures = this.seen === before ? failures + 1 : 0;
+      await clock.sleep(Math.min(timings.backoffMostMs, timings.backoffMs * 2 ** Math.min(failures, 10)), this.stop.signal);
+    }
+  }
+
+  /**
+   * A place beyond the end is confirmed by the server, which then stays silent for ever: it is refused here. Looked at twice, so that a node
+   * which is about to lose its leadership cannot stop a projection.
+   */
+  private async checkPlace(): Promise<void> {
+    for (let look = 1; ; look++) {
+      const head = await this.ports.head();
+      this.target = head;
+      this.wake.abort();
+      if (this.seen === null || (head !== null && this.seen <= head)) return;
+      if (look === 2) throw new Fault(beyondTheEnd(this.seen, head).message);
+      await this.ports.clock.sleep(this.ports.timings.retryMs, this.stop.signal);
+    }
+  }
+
+  /** One subscription of the client, to its end. */
+  private async session(): Promise<void> {
+    const { driver, clock, timings, connection } = this.ports;
+    const client = connection.current;
+    const begun = clock.monotonic();
+    const over = new AbortController();
+    let confirmed = false;
+    let heard = begun;
+    const subscription = client.subscribeToAll({
+      fromPosition: this.seen === null ? driver.START : fromText(this.seen),
+      filter: driver.streamNameFilter({ prefixes: [...STREAM_PREFIXES] }),
+    });
+    const ended = new Promise<void>((resolve, reject) => {
+      this.stop.signal.addEventListener('abort', () => resolve(), { once: true, signal: over.signal });
+      connection.retired.addEventListener('abort', () => reject(new NoAnswer('its client was replaced')), { once: true, signal: over.signal });
+      subscription
+        .on('confirmation', () => {
+          confirmed = true;
+          heard = clock.monotonic();
+          connection.succeeded(client);
+        })
+        .on('data', (resolved: ResolvedEvent) => {
+          confirmed = true;
+          heard = clock.monotonic();
+          try {
+            this.take(recorded(resolved));
+          } catch (error) {
+            reject(asError(error));
+          }
+          if (this.queue.length >= QUEUED_EVENTS) {
+            subscription.pause();
+            this.resume = () => {
+              this.resume = null;
+              heard = clock.monotonic();
+              subscription.resume();
+            };
+          }
+        })
+        .on('end', () => reject(new NoAnswer('the server ended the subscription')))
+        .on('close', () => reject(new NoAnswer('the subscription was closed')))
+        // Stays on for good: an error after the end would end the process.
+        .on('error', reject);
+    });
+    const watched = async () => {
+      for (;;) {
+        await clock.sleep(confirmed ? timings.silenceMs : timings.confirmMs, over.signal);
+        if (over.signal.aborted) return;
+        if (!confirmed) throw new NoAnswer('a subscription was not confirmed');
+        if (this.resume || clock.monotonic() - heard < timings.silenceMs) continue;
+        const [seen, head] = [this.seen, await this.ports.head().catch(() => null)];
+        if (head === null || (seen !== null && seen >= head)) continue;
+        // Something was appended; it should have come by now.
+        await clock.sleep(timings.retryMs, over.signal);
+        if (over.signal.aborted) return;
+        if (this.seen === seen && !this.resume) throw new NoAnswer(`a subscription stayed silent although the log went on to ${head}`);
+      }
+    };
+    try {
+      await Promise.race([ended, watched()]);
+    } catch (error) {
+      if (isTransport(judge(error))) connection.failed(client, begun, error);
+      throw error;
+    } finally {
+      over.abort();
+      this.resume = null;
+      ended.catch(() => undefined);
+      void subscription.unsubscribe().catch(() => undefined);
+      subscription.destroy();
+    }
+  }
+
+  private take(event: Recorded): void {
+    if (this.seen !== null && event.position <= this.seen) return;
+    this.seen = event.position;
+    this.queue.push(event);
+    this.wake.abort();
+  }
+}
