@@ -1,5 +1,13 @@
 /** What every process is made of: stores, ports and read models, opened from the configuration in one place. Composition only. */
-import { AccessTokens, directoryProjection, directorySchema, postgresDirectory, type AuthenticationDeps, type Directory } from '#accounts';
+import {
+  AccessTokens,
+  directoryProjection,
+  directorySchema,
+  postgresDirectory,
+  postgresKeyUse,
+  type AuthenticationDeps,
+  type Directory,
+} from '#accounts';
 import {
   createPostgresEventStore,
   createSubscriber,
@@ -182,7 +190,13 @@ export const openServices = async (
       pool,
       store,
       directory,
-      authentication: { directory, keys, tokens: new AccessTokens(keys, config.environment, clock), environment: config.environment },
+      authentication: {
+        keyUse: postgresKeyUse(pool, clock),
+        directory,
+        keys,
+        tokens: new AccessTokens(keys, config.environment, clock),
+        environment: config.environment,
+      },
       payments,
       projections,
       models,

@@ -8,7 +8,7 @@ import { NO_FEE } from '#accounts';
 import { decimal } from '#kernel';
 import type { PaymentView } from '#payments';
 import { openContext } from '../operator/context.js';
-import { readRuntime } from '../operator/data-dir.js';
+import { readRuntime } from '../data-dir.js';
 import { Partner } from './partner.js';
 import { Random, requestFor, SERVICES, type Plan } from './city.js';
 

@@ -27,7 +27,8 @@ import {
   startEmbeddedPostgres,
   systemIds,
 } from '#platform';
-import { readRuntime, type Runtime, tryLockDataDir } from './data-dir.js';
+import { readRuntime, type Runtime, tryLockDataDir } from '../data-dir.js';
+import type { Services } from '../services.js';
 
 /** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
 const DATA_DIR_WAIT_MS = 60_000;
@@ -57,6 +58,8 @@ export interface Context {
   readonly inForce: (position: Position | null) => Promise<void>;
   /** Brings the directory up to everything that has been appended. */
   readonly caughtUp: () => Promise<void>;
+  /** Payments, projections and all else of the service, for the few commands that need them; loading them takes most of a second. */
+  readonly services: () => Promise<Services>;
   readonly close: () => Promise<void>;
 }
 
@@ -92,7 +95,7 @@ export const openContext = async (env: Readonly<Record<string, string | undefine
 };
 
 const open = async (config: Config, logger: Logger, closers: (() => Promise<unknown>)[]): Promise<Omit<Context, 'close'>> => {
-  await mkdir(config.dataDir, { recursive: true, mode: 0o700 });
+  await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
   const { url: databaseUrl, runtime, release } = await findDatabase(config);
   closers.push(release);
   const pool = createPool(databaseUrl, { name: 'operator', max: 3 });
@@ -127,6 +130,12 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
     administration: new Administration({ store, clock, ids, keys, environment, cardInTextCheck, actor }),
     inForce,
     caughtUp: async () => inForce(await store.head()),
+    services: async () => {
+      const { openServices } = await import('../services.js');
+      const services = await openServices(config, { databaseUrl, simulatorUrl: config.simulatorUrl ?? runtime?.simulatorUrl ?? null }, keys, logger);
+      closers.push(() => services.close());
+      return services;
+    },
   };
 };
 

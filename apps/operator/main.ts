@@ -4,7 +4,9 @@ import { Command, CommanderError } from 'commander';
 import { addAccounts } from './accounts.js';
 import { addCases } from './cases.js';
 import { addKeys } from './keys.js';
+import { addPayments } from './payments.js';
 import { addPortals } from './portals.js';
+import { addProjections } from './projections.js';
 import { refuse, refuseUsage, Terminal, wantsJson } from './terminal.js';
 
 const { version } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
@@ -25,6 +27,8 @@ addAccounts(program, terminal);
 addKeys(program, terminal);
 addPortals(program, terminal);
 addCases(program, terminal);
+addPayments(program, terminal);
+addProjections(program, terminal);
 
 try {
   await program.parseAsync();

@@ -3,6 +3,7 @@
  * 2 wrong usage. Nouns describe what they do and return an {@link Answer}; what becomes of it is decided here.
  */
 import { createInterface } from 'node:readline/promises';
+import { SingleBar } from 'cli-progress';
 import { type Command, CommanderError, InvalidArgumentError } from 'commander';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
 import { ConfigError } from '#platform';
@@ -167,4 +168,13 @@ export const table = (headings: readonly string[], rows: readonly (readonly stri
 export const fields = (values: readonly (readonly [name: string, value: string])[]): string => {
   const width = Math.max(...values.map(([name]) => name.length));
   return values.map(([name, value]) => `${name.padEnd(width)}  ${value}`).join('\n');
+};
+
+/** A progress bar on a terminal, nothing elsewhere. `total` null: only what is done is shown. */
+export const progressBar = (name: string, total: number | null): { update(done: number): void; stop(): void } => {
+  if (!process.stderr.isTTY) return { update: () => undefined, stop: () => undefined };
+  const format = total === null ? `${name} {value}` : `${name} {bar} {percentage} % | {value}/{total} | {eta_formatted} left`;
+  const bar = new SingleBar({ format, barCompleteChar: '█', barIncompleteChar: '░', hideCursor: true, fps: 10, stream: process.stderr });
+  bar.start(total ?? 0, 0);
+  return { update: (done) => bar.update(done), stop: () => bar.stop() };
 };

@@ -6,7 +6,7 @@ import { Administration, createSandboxDefaults, type SandboxDefaults } from '#ac
 import { type Config, type Logger, startEmbeddedPostgres } from '#platform';
 import { createApi } from '../api/api.js';
 import { createMetrics, drained, runRole, type Running } from '../lifecycle.js';
-import { tryLockDataDir } from '../operator/data-dir.js';
+import { tryLockDataDir } from '../data-dir.js';
 import { openKeys, openServices, type Services } from '../services.js';
 import { startSimulatorProcess } from '../simulator/child.js';
 import { startWorker } from '../worker/worker.js';
@@ -20,7 +20,8 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
     for (const one of stops.splice(0).reverse()) await one();
   };
   try {
-    await mkdir(config.dataDir, { recursive: true });
+    // Postgres may run as another user than we do, and has to pass through.
+    await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
     const lock = tryLockDataDir(config.dataDir);
     if ('holder' in lock) throw new Error(`${config.dataDir} is in use by process ${lock.holder}; stop it, or set DATA_DIR to another folder`);
     stops.push(async () => lock.release());

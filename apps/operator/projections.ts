@@ -1,0 +1,76 @@
+/** `payfold projections`: where the read models stand, and making them again from the log beside the live ones. */
+import type { Command } from 'commander';
+import { rebuild } from '#eventstore';
+import { progressBar, table, type Terminal, UsageError } from './terminal.js';
+
+export const addProjections = (program: Command, { action }: Terminal): void => {
+  const projections = program.command('projections').description('read models');
+
+  projections
+    .command('status')
+    .description('position, lag and failure of each read model')
+    .action(
+      action(async (context) => {
+        const services = await context.services();
+        const rows = await Promise.all(
+          Object.values(services.projections).map(async (projection) => {
+            const { name, position, head, lagEvents, lagMs, leased, failure } = await projection.status();
+            return { name, position, head, lagEvents, lagMs, running: leased, failure: failure?.message ?? null };
+          }),
+        );
+        const cells = rows.map((row) => [
+          row.name,
+          row.position ?? '',
+          String(row.lagEvents ?? ''),
+          String(row.lagMs),
+          row.running ? 'yes' : 'no',
+          row.failure ?? '',
+        ]);
+        return { json: rows, text: table(['NAME', 'POSITION', 'LAG (EVENTS)', 'LAG (MS)', 'RUNNING', 'FAILURE'], cells) };
+      }),
+    );
+
+  projections
+    .command('rebuild')
+    .description('make a read model again from the log and swap it in; readers are not interrupted')
+    .argument('[name]', 'name of the read model')
+    .option('--all', 'every read model')
+    .action(
+      action(async (context, name: string | undefined, { all = false }: { all?: boolean }) => {
+        const { models, projections: running, store, pool, clock } = await context.services();
+        const names = Object.values(models).map(({ projection }) => projection.name);
+        if (all === (name !== undefined) || (name !== undefined && !names.includes(name)))
+          throw new UsageError(`name one of ${names.join(', ')}, or --all`);
+        const reports = [];
+        for (const key of ['directory', 'paymentList'] as const) {
+          const model = models[key];
+          if (!all && model.projection.name !== name) continue;
+          const { lagEvents, head } = await running[key].status();
+          // Positions count events on Postgres; KurrentDB's do not, and only what is done can be shown.
+          const bar = progressBar(model.projection.name, lagEvents === null || head === null ? null : Number(head));
+          try {
+            const onProgress = (done: { events: number; position: string }) => bar.update(lagEvents === null ? done.events : Number(done.position));
+            reports.push(await rebuild(model, { store, pool, now: () => clock.now(), onProgress }));
+          } finally {
+            bar.stop();
+          }
+        }
+        const json = await Promise.all(
+          reports.map(async (report) => {
+            const { lagEvents } = await Object.values(running)
+              .find((projection) => projection.name === report.name)!
+              .status();
+            return { ...report, lagEvents };
+          }),
+        );
+        const cells = reports.map((report) => [
+          report.name,
+          report.position ?? '',
+          String(report.events),
+          report.seconds.toFixed(1),
+          report.rows.map(({ table: one, live, rebuilt }) => `${one} ${rebuilt}${live === rebuilt ? '' : ` (was ${live})`}`).join(', '),
+        ]);
+        return { json: all ? json : json[0], text: table(['NAME', 'POSITION', 'EVENTS', 'SECONDS', 'ROWS'], cells) };
+      }),
+    );
+};
