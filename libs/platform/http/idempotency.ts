@@ -171,20 +171,28 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       }));
     },
     purge: async (limit, resolved) => {
-      const { rows } = await pool.query<{ api_account_id: string; key_hash: Buffer; fence: string; state: string; payment_id: string }>(
-        `select api_account_id, key_hash, fence, state, payment_id from idempotency_key where expires_at <= clock_timestamp() and state <> 'in_progress' order by expires_at limit $1`,
-        [limit],
-      );
-      let deleted = 0;
-      for (const row of rows) {
-        if (row.state === 'reserved' && !(await resolved(row.payment_id))) continue;
-        const { rowCount } = await pool.query(
-          'delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = $4',
-          [row.api_account_id, row.key_hash, row.fence, row.state],
-        );
-        deleted += rowCount ?? 0;
+      const { rowCount } = await pool.query(PURGE, [limit]);
+      let deleted = rowCount ?? 0;
+      // Payments that stay open are stepped over, so that they never keep those behind them from leaving.
+      for (let kept = 0; ;) {
+        const { rows } = await pool.query<{ api_account_id: string; key_hash: Buffer; fence: string; payment_id: string }>(EXPIRED_RESERVED, [
+          limit,
+          kept,
+        ]);
+        for (const row of rows) {
+          // One stream that cannot be read says nothing about the others.
+          if (!(await resolved(row.payment_id).catch(() => false))) {
+            kept += 1;
+            continue;
+          }
+          const gone = await pool.query(
+            `delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'reserved'`,
+            [row.api_account_id, row.key_hash, row.fence],
+          );
+          deleted += gone.rowCount ?? 0;
+        }
+        if (rows.length < limit) return deleted;
       }
-      return deleted;
     },
     ping: async () => {
       // Writable, not just readable: a standby after a failover would still answer selects.
@@ -325,6 +333,17 @@ const SETTLE = `
 
 const GIVE_BACK = `delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`;
 
+const PURGE = `
+  delete from idempotency_key k using (
+    select api_account_id, key_hash from idempotency_key
+    where expires_at <= clock_timestamp() and state in ('completed', 'released')
+    order by expires_at limit $1 for update skip locked) expired
+  where k.api_account_id = expired.api_account_id and k.key_hash = expired.key_hash`;
+
+const EXPIRED_RESERVED = `
+  select api_account_id, key_hash, fence::text, payment_id from idempotency_key
+  where expires_at <= clock_timestamp() and state = 'reserved' order by expires_at, api_account_id, key_hash limit $1 offset $2`;
+
 const TAKE_OVER_STALE = `
   update idempotency_key k set fence = nextval('idempotency_fence'), lease_until = clock_timestamp() + make_interval(secs => $1)
   from (select api_account_id, key_hash from idempotency_key
@@ -393,12 +412,16 @@ export const onceByKey = async (
     return renewed;
   };
   const answer = await answerOf(() => work.run({ ...owned, renew }), log);
-  // The outcome is durable; a settle that fails leaves the row to its lease, and the takeover repairs it from the stream (S5).
-  await store
-    .settle(name, owned.fence, settlementOf(request.operation, answer))
-    .catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be settled'));
+  const settlement = settlementOf(request.operation, answer);
+  // A refusal of a retry leaves the key bound to the attempt of the first try (C17): set loose, the next retry would return money a second time.
+  const stillBound = owned.tookOver && settlement.to === 'given_back';
+  await settleOrLeave(store, log, name, owned, stillBound ? { to: 'released' } : settlement);
   return answer;
 };
+
+/** The outcome is durable; a settle that fails leaves the row to its lease, and the takeover repairs it from the stream (S5). */
+const settleOrLeave = (store: IdempotencyStore, log: Logger, name: KeyName, { fence }: Owned, settlement: Settlement): Promise<unknown> =>
+  store.settle(name, fence, settlement).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be settled'));
 
 /** T7: the stream says what became of the vanished owner's create. */
 const settleTakenOver = async (store: IdempotencyStore, log: Logger, name: KeyName, owned: Owned, work: KeyedWork): Promise<Answer> => {
@@ -408,10 +431,10 @@ const settleTakenOver = async (store: IdempotencyStore, log: Logger, name: KeyNa
   });
   if (found === 'cannot_tell') throw inProgress(MAX_RETRY_AFTER_SECONDS);
   if (found === 'reserved') {
-    await store.settle(name, owned.fence, { to: 'reserved' });
+    await settleOrLeave(store, log, name, owned, { to: 'reserved' });
     throw await work.reconciliationRequired!(owned.paymentId);
   }
-  await store.settle(name, owned.fence, { to: 'completed', answer: found.answer });
+  await settleOrLeave(store, log, name, owned, { to: 'completed', answer: found.answer });
   return { ...found.answer, replayed: true };
 };
 

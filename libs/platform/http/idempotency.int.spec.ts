@@ -1,0 +1,691 @@
+/** The state machine of a key's row (recovery.md 1.4, T1–T12) and what `onceByKey` makes of an answer (contract §3), on real Postgres. */
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { randomBytes } from 'node:crypto';
+import { systemClock, ServiceError } from '#kernel';
+import { createLogger, createPool, KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
+import { freshDatabase } from '../../../test/support/postgres.js';
+import { type Answer, successAnswer } from './envelope.js';
+import {
+  type ClaimRequest,
+  idempotencyMigration,
+  type IdempotencyStore,
+  type KeyedWork,
+  LEASE_SECONDS,
+  onceByKey,
+  type Operation,
+  type Owned,
+  postgresIdempotency,
+  settlementOf,
+} from './idempotency.js';
+
+const ids = systemIds(systemClock.now);
+const keys = newKeyRing();
+const log = createLogger('silent', 'spec');
+
+let database: Awaited<ReturnType<typeof freshDatabase>>;
+/** Two replicas, each with connections of its own. */
+let pools: Pool[];
+let pool: Pool;
+let stores: IdempotencyStore[];
+let store: IdempotencyStore;
+beforeAll(async () => {
+  database = await freshDatabase();
+  pools = [1, 2].map((replica) => createPool(database.url, { name: `spec ${replica}`, max: 6, statementTimeoutMs: 2_000, lockTimeoutMs: 1_000 }));
+  pool = pools[0]!;
+  await migrate(pool, [idempotencyMigration]);
+  stores = pools.map((one) => postgresIdempotency(one, keys, ids));
+  store = stores[0]!;
+});
+afterAll(async () => {
+  await Promise.all(pools.map((one) => one.end()));
+  await database.drop();
+});
+
+const ACCOUNT = ids.uuid();
+const PAYMENT = ids.uuid();
+let drawn = 0;
+const newKey = () => `key-${++drawn}`;
+
+const REFUND: Operation = `refund:${PAYMENT}`;
+const VOID: Operation = `void:${PAYMENT}`;
+const OPERATIONS: Operation[] = ['create', REFUND, VOID];
+/** Where a 5xx leaves a key. */
+const afterFailure = (operation: Operation) => (operation === 'create' ? 'reserved' : 'released');
+
+const requestOf = (key: string, change: Partial<ClaimRequest> = {}): ClaimRequest => ({
+  accountId: ACCOUNT,
+  key,
+  operation: 'create',
+  fingerprintText: 'POST\n/payments\n{}',
+  ...change,
+});
+const claim = (key: string, change: Partial<ClaimRequest> = {}, from = store) => from.claim(requestOf(key, change));
+const own = async (key: string, change: Partial<ClaimRequest> = {}, from = store): Promise<Owned> => {
+  const claimed = await claim(key, change, from);
+  if (claimed.kind !== 'owned') throw new Error(`not owned: ${claimed.kind}`);
+  return claimed;
+};
+const name = (key: string, accountId = ACCOUNT) => store.name(accountId, key);
+const ANSWER: Answer = { status: 200, body: '{"success":true,"data":{"n":1}}' };
+
+const rowOf = async (key: string, accountId = ACCOUNT) => {
+  const { rows } = await pool.query<Record<string, unknown>>('select * from idempotency_key where api_account_id = $1 and key_hash = $2', [
+    accountId,
+    name(key).keyHash,
+  ]);
+  return rows[0];
+};
+const stateOf = async (key: string) => (await rowOf(key))?.state;
+/** The database's clock is the only one that counts, so time passes by moving what is written. */
+const leaseEnds = (key: string, agoSeconds = 1) =>
+  pool.query('update idempotency_key set lease_until = clock_timestamp() - make_interval(secs => $2) where key_hash = $1', [
+    name(key).keyHash,
+    agoSeconds,
+  ]);
+const expires = (key: string, agoSeconds = 1) =>
+  pool.query('update idempotency_key set expires_at = clock_timestamp() - make_interval(secs => $2) where key_hash = $1', [
+    name(key).keyHash,
+    agoSeconds,
+  ]);
+
+describe.each(OPERATIONS)('the row of a key: %s', (operation) => {
+  const asked = { operation };
+
+  test('T1: an absent key is claimed: payment and attempt are drawn, the lease runs', async () => {
+    const key = newKey();
+    const owned = await own(key, asked);
+    expect(owned).toMatchObject({ tookOver: false, fence: expect.stringMatching(/^\d+$/) });
+    const row = await rowOf(key);
+    expect(row).toMatchObject({
+      state: 'in_progress',
+      operation,
+      payment_id: owned.paymentId,
+      attempt_id: owned.attemptId,
+      status: null,
+      body: null,
+    });
+    const lease = (row!.lease_until as Date).getTime() - (row!.created_at as Date).getTime();
+    expect(Math.abs(lease - LEASE_SECONDS * 1000)).toBeLessThan(2_000);
+    const kept = (row!.expires_at as Date).getTime() - (row!.created_at as Date).getTime();
+    expect(Math.abs(kept - 24 * 3_600_000)).toBeLessThan(2_000);
+  });
+
+  test.each(['completed', 'failed'] as const)('T1: after 24 h a %s key is as good as new: another request, payment and attempt', async (how) => {
+    if (how === 'failed' && operation === 'create') return; // reserved: T12
+    const key = newKey();
+    const first = await own(key, asked);
+    await store.settle(name(key), first.fence, how === 'completed' ? { to: 'completed', answer: ANSWER } : { to: 'released' });
+    await expires(key);
+    const second = await own(key, { ...asked, fingerprintText: 'another body' });
+    // Not taken over: nobody's work is continued.
+    expect(second.tookOver).toBe(false);
+    expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
+    expect(second.paymentId).not.toBe(first.paymentId);
+    expect(second.attemptId).not.toBe(first.attemptId);
+    expect(await rowOf(key)).toMatchObject({ state: 'in_progress', status: null, body: null });
+    expect(((await rowOf(key))!.expires_at as Date).getTime()).toBeGreaterThan(Date.now() + 23 * 3_600_000);
+  });
+
+  test('T2: another body or operation is a mismatch in every state, and changes nothing', async () => {
+    for (const state of ['in_progress', 'lease over', 'completed', 'failed'] as const) {
+      const key = newKey();
+      const { fence } = await own(key, asked);
+      if (state === 'lease over') await leaseEnds(key);
+      if (state === 'completed') await store.settle(name(key), fence, { to: 'completed', answer: ANSWER });
+      if (state === 'failed') await store.settle(name(key), fence, { to: afterFailure(operation) });
+      const before = await rowOf(key);
+      expect(await claim(key, { ...asked, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+      expect(await claim(key, { operation: operation === VOID ? REFUND : VOID })).toEqual({ kind: 'mismatch' });
+      expect(await rowOf(key)).toEqual(before);
+    }
+  });
+
+  test('T3: a completed key replays status and bytes, as often as it is asked', async () => {
+    const key = newKey();
+    const { fence } = await own(key, asked);
+    const answer = { status: 402, body: '{"metadata":{"é":"\\u2028 \\"x\\""}}' };
+    expect(await store.settle(name(key), fence, { to: 'completed', answer })).toBe(true);
+    for (const from of stores) expect(await claim(key, asked, from)).toEqual({ kind: 'replay', answer });
+  });
+
+  test('T4: in progress, Retry-After between 1 and 5 seconds', async () => {
+    const key = newKey();
+    await own(key, asked);
+    expect(await claim(key, asked)).toEqual({ kind: 'in_progress', retryAfterSeconds: 5 });
+    await leaseEnds(key, -2.5);
+    expect(await claim(key, asked)).toEqual({ kind: 'in_progress', retryAfterSeconds: 3 });
+    await leaseEnds(key, -0.3);
+    expect(await claim(key, asked)).toEqual({ kind: 'in_progress', retryAfterSeconds: 1 });
+  });
+
+  test('T7, T8: a lease that is over is taken over with a new fence; payment and attempt stay', async () => {
+    const key = newKey();
+    const first = await own(key, asked);
+    await leaseEnds(key);
+    const second = await own(key, asked, stores[1]);
+    expect(second).toMatchObject({ tookOver: true, paymentId: first.paymentId, attemptId: first.attemptId });
+    expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
+  });
+
+  test('T7, T8: also when the key has expired meanwhile: what was begun under it is looked at, not forgotten', async () => {
+    const key = newKey();
+    const first = await own(key, asked);
+    await leaseEnds(key);
+    await expires(key);
+    expect(await claim(key, { ...asked, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+    expect(await own(key, asked)).toMatchObject({ tookOver: true, paymentId: first.paymentId, attemptId: first.attemptId });
+  });
+
+  test('T9, T10: only the owner settles; a former one changes nothing', async () => {
+    const key = newKey();
+    const first = await own(key, asked);
+    await leaseEnds(key);
+    const second = await own(key, asked);
+    for (const settlement of [{ to: 'completed', answer: ANSWER }, { to: afterFailure(operation) }, { to: 'given_back' }] as const)
+      expect(await store.settle(name(key), first.fence, settlement)).toBe(false);
+    expect(await store.renewAttempt(name(key), first.fence, ids.uuid())).toBe(false);
+    expect(await rowOf(key)).toMatchObject({ state: 'in_progress', fence: second.fence, attempt_id: first.attemptId });
+    expect(await store.settle(name(key), second.fence, { to: 'completed', answer: ANSWER })).toBe(true);
+    // Settled is settled, for the owner as well.
+    expect(await store.settle(name(key), second.fence, { to: afterFailure(operation) })).toBe(false);
+    expect(await store.settle(name(key), second.fence, { to: 'given_back' })).toBe(false);
+    expect(await stateOf(key)).toBe('completed');
+  });
+
+  test('T9: given back, the key is free for anything; the next fence is newer, and the former owner touches it no more', async () => {
+    const key = newKey();
+    const first = await own(key, asked);
+    expect(await store.settle(name(key), first.fence, { to: 'given_back' })).toBe(true);
+    expect(await rowOf(key)).toBeUndefined();
+    const second = await own(key, { ...asked, fingerprintText: 'another body' });
+    expect(second.tookOver).toBe(false);
+    expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
+    expect(await store.settle(name(key), first.fence, { to: 'given_back' })).toBe(false);
+    expect(await store.settle(name(key), first.fence, { to: afterFailure(operation) })).toBe(false);
+    expect(await stateOf(key)).toBe('in_progress');
+  });
+
+  test('T12: an expired key is purged; a live one and one in progress are not', async () => {
+    const [completed, live, running] = [newKey(), newKey(), newKey()];
+    await store.settle(name(completed), (await own(completed, asked)).fence, { to: 'completed', answer: ANSWER });
+    await store.settle(name(live), (await own(live, asked)).fence, { to: 'completed', answer: ANSWER });
+    await own(running, asked);
+    await expires(completed);
+    await expires(running);
+    await store.purge(1_000, async () => true);
+    expect(await rowOf(completed)).toBeUndefined();
+    expect(await stateOf(live)).toBe('completed');
+    expect(await stateOf(running)).toBe('in_progress');
+  });
+});
+
+describe('after a 5xx', () => {
+  test('T5: a create’s key is reserved: nobody ever owns it again, lease or not', async () => {
+    const key = newKey();
+    const { fence, paymentId } = await own(key);
+    await store.settle(name(key), fence, { to: 'reserved' });
+    for (let round = 0; round < 3; round++) expect(await claim(key)).toEqual({ kind: 'reserved', paymentId });
+    await expires(key);
+    expect(await claim(key)).toEqual({ kind: 'reserved', paymentId });
+    expect(await claim(key, { fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+  });
+
+  test('T6, C17: a refund’s key is released, bound to body and attempt', async () => {
+    const key = newKey();
+    const first = await own(key, { operation: REFUND });
+    await store.settle(name(key), first.fence, { to: 'released' });
+    expect(await claim(key, { operation: REFUND, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+    const second = await own(key, { operation: REFUND });
+    expect(second).toMatchObject({ tookOver: true, attemptId: first.attemptId, paymentId: first.paymentId });
+    expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
+  });
+
+  test('C17: the attempt is renewed by the owner, and the next claim finds the new one', async () => {
+    const key = newKey();
+    const { fence } = await own(key, { operation: VOID });
+    const renewed = ids.uuid();
+    expect(await store.renewAttempt(name(key), fence, renewed)).toBe(true);
+    await store.settle(name(key), fence, { to: 'released' });
+    expect(await store.renewAttempt(name(key), fence, ids.uuid())).toBe(false);
+    expect((await own(key, { operation: VOID })).attemptId).toBe(renewed);
+  });
+
+  test('C16, T12: a reserved key leaves 24 h later at the earliest, and only when its payment is resolved', async () => {
+    const key = newKey();
+    const { fence, paymentId } = await own(key);
+    await store.settle(name(key), fence, { to: 'reserved' });
+    const asked: string[] = [];
+    const purge = (resolved: boolean) => store.purge(1_000, async (id) => (asked.push(id), resolved));
+    await purge(true);
+    expect(asked).not.toContain(paymentId);
+    await expires(key);
+    await purge(false);
+    expect(asked).toContain(paymentId);
+    expect(await stateOf(key)).toBe('reserved');
+    await purge(true);
+    expect(await rowOf(key)).toBeUndefined();
+    expect((await own(key)).tookOver).toBe(false);
+  });
+
+  test('T12: payments that stay open do not keep other expired keys from being purged', async () => {
+    const open = [newKey(), newKey(), newKey()];
+    for (const [index, key] of open.entries()) {
+      await store.settle(name(key), (await own(key)).fence, { to: 'reserved' });
+      await expires(key, 1_000 - index);
+    }
+    const done = newKey();
+    await store.settle(name(done), (await own(done)).fence, { to: 'completed', answer: ANSWER });
+    await expires(done);
+    for (let round = 0; round < 4; round++) await store.purge(2, async () => false);
+    expect(await rowOf(done)).toBeUndefined();
+    for (const key of open) expect(await stateOf(key)).toBe('reserved');
+    await store.purge(1_000, async () => true);
+  });
+
+  test('T12: a payment that cannot be read keeps its own key, and no other', async () => {
+    const [unreadable, resolved] = [newKey(), newKey()];
+    const paymentIds: string[] = [];
+    for (const [index, key] of [unreadable, resolved].entries()) {
+      const { fence, paymentId } = await own(key);
+      paymentIds.push(paymentId);
+      await store.settle(name(key), fence, { to: 'reserved' });
+      await expires(key, 1_000 - index);
+    }
+    await store.purge(1, (id) => (id === paymentIds[0] ? Promise.reject(new Error('the store is away')) : Promise.resolve(true)));
+    expect(await stateOf(unreadable)).toBe('reserved');
+    expect(await rowOf(resolved)).toBeUndefined();
+  });
+});
+
+describe('scope (C12)', () => {
+  test('two accounts with one key know nothing of each other', async () => {
+    const key = newKey();
+    const other = ids.uuid();
+    const first = await own(key);
+    const second = await own(key, { accountId: other, fingerprintText: 'another body' });
+    expect(second.paymentId).not.toBe(first.paymentId);
+    await store.settle(name(key), first.fence, { to: 'completed', answer: ANSWER });
+    expect(await store.settle(name(key, other), first.fence, { to: 'given_back' })).toBe(false);
+    expect(await claim(key, { accountId: other, fingerprintText: 'another body' })).toMatchObject({ kind: 'in_progress' });
+    expect(await claim(key)).toMatchObject({ kind: 'replay' });
+  });
+
+  test('the table holds neither key nor request as text (1.7)', async () => {
+    const key = 'INV-2026-000123';
+    await own(key, { fingerprintText: 'POST\n/payments\n{"cardNumber":"4242424242424242"}' });
+    const { rows } = await pool.query<{ text: string }>('select k::text as text from idempotency_key k where key_hash = $1', [name(key).keyHash]);
+    expect(rows[0]!.text).not.toMatch(/INV-2026|4242/);
+    expect(rows[0]!.text).not.toContain(Buffer.from(key).toString('hex'));
+  });
+});
+
+describe('contenders', () => {
+  const race = (claims: number, one: (index: number) => Promise<unknown>) => Promise.all(Array.from({ length: claims }, (_, index) => one(index)));
+  const fences = async (key: string, change: Partial<ClaimRequest>) => {
+    const claimed = await race(10, (index) => claim(key, change, stores[index % 2]));
+    return claimed as Awaited<ReturnType<typeof claim>>[];
+  };
+
+  test('10 at once for each of 60 keys over two replicas: exactly one winner, the others wait', async () => {
+    await Promise.all(
+      Array.from({ length: 60 }, async () => {
+        const key = newKey();
+        const claimed = await fences(key, {});
+        expect(claimed.filter(({ kind }) => kind === 'owned')).toHaveLength(1);
+        expect(claimed.filter(({ kind }) => kind === 'in_progress')).toHaveLength(9);
+      }),
+    );
+  });
+
+  test.each(OPERATIONS)('10 at once for each of 30 leases that are over: exactly one taker with a fence of its own (%s)', async (operation) => {
+    const taken = await Promise.all(
+      Array.from({ length: 30 }, async () => {
+        const key = newKey();
+        const first = await own(key, { operation });
+        await leaseEnds(key);
+        const owners = (await fences(key, { operation })).filter((claimed) => claimed.kind === 'owned');
+        expect(owners).toHaveLength(1);
+        expect(owners[0]!.paymentId).toBe(first.paymentId);
+        return owners[0]!.fence;
+      }),
+    );
+    expect(new Set(taken).size).toBe(30);
+  });
+
+  test('a released key has one taker, whatever the rush', async () => {
+    const key = newKey();
+    await store.settle(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
+    expect((await fences(key, { operation: REFUND })).filter(({ kind }) => kind === 'owned')).toHaveLength(1);
+  });
+
+  test('different bodies at once: one is executed, of the others none', async () => {
+    const key = newKey();
+    const claimed = (await race(10, (index) => claim(key, { fingerprintText: `body ${index}` }, stores[index % 2]))) as { kind: string }[];
+    expect(claimed.map(({ kind }) => kind).sort()).toEqual([...Array<string>(9).fill('mismatch'), 'owned']);
+  });
+
+  test('sweepers at once share the stale creates between them, and leave refunds alone (T7)', async () => {
+    const stale = await Promise.all(Array.from({ length: 20 }, newKey).map(async (key) => ({ key, ...(await own(key)) })));
+    const refund = newKey();
+    await own(refund, { operation: REFUND });
+    for (const { key } of stale) await leaseEnds(key);
+    await leaseEnds(refund);
+    const swept = (await race(4, (index) => stores[index % 2]!.takeOverStale(100))) as Awaited<ReturnType<IdempotencyStore['takeOverStale']>>[];
+    const rows = swept.flat().filter((row) => stale.some(({ paymentId }) => paymentId === row.paymentId));
+    expect(rows).toHaveLength(20);
+    expect(new Set(rows.map(({ fence }) => fence)).size).toBe(20);
+    for (const row of rows) {
+      const { fence, attemptId } = stale.find(({ paymentId }) => paymentId === row.paymentId)!;
+      expect(BigInt(row.fence)).toBeGreaterThan(BigInt(fence));
+      expect(row).toMatchObject({ tookOver: true, attemptId, accountId: ACCOUNT });
+      expect(await store.settle(row, row.fence, { to: 'reserved' })).toBe(true);
+    }
+    expect(swept.flat().some(({ paymentId }) => paymentId === PAYMENT)).toBe(false);
+    expect(await stateOf(refund)).toBe('in_progress');
+  });
+});
+
+describe('a rotated key ring (1.7)', () => {
+  const old = randomBytes(32);
+  const before = new KeyRing('old', new Map([['old', old]]));
+  const after = new KeyRing('new', new Map([['old', old], ['new', randomBytes(32)]])); // prettier-ignore
+  const without = new KeyRing('new', new Map([['new', randomBytes(32)]]));
+  const rotated = () => [before, after].map((ring) => postgresIdempotency(pool, ring, ids)) as [IdempotencyStore, IdempotencyStore];
+
+  test('a fingerprint under an older key id still replays, and still mismatches', async () => {
+    const [first, second] = rotated();
+    const key = newKey();
+    const { fence } = await own(key, {}, first);
+    await first.settle(first.name(ACCOUNT, key), fence, { to: 'completed', answer: ANSWER });
+    expect(await claim(key, {}, second)).toEqual({ kind: 'replay', answer: ANSWER });
+    expect(await claim(key, { fingerprintText: 'another body' }, second)).toEqual({ kind: 'mismatch' });
+  });
+  test('a key in progress, and one released, are recognised across the rotation', async () => {
+    const [first, second] = rotated();
+    const [running, released] = [newKey(), newKey()];
+    await own(running, {}, first);
+    expect(await claim(running, {}, second)).toMatchObject({ kind: 'in_progress' });
+    const { fence, attemptId } = await own(released, { operation: REFUND }, first);
+    await first.settle(first.name(ACCOUNT, released), fence, { to: 'released' });
+    expect(await own(released, { operation: REFUND }, second)).toMatchObject({ tookOver: true, attemptId });
+  });
+  test('new keys are fingerprinted under the current one', async () => {
+    const [, second] = rotated();
+    const key = newKey();
+    await own(key, {}, second);
+    const { rows } = await pool.query<{ fp_kid: string }>('select fp_kid from idempotency_key where key_hash = $1', [
+      second.name(ACCOUNT, key).keyHash,
+    ]);
+    expect(rows).toEqual([{ fp_kid: 'new' }]);
+  });
+  test('a ring that lost the older key refuses rather than executing again', async () => {
+    const [first] = rotated();
+    const key = newKey();
+    await own(key, {}, first);
+    // The row's name survives only under the same naming key; a fingerprint that cannot be compared never counts as equal.
+    await pool.query('update idempotency_key set key_hash = $2 where key_hash = $1', [
+      first.name(ACCOUNT, key).keyHash,
+      postgresIdempotency(pool, without, ids).name(ACCOUNT, key).keyHash,
+    ]);
+    expect(await claim(key, {}, postgresIdempotency(pool, without, ids))).toEqual({ kind: 'mismatch' });
+  });
+});
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+
+describe('what becomes of a key after an answer (C15–C17)', () => {
+  const failed = (code: ConstructorParameters<typeof ServiceError>[0], details: Record<string, unknown> = {}) => new ServiceError(code, 'x', details);
+  const settled = async (operation: Operation, run: () => Promise<unknown>): Promise<string | undefined> => {
+    const key = newKey();
+    await onceByKey(store, log, ids.uuid, { ...requestOf(key), operation }, { run });
+    return (await stateOf(key)) as string | undefined;
+  };
+  const refused = (operation: Operation, error: Error) => settled(operation, () => Promise.reject(error));
+
+  test.each(OPERATIONS)('200 is stored: %s', async (operation) => expect(await settled(operation, async () => ({ id: 1 }))).toBe('completed'));
+  test.each<[string, Operation, ServiceError, string | undefined]>([
+    ['402', 'create', failed('PAYMENT_DECLINED', { id: PAYMENT }), 'completed'],
+    ['VOID_FAILED that suggests a refund', VOID, failed('VOID_FAILED', { retryable: false, suggestedAction: 'refund' }), 'completed'],
+    ['VOID_FAILED that suggests a retry', VOID, failed('VOID_FAILED', { retryable: true, suggestedAction: 'retry_void' }), undefined],
+    ['400', 'create', failed('VALIDATION_ERROR'), undefined],
+    ['403 portal', 'create', failed('PORTAL_ACCESS_DENIED'), undefined],
+    ['403 blocked', 'create', failed('PAYMENT_BLOCKED'), undefined],
+    ['409 held', 'create', failed('PAYMENT_HELD'), undefined],
+    ['409 decline-blocked', 'create', failed('DECLINE_BLOCKED'), undefined],
+    ['422 not allowed', 'create', failed('PAYMENT_NOT_ALLOWED'), undefined],
+    ['429', 'create', failed('VELOCITY_LIMIT'), undefined],
+    ['503', 'create', failed('GATEWAY_NOT_CONFIGURED'), undefined],
+    ['404', REFUND, failed('PAYMENT_NOT_FOUND'), undefined],
+    ['422 state', REFUND, failed('INVALID_STATE'), undefined],
+    ['503', VOID, failed('GATEWAY_NOT_CONFIGURED'), undefined],
+    ['502 on create', 'create', failed('PAYMENT_GATEWAY_ERROR', { id: PAYMENT }), 'reserved'],
+    ['504 on create', 'create', failed('PAYMENT_TIMEOUT', { id: PAYMENT }), 'reserved'],
+    ['504 on refund', REFUND, failed('PAYMENT_TIMEOUT', { id: PAYMENT }), 'released'],
+    ['502 on void', VOID, failed('PAYMENT_GATEWAY_ERROR'), 'released'],
+    ['PARTIAL_REFUND_PENDING', REFUND, failed('PARTIAL_REFUND_PENDING'), 'released'],
+    ['a create that found its stream fenced', 'create', failed('IDEMPOTENCY_RECONCILIATION_REQUIRED'), 'reserved'],
+  ])('%s (%s)', async (_, operation, error, state) => expect(await refused(operation, error)).toBe(state));
+  test('a fault of ours: 500, reserved on create, released else, and nothing of it in the answer', async () => {
+    expect(await refused('create', new Error('4242424242424242'))).toBe('reserved');
+    expect(await refused(REFUND, new Error('x'))).toBe('released');
+    const answer = await onceByKey(store, log, ids.uuid, requestOf(newKey()), { run: () => Promise.reject(new Error('secret')) });
+    expect(answer).toMatchObject({ status: 500, code: 'INTERNAL_ERROR' });
+    expect(answer.body).not.toContain('secret');
+  });
+  test('501 is a refusal before anything began', () => {
+    const answer = { status: 501, body: '', code: 'CAPTURE_NOT_SUPPORTED' } as const;
+    expect(settlementOf('create', answer)).toEqual({ to: 'given_back' });
+  });
+
+  test('C17: a refusal of a *retried* refund or void does not loosen the key from its attempt', async () => {
+    // Else: 504, then 503 while the credentials are away, then the same key again would begin a second refund.
+    for (const error of [
+      failed('GATEWAY_NOT_CONFIGURED'),
+      failed('INVALID_STATE'),
+      failed('VOID_FAILED', { retryable: true, suggestedAction: 'retry_void' }),
+    ]) {
+      const key = newKey();
+      const attempts: string[] = [];
+      const once = (outcome: Error) =>
+        onceByKey(
+          store,
+          log,
+          ids.uuid,
+          { ...requestOf(key), operation: REFUND },
+          { run: async (owned) => (attempts.push(owned!.attemptId), Promise.reject(outcome)) },
+        );
+      await once(failed('PAYMENT_TIMEOUT'));
+      await once(error);
+      expect(await stateOf(key)).toBe('released');
+      await once(failed('PAYMENT_TIMEOUT'));
+      expect(new Set(attempts).size).toBe(1);
+    }
+  });
+  test('T8: nor does the refusal of one that was taken over from a vanished owner', async () => {
+    const key = newKey();
+    const { attemptId } = await own(key, { operation: REFUND });
+    await leaseEnds(key);
+    await onceByKey(store, log, ids.uuid, { ...requestOf(key), operation: REFUND }, { run: () => Promise.reject(failed('INVALID_STATE')) });
+    expect(await rowOf(key)).toMatchObject({ state: 'released', attempt_id: attemptId });
+  });
+  test('a key that had expired is given back by a refusal, as any new one (C15)', async () => {
+    const key = newKey();
+    await store.settle(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
+    await expires(key);
+    await onceByKey(store, log, ids.uuid, { ...requestOf(key), operation: REFUND }, { run: () => Promise.reject(failed('INVALID_STATE')) });
+    expect(await rowOf(key)).toBeUndefined();
+  });
+});
+
+describe('onceByKey', () => {
+  const once = (key: string | null, work: KeyedWork, operation: Operation = 'create', from: IdempotencyStore = store) =>
+    onceByKey(from, log, ids.uuid, { ...requestOf(key ?? ''), key, operation }, work);
+  let runs: number;
+  beforeEach(() => {
+    runs = 0;
+  });
+  const counted: KeyedWork = { run: async () => ({ run: ++runs }) };
+  const refusal = async (call: Promise<unknown>) => call.then(() => null, (error: unknown) => error as ServiceError); // prettier-ignore
+
+  test('without a key it just runs', async () => {
+    const work: KeyedWork = { run: async (owned) => ({ owned, run: ++runs }) };
+    expect((await once(null, work)).body).toBe('{"success":true,"data":{"owned":null,"run":1}}');
+    expect((await once(null, work)).body).toBe('{"success":true,"data":{"owned":null,"run":2}}');
+  });
+  test('with one it runs once, and replays the very bytes', async () => {
+    const key = newKey();
+    const first = await once(key, counted);
+    expect(first.replayed).toBeUndefined();
+    expect(await once(key, counted)).toEqual({ status: 200, body: first.body, replayed: true });
+    expect(runs).toBe(1);
+  });
+  test('after 24 h the key executes as new (C20)', async () => {
+    const key = newKey();
+    const takeOver = () => Promise.reject(new Error('nobody vanished'));
+    await once(key, { ...counted, takeOver });
+    await expires(key);
+    expect((await once(key, { ...counted, takeOver })).body).toBe('{"success":true,"data":{"run":2}}');
+  });
+  test('10 at once: one runs, the others are told to wait; afterwards all replay', async () => {
+    const key = newKey();
+    let finish!: () => void;
+    const slow: KeyedWork = { run: () => new Promise((done) => (finish = () => done({ run: ++runs }))) };
+    const calls = Array.from({ length: 10 }, (_, index) => refusal(once(key, slow, 'create', stores[index % 2])));
+    const waiting = await Promise.race([Promise.all(calls), new Promise<null>((done) => setTimeout(done, 300, null))]);
+    expect(waiting).toBeNull();
+    finish();
+    const errors = (await Promise.all(calls)).filter((error) => error instanceof ServiceError);
+    expect(errors).toHaveLength(9);
+    for (const error of errors) expect([error.code, error.options.retryAfterSeconds]).toEqual(['IDEMPOTENCY_IN_PROGRESS', 5]);
+    expect((await once(key, slow)).body).toBe('{"success":true,"data":{"run":1}}');
+    expect(runs).toBe(1);
+  });
+  test('mismatch 409; reserved 409 with what the work says of the payment', async () => {
+    const key = newKey();
+    await once(key, counted);
+    const mismatch = refusal(onceByKey(store, log, ids.uuid, { ...requestOf(key), fingerprintText: 'another body' }, counted));
+    expect((await mismatch)?.code).toBe('IDEMPOTENCY_MISMATCH');
+    const failing = newKey();
+    const work: KeyedWork = {
+      run: () => Promise.reject(new ServiceError('PAYMENT_TIMEOUT', 'x')),
+      reconciliationRequired: async (id) => new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'x', { id }),
+    };
+    await once(failing, work);
+    const { payment_id: id } = (await rowOf(failing))!;
+    expect((await refusal(once(failing, work)))?.details).toEqual({ id });
+  });
+
+  describe('the store fails', () => {
+    const broken = (method: keyof IdempotencyStore): IdempotencyStore => ({
+      ...store,
+      [method]: () => Promise.reject(new Error('connection refused')),
+    });
+    test('T11, C19: at the claim → 503, nothing runs; requests without a key go on', async () => {
+      const error = await refusal(once(newKey(), counted, 'create', broken('claim')));
+      expect([error?.code, error?.status, runs]).toEqual(['IDEMPOTENCY_UNAVAILABLE', 503, 0]);
+      expect((await once(null, counted, 'create', broken('claim'))).status).toBe(200);
+    });
+    test('T11: a real database that is away', async () => {
+      const away = createPool('postgres://nobody@127.0.0.1:1/none', { name: 'away', max: 1 });
+      const error = await refusal(once(newKey(), counted, 'create', postgresIdempotency(away, keys, ids)));
+      expect([error?.code, runs]).toEqual(['IDEMPOTENCY_UNAVAILABLE', 0]);
+      await away.end();
+    });
+    test('S5: at the settlement → the answer goes out all the same; the lease’s end lets the stream tell it again', async () => {
+      const key = newKey();
+      const first = await once(key, counted, 'create', broken('settle'));
+      expect([first.status, await stateOf(key)]).toEqual([200, 'in_progress']);
+      await leaseEnds(key);
+      const again = await once(key, { ...counted, takeOver: async () => ({ answer: successAnswer({ run: 1 }) }) });
+      expect(again).toMatchObject({ body: first.body, replayed: true });
+      expect([runs, await stateOf(key)]).toEqual([1, 'completed']);
+    });
+    test('double fault: a 5xx whose settlement failed may later be told as what it truly was (1.4)', async () => {
+      const key = newKey();
+      await once(key, { run: () => Promise.reject(new ServiceError('PAYMENT_TIMEOUT', 'x')) }, 'create', broken('settle'));
+      expect(await stateOf(key)).toBe('in_progress');
+      await leaseEnds(key);
+      const work: KeyedWork = { ...counted, takeOver: async () => ({ answer: ANSWER }) };
+      expect(await once(key, work)).toMatchObject({ body: ANSWER.body, replayed: true });
+      // Invariant d: after completed, never reconciliation.
+      expect(await once(key, work)).toMatchObject({ body: ANSWER.body, replayed: true });
+      expect(runs).toBe(0);
+    });
+  });
+
+  describe('T7: a create whose owner vanished is never executed again', () => {
+    const vanished = async () => {
+      const key = newKey();
+      const owned = await own(key);
+      await leaseEnds(key);
+      return { key, owned };
+    };
+    const reconciliationRequired = async (id: string) => new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'x', { id });
+    test('reserved → 409 RECONCILIATION_REQUIRED', async () => {
+      const { key, owned } = await vanished();
+      const error = await refusal(once(key, { ...counted, takeOver: async () => 'reserved', reconciliationRequired }));
+      expect([error?.code, error?.details]).toEqual(['IDEMPOTENCY_RECONCILIATION_REQUIRED', { id: owned.paymentId }]);
+      expect([await stateOf(key), runs]).toEqual(['reserved', 0]);
+    });
+    test('the stream cannot be read or fenced → 409 IN_PROGRESS, Retry-After 5; the row stays in progress', async () => {
+      for (const takeOver of [async () => 'cannot_tell' as const, () => Promise.reject(new Error('the store is away'))]) {
+        const { key } = await vanished();
+        const error = await refusal(once(key, { ...counted, takeOver, reconciliationRequired }));
+        expect([error?.code, error?.options.retryAfterSeconds]).toEqual(['IDEMPOTENCY_IN_PROGRESS', 5]);
+        expect([await stateOf(key), runs]).toEqual(['in_progress', 0]);
+      }
+    });
+    test('the row cannot be settled → no 500: the stream is fenced, and the key store tells so later', async () => {
+      const { key } = await vanished();
+      const failing: IdempotencyStore = { ...store, settle: () => Promise.reject(new Error('connection refused')) };
+      const error = await refusal(once(key, { ...counted, takeOver: async () => 'reserved', reconciliationRequired }, 'create', failing));
+      expect(error?.code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
+      await leaseEnds(key);
+      const again = await once(key, { ...counted, takeOver: async () => ({ answer: ANSWER }) }, 'create', failing);
+      expect(again).toMatchObject({ body: ANSWER.body, replayed: true });
+    });
+    test('10 at once: one takes over, the others wait', async () => {
+      const { key } = await vanished();
+      let takeovers = 0;
+      const takeOver = async () => (takeovers++, { answer: ANSWER });
+      const outcomes = await Promise.all(Array.from({ length: 10 }, (_, index) => once(key, { ...counted, takeOver }, 'create', stores[index % 2]).then(({ status }) => status, (error: ServiceError) => error.code))); // prettier-ignore
+      expect(takeovers).toBe(1);
+      expect(outcomes.filter((outcome) => outcome === 200 || outcome === 'IDEMPOTENCY_IN_PROGRESS')).toHaveLength(10);
+      expect(runs).toBe(0);
+    });
+  });
+
+  describe('refunds and voids', () => {
+    test('T8: one whose owner vanished runs again under the same attempt', async () => {
+      const key = newKey();
+      const { attemptId } = await own(key, { operation: REFUND });
+      await leaseEnds(key);
+      const answer = await once(key, { run: async (owned) => ({ same: owned!.attemptId === attemptId }) }, REFUND);
+      expect(answer.body).toBe('{"success":true,"data":{"same":true}}');
+    });
+    test('a renewed attempt is on the row before it is used; whoever lost the fence gets 409 and begins nothing', async () => {
+      const key = newKey();
+      const seen: unknown[] = [];
+      await once(key, { run: async (owned) => (seen.push(await owned!.renew(), (await rowOf(key))!.attempt_id), {}) }, REFUND);
+      expect(seen[0]).toBe(seen[1]);
+
+      const lost = newKey();
+      const answer = await once(
+        lost,
+        {
+          run: async (owned) => {
+            await leaseEnds(lost);
+            await own(lost, { operation: REFUND });
+            await owned!.renew();
+            return { run: ++runs };
+          },
+        },
+        REFUND,
+      );
+      expect([answer.code, runs]).toEqual(['IDEMPOTENCY_IN_PROGRESS', 0]);
+      expect(await stateOf(lost)).toBe('in_progress');
+    });
+  });
+});
+
+test('the store is writable, not just readable', async () => expect(await store.ping()).toBe(true));
