@@ -1,0 +1,633 @@
+/** Idempotency of create, refund and void (specification, Limits, rules 1–6; contract §3; recovery.md 1.4, 1.9). Two API instances over one database. */
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import type { RefundView, VoidView } from '#payments';
+import type { SimulatorControl } from '../../apps/simulator/control.js';
+import { eventually } from '../support/eventually.js';
+import {
+  type Answer,
+  CARD,
+  card,
+  type Client,
+  expiryIn,
+  PARTNER,
+  paymentOf,
+  PAYMENTS,
+  type Service,
+  startService,
+  type TestAccount,
+} from '../support/service.js';
+
+const LATER_MS = 40_000;
+
+let service: Service;
+let partner: TestAccount;
+let client: Client;
+/** One charge per payment, so that the bank's list is easy to read. */
+let portal: string;
+let separate: string;
+beforeAll(async () => {
+  service = await startService({ instances: 2 });
+  partner = await service.account();
+  client = partner.client;
+  portal = await service.portal(partner, { fee: { flatCents: 300, chargeMode: 'combined' } });
+  separate = await service.portal(partner, { fee: { flatCents: 300 } });
+});
+afterAll(() => service.stop());
+
+let drawn = 0;
+const newKey = () => `key ${++drawn}`;
+const keyHash = (key: string) => service.services.payments.idempotency.name('', key).keyHash;
+/** The first request under the key has begun: asking with another request might be the first itself. */
+const claimed = (key: string) =>
+  eventually(async () => (await service.services.pool.query('select from idempotency_key where key_hash = $1', [keyHash(key)])).rowCount === 1);
+const replayed = ({ headers }: Answer<unknown>) => headers['idempotent-replayed'];
+type Truth = Awaited<ReturnType<SimulatorControl['truth']>>[number];
+/** What the bank did while `work` ran: operations that moved money. */
+const moved = async (work: () => Promise<unknown>): Promise<Truth[]> => {
+  const before = (await service.simulator.truth()).length;
+  await work();
+  return (await service.simulator.truth(before)).filter(({ op, result }) => op !== 'tombstone' && result === 'approved');
+};
+const expectReplay = (again: Answer<unknown>, first: Answer<unknown>) => {
+  expect(replayed(first)).toBeUndefined();
+  expect([again.status, again.text, replayed(again)]).toEqual([first.status, first.text, 'true']);
+};
+
+describe('rule 1: same key and same body answer the original response, and nothing happens again', () => {
+  test('a created payment', async () => {
+    const key = newKey();
+    const body = paymentOf(portal);
+    const first = await client.create(body, { key });
+    expect(first.status).toBe(200);
+    const again = await moved(async () => {
+      for (const instance of [0, 1, 0]) expectReplay(await client.create(body, { key, instance }), first);
+    });
+    expect(again).toEqual([]);
+  });
+
+  test('a declined payment (C15)', async () => {
+    const key = newKey();
+    const body = paymentOf(portal, { number: CARD.declined });
+    const first = await client.create(body, { key });
+    expect(first.code).toBe('PAYMENT_DECLINED');
+    expectReplay(await client.create(body, { key, instance: 1 }), first);
+    expect((await client.list({ status: 'failed' })).data.payments.filter(({ id }) => id === first.details!.id)).toHaveLength(1);
+  });
+
+  test.each<[string, (id: string, key: string, instance?: number) => Promise<Answer<unknown>>]>([
+    ['a refund', (id, key, instance = 0) => client.refund(id, { reason: 'r' }, { key, instance })],
+    ['a partial refund', (id, key, instance = 0) => client.refund(id, { amountCents: 100 }, { key, instance })],
+    ['a void', (id, key, instance = 0) => client.void(id, undefined, { key, instance })],
+  ])('%s, also after the payment has moved on', async (_, send) => {
+    const { id } = await client.created(paymentOf(portal));
+    const key = newKey();
+    const first = await send(id, key);
+    expect(first.status).toBe(200);
+    expect(await moved(async () => expectReplay(await send(id, key, 1), first))).toEqual([]);
+    await client.refund(id, { feeType: 'include_fee' });
+    expectReplay(await send(id, key), first);
+  });
+
+  test('a void that the gateway rejected for good (C15)', async () => {
+    const { id } = await client.created(paymentOf(portal, { number: CARD.voidRejected }));
+    const key = newKey();
+    const first = await client.void(id, {}, { key });
+    expect([first.status, first.code]).toEqual([422, 'VOID_FAILED']);
+    expectReplay(await client.void(id, {}, { key }), first);
+  });
+
+  test.each<[string, (body: ReturnType<typeof paymentOf>) => object | string]>([
+    ['another cvv, which is left out', (body) => ({ ...body, paymentMethod: { ...(body.paymentMethod as object), cvv: '1234' } })],
+    ['no spaces in the card number', (body) => ({ ...body, paymentMethod: { ...(body.paymentMethod as object), cardNumber: '4242424242424242' } })],
+    ['another order of keys', (body) => Object.fromEntries(Object.entries(body).reverse())],
+    ['white space', (body) => JSON.stringify(body, null, 3)],
+    ['another spelling of a number', (body) => JSON.stringify(body).replaceAll('10000', '1e4')],
+    ['another spelling of a string', (body) => JSON.stringify(body).replace('INV-1', '\\u0049NV-1')],
+  ])('the same body: %s (C13)', async (_, change) => {
+    const key = newKey();
+    const body = paymentOf(portal);
+    const first = await client.create(body, { key });
+    expectReplay(await client.create(change(body), { key }), first);
+  });
+
+  test('the same body: none and {} (C13)', async () => {
+    const { id } = await client.created(paymentOf(portal));
+    const key = newKey();
+    const first = await client.void(id, undefined, { key });
+    expectReplay(await client.void(id, {}, { key }), first);
+  });
+});
+
+describe('rule 2: same key, different body', () => {
+  test.each<[string, Record<string, unknown>]>([
+    ['another amount', { amountCents: 100, lineItems: [{ amountCents: 100, referenceId: 'INV-1' }] }],
+    ['another card', { paymentMethod: card('4111 1111 1111 1111') }],
+    ['the same expiry in another spelling (C13)', { paymentMethod: card(CARD.approved, { expirationDate: expiryIn(36).replace('/', '') }) }],
+    ['a default left out (C13)', { currency: undefined }],
+    ['a default that is sent (C13)', { capture: 'sale' }],
+    ['a field that is ignored otherwise', { note: 'x' }],
+    ['another line item', { lineItems: [{ amountCents: 10_000, referenceId: 'INV-2' }] }],
+    ['a reference id', { referenceId: 'R' }],
+  ])('create: %s → 409 IDEMPOTENCY_MISMATCH', async (_, change) => {
+    const key = newKey();
+    const body = paymentOf(portal);
+    const first = await client.create(body, { key });
+    const other = await client.create({ ...body, ...change }, { key, instance: 1 });
+    expect([other.status, other.code, replayed(other)]).toEqual([409, 'IDEMPOTENCY_MISMATCH', undefined]);
+    expectReplay(await client.create(body, { key }), first);
+  });
+
+  test.each<[string, object, object]>([
+    ['amount', { amountCents: 100 }, { amountCents: 101 }],
+    ['fee type', {}, { feeType: 'include_fee' }],
+    ['reason', { reason: 'a' }, { reason: 'b' }],
+  ])('refund: another %s → 409', async (_, body, other) => {
+    const { id } = await client.created(paymentOf(portal));
+    const key = newKey();
+    expect((await client.refund(id, body, { key })).status).toBe(200);
+    expect((await client.refund(id, other, { key })).code).toBe('IDEMPOTENCY_MISMATCH');
+  });
+});
+
+describe('rule 3: same key while the first request is processing', () => {
+  test('409 IDEMPOTENCY_IN_PROGRESS with Retry-After, on every instance; another body is a mismatch already', async () => {
+    const key = newKey();
+    const body = paymentOf(portal, { number: CARD.slow });
+    const first = client.create(body, { key });
+    await claimed(key);
+    for (const instance of [1, 0]) {
+      const answer = await client.create(body, { key, instance });
+      expect(answer.code).toBe('IDEMPOTENCY_IN_PROGRESS');
+      expect(answer.status).toBe(409);
+      expect(Number(answer.headers['retry-after'])).toBeGreaterThanOrEqual(1);
+      expect(Number(answer.headers['retry-after'])).toBeLessThanOrEqual(5);
+    }
+    expect((await client.create({ ...body, note: 1 }, { key, instance: 1 })).code).toBe('IDEMPOTENCY_MISMATCH');
+    const answer = await first;
+    expect(answer.status).toBe(200);
+    expectReplay(await client.create(body, { key, instance: 1 }), answer);
+  });
+
+  test('50 parallel creates under one key over two instances are one charge', async () => {
+    await service.simulator.arm({ match: { call: 'charge', merchantAccount: `agency-${portal}` }, delayBeforeMs: 300 });
+    const key = newKey();
+    const body = paymentOf(portal);
+    let answers: Answer<unknown>[] = [];
+    const charges = await moved(async () => {
+      answers = await Promise.all(Array.from({ length: 50 }, (_, index) => client.create(body, { key, instance: index % 2 })));
+    });
+    expect(charges.map(({ op }) => op)).toEqual(['charge']);
+    const [winner, ...others] = answers.filter(({ status, headers }) => status === 200 && headers['idempotent-replayed'] === undefined);
+    expect(others).toEqual([]);
+    for (const answer of answers.filter((one) => one !== winner))
+      if (answer.status === 200) expectReplay(answer, winner!);
+      else expect(answer.code).toBe('IDEMPOTENCY_IN_PROGRESS');
+    expectReplay(await client.create(body, { key, instance: 1 }), winner!);
+  });
+
+  test('50 parallel refunds under one key over two instances are one refund', async () => {
+    const { id } = await client.created(paymentOf(portal));
+    await service.simulator.arm({ match: { call: 'void', merchantAccount: `agency-${portal}` }, delayBeforeMs: 300 });
+    const key = newKey();
+    let answers: Answer<unknown>[] = [];
+    const movements = await moved(async () => {
+      answers = await Promise.all(Array.from({ length: 50 }, (_, index) => client.refund(id, { amountCents: 10 }, { key, instance: index % 2 })));
+    });
+    expect(movements.map(({ op, amountCents }) => [op, amountCents])).toEqual([['void', 10]]);
+    expect(answers.filter(({ status, headers }) => status === 200 && headers['idempotent-replayed'] === undefined)).toHaveLength(1);
+    expect(new Set(answers.map(({ status, code }) => code ?? status))).toEqual(new Set([200, 'IDEMPOTENCY_IN_PROGRESS']));
+    expect((await client.find(id)).data.refundedAmountCents).toBe(10);
+  });
+});
+
+describe('rule 4: after a 5xx on create the key stays reserved', () => {
+  test.each([
+    ['502', CARD.gatewayError, 'PAYMENT_GATEWAY_ERROR', 'failed'],
+    ['504', CARD.unreadable, 'PAYMENT_TIMEOUT', 'voided'],
+  ])('%s: 409 IDEMPOTENCY_RECONCILIATION_REQUIRED with details.id, for good (C16)', async (_, number, code, finally_) => {
+    const key = newKey();
+    const body = paymentOf(portal, { number });
+    const first = await client.create(body, { key });
+    expect(first.code).toBe(code);
+    const expectReserved = async () => {
+      const again = await client.create(body, { key, instance: 1 });
+      expect([again.status, again.details]).toEqual([409, { code: 'IDEMPOTENCY_RECONCILIATION_REQUIRED', id: first.details!.id }]);
+      expect(replayed(again)).toBeUndefined();
+    };
+    await expectReserved();
+    expect((await client.create(paymentOf(portal), { key })).code).toBe('IDEMPOTENCY_MISMATCH');
+    await service.recover(first.details!.id as string);
+    expect(await client.status(first.details!.id as string)).toBe(finally_);
+    await expectReserved();
+    expect((await client.create(paymentOf(portal), { key: newKey() })).status).toBe(200);
+  });
+});
+
+describe('a refusal before the gateway gives the key back (C15)', () => {
+  test.each<[string, string, (key: string) => Promise<Answer<unknown>>]>([
+    ['create', 'VALIDATION_ERROR', (key) => client.create({}, { key })],
+    ['create', 'CAPTURE_NOT_SUPPORTED', (key) => client.create({ ...paymentOf(portal), capture: 'auth' }, { key })],
+    ['create', 'PORTAL_ACCESS_DENIED', (key) => client.create(paymentOf('018f0000-0000-7000-8000-00000000dead'), { key })],
+    ['refund', 'PAYMENT_NOT_FOUND', (key) => client.refund('018f0000-0000-7000-8000-00000000dead', {}, { key })],
+    ['refund', 'PAYMENT_NOT_FOUND', (key) => client.refund('nonsense', {}, { key })],
+    ['refund', 'VALIDATION_ERROR', (key) => client.refund('018f0000-0000-7000-8000-00000000dead', { feeType: 'x' }, { key })],
+    ['refund', 'INVALID_STATE', async (key) => client.refund((await client.created(paymentOf(portal))).id, { amountCents: 10_001 }, { key })],
+    [
+      'void',
+      'INVALID_STATE',
+      async (key) => {
+        const { id } = await client.created(paymentOf(portal));
+        await client.void(id);
+        return client.void(id, {}, { key });
+      },
+    ],
+    [
+      'void',
+      'VOID_FAILED',
+      async (key) => {
+        // Principal voided, fee not: to be retried, so nothing is stored (C27).
+        const { id } = await client.created(paymentOf(separate, { number: CARD.feeVoidFailsOnce }));
+        const answer = await client.void(id, {}, { key });
+        expect(answer.details?.suggestedAction).toBe('retry_void');
+        return answer;
+      },
+    ],
+  ])('%s: %s', async (_, code, refused) => {
+    const key = newKey();
+    expect((await refused(key)).code).toBe(code);
+    // Another operation altogether: were the key still bound, this would be a mismatch.
+    const { status, headers } = await client.create(paymentOf(portal), { key });
+    expect([status, headers['idempotent-replayed']]).toEqual([200, undefined]);
+  });
+});
+
+describe('rule 6: a different operation needs a new key (C12)', () => {
+  test('create → refund → void, and another payment', async () => {
+    const [create, refund, void_] = [newKey(), newKey(), newKey()];
+    const { id } = await client.created(paymentOf(portal), { key: create });
+    const other = await client.created(paymentOf(portal));
+    await client.refund(id, {}, { key: refund });
+    await client.void(other.id, {}, { key: void_ });
+    const attempts = [
+      () => client.refund(id, {}, { key: create }),
+      () => client.void(id, {}, { key: create }),
+      () => client.void(id, {}, { key: refund }),
+      () => client.refund(other.id, {}, { key: refund }),
+      () => client.create(paymentOf(portal), { key: refund }),
+      () => client.refund(other.id, {}, { key: void_ }),
+      () => client.create(paymentOf(portal), { key: void_ }),
+    ];
+    for (const attempt of attempts) {
+      const { status, code } = await attempt();
+      expect([status, code]).toEqual([409, 'IDEMPOTENCY_MISMATCH']);
+    }
+  });
+});
+
+describe('the scope of a key is the API account (C12)', () => {
+  test('two accounts, one key: two payments', async () => {
+    const other = await service.account('Other');
+    const where = await service.portal(other, { fee: { chargeMode: 'combined' } });
+    const key = newKey();
+    const first = await client.create(paymentOf(portal), { key });
+    const second = await other.client.create(paymentOf(where), { key });
+    expect([first.status, second.status, replayed(second)]).toEqual([200, 200, undefined]);
+    // Also with one body: neither sees the other's answer.
+    const foreign = await other.client.create(paymentOf(portal), { key: newKey() });
+    expect(foreign.code).toBe('PORTAL_ACCESS_DENIED');
+  });
+
+  test('API key, access token and rotated key of one account share it', async () => {
+    const account = await service.account('Rotated');
+    const where = await service.portal(account);
+    const key = newKey();
+    const body = paymentOf(where);
+    const first = await account.client.create(body, { key });
+    const token = await account.client.post<{ accessToken: string }>(`${PARTNER}/auth/token`);
+    expectReplay(await account.client.as(`Bearer ${token.data.accessToken}`).create(body, { key }), first);
+    const { apiKey } = await service.administer(service.admin.rotateKeys(account.accountId));
+    expectReplay(await account.client.as(`ApiKey ${apiKey}`).create(body, { key }), first);
+    expectReplay(await account.client.as(`Bearer ${token.data.accessToken}`).create(body, { key }), first);
+  });
+});
+
+describe('keys are kept for 24 hours (C20)', () => {
+  const age = (key: string, seconds: number) =>
+    service.services.pool.query('update idempotency_key set expires_at = clock_timestamp() + make_interval(secs => $2) where key_hash = $1', [
+      keyHash(key),
+      seconds,
+    ]);
+  test('one second before the end a replay, after it a new request', async () => {
+    const key = newKey();
+    const body = paymentOf(portal);
+    const first = await client.create(body, { key });
+    await age(key, 30);
+    expectReplay(await client.create(body, { key }), first);
+    await age(key, 0);
+    const second = await client.create(body, { key });
+    expect([second.status, replayed(second), second.data.id === first.data.id]).toEqual([200, undefined, false]);
+    expectReplay(await client.create(body, { key }), second);
+  });
+
+  test('a key is stored hashed, its expiry a day ahead', async () => {
+    const key = newKey();
+    await client.create(paymentOf(portal), { key });
+    const { rows } = await service.services.pool.query<{ hours: number; text: string }>(
+      `select extract(epoch from expires_at - clock_timestamp())::float8 / 3600 as hours, k::text as text from idempotency_key k where key_hash = $1`,
+      [keyHash(key)],
+    );
+    expect(rows[0]!.hours).toBeGreaterThan(23.99);
+    expect(rows[0]!.hours).toBeLessThanOrEqual(24);
+    expect(rows[0]!.text).not.toContain(key);
+    expect(rows[0]!.text).not.toMatch(/4242 ?4242|946/);
+  });
+
+  test('a reserved key is kept until its payment is settled (C16)', async () => {
+    const key = newKey();
+    const body = paymentOf(portal, { number: CARD.unresolvable });
+    const first = await client.create(body, { key });
+    await age(key, 0);
+    const { idempotency } = service.services.payments;
+    await idempotency.purge(100, async (paymentId) => (await client.status(paymentId)) !== 'unknown');
+    expect((await client.create(body, { key })).details).toEqual({ code: 'IDEMPOTENCY_RECONCILIATION_REQUIRED', id: first.details!.id });
+    expect((await client.create(paymentOf(portal), { key })).code).toBe('IDEMPOTENCY_MISMATCH');
+  });
+});
+
+describe('a request that vanished is taken over when its lease is over (recovery.md 1.4, T7)', () => {
+  const vanish = (key: string, paymentId?: string) =>
+    service.services.pool.query(
+      `update idempotency_key set state = 'in_progress', status = null, body = null, lease_until = clock_timestamp() - interval '1 second',
+         payment_id = coalesce($2, payment_id) where key_hash = $1`,
+      [keyHash(key), paymentId ?? null],
+    );
+
+  test.each([
+    ['approved', CARD.approved],
+    ['declined', CARD.declined],
+  ])('after the outcome (S5): the original answer, byte for byte: %s', async (_, number) => {
+    const key = newKey();
+    const body = paymentOf(portal, { number });
+    const first = await client.create(body, { key });
+    if (first.status === 200) await client.refund(first.data.id, { amountCents: 5 });
+    await vanish(key);
+    expect(await moved(async () => expectReplay(await client.create(body, { key, instance: 1 }), first))).toEqual([]);
+  });
+
+  test('before the intent (S1): nothing was charged, no payment to look at, a new key is needed (C64)', async () => {
+    const key = newKey();
+    const body = paymentOf(portal);
+    await client.create(body, { key });
+    const paymentId = service.services.ids.uuid();
+    await vanish(key, paymentId);
+    for (let again = 0; again < 2; again++) {
+      const { status, details, message } = await client.create(body, { key });
+      expect([status, details]).toEqual([409, { code: 'IDEMPOTENCY_RECONCILIATION_REQUIRED' }]);
+      expect(message).toMatch(/before anything was charged.*new key/);
+    }
+    expect((await client.find(paymentId)).code).toBe('PAYMENT_NOT_FOUND');
+    expect((await client.refund(paymentId)).code).toBe('PAYMENT_NOT_FOUND');
+  });
+
+  test('during the charge (S2–S4): fenced, so that a late outcome is not believed, and undone', async () => {
+    const key = newKey();
+    const body = paymentOf(portal, { number: CARD.slow });
+    const before = (await service.simulator.truth()).length;
+    const first = client.create(body, { key });
+    await claimed(key);
+    await vanish(key);
+    const taken = await client.create(body, { key, instance: 1 });
+    expect(taken.code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
+    const id = taken.details!.id as string;
+    // The one that was slow wakes up with an approval that it may not report as a success any more.
+    expect([(await first).status, (await first).details]).toEqual([504, { code: 'PAYMENT_TIMEOUT', id }]);
+    await service.recover(id);
+    expect(await client.status(id)).toBe('voided');
+    expect((await service.simulator.truth(before)).filter(({ op }) => op === 'charge').map(({ state }) => state)).toEqual(['voided']);
+  });
+});
+
+/** C17, C18, C40, C62: what a caller may do after a 5xx on refund and void. */
+describe('rule 5: after a 5xx on refund or void the key may be used again', () => {
+  interface Operation {
+    readonly name: string;
+    readonly call: 'void';
+    readonly send: (id: string, sent?: { key?: string; instance?: number }) => Promise<Answer<RefundView | VoidView>>;
+    readonly other: (id: string, sent: { key: string }) => Promise<Answer<unknown>>;
+    readonly amountCents: number;
+    readonly status: string;
+  }
+  const operations: readonly Operation[] = [
+    {
+      name: 'refund',
+      call: 'void',
+      send: (id, sent) => client.refund(id, { amountCents: 1_000, reason: 'r' }, sent),
+      other: (id, sent) => client.refund(id, { amountCents: 1_001, reason: 'r' }, sent),
+      amountCents: 1_000,
+      status: 'partially_refunded',
+    },
+    {
+      name: 'void',
+      call: 'void',
+      send: (id, sent) => client.void(id, { reason: 'r' }, sent),
+      other: (id, sent) => client.void(id, { reason: 's' }, sent),
+      amountCents: 10_300,
+      status: 'voided',
+    },
+  ];
+  const faults = [
+    ['cut after it was executed', { answer: 'cut', effect: true }, true],
+    ['cut before it was executed', { answer: 'cut', effect: false }, false],
+    ['answered with no JSON, executed', { answer: 'not_json', effect: true }, true],
+    ['answered with no JSON, not executed', { answer: 'not_json', effect: false }, false],
+    ['answered without its fields', { answer: 'missing_fields', effect: true }, true],
+    ['answered for another reference', { answer: 'other_reference', effect: true }, true],
+    ['answered with 2 MiB', { answer: 'oversized', effect: true }, true],
+    ['answered with a bare 500, executed', { answer: 'bare_500', effect: true }, true],
+    ['answered with a bare 500, not executed', { answer: 'bare_500', effect: false }, false],
+  ] as const;
+  const arm = (fault: Parameters<SimulatorControl['arm']>[0]) =>
+    service.simulator.arm({ ...fault, match: { ...fault.match, merchantAccount: `agency-${portal}` } });
+
+  describe.each(operations.map((operation) => [operation.name, operation] as const))('%s', (_, { send, other, amountCents, status }) => {
+    test.each(faults)('%s: 504, the payment unchanged, then the same key completes it once', async (__, fault, executed) => {
+      const { id } = await client.created(paymentOf(portal));
+      const before = (await client.find(id)).data;
+      const key = newKey();
+      const movements = await moved(async () => {
+        await arm({ match: { call: 'void' }, ...fault });
+        const first = await send(id, { key });
+        expect([first.status, first.code]).toEqual([504, 'PAYMENT_TIMEOUT']);
+        const { updatedAt: _at, ...unchanged } = before;
+        expect((await client.find(id)).data).toMatchObject(unchanged);
+        // Released, yet bound to its request (C17).
+        expect((await other(id, { key })).code).toBe('IDEMPOTENCY_MISMATCH');
+        const again = await send(id, { key, instance: 1 });
+        expect([again.status, replayed(again)]).toEqual([200, undefined]);
+        expect(again.data).toMatchObject({ id, amountCents, reason: 'r' });
+        expectReplay(await send(id, { key }), { ...again, headers: {} });
+      });
+      expect(movements.map(({ op, amountCents: cents }) => [op, cents])).toEqual([['void', amountCents]]);
+      expect((await client.find(id)).data).toMatchObject({ status, refundedAmountCents: amountCents });
+      // What was not executed was finalised first: its reference can never wake up.
+      const tombstones = (await service.simulator.truth()).filter(({ op, number }) => op === 'tombstone' && number > movements[0]!.number - 10);
+      expect(tombstones.length > 0 || executed).toBe(true);
+    });
+
+    test('not processed, as the gateway says: 502 PAYMENT_GATEWAY_ERROR, unchanged, then the same key completes it (C62)', async () => {
+      const { id } = await client.created(paymentOf(portal));
+      const key = newKey();
+      const movements = await moved(async () => {
+        await arm({ match: { call: 'void' }, answer: 'disabled' });
+        const first = await send(id, { key });
+        expect([first.status, first.details]).toEqual([502, { code: 'PAYMENT_GATEWAY_ERROR', id }]);
+        expect(await client.status(id)).toBe('succeeded');
+        expect((await other(id, { key })).code).toBe('IDEMPOTENCY_MISMATCH');
+        expect((await send(id, { key })).status).toBe(200);
+      });
+      expect(movements).toHaveLength(1);
+    });
+
+    test('while nobody can tell: 504 again under the key, 422 INVALID_STATE for others; afterwards it completes (C17, C18)', async () => {
+      const { id } = await client.created(paymentOf(portal));
+      const key = newKey();
+      const movements = await moved(async () => {
+        await arm({ match: { call: 'void' }, answer: 'cut' });
+        await arm({ match: { call: 'finalize' }, answer: 'cut', times: null });
+        expect((await send(id, { key })).code).toBe('PAYMENT_TIMEOUT');
+        expect((await send(id, { key })).code).toBe('PAYMENT_TIMEOUT');
+        for (const answer of [
+          await send(id),
+          await send(id, { key: newKey() }),
+          await client.refund(id, { amountCents: 7 }),
+          await client.void(id),
+        ]) {
+          expect([answer.status, answer.code]).toEqual([422, 'INVALID_STATE']);
+          expect(answer.message).toMatch(/reconciled/);
+        }
+        await service.simulator.clearFaults();
+        expect((await send(id, { key })).status).toBe(200);
+      });
+      expect(movements).toHaveLength(1);
+    });
+
+    test('resolved by recovery meanwhile: the key still gets the result (C17)', async () => {
+      for (const effect of [true, false]) {
+        const { id } = await client.created(paymentOf(portal));
+        const key = newKey();
+        const movements = await moved(async () => {
+          await arm({ match: { call: 'void' }, answer: 'cut', effect });
+          expect((await send(id, { key })).code).toBe('PAYMENT_TIMEOUT');
+          await service.recover(id);
+          expect((await client.find(id)).data.refundedAmountCents).toBe(effect ? amountCents : 0);
+          expect((await send(id, { key })).data).toMatchObject({ amountCents });
+        });
+        expect(movements).toHaveLength(1);
+      }
+    });
+
+    test('without a key: the result is told once (C18)', async () => {
+      const { id } = await client.created(paymentOf(portal));
+      const movements = await moved(async () => {
+        await arm({ match: { call: 'void' }, answer: 'cut' });
+        expect((await send(id)).code).toBe('PAYMENT_TIMEOUT');
+        expect((await send(id)).data).toMatchObject({ amountCents });
+      });
+      expect(movements).toHaveLength(1);
+    });
+
+    test('its owner is slow and has lost its lease: the same call under the same reference, one movement, one answer (C17)', async () => {
+      const { id } = await client.created(paymentOf(portal));
+      const key = newKey();
+      const movements = await moved(async () => {
+        // Executed at once, answered late.
+        await arm({ match: { call: 'void' }, delayAfterMs: 3_000 });
+        const before = (await service.simulator.truth()).length;
+        const first = send(id, { key });
+        await eventually(async () => (await service.simulator.truth(before)).some(({ op }) => op === 'void'));
+        await service.services.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where key_hash = $1`, [
+          keyHash(key),
+        ]);
+        const second = await send(id, { key, instance: 1 });
+        expect(second.data).toMatchObject({ amountCents });
+        expect((await first).text).toBe(second.text);
+        expectReplay(await send(id, { key }), second);
+      });
+      expect(movements).toHaveLength(1);
+    });
+  });
+
+  test('without a key, a third request returns money again: it is a refund of its own (C18)', async () => {
+    const { id } = await client.created(paymentOf(portal));
+    const send = () => client.refund(id, { amountCents: 1_000 });
+    const movements = await moved(async () => {
+      await arm({ match: { call: 'void' }, answer: 'cut' });
+      expect((await send()).code).toBe('PAYMENT_TIMEOUT');
+      expect((await send()).data).toMatchObject({ amountCents: 1_000, remainingRefundableAmountCents: 9_300 });
+      expect((await send()).data).toMatchObject({ amountCents: 1_000, remainingRefundableAmountCents: 8_300 });
+    });
+    expect(movements).toHaveLength(2);
+  });
+
+  test('without a key, another refund does not get the result; the one that repeats does (C18)', async () => {
+    const { id } = await client.created(paymentOf(portal));
+    const movements = await moved(async () => {
+      await arm({ match: { call: 'void' }, answer: 'cut' });
+      expect((await client.refund(id, { amountCents: 1_000 })).code).toBe('PAYMENT_TIMEOUT');
+      expect((await client.refund(id, { amountCents: 500 })).data).toMatchObject({ amountCents: 500, remainingRefundableAmountCents: 8_800 });
+      // A request with a key is only ever matched to its own attempt.
+      expect((await client.refund(id, { amountCents: 1_000 }, { key: newKey() })).data).toMatchObject({ remainingRefundableAmountCents: 7_800 });
+      expect((await client.refund(id, { amountCents: 1_000 })).data).toMatchObject({ amountCents: 1_000, remainingRefundableAmountCents: 9_300 });
+    });
+    expect(movements).toHaveLength(3);
+    expect((await client.find(id)).data).toMatchObject({ refundedAmountCents: 2_500, remainingRefundableAmountCents: 7_800 });
+  });
+
+  test('without a key, the result of a keyed attempt that nobody was told about (C18)', async () => {
+    const { id } = await client.created(paymentOf(portal));
+    const key = newKey();
+    const movements = await moved(async () => {
+      await arm({ match: { call: 'void' }, answer: 'cut' });
+      expect((await client.refund(id, { amountCents: 1_000 }, { key })).code).toBe('PAYMENT_TIMEOUT');
+      expect((await client.refund(id, { amountCents: 1_000 }, { key })).status).toBe(200);
+      // Told: so this one is a refund of its own.
+      expect((await client.refund(id, { amountCents: 1_000 })).data).toMatchObject({ remainingRefundableAmountCents: 8_300 });
+    });
+    expect(movements).toHaveLength(2);
+  });
+
+  test('without a key, only within 24 hours (C18)', async () => {
+    const { id } = await client.created(paymentOf(portal));
+    const movements = await moved(async () => {
+      await arm({ match: { call: 'void' }, answer: 'cut' });
+      expect((await client.refund(id, { amountCents: 1_000 })).code).toBe('PAYMENT_TIMEOUT');
+      service.clock.advance(24 * 3_600_000 + LATER_MS);
+      expect((await client.refund(id, { amountCents: 1_000 })).data).toMatchObject({ remainingRefundableAmountCents: 8_300 });
+    });
+    expect(movements).toHaveLength(2);
+  });
+});
+
+// Last: the clock goes forward by a month.
+describe('replay beats state (contract §2)', () => {
+  test('a replay is answered though the card has expired, the case is blocked, the portal revoked', async () => {
+    const where = await service.portal(partner);
+    const { admin, administer, clock } = service;
+    const key = newKey();
+    const body = paymentOf(where, { referenceId: 'CASE-9', paymentMethod: card(CARD.approved, { expirationDate: expiryIn(0, clock.now()) }) });
+    const first = await client.create(body, { key });
+    expect(first.status).toBe(200);
+    const refundKey = newKey();
+    const refund = await client.refund(first.data.id, { amountCents: 1 }, { key: refundKey });
+
+    await administer(admin.restrictCase({ portalId: where, referenceId: 'CASE-9', kind: 'block', until: null, reason: null }));
+    expectReplay(await client.create(body, { key }), first);
+    await administer(admin.revokeAccess(where, partner.accountId));
+    expectReplay(await client.create(body, { key }), first);
+    expectReplay(await client.refund(first.data.id, { amountCents: 1 }, { key: refundKey }), refund);
+    clock.advance(33 * 24 * 3_600_000);
+    expectReplay(await client.create(body, { key, instance: 1 }), first);
+    expect((await client.create(body, { key: newKey() })).code).toBe('VALIDATION_ERROR');
+    expect((await client.post(PAYMENTS, paymentOf(where), { key: newKey() })).code).toBe('PORTAL_ACCESS_DENIED');
+  });
+});
