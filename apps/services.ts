@@ -9,10 +9,10 @@ import {
   type Directory,
 } from '#accounts';
 import {
-  createPostgresEventStore,
   createSubscriber,
   type EventStore,
   eventStoreMigrations,
+  openEventStore,
   type ReadModel,
   type Subscriber,
   watchProjection,
@@ -135,7 +135,7 @@ export const openServices = async (
   };
   try {
     await migrate(pool, MIGRATIONS);
-    const bare = createPostgresEventStore(databaseUrl);
+    const bare = await openEventStore(config.kurrentdbUrl, databaseUrl);
     opened.push(() => bare.close());
     const appends = { failedAt: Number.NEGATIVE_INFINITY };
     const store = withFailpoint(config.failpoint, watchAppends(bare, clock, appends));

@@ -87,7 +87,7 @@ const openClients = async ({ host, port, connections }: Load): Promise<Client[]>
 
 /** One connection, one request at a time. */
 class Client {
-  private buffer = Buffer.alloc(0);
+  private buffer: Buffer = Buffer.alloc(0);
   private answer: { resolve: (status: number) => void; reject: (error: Error) => void } | null = null;
 
   private constructor(private readonly socket: Socket) {

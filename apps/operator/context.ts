@@ -9,7 +9,7 @@ import { mkdir } from 'node:fs/promises';
 import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import { Administration, type Directory, directoryProjection, directorySchema, openSigningSecret, postgresDirectory } from '#accounts';
-import { createPostgresEventStore, createSubscriber, type EventStore, eventStoreMigrations, type Position } from '#eventstore';
+import { createSubscriber, type EventStore, eventStoreMigrations, openEventStore, type Position } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
 import {
   type Config,
@@ -101,7 +101,7 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   const pool = createPool(databaseUrl, { name: 'operator', max: 3 });
   closers.push(() => pool.end());
   await prepareSchema(pool);
-  const store = openEventStore(config, databaseUrl);
+  const store = await openEventStore(config.kurrentdbUrl, databaseUrl);
   closers.push(() => store.close());
 
   const directory = postgresDirectory(pool);
@@ -149,12 +149,6 @@ const prepareSchema = async (pool: Pool) => {
     return false;
   });
   if (!ready) await migrate(pool, (await import('../services.js')).MIGRATIONS);
-};
-
-const openEventStore = ({ kurrentdbUrl }: Config, databaseUrl: string): EventStore => {
-  // Writing to the other store would be worse than not writing: the service would never see it.
-  if (kurrentdbUrl !== null) throw new Error('KURRENTDB_URL is set, but this version cannot open KurrentDB yet; nothing was changed');
-  return createPostgresEventStore(databaseUrl);
 };
 
 /** The key ring; made on the very first use of a sandbox, by a command or by the service, and only while there is no data that would need another one. */

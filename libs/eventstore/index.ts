@@ -1,5 +1,7 @@
 import type { Migration } from '#platform';
-import { eventStoreMigration } from './postgres.js';
+import type { EventStore } from './event-store.js';
+import { createKurrentDbEventStore } from './kurrentdb.js';
+import { createPostgresEventStore, eventStoreMigration } from './postgres.js';
 import { projectionCheckpointMigration } from './subscriber.js';
 
 export * from './event-store.js';
@@ -12,3 +14,7 @@ export { createPostgresEventStore, postgresEventStore, type EventStorePools } fr
 
 /** Tables of this lib, for `migrate`. */
 export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration];
+
+/** KurrentDB where an address of it is configured, else Postgres: the one choice, for every process and command. */
+export const openEventStore = async (kurrentdbUrl: string | null, databaseUrl: string): Promise<EventStore> =>
+  kurrentdbUrl === null ? createPostgresEventStore(databaseUrl) : createKurrentDbEventStore(kurrentdbUrl);
