@@ -761,7 +761,8 @@ const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[]
 
 /** How a leg's part goes back before anybody asked the gateway (C23, C24). Never more than was asked. */
 const meansFor = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means => {
-  if (leg.settledBatchId !== null) return 'refund';
+  // Where a refund was made the gateway has settled, or refunds all the same, whether the stream knows of a batch yet or not.
+  if (leg.settledBatchId !== null || leg.refunded) return 'refund';
   const means = unsettledMeans(leg, part, capability);
   if (!means) throw new ServiceError('INVALID_STATE', 'The batch has not settled: a partial refund is possible after settlement.');
   return means;
