@@ -177,11 +177,21 @@ export const paymentOf = (
 /** A clock that can be put forward, never back: what waits for a minute is seen without waiting. Timers and deadlines stay real. */
 export class MovableClock implements Clock {
   private aheadMs = 0;
-  now = () => systemClock.now() + this.aheadMs;
+  private frozen: number | null = null;
+  now = () => this.frozen ?? systemClock.now() + this.aheadMs;
   monotonic = () => systemClock.monotonic();
   sleep = (ms: number, signal?: AbortSignal) => systemClock.sleep(ms, signal);
   advance(ms: number): void {
     this.aheadMs += ms;
+  }
+  /** Everything that `work` does happens in one millisecond. */
+  async frozenDuring<T>(work: () => Promise<T>): Promise<T> {
+    this.frozen = this.now();
+    try {
+      return await work();
+    } finally {
+      this.frozen = null;
+    }
   }
 }
 

@@ -48,7 +48,8 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
     return503OnClosing: false,
     // A path that cannot be decoded is a path that does not exist.
     frameworkErrors: (error: unknown, request: FastifyRequest, reply: FastifyReply) => sendAnswer(reply, answerFor(error, log, String(request.id))),
-    routerOptions: { ignoreTrailingSlash: false, maxParamLength: 256 },
+    // No shorter than a request line may be: an id that is too long is an id that does not exist, not another path.
+    routerOptions: { ignoreTrailingSlash: false, maxParamLength: MAX_HEADER_BYTES },
   });
   const fastify = adapter.getInstance<FastifyInstance>();
   fastify.removeAllContentTypeParsers();
