@@ -1,0 +1,506 @@
+/** Charging: which outcome becomes which fact and answer (recovery.md 2.2), and that no success is answered without a durable outcome. */
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { eventually } from '../../test/support/eventually.js';
+import { away, CARDS, COMBINED, FEE, type Ground, type House, openGround, openHouse, read, refused, unheard } from '../../test/support/payments.js';
+import { chargeOnce } from './commands.js';
+import { GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
+import type { PaymentView } from './payment.view.js';
+
+let ground: Ground;
+let house: House;
+beforeAll(async () => {
+  ground = await openGround();
+});
+afterAll(() => ground.close());
+beforeEach(async () => {
+  house = await openHouse(ground);
+});
+afterEach(() => ground.bank.clearFaults());
+
+const failing = async (asked: Parameters<House['charge']>[0] = {}) => {
+  const paymentId = house.ids.uuid();
+  return { paymentId, refusal: await refused(house.charge(asked, paymentId)) };
+};
+const charges = async () => (await house.truth()).filter(({ op }) => op === 'charge');
+const resolve = (paymentId: string) => {
+  house.clock.advance(60_000);
+  return house.recovery.resolve(paymentId);
+};
+
+describe('approved', () => {
+  test('separate: principal, then fee at its own account; 200 with what the stream says', async () => {
+    const view = await house.charge({ lines: [3333, 3333, 3334] });
+    expect(view).toMatchObject({
+      status: 'succeeded',
+      amountCents: 10_000,
+      serviceFeeCents: 325,
+      capturedAmountCents: 10_325,
+      portalId: house.portalId,
+    });
+    expect(view.confirmationNumber).toMatch(/^[0-9A-HJKMNP-TV-Z]{4}-[0-9A-HJKMNP-TV-Z]{4}-[0-9A-HJKMNP-TV-Z]{2}$/);
+    expect(view.lineItems.map((line) => line.serviceFeeCents)).toEqual([108, 108, 109]);
+    expect(await house.view(view.id)).toEqual(view);
+    expect(await house.history(view.id)).toEqual(['PaymentInitiated', 'PaymentCreated']);
+    const [principal, fee] = await charges();
+    expect([principal, fee].map((one) => [one!.leg, one!.amountCents])).toEqual([
+      ['principal', 10_000],
+      ['fee', 325],
+    ]);
+    expect(principal!.merchantAccount).not.toBe(fee!.merchantAccount);
+    expect(view.gateway.transactionId).toBe(principal!.transactionId);
+  });
+  test('combined: one charge', async () => {
+    house = await openHouse(ground, COMBINED);
+    await house.charge();
+    expect((await charges()).map(({ leg, amountCents }) => [leg, amountCents])).toEqual([['combined', 10_325]]);
+  });
+  test('a fee of 0 is no leg (C35)', async () => {
+    house = await openHouse(ground, { ...FEE, flatCents: 0, percentBps: 0 });
+    expect(await house.charge()).toMatchObject({ serviceFeeCents: 0, totalChargedCents: 10_000 });
+    expect((await charges()).map(({ leg }) => leg)).toEqual(['principal']);
+  });
+  test('the intent is durable, and pending, before the first call (C61)', async () => {
+    const paymentId = house.ids.uuid();
+    const seen: unknown[] = [];
+    house.calls.before('charge.principal', async () => seen.push((await house.view(paymentId)).status, await house.history(paymentId)));
+    await house.charge({}, paymentId);
+    expect(seen).toEqual(['pending', ['PaymentInitiated']]);
+  });
+  test('no card data reaches the stream, the log or the answer', async () => {
+    const { id } = await house.charge({ card: CARDS.approved });
+    const declined = await failing({ card: CARDS.declined });
+    const written = JSON.stringify([
+      (await house.events(id)).map(({ data, meta }) => [data, meta]),
+      (await house.events(declined.paymentId)).map(({ data }) => data),
+      house.logged,
+    ]);
+    for (const secret of [CARDS.approved, CARDS.declined, '"987"']) expect(written).not.toContain(secret);
+  });
+});
+
+describe('definite outcomes (C43, C54)', () => {
+  test.each([
+    [CARDS.declined, 'generic_decline'],
+    [CARDS.insufficientFunds, 'insufficient_funds'],
+    ['4000000000006975', 'card_limit_exceeded'],
+    ['4000000000000069', 'expired_card'],
+    ['4000000000000127', 'cvv_mismatch'],
+    ['4000007770004619', 'postal_code_mismatch'],
+  ])('declined %s → failed, 402 %s', async (card, declineCode) => {
+    const { paymentId, refusal } = await failing({ card });
+    expect(refusal).toMatchObject({ code: 'PAYMENT_DECLINED', status: 402, details: { id: paymentId, declineCode } });
+    expect(await house.view(paymentId)).toMatchObject({ status: 'failed', capturedAmountCents: 0, confirmationNumber: null });
+    expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'PaymentDeclined']);
+    expect(await house.balance()).toBe(0);
+  });
+  test.each([
+    ['the gateway says that it did not process it', { card: CARDS.gatewayError }],
+    ['a token that the gateway fails on', { token: 'tok_sandbox_gateway_error' }],
+  ])('%s → failed, 502', async (_, asked) => {
+    const { paymentId, refusal } = await failing(asked);
+    expect(refusal).toMatchObject({ code: 'PAYMENT_GATEWAY_ERROR', status: 502, details: { id: paymentId } });
+    expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'PaymentFailed']);
+    expect(await house.balance()).toBe(0);
+  });
+  test('a clear refusal that executed nothing → failed, 502', async () => {
+    await ground.bank.arm({ match: { call: 'charge' }, answer: 'disabled' });
+    const { paymentId, refusal } = await failing();
+    expect([refusal.code, (await house.view(paymentId)).status, await house.balance()]).toEqual(['PAYMENT_GATEWAY_ERROR', 'failed', 0]);
+  });
+  test('never sent, since no time was left for a call (C42) → failed, 502', async () => {
+    house.appends.after('PaymentInitiated', () => house.clock.advance(REQUEST_DEADLINE_MS - 1_000));
+    const { paymentId, refusal } = await failing();
+    expect([refusal.code, (await house.view(paymentId)).status, (await house.truth()).length]).toEqual(['PAYMENT_GATEWAY_ERROR', 'failed', 0]);
+  });
+});
+
+describe('anything else → unknown, 504 with the id (C42, C43), undone by recovery (C29)', () => {
+  const expectUnknown = async ({ paymentId, refusal }: Awaited<ReturnType<typeof failing>>) => {
+    expect(refusal).toMatchObject({ code: 'PAYMENT_TIMEOUT', status: 504, details: { id: paymentId } });
+    expect(await house.view(paymentId)).toMatchObject({ status: 'unknown', capturedAmountCents: 0, confirmationNumber: null, capturedAt: null });
+    expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'PaymentOutcomeUnknown']);
+  };
+  test.each([
+    ['cut before the commit', { effect: false, answer: 'cut' }, 0],
+    ['cut after the commit', { answer: 'cut' }, 10_000],
+    ['garbage', { answer: 'not_json' }, 10_000],
+    ['fields missing', { answer: 'missing_fields' }, 10_000],
+    ['the answer of another reference', { answer: 'other_reference' }, 10_000],
+    ['larger than an answer may be', { answer: 'oversized' }, 10_000],
+    ['a bare 500', { answer: 'bare_500' }, 10_000],
+  ] as const)('%s', async (_, fault, charged) => {
+    await ground.bank.arm({ match: { call: 'charge', leg: 'principal' }, ...fault });
+    const attempt = await failing();
+    await expectUnknown(attempt);
+    expect(await house.balance()).toBe(charged);
+    expect(await resolve(attempt.paymentId)).toBe('resolved');
+    expect([(await house.view(attempt.paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+  });
+  test.each([
+    ['incomplete, and the charge stands', { card: CARDS.unreadable }, 10_000],
+    ['incomplete, by token', { token: 'tok_sandbox_incomplete_response' }, 10_000],
+    ['incomplete, and it never reached the processor', { card: CARDS.neverReached }, 0],
+  ])('fixture: %s', async (_, asked, charged) => {
+    const attempt = await failing(asked);
+    await expectUnknown(attempt);
+    expect(await house.balance()).toBe(charged);
+    expect(await resolve(attempt.paymentId)).toBe('resolved');
+    expect([(await house.view(attempt.paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+  });
+  test('no answer within 20 s; the charge that arrives afterwards finds its reference finalised', async () => {
+    const harmed = await ground.bank.harmedCalls();
+    await ground.bank.arm({ match: { call: 'charge' }, delayBeforeMs: 1_000 });
+    const call = failing();
+    await eventually(async () => (await ground.bank.harmedCalls()) > harmed);
+    house.clock.advance(GATEWAY_CALL_MS);
+    const attempt = await call;
+    await expectUnknown(attempt);
+    expect(await resolve(attempt.paymentId)).toBe('resolved');
+    expect(await house.view(attempt.paymentId)).toMatchObject({ status: 'voided', capturedAmountCents: 0 });
+    const before = (await house.truth()).length;
+    await new Promise((done) => setTimeout(done, 1_200));
+    expect([(await house.truth()).length, await house.balance()]).toEqual([before, 0]);
+  });
+});
+
+describe('the two legs of a charge (C41)', () => {
+  test('fee declined → the principal is voided → failed, 402', async () => {
+    const { paymentId, refusal } = await failing({ card: CARDS.feeDeclined });
+    expect(refusal).toMatchObject({ code: 'PAYMENT_DECLINED', details: { id: paymentId, declineCode: 'generic_decline' } });
+    expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'PaymentDeclined']);
+    expect((await house.truth()).map(({ op, leg, result }) => [op, leg, result])).toEqual([
+      ['charge', 'principal', 'approved'],
+      ['charge', 'fee', 'declined'],
+      ['void', 'principal', 'approved'],
+    ]);
+    expect(await house.balance()).toBe(0);
+  });
+  test('fee certainly not processed → the principal is voided → failed, 502', async () => {
+    await ground.bank.arm({ match: { call: 'charge', leg: 'fee' }, answer: 'disabled' });
+    const { paymentId, refusal } = await failing();
+    expect([refusal.code, (await house.view(paymentId)).status, await house.balance()]).toEqual(['PAYMENT_GATEWAY_ERROR', 'failed', 0]);
+  });
+  test.each([
+    ['executed', { answer: 'cut' }, 10_325],
+    ['not executed', { effect: false, answer: 'cut' }, 10_000],
+  ] as const)('fee unknown (%s) → 504, nothing is voided by the request; recovery undoes both legs', async (_, fault, held) => {
+    await ground.bank.arm({ match: { call: 'charge', leg: 'fee' }, ...fault });
+    const { paymentId, refusal } = await failing();
+    expect([refusal.code, (await house.view(paymentId)).status, await house.balance()]).toEqual(['PAYMENT_TIMEOUT', 'unknown', held]);
+    expect(await resolve(paymentId)).toBe('resolved');
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+  });
+  test.each([
+    ['fails without effect', { effect: false, answer: 'cut' }, 10_000],
+    ['is lost after its effect', { answer: 'cut' }, 0],
+    ['is refused for now', { answer: 'disabled' }, 10_000],
+  ] as const)('fee declined and the void of the principal %s → 504; recovery goes on under the same reference', async (_, fault, held) => {
+    await ground.bank.arm({ match: { call: 'void' }, ...fault });
+    const { paymentId, refusal } = await failing({ card: CARDS.feeDeclined });
+    expect([refusal.code, (await house.view(paymentId)).status, await house.balance()]).toEqual(['PAYMENT_TIMEOUT', 'unknown', held]);
+    expect(await resolve(paymentId)).toBe('resolved');
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+    const voids = (await house.truth()).filter(({ op, result }) => op === 'void' && result === 'approved');
+    expect(voids).toHaveLength(1);
+  });
+  test('no time is left for the fee → nothing is sent, and the principal goes back by recovery', async () => {
+    house.calls.after('charge.principal', () => house.clock.advance(REQUEST_DEADLINE_MS - 1_000));
+    const { paymentId, refusal } = await failing();
+    expect([refusal.code, await house.balance()]).toEqual(['PAYMENT_TIMEOUT', 10_000]);
+    await resolve(paymentId);
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+    expect((await charges()).map(({ leg }) => leg)).toEqual(['principal']);
+  });
+});
+
+describe('the event store fails', () => {
+  /** The store's retries sleep; time flies while they do. */
+  const hurry = async <T>(call: Promise<T>): Promise<T> => {
+    let done = false;
+    void call.then(
+      () => (done = true),
+      () => (done = true),
+    );
+    while (!done) {
+      await new Promise((turn) => setTimeout(turn, 5));
+      house.clock.advance(1_000);
+    }
+    return call;
+  };
+
+  test('before the intent: nothing is sent', async () => {
+    house.appends.failBefore('PaymentInitiated', away);
+    const paymentId = house.ids.uuid();
+    await expect(hurry(house.charge({}, paymentId))).rejects.toThrow('the store is away');
+    expect([await house.history(paymentId), await house.truth()]).toEqual([[], []]);
+  });
+  test('once, before or after the intent: it is told again, and appended once', async () => {
+    for (const fail of ['failBefore', 'failAfter'] as const) {
+      house.appends[fail]('PaymentInitiated', fail === 'failBefore' ? away : unheard, 1);
+      const { id } = await house.charge();
+      expect(await house.history(id)).toEqual(['PaymentInitiated', 'PaymentCreated']);
+    }
+  });
+  test('the intent was appended and nobody heard of it: nothing is sent, and recovery finds that it never was', async () => {
+    house.appends.failAfter('PaymentInitiated', unheard);
+    const paymentId = house.ids.uuid();
+    await expect(hurry(house.charge({}, paymentId))).rejects.toThrow('the answer was lost');
+    expect([(await house.view(paymentId)).status, await house.truth()]).toEqual(['pending', []]);
+    house.appends.clear();
+    expect(await resolve(paymentId)).toBe('resolved');
+    expect(await house.view(paymentId)).toMatchObject({ status: 'voided', capturedAmountCents: 0 });
+  });
+  test.each([
+    ['approved', {}, 10_325],
+    ['declined', { card: CARDS.declined }, 0],
+    ['not processed', { card: CARDS.gatewayError }, 0],
+    ['unknown', { card: CARDS.unreadable }, 10_000],
+  ] as const)('before the outcome (%s): 504, never the outcome itself; recovery resolves it', async (outcome, asked, held) => {
+    const paymentId = house.ids.uuid();
+    house.appends.after('PaymentInitiated', () => house.appends.failBefore('append', away));
+    const refusal = await refused(hurry(house.charge(asked, paymentId)));
+    expect([refusal.code, refusal.details.id, await house.history(paymentId)]).toEqual(['PAYMENT_TIMEOUT', paymentId, ['PaymentInitiated']]);
+    expect(await house.balance()).toBe(held);
+    house.appends.clear();
+    expect(await resolve(paymentId)).toBe('resolved');
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual([outcome === 'declined' ? 'failed' : 'voided', 0]);
+  });
+  test('after the outcome, for good: 504, and the payment may yet read succeeded (C29)', async () => {
+    house.appends.failAfter('PaymentCreated', unheard);
+    const paymentId = house.ids.uuid();
+    expect((await refused(hurry(house.charge({}, paymentId)))).code).toBe('PAYMENT_TIMEOUT');
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['succeeded', 10_325]);
+    house.appends.clear();
+    expect(await resolve(paymentId)).toBe('resolved');
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['succeeded', 10_325]);
+  });
+  test('after the outcome, once: it is told again → 200', async () => {
+    house.appends.failAfter('PaymentCreated', unheard, 1);
+    const view = await house.charge();
+    expect([view.status, await house.history(view.id)]).toEqual(['succeeded', ['PaymentInitiated', 'PaymentCreated']]);
+  });
+});
+
+describe('fenced while in flight', () => {
+  const fenced: [string, (paymentId: string) => void][] = [
+    ['before the principal is sent', (id) => house.calls.before('charge.principal', () => resolve(id))],
+    ['after the principal was approved', (id) => house.calls.after('charge.principal', () => resolve(id))],
+    ['before the fee is sent', (id) => house.calls.before('charge.fee', () => resolve(id))],
+    ['after the fee was approved', (id) => house.calls.after('charge.fee', () => resolve(id))],
+    ['before the outcome is appended', (id) => house.appends.before('PaymentCreated', () => resolve(id))],
+  ];
+  test.each(fenced)('%s: 504, never 200; nothing stays charged, nothing is recorded after recovery', async (_, interpose) => {
+    const paymentId = house.ids.uuid();
+    interpose(paymentId);
+    const refusal = await refused(house.charge({}, paymentId));
+    expect(refusal).toMatchObject({ code: 'PAYMENT_TIMEOUT', details: { id: paymentId } });
+    const history = await house.history(paymentId);
+    expect(history.slice(0, 2)).toEqual(['PaymentInitiated', 'ReconciliationStarted']);
+    expect(new Set(history.slice(2))).toEqual(new Set(['PaymentVoided']));
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+  });
+  test('a decline that comes after the fence is recovery’s to record', async () => {
+    const paymentId = house.ids.uuid();
+    house.calls.after('charge.principal', () => resolve(paymentId));
+    expect((await refused(house.charge({ card: CARDS.declined }, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+    expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'ReconciliationStarted', 'PaymentDeclined']);
+  });
+  test('the reversal between the legs wakes late: recovery undid the principal once, under the same reference', async () => {
+    const paymentId = house.ids.uuid();
+    house.calls.before('void.principal', () => resolve(paymentId));
+    expect((await refused(house.charge({ card: CARDS.feeDeclined }, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+    expect((await house.truth()).filter(({ op, result }) => op === 'void' && result === 'approved')).toHaveLength(1);
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+  });
+});
+
+describe('with a key', () => {
+  const leaseEnds = (key: string) =>
+    ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where key_hash = $1`, [
+      house.services.idempotency.name(house.accountId, key).keyHash,
+    ]);
+  /** A request whose key store dies right before it settles: the row stays as a vanished owner leaves it. */
+  const unsettled = (key: string, asked = {}) => {
+    const idempotency = { ...house.services.idempotency, settle: () => Promise.reject(new Error('gone')) };
+    return chargeOnce({ ...house.services, idempotency }, house.request(asked), house.received(key, asked));
+  };
+
+  test('one charge, however often it is asked; every replay byte for byte (T3)', async () => {
+    const key = house.key();
+    const first = await house.chargeWithKey(key);
+    const [second, third] = await Promise.all([house.chargeWithKey(key), house.chargeWithKey(key)]);
+    expect([first.status, second.body, third.body, second.replayed]).toEqual([200, first.body, first.body, true]);
+    expect(await charges()).toHaveLength(2);
+  });
+  test('a decline is replayed; a 502 and a 504 leave the key reserved with the payment’s id (C15, C16)', async () => {
+    const declined = house.key();
+    const first = await house.chargeWithKey(declined, { card: CARDS.declined });
+    expect(await house.chargeWithKey(declined, { card: CARDS.declined })).toMatchObject({ status: 402, body: first.body, replayed: true });
+    for (const card of [CARDS.gatewayError, CARDS.unreadable]) {
+      const key = house.key();
+      const failed = read(await house.chargeWithKey(key, { card }));
+      expect((await refused(house.chargeWithKey(key, { card }))).details).toEqual({ id: failed.details.id });
+    }
+  });
+  test('a refusal gives the key back (C15): the same key charges another card', async () => {
+    const key = house.key();
+    expect((await house.chargeWithKey(key, { expiry: { month: 1, year: 2020 } })).status).toBe(400);
+    expect((await house.chargeWithKey(key)).status).toBe(200);
+  });
+  test('replay beats state: portal revoked, case blocked, card expired (contract §2)', async () => {
+    const key = house.key();
+    const asked = { referenceId: 'CASE-7' };
+    const first = await house.chargeWithKey(key, asked);
+    await house.administration.revokeAccess(house.portalId, house.accountId);
+    await house.administration.restrictCase({ portalId: house.portalId, referenceId: 'CASE-7', kind: 'block', until: null, reason: null });
+    await house.project();
+    house.clock.advance(20 * 366 * 86_400_000);
+    expect(await house.chargeWithKey(key, asked)).toMatchObject({ body: first.body, replayed: true });
+  });
+  test.each([
+    ['succeeded', {}, 200],
+    ['declined', { card: CARDS.declined }, 402],
+  ] as const)('S5: settled by nobody, %s: the takeover rebuilds the same bytes, whatever happened since', async (_, asked, status) => {
+    const key = house.key();
+    const first = await unsettled(key, asked);
+    expect(first.status).toBe(status);
+    if (status === 200) await house.refund(read<PaymentView>(first).data.id, { amountCents: 100 });
+    expect((await refused(house.chargeWithKey(key, asked))).code).toBe('IDEMPOTENCY_IN_PROGRESS');
+    await leaseEnds(key);
+    expect(await house.chargeWithKey(key, asked)).toMatchObject({ status, body: first.body, replayed: true });
+    expect(await house.chargeWithKey(key, asked)).toMatchObject({ status, body: first.body, replayed: true });
+  });
+  test('S5: settled by nobody, failed or unknown: reconciliation, with the id', async () => {
+    for (const card of [CARDS.gatewayError, CARDS.unreadable]) {
+      const key = house.key();
+      const first = read(await unsettled(key, { card }));
+      await leaseEnds(key);
+      const refusal = await refused(house.chargeWithKey(key, { card }));
+      expect([refusal.code, refusal.details]).toEqual(['IDEMPOTENCY_RECONCILIATION_REQUIRED', { id: first.details.id }]);
+    }
+  });
+  test('S1: claimed and vanished before the intent: the stream is fenced, no id, and the late owner can never begin (C64)', async () => {
+    const key = house.key();
+    let taken: Awaited<ReturnType<typeof refused>> | undefined;
+    house.appends.before('PaymentInitiated', async () => {
+      await leaseEnds(key);
+      taken = await refused(house.chargeWithKey(key));
+    });
+    const late = await house.chargeWithKey(key);
+    expect(taken).toMatchObject({
+      code: 'IDEMPOTENCY_RECONCILIATION_REQUIRED',
+      details: {},
+      message: expect.stringMatching(/before anything was charged/),
+    });
+    expect(late.code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
+    expect(await house.truth()).toEqual([]);
+    expect((await refused(house.chargeWithKey(key))).details).toEqual({});
+  });
+  test.each(['charge.principal', 'charge.fee'])(
+    'S2, S4: taken over while %s is on its way: fenced, reserved, undone; the late owner answers 504',
+    async (call) => {
+      const key = house.key();
+      let taken: Awaited<ReturnType<typeof refused>> | undefined;
+      house.calls.before(call, async () => {
+        await leaseEnds(key);
+        taken = await refused(house.chargeWithKey(key));
+      });
+      const late = read(await house.chargeWithKey(key));
+      expect([late.status, late.code]).toEqual([504, 'PAYMENT_TIMEOUT']);
+      expect(taken).toMatchObject({ code: 'IDEMPOTENCY_RECONCILIATION_REQUIRED', details: { id: late.details.id } });
+      const paymentId = late.details.id as string;
+      expect((await house.history(paymentId)).slice(0, 2)).toEqual(['PaymentInitiated', 'ReconciliationStarted']);
+      expect(await resolve(paymentId)).toBe('resolved');
+      expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+      // C16: and never again, under this key.
+      expect((await refused(house.chargeWithKey(key))).details).toEqual({ id: paymentId });
+    },
+  );
+  test('the taker cannot read or fence the stream: 409 in progress, later the truth (T7)', async () => {
+    const key = house.key();
+    house.appends.failBefore('PaymentOutcomeUnknown', () => new Error('the process died'), 1);
+    await unsettled(key, { card: CARDS.unreadable });
+    await leaseEnds(key);
+    house.appends.failBefore('ReconciliationStarted', () => new Error('a broken store'), 1);
+    expect((await refused(house.chargeWithKey(key, { card: CARDS.unreadable }))).code).toBe('IDEMPOTENCY_IN_PROGRESS');
+    await leaseEnds(key);
+    expect((await refused(house.chargeWithKey(key, { card: CARDS.unreadable }))).code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
+  });
+});
+
+describe('refusals before anything begins (contract §2, steps 7–11)', () => {
+  const nothingHappened = async () => {
+    const types: string[] = [];
+    for await (const events of house.store.readAll(null, { streamPrefixes: ['payment-'] })) types.push(...events.map(({ type }) => type));
+    expect([types, await house.truth()]).toEqual([[], []]);
+  };
+  const block = (kind: 'block' | 'hold', until: string | null = null) =>
+    house.administration.restrictCase({ portalId: house.portalId, referenceId: 'CASE-7', kind, until, reason: null });
+  /** Each row holds everything that the rows before it lack: the first that applies answers. */
+  const worse: [string, number, () => Promise<unknown>][] = [
+    ['PAYMENT_NOT_ALLOWED', 422, () => house.administration.setRules(house.portalId, { maxCents: 9_999 })],
+    ['PAYMENT_HELD', 409, () => block('hold')],
+    ['PAYMENT_BLOCKED', 403, () => block('block')],
+    ['GATEWAY_NOT_CONFIGURED', 503, () => house.administration.setGateway(house.portalId, 'none')],
+    ['PORTAL_ACCESS_DENIED', 403, () => house.administration.revokeAccess(house.portalId, house.accountId)],
+  ];
+  test('in the documented order, each hiding the later ones', async () => {
+    for (const [code, status, make] of worse) {
+      await make();
+      await house.project();
+      expect(await refused(house.charge({ referenceId: 'CASE-7' }))).toMatchObject({ code, status });
+    }
+    expect(await refused(house.charge({ referenceId: 'CASE-7', expiry: { month: 1, year: 2020 } }))).toMatchObject({ code: 'VALIDATION_ERROR' });
+    await nothingHappened();
+  });
+  test('an unknown portal and one of others give the same answer', async () => {
+    const other = await openHouse(ground);
+    const answers = await Promise.all([house.ids.uuid(), other.portalId].map((portalId) => refused(house.charge({ portalId }))));
+    expect(answers[0]).toEqual(answers[1]);
+    expect(answers[0]!.code).toBe('PORTAL_ACCESS_DENIED');
+  });
+  test('a deactivated account charges nothing (C66)', async () => {
+    await house.administration.deactivateAccount(house.accountId);
+    await house.project();
+    expect((await refused(house.charge())).code).toBe('PORTAL_ACCESS_DENIED');
+    await nothingHappened();
+  });
+  test('a hold ends by itself, and says when', async () => {
+    const until = new Date(house.clock.now() + 60_000).toISOString();
+    await block('hold', until);
+    await house.project();
+    expect(await refused(house.charge({ referenceId: 'CASE-7' }))).toMatchObject({ code: 'PAYMENT_HELD', details: { retryAt: until } });
+    house.clock.advance(60_000);
+    expect((await house.charge({ referenceId: 'CASE-7' })).status).toBe('succeeded');
+  });
+  test('only the payment-level referenceId is looked at (Errors 2)', async () => {
+    await block('block');
+    await house.project();
+    expect((await house.charge({ referenceId: 'CASE-8' })).status).toBe('succeeded');
+    expect((await house.charge()).status).toBe('succeeded');
+  });
+  test.each([
+    [{ minCents: 10_001 }, /from 10001 cents/],
+    [{ maxCents: 9_999 }, /up to 9999 cents/],
+    [{ brands: ['amex' as const] }, /card brand/],
+  ])('the portal’s rules: %j (C70)', async (rules, message) => {
+    await house.administration.setRules(house.portalId, rules);
+    await house.project();
+    expect(await refused(house.charge())).toMatchObject({ code: 'PAYMENT_NOT_ALLOWED', message: expect.stringMatching(message) });
+    await nothingHappened();
+  });
+  test('bounds of the rules are inclusive', async () => {
+    await house.administration.setRules(house.portalId, { minCents: 10_000, maxCents: 10_000, brands: ['visa'] });
+    await house.project();
+    expect((await house.charge()).status).toBe('succeeded');
+  });
+  test('a card is good while it is its month anywhere on earth (C5)', async () => {
+    const expiry = { month: 1, year: 2026 };
+    house = await openHouse(ground, FEE, '2026-02-01T11:59:58.000Z');
+    expect((await house.charge({ expiry })).status).toBe('succeeded');
+    house = await openHouse(ground, FEE, '2026-02-01T12:00:00.000Z');
+    expect((await refused(house.charge({ expiry }))).code).toBe('VALIDATION_ERROR');
+    house = await openHouse(ground, FEE, '2026-01-01T12:00:00.000Z');
+    expect((await refused(house.charge({ expiry: { month: 12, year: 2025 } }))).code).toBe('VALIDATION_ERROR');
+  });
+});

@@ -1,0 +1,48 @@
+/** A clock that specs move: it runs as real time does, and jumps when told to, waking whoever sleeps past the new time. */
+import type { Clock } from '#kernel';
+
+export class MovableClock implements Clock {
+  private offset: number;
+  private readonly sleepers = new Set<() => void>();
+
+  /** Starts at real time, or at an instant. */
+  constructor(startAt?: string) {
+    this.offset = startAt === undefined ? 0 : Date.parse(startAt) - Date.now();
+  }
+
+  now(): number {
+    return Date.now() + this.offset;
+  }
+
+  monotonic(): number {
+    return performance.now() + this.offset;
+  }
+
+  sleep(ms: number, signal?: AbortSignal): Promise<void> {
+    return new Promise((resolve) => {
+      const end = this.monotonic() + ms;
+      let timer: NodeJS.Timeout | undefined;
+      const done = () => {
+        clearTimeout(timer);
+        this.sleepers.delete(look);
+        signal?.removeEventListener('abort', done);
+        resolve();
+      };
+      const look = () => {
+        clearTimeout(timer);
+        const left = end - this.monotonic();
+        if (left <= 0 || signal?.aborted) return done();
+        timer = setTimeout(look, left);
+      };
+      this.sleepers.add(look);
+      signal?.addEventListener('abort', done, { once: true });
+      look();
+    });
+  }
+
+  /** Lets `ms` pass at once. */
+  advance(ms: number): void {
+    this.offset += ms;
+    for (const look of [...this.sleepers]) look();
+  }
+}

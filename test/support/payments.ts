@@ -1,0 +1,425 @@
+/**
+ * The money, with everything real but the event store's disk: the functions of libs/payments over the memory event store, the simulator on a real socket,
+ * keys and velocity on real Postgres, a directory fed with events. Store and gateway are wrapped so that a spec can stop time between any two steps.
+ */
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Administration, type FeeConfig, MemoryDirectory, NO_FEE } from '#accounts';
+import { type EventStore, memoryEventStore, OutcomeUnknown, type Position, type Recorded, Unavailable } from '#eventstore';
+import { Deadline, type Ids, ServiceError } from '#kernel';
+import {
+  charge,
+  chargeOnce,
+  type ChargeRequest,
+  createRecovery,
+  createSimulatorGateway,
+  type Leg,
+  type Payment,
+  type PaymentGateway,
+  type PaymentPorts,
+  type PaymentServices,
+  paymentStream,
+  PaymentStreams,
+  paymentView,
+  type PaymentView,
+  postgresVelocity,
+  type Received,
+  type Recovery,
+  type RecoveryWork,
+  type RefundView,
+  REQUEST_DEADLINE_MS,
+  type Resolution,
+  reverse,
+  reverseOnce,
+  type ReverseRequest,
+  Secret,
+  velocityMigration,
+  type VoidView,
+  isVisible,
+} from '#payments';
+import { createLogger, createPool, type KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
+import { type Answer, idempotencyMigration, postgresIdempotency } from '#platform/http';
+import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
+import type { Truth } from '../../apps/simulator/processor.js';
+import { type Simulator, type SimulatorOptions, startSimulator } from '../../apps/simulator/server.js';
+import { MovableClock } from './clock.js';
+import { freshDatabase } from './postgres.js';
+
+type Step = () => unknown;
+
+/** Steps that a spec puts before or after the next calls of a name; each is used up by one call unless it was told to stay. */
+export class Interposed {
+  private readonly steps: { readonly when: 'before' | 'after'; readonly name: string; readonly step: Step; left: number }[] = [];
+
+  before(name: string, step: Step, times = 1): void {
+    this.steps.push({ when: 'before', name, step, left: times });
+  }
+  after(name: string, step: Step, times = 1): void {
+    this.steps.push({ when: 'after', name, step, left: times });
+  }
+  /** The call never gets through. */
+  failBefore(name: string, error: () => Error, times = Number.POSITIVE_INFINITY): void {
+    this.before(name, () => Promise.reject(error()), times);
+  }
+  /** The call is carried out and its answer lost. */
+  failAfter(name: string, error: () => Error, times = Number.POSITIVE_INFINITY): void {
+    this.after(name, () => Promise.reject(error()), times);
+  }
+  clear(): void {
+    this.steps.length = 0;
+  }
+
+  async around<T>(names: readonly string[], call: () => Promise<T>): Promise<T> {
+    await this.take('before', names);
+    const result = await call();
+    await this.take('after', names);
+    return result;
+  }
+
+  private async take(when: 'before' | 'after', names: readonly string[]): Promise<void> {
+    const found = this.steps.find((one) => one.when === when && one.left > 0 && names.includes(one.name));
+    if (!found) return;
+    found.left -= 1;
+    await found.step();
+  }
+}
+
+/** Until cleared: nothing is appended · appended, and nobody hears of it. */
+export const away = () => new Unavailable('the store is away');
+export const unheard = () => new OutcomeUnknown('the answer was lost');
+
+const watchedStore = (store: EventStore, steps: Interposed): EventStore => ({
+  ...store,
+  append: (stream, expected, events, options) =>
+    steps.around([...events.map(({ type }) => type), 'append'], () => store.append(stream, expected, events, options)),
+});
+
+/** Names: `charge.principal`, `void.fee`, `refund.combined`, `finalize.charge`. */
+const watchedGateway = (gateway: PaymentGateway, steps: Interposed): PaymentGateway => ({
+  capabilities: gateway.capabilities,
+  charge: (call, signal) => steps.around([`charge.${call.leg}`], () => gateway.charge(call, signal)),
+  void: (call, signal) => steps.around([`void.${call.leg}`], () => gateway.void(call, signal)),
+  refund: (call, signal) => steps.around([`refund.${call.leg}`], () => gateway.refund(call, signal)),
+  finalize: (call, signal) => steps.around([`finalize.${call.op}`, 'finalize'], () => gateway.finalize(call, signal)),
+  lookup: (call, signal) => gateway.lookup(call, signal),
+  settlements: (account, cursor, signal) => gateway.settlements(account, cursor, signal),
+});
+
+export const CARDS = {
+  approved: '4242424242424242',
+  declined: '4000000000000002',
+  insufficientFunds: '4000000000009995',
+  gatewayError: '4000007770005020',
+  unreadable: '4000007770005046',
+  cannotTell: '4000007770005145',
+  neverReached: '4000007770005244',
+  voidRejected: '4000007770004221',
+  feeDeclined: '4000007770004023',
+  feeVoidFailsOnce: '4000007770004320',
+  feeRefundFailsOnce: '4000007770007026',
+  settlesAtOnce: '4000007770002001',
+  settlementRejected: '4000007770004304',
+  slow: '4000007770002050',
+} as const;
+
+/** 50 cents and 2.75 %: the example of C32, 325 on 100.00. */
+export const FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 275 };
+export const COMBINED: FeeConfig = { ...FEE, chargeMode: 'combined' };
+
+/** What every house of a spec file shares. */
+export interface Ground {
+  readonly pool: Pool;
+  readonly keys: KeyRing;
+  readonly simulator: Simulator;
+  readonly bank: SimulatorControl;
+  readonly simulatorOptions: Partial<SimulatorOptions>;
+  close(): Promise<void>;
+}
+
+export const openGround = async (simulatorOptions: Partial<SimulatorOptions> = {}): Promise<Ground> => {
+  const database = await freshDatabase();
+  const pool = createPool(database.url, { name: 'spec', max: 12, statementTimeoutMs: 5_000, lockTimeoutMs: 5_000 });
+  await migrate(pool, [idempotencyMigration, velocityMigration]);
+  const directory = await mkdtemp(join(tmpdir(), 'payfold-bank-'));
+  const simulator = await startSimulator({ directory, ...simulatorOptions });
+  return {
+    pool,
+    keys: newKeyRing(),
+    simulator,
+    bank: createSimulatorControl(simulator.url),
+    simulatorOptions,
+    close: async () => {
+      await simulator.close();
+      await rm(directory, { recursive: true, force: true });
+      await pool.end();
+      await database.drop();
+    },
+  };
+};
+
+export interface Asked {
+  readonly card?: string;
+  readonly token?: string;
+  readonly lines?: readonly number[];
+  readonly referenceId?: string;
+  readonly expiry?: { readonly month: number; readonly year: number };
+  readonly zip?: string;
+  readonly portalId?: string;
+}
+
+export interface Refusal {
+  readonly code: string;
+  readonly status: number;
+  readonly message: string;
+  readonly details: Readonly<Record<string, unknown>>;
+}
+
+/** Waits for an error of the catalogue; anything else fails the spec. */
+export const refused = async (call: Promise<unknown>): Promise<Refusal> => {
+  const outcome = await call.then(
+    (value) => ({ value }),
+    (error: unknown) => error,
+  );
+  if (outcome instanceof ServiceError) return { code: outcome.code, status: outcome.status, message: outcome.message, details: outcome.details };
+  throw outcome instanceof Error ? outcome : new Error(`not refused: ${JSON.stringify(outcome)}`);
+};
+
+/** The body of an answer; `code` is that of its details. */
+export const read = <T = Record<string, unknown>>(
+  answer: Answer,
+): { status: number; code: string | undefined; data: T; details: Record<string, unknown> } => {
+  const body = JSON.parse(answer.body) as { data: T; details?: Record<string, unknown> };
+  return { status: answer.status, code: body.details?.code as string | undefined, data: body.data, details: body.details ?? {} };
+};
+
+/** One account with one portal of its own at the bank. */
+export interface House {
+  readonly clock: MovableClock;
+  readonly ids: Ids;
+  readonly store: EventStore;
+  readonly appends: Interposed;
+  readonly calls: Interposed;
+  readonly ports: PaymentPorts;
+  readonly services: PaymentServices;
+  readonly recovery: Recovery;
+  readonly tries: { readonly paymentId: string; readonly tries: number; readonly nextTryAt: string; readonly outcome: Resolution }[];
+  readonly administration: Administration;
+  readonly accountId: string;
+  readonly portalId: string;
+  readonly logged: string[];
+  /** Changes of accounts, portals and cases become visible. */
+  project(): Promise<void>;
+  request(asked?: Asked): ChargeRequest;
+  /** How a keyed request came; requests with equal `text` have equal bodies. */
+  received(idempotencyKey: string, text: unknown): Received;
+  /** Whether the gateway knows the credentials of this portal's accounts (C68). */
+  setCredentials(present: boolean): void;
+  /** Charges without a key, under an id that is known before. */
+  charge(asked?: Asked, paymentId?: string): Promise<PaymentView>;
+  chargeWithKey(key: string, asked?: Asked): Promise<Answer>;
+  refund(paymentId: string, asked?: Partial<ReverseRequest>): Promise<RefundView>;
+  void(paymentId: string, asked?: Partial<ReverseRequest>): Promise<VoidView>;
+  refundWithKey(key: string, paymentId: string, asked?: Partial<ReverseRequest>): Promise<Answer>;
+  voidWithKey(key: string, paymentId: string, asked?: Partial<ReverseRequest>): Promise<Answer>;
+  state(paymentId: string): Promise<Payment>;
+  view(paymentId: string): Promise<PaymentView>;
+  /** Types of the payment's events, in order. */
+  history(paymentId: string): Promise<string[]>;
+  events(paymentId: string): Promise<Recorded[]>;
+  /** What the bank did for this portal, tombstones included. */
+  truth(): Promise<Truth[]>;
+  /** What the bank holds now, in cents: charged minus voided minus refunded. */
+  balance(): Promise<number>;
+  /** Closes the batches; the streams hear of it only when told to. */
+  settle(paymentId?: string): Promise<void>;
+  key(): string;
+}
+
+let drawn = 0;
+
+export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: string): Promise<House> => {
+  const clock = new MovableClock(startAt);
+  const ids = systemIds(() => clock.now());
+  const appends = new Interposed();
+  const calls = new Interposed();
+  const bare = memoryEventStore({ now: () => clock.now() });
+  const store = watchedStore(bare, appends);
+  const { partialVoid, refundUnsettled } = ground.simulatorOptions;
+  const gateway = watchedGateway(
+    createSimulatorGateway({
+      url: ground.simulator.url,
+      ...(partialVoid !== undefined && { partialVoid }),
+      ...(refundUnsettled !== undefined && { refundUnsettled }),
+    }),
+    calls,
+  );
+  let credentials = true;
+  const directory = new MemoryDirectory();
+  const logged: string[] = [];
+  const log = createLogger('debug', 'spec', { write: (line) => logged.push(line) });
+  const streams = new PaymentStreams(store, clock, ids);
+  const ports: PaymentPorts = {
+    clock,
+    ids,
+    streams,
+    gateways: { find: () => (credentials ? gateway : null) },
+    directory,
+    velocity: postgresVelocity(ground.pool, ground.keys, clock),
+    log,
+  };
+
+  const administration = new Administration({
+    store: bare,
+    clock,
+    ids,
+    keys: ground.keys,
+    environment: 'sandbox',
+    cardInTextCheck: true,
+    actor: { type: 'operator', id: 'spec' },
+  });
+  let seen: Position | null = null;
+  const project = async () => {
+    for await (const events of bare.readAll(seen, { streamPrefixes: ['account-', 'portal-', 'case-'] })) {
+      directory.apply(events);
+      seen = events.at(-1)!.position;
+    }
+  };
+  const { accountId } = (await administration.createAccount('City')).state;
+  const { portalId, gateway: accounts } = (await administration.createPortal({ accountIds: [accountId], name: 'Water', gateway: 'simulator', fee }))
+    .state;
+  const merchantAccounts = [accounts!.merchantAccount, accounts!.feeMerchantAccount];
+  await project();
+
+  // Where recovery finds its work: every payment stream, as the list projection would.
+  const tries: { paymentId: string; tries: number; nextTryAt: string; outcome: Resolution }[] = [];
+  const work: RecoveryWork = {
+    due: async (begunBefore) => {
+      const found = new Map<string, { paymentId: string; attemptId: string; tries: number }>();
+      for await (const events of bare.readAll(null, { streamPrefixes: ['payment-'] }))
+        for (const { stream } of events) {
+          const paymentId = stream.slice('payment-'.length);
+          const { payment } = await streams.load(paymentId);
+          const open =
+            payment.phase === 'pending' || payment.phase === 'unknown'
+              ? { attemptId: payment.attemptId, since: payment.createdAt }
+              : payment.phase === 'charged'
+                ? payment.attempts.filter(({ ended }) => !ended).map(({ attemptId, requestedAt }) => ({ attemptId, since: requestedAt }))[0]
+                : undefined;
+          const last = tries.filter((one) => one.paymentId === paymentId).at(-1);
+          if (open && open.since < begunBefore && !(last && Date.parse(last.nextTryAt) > clock.now()))
+            found.set(paymentId, { paymentId, attemptId: open.attemptId, tries: last?.tries ?? 0 });
+        }
+      return [...found.values()];
+    },
+    record: async (tried) => void tries.push(tried),
+  };
+  const recovery = createRecovery(ports, store, work);
+  const services: PaymentServices = {
+    ports,
+    idempotency: postgresIdempotency(ground.pool, ground.keys, ids),
+    // Lists are another spec's.
+    list: { db: ground.pool, keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },
+    recovery,
+    log,
+  };
+
+  const owner = () => ({ actor: { type: 'partner' as const, id: accountId }, correlationId: ids.uuid() });
+  const deadline = () => new Deadline(clock, REQUEST_DEADLINE_MS);
+  const request = ({ card, token, lines = [10_000], referenceId, expiry, zip, portalId: asked }: Asked = {}): ChargeRequest => ({
+    accountId,
+    portalId: asked ?? portalId,
+    referenceId: referenceId ?? null,
+    amountCents: lines.reduce((sum, amount) => sum + amount, 0),
+    lineItems: lines.map((amountCents, index) => ({ amountCents, referenceId: `INV-${index + 1}`, description: null, metadata: null })),
+    payer: zip === undefined ? null : { address: { zip } },
+    instrument:
+      token === undefined
+        ? { type: 'card', number: new Secret(card ?? CARDS.approved), expiry: expiry ?? { month: 12, year: 2040 }, cvv: new Secret('987') }
+        : { type: 'card_token', token: new Secret(token) },
+  });
+  const reverseRequest = (operation: 'refund' | 'void', paymentId: string, asked: Partial<ReverseRequest>) => ({
+    operation,
+    paymentId,
+    accountId,
+    initiatedBy: 'partner' as const,
+    amountCents: null,
+    includeFee: operation === 'void',
+    reason: null,
+    ...asked,
+  });
+  const received = (idempotencyKey: string, text: unknown): Received => ({
+    idempotencyKey,
+    fingerprintText: JSON.stringify(text),
+    requestId: ids.uuid(),
+  });
+  const reverseWithKey = (operation: 'refund' | 'void', key: string, paymentId: string, asked: Partial<ReverseRequest>) => {
+    const wanted = { ...reverseRequest(operation, paymentId, asked), accountId };
+    return reverseOnce(services, wanted, received(key, wanted));
+  };
+  const truth = async () => (await ground.bank.truth()).filter(({ merchantAccount }) => merchantAccounts.includes(merchantAccount));
+  const events = (paymentId: string) => streams.events(paymentId);
+  const state = async (paymentId: string) => (await streams.load(paymentId)).payment;
+
+  return {
+    clock,
+    ids,
+    store,
+    appends,
+    calls,
+    ports,
+    services,
+    recovery,
+    tries,
+    administration,
+    accountId,
+    portalId,
+    logged,
+    project,
+    request,
+    received,
+    setCredentials: (present) => {
+      credentials = present;
+    },
+    charge: (asked, paymentId = ids.uuid()) => charge(ports, request(asked), { paymentId, attemptId: ids.uuid() }, owner(), deadline()),
+    chargeWithKey: (key, asked = {}) => chargeOnce(services, request(asked), received(key, asked)),
+    refund: async (paymentId, asked = {}) =>
+      (await reverse(ports, reverseRequest('refund', paymentId, asked), null, owner(), deadline())) as RefundView,
+    void: async (paymentId, asked = {}) => (await reverse(ports, reverseRequest('void', paymentId, asked), null, owner(), deadline())) as VoidView,
+    refundWithKey: (key, paymentId, asked = {}) => reverseWithKey('refund', key, paymentId, asked),
+    voidWithKey: (key, paymentId, asked = {}) => reverseWithKey('void', key, paymentId, asked),
+    state,
+    view: async (paymentId) => {
+      const payment = await state(paymentId);
+      if (!isVisible(payment)) throw new Error(`no payment: ${payment.phase}`);
+      return paymentView(paymentId, payment);
+    },
+    history: async (paymentId) => (await events(paymentId)).map(({ type }) => type),
+    events,
+    truth,
+    balance: async () =>
+      (await truth()).reduce(
+        (sum, { op, result, amountCents = 0, voidedCents = 0, refundedCents = 0 }) =>
+          op === 'charge' && result === 'approved' ? sum + amountCents - voidedCents - refundedCents : sum,
+        0,
+      ),
+    settle: async (paymentId) => {
+      await ground.bank.closeBatches();
+      if (paymentId === undefined) return;
+      const loaded = await streams.load(paymentId);
+      if (loaded.payment.phase !== 'charged') throw new Error('not charged');
+      const at = new Date(clock.now()).toISOString();
+      const settlement = (leg: Leg) =>
+        ({ type: 'RecordSettlement', at, leg, batchId: 'bat', closedAt: at, accepted: true, grossCents: 1, feeCents: 0 }) as const;
+      await streams.execute(loaded, loaded.payment.legs.map(({ leg }) => settlement(leg)), { actor: { type: 'system', id: 'settlement' }, correlationId: ids.uuid() }, deadline()); // prettier-ignore
+    },
+    key: () => `key-${++drawn}`,
+  };
+};
+
+/** Every reference that a payment ever named, so that a spec can ask the bank for each (C61). */
+export const referencesIn = (events: readonly Recorded[]): string[] => [
+  ...new Set(JSON.stringify(events.map(({ data }) => data)).match(/(?<="(?:charge|reversal|void|refund)":")[0-9A-Z]{20}(?=")/g) ?? []),
+];
+
+export { paymentStream };
