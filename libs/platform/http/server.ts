@@ -21,6 +21,8 @@ const CHECK_TIMEOUTS_EVERY_MS = 1_000;
 const KEEP_ALIVE_MS = 65_000;
 const MAX_CONNECTIONS = 4_096;
 const MAX_REQUESTS_PER_SOCKET = 10_000;
+/** `type/subtype`, with or without parameters (RFC 9110, 8.3.1). */
+const MEDIA_TYPE = /^[\w!#$%&'*+.^`|~-]+\/[\w!#$%&'*+.^`|~-]+\s*(;|$)/;
 /** A caller's own `X-Request-Id` is taken over when it looks like an id. */
 const REQUEST_ID = /^[\w.:-]{1,64}$/;
 
@@ -54,7 +56,6 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
   const fastify = adapter.getInstance<FastifyInstance>();
   fastify.removeAllContentTypeParsers();
   fastify.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit: MAX_BODY_BYTES }, (_request, body, done) => done(null, body));
-  fastify.setErrorHandler((error, request, reply) => sendAnswer(reply, answerFor(error, log, String(request.id))));
   addHeadersAndMetrics(fastify, options);
   return adapter;
 };
@@ -101,6 +102,9 @@ const refuseClient = (error: NodeJS.ErrnoException, socket: Socket): void => {
 
 const addHeadersAndMetrics = (fastify: FastifyInstance, { log, onAnswer }: ServerOptions): void => {
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
+    // Fastify refuses a type that it cannot read before anybody was authenticated. One that it can read is refused in its turn, as not being JSON.
+    const type = request.headers['content-type'];
+    if (type !== undefined && !MEDIA_TYPE.test(type)) request.headers['content-type'] = 'application/octet-stream';
     void reply.header('x-request-id', String(request.id)).header('cache-control', 'no-store').header('x-content-type-options', 'nosniff');
     done();
   });
