@@ -13,8 +13,10 @@ import {
   type EventStore,
   eventStoreMigrations,
   openEventStore,
+  OutcomeUnknown,
   type ReadModel,
   type Subscriber,
+  Unavailable,
   watchProjection,
 } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
@@ -217,16 +219,21 @@ export const openServices = async (
   }
 };
 
+/** Notes when an append last failed. Every method is named: an adapter may be a class, whose methods a spread would lose. */
 const watchAppends = (store: EventStore, clock: Clock, appends: { failedAt: number }): EventStore => ({
-  ...store,
   append: async (stream, expected, events, options) => {
     try {
       return await store.append(stream, expected, events, options);
     } catch (error) {
-      if ((error as Error).name === 'Unavailable' || (error as Error).name === 'OutcomeUnknown') appends.failedAt = clock.monotonic();
+      if (error instanceof Unavailable || error instanceof OutcomeUnknown) appends.failedAt = clock.monotonic();
       throw error;
     }
   },
+  read: (stream, from, max) => store.read(stream, from, max),
+  readAll: (after, options) => store.readAll(after, options),
+  subscribe: (after, options) => store.subscribe(after, options),
+  head: () => store.head(),
+  close: () => store.close(),
 });
 
 /** The adapters of this process. The sandbox's accounts are good for the simulator; elsewhere there is none. */

@@ -7,6 +7,7 @@ import type { Socket } from 'node:net';
 import { FastifyAdapter } from '@nestjs/platform-fastify';
 import { type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
 import { ServiceError } from '#kernel';
+import { holdsCardNumber } from '../card-text.js';
 import { uuidV7 } from '../ids.js';
 import type { Logger } from '../logging.js';
 import { errorAnswer } from './envelope.js';
@@ -43,13 +44,17 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
     bodyLimit: MAX_BODY_BYTES,
     genReqId: (request: IncomingMessage) => {
       const given = request.headers['x-request-id'];
-      return typeof given === 'string' && REQUEST_ID.test(given) ? given : uuidV7(now());
+      // It is logged, so one that might be a card number is not taken over.
+      return typeof given === 'string' && REQUEST_ID.test(given) && !holdsCardNumber(given) ? given : uuidV7(now());
     },
     requestIdHeader: false,
     logger: false,
     return503OnClosing: false,
     // A path that cannot be decoded is a path that does not exist.
-    frameworkErrors: (error: unknown, request: FastifyRequest, reply: FastifyReply) => sendAnswer(reply, answerFor(error, log, String(request.id))),
+    frameworkErrors: (error: unknown, request: FastifyRequest, reply: FastifyReply) => {
+      addHeaders(request, reply);
+      sendAnswer(reply, answerFor(error, log, String(request.id)));
+    },
     // No shorter than a request line may be: an id that is too long is an id that does not exist, not another path.
     routerOptions: { ignoreTrailingSlash: false, maxParamLength: MAX_HEADER_BYTES },
   });
@@ -72,14 +77,31 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
       keepAliveTimeout: KEEP_ALIVE_MS,
       keepAlive: true,
       noDelay: true,
+      // Refused below, in the envelope.
+      requireHostHeader: false,
     },
-    handler,
+    (request, response) => {
+      const refused = refusalOf(request);
+      if (!refused) return handler(request, response);
+      const { status, body } = errorAnswer(refused);
+      response
+        .writeHead(status, { 'content-type': JSON_TYPE, 'content-length': Buffer.byteLength(body), 'cache-control': 'no-store', connection: 'close' })
+        .end(body);
+    },
   );
-  server.maxHeadersCount = MAX_HEADERS;
+  // Node would drop the headers beyond a count without a word, and among them may be the one that money depends on.
+  server.maxHeadersCount = 0;
   server.maxConnections = MAX_CONNECTIONS;
   server.maxRequestsPerSocket = MAX_REQUESTS_PER_SOCKET;
   server.on('clientError', refuseClient);
   return server;
+};
+
+const refusalOf = ({ rawHeaders, headers, httpVersion }: IncomingMessage): ServiceError | null => {
+  if (rawHeaders.length > 2 * MAX_HEADERS)
+    return new ServiceError('VALIDATION_ERROR', `There are more than ${MAX_HEADERS} headers.`, {}, { status: 431 });
+  if (headers.host === undefined && httpVersion === '1.1') return new ServiceError('VALIDATION_ERROR', 'The request needs a Host header.');
+  return null;
 };
 
 /** Requests that never became one: answered in the envelope, on the bare socket. */
@@ -100,12 +122,16 @@ const refuseClient = (error: NodeJS.ErrnoException, socket: Socket): void => {
   );
 };
 
+const addHeaders = (request: FastifyRequest, reply: FastifyReply): void => {
+  void reply.header('x-request-id', String(request.id)).header('cache-control', 'no-store').header('x-content-type-options', 'nosniff');
+};
+
 const addHeadersAndMetrics = (fastify: FastifyInstance, { log, onAnswer }: ServerOptions): void => {
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
     // Fastify refuses a type that it cannot read before anybody was authenticated. One that it can read is refused in its turn, as not being JSON.
     const type = request.headers['content-type'];
     if (type !== undefined && !MEDIA_TYPE.test(type)) request.headers['content-type'] = 'application/octet-stream';
-    void reply.header('x-request-id', String(request.id)).header('cache-control', 'no-store').header('x-content-type-options', 'nosniff');
+    addHeaders(request, reply);
     done();
   });
   fastify.addHook('onResponse', (request: FastifyRequest, reply: FastifyReply, done) => {
