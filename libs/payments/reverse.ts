@@ -73,7 +73,9 @@ export const reverse = async (
 
       const own = renewed ? undefined : attemptOf(payment, attemptId);
       // Its owner is gone without a word: the same calls again, under the same references; the gateway answers once per reference.
-      if (own && !own.ended && !own.fenced) return run(ports, loaded, own.attemptId, owner, deadline);
+      if (own && !own.ended && !own.fenced) return run(ports, loaded, own.attemptId, owner, deadline, true);
+      // What its own attempt returned is told whatever else goes on: refused here, the caller might ask for the money again under a new key.
+      if (own && isComplete(own)) return (await tell(ports, request, own.attemptId, owner, deadline, false))!;
 
       const open = openAttempt(payment);
       if (open) {
@@ -89,8 +91,12 @@ export const reverse = async (
         continue;
       }
 
-      const told = own?.ended && isComplete(own) ? own : key === null ? untold(payment, request, at()) : undefined;
-      if (told) return retryingConflicts(() => tell(ports, request, told.attemptId, owner, deadline));
+      const repeated = key === null ? untold(payment, request, at()) : undefined;
+      if (repeated) {
+        const told = await tell(ports, request, repeated.attemptId, owner, deadline, true);
+        if (told) return told;
+        continue;
+      }
       if (own?.ended) {
         // Never executed, rejected or partial: what is missing is a new attempt with new references, bound to the key before it begins.
         attemptId = await key!.renew();
@@ -99,7 +105,7 @@ export const reverse = async (
     }
     try {
       const next = await streams.execute(loaded, [command(ports, request, loaded, attemptId, at())], owner, deadline);
-      return await run(ports, next, attemptId, owner, deadline);
+      return await run(ports, next, attemptId, owner, deadline, false);
     } catch (error) {
       // Nobody was called yet: somebody else changed the payment first, so look again and decide again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
@@ -116,23 +122,25 @@ const askedOf = ({ operation, amountCents, includeFee }: ReverseRequest) =>
 
 const isComplete = (attempt: ReversalAttempt) => attempt.ended?.outcome === 'completed' || attempt.completedBy !== null;
 
-/** Tells the result of an attempt that ended well; who was told is recorded, so that it is told once only to those who cannot prove it was theirs. */
-const tell = async (
+/**
+ * Tells the result of an attempt that ended well. Who was told is recorded first; `once`: null where somebody else was told already, since those who
+ * cannot prove that the attempt was theirs are told only once between them (C18).
+ */
+const tell = (
   ports: PaymentPorts,
   request: ReverseRequest,
   attemptId: string,
   owner: Owner,
   deadline: Deadline,
-): Promise<RefundView | VoidView> => {
-  const loaded = await ports.streams.load(request.paymentId);
-  const { payment } = await ports.streams.execute(
-    loaded,
-    [{ type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId }],
-    owner,
-    deadline,
-  );
-  return result(request.paymentId, payment as Charged, attemptId);
-};
+  once: boolean,
+): Promise<RefundView | VoidView | null> =>
+  retryingConflicts(async () => {
+    const loaded = await ports.streams.load(request.paymentId);
+    if (once && attemptOf(loaded.payment, attemptId)!.acknowledged) return null;
+    const acknowledge: PaymentCommand = { type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId };
+    const { payment } = await ports.streams.execute(loaded, [acknowledge], owner, deadline);
+    return result(request.paymentId, payment as Charged, attemptId);
+  });
 
 const result = (paymentId: string, payment: Charged, attemptId: string): RefundView | VoidView => {
   const attempt = attemptOf(payment, attemptId)!;
@@ -162,7 +170,15 @@ const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Running an attempt: the legs that have not come back yet, principal first.
 
-const run = async (ports: PaymentPorts, begun: Loaded, attemptId: string, owner: Owner, deadline: Deadline): Promise<RefundView | VoidView> => {
+/** `again`: the same calls were made before, and nobody recorded what they did. */
+const run = async (
+  ports: PaymentPorts,
+  begun: Loaded,
+  attemptId: string,
+  owner: Owner,
+  deadline: Deadline,
+  again: boolean,
+): Promise<RefundView | VoidView> => {
   const { paymentId } = begun;
   const at = () => timestamp(ports.clock.now());
   let loaded = begun;
@@ -196,7 +212,9 @@ const run = async (ports: PaymentPorts, begun: Loaded, attemptId: string, owner:
         },
       );
     }
-    throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, outcome);
+    // That this call was not sent says nothing about the one before it.
+    const uncertain = again && outcome.kind === 'not_processed' && !outcome.answered;
+    throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);
   }
   return result(paymentId, loaded.payment as Charged, attemptId);
 };
@@ -251,8 +269,8 @@ const record = async (
         throw timeout(loaded.paymentId);
       }
       current = await ports.streams.load(loaded.paymentId);
-      const attempt = attemptOf(current.payment, attemptId);
-      if (attempt?.fenced && !attempt.ended) throw timeout(loaded.paymentId);
+      // Also when recovery has ended it: whoever repeats the request is told what it found, and told as somebody who was not told before (C18).
+      if (attemptOf(current.payment, attemptId)?.fenced) throw timeout(loaded.paymentId);
     }
   }
 };

@@ -134,6 +134,8 @@ export interface Ground {
   readonly simulator: Simulator;
   readonly bank: SimulatorControl;
   readonly simulatorOptions: Partial<SimulatorOptions>;
+  /** Runs when the ground is closed. */
+  atEnd(step: () => void): void;
   close(): Promise<void>;
 }
 
@@ -143,13 +145,16 @@ export const openGround = async (simulatorOptions: Partial<SimulatorOptions> = {
   await migrate(pool, [idempotencyMigration, velocityMigration]);
   const directory = await mkdtemp(join(tmpdir(), 'payfold-bank-'));
   const simulator = await startSimulator({ directory, ...simulatorOptions });
+  const ends: (() => void)[] = [];
   return {
     pool,
     keys: newKeyRing(),
     simulator,
     bank: createSimulatorControl(simulator.url),
     simulatorOptions,
+    atEnd: (step) => void ends.push(step),
     close: async () => {
+      ends.forEach((end) => end());
       await simulator.close();
       await rm(directory, { recursive: true, force: true });
       await pool.end();
@@ -246,14 +251,17 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const bare = memoryEventStore({ now: () => clock.now() });
   const store = watchedStore(bare, appends);
   const { partialVoid, refundUnsettled } = ground.simulatorOptions;
-  const gateway = watchedGateway(
-    createSimulatorGateway({
-      url: ground.simulator.url,
-      ...(partialVoid !== undefined && { partialVoid }),
-      ...(refundUnsettled !== undefined && { refundUnsettled }),
-    }),
-    calls,
-  );
+  const simulator = createSimulatorGateway({
+    url: ground.simulator.url,
+    ...(partialVoid !== undefined && { partialVoid }),
+    ...(refundUnsettled !== undefined && { refundUnsettled }),
+  });
+  const gateway = watchedGateway(simulator, calls);
+  ground.atEnd(() => {
+    simulator.close();
+    // Wakes whoever still sleeps for a request that a spec left hanging.
+    clock.advance(365 * 86_400_000);
+  });
   let credentials = true;
   const directory = new MemoryDirectory();
   const logged: string[] = [];
