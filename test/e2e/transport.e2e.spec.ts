@@ -1,0 +1,293 @@
+/** The HTTP edge: limits, methods, headers, and what never leaves (contract C1, C8, C65; security.md 3, 4). */
+import { connect } from 'node:net';
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { eventually } from '../support/eventually.js';
+import { card, CARD, type Client, PARTNER, paymentOf, PAYMENTS, type Service, startService, type TestAccount } from '../support/service.js';
+
+const UUID_V7 = /^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
+const STRANGER = '018f0000-0000-7000-8000-00000000dead';
+const KIB = 1024;
+
+let service: Service;
+let partner: TestAccount;
+let client: Client;
+let portal: string;
+beforeAll(async () => {
+  service = await startService({ timeouts: { headersMs: 1_000, requestMs: 1_500 } });
+  partner = await service.account();
+  client = partner.client;
+  portal = await service.portal(partner);
+});
+afterAll(() => service.stop());
+
+/** Bytes on a bare socket, and every byte that comes back until it is closed. */
+const raw = (text: string, { dripMs }: { dripMs?: number } = {}): Promise<{ status: number; headers: Record<string, string>; text: string }> =>
+  new Promise((resolve, reject) => {
+    const { hostname, port } = new URL(service.urls[0]!);
+    const socket = connect(Number(port), hostname);
+    let received = '';
+    const timer = dripMs === undefined ? undefined : setInterval(() => socket.write('x'), dripMs);
+    socket.on('data', (chunk) => (received += chunk.toString()));
+    socket.on('error', reject);
+    socket.on('close', () => {
+      clearInterval(timer);
+      const [head = '', body = ''] = received.split('\r\n\r\n');
+      const [first = '', ...lines] = head.split('\r\n');
+      const headers = Object.fromEntries(
+        lines.map((line) => [line.slice(0, line.indexOf(':')).toLowerCase(), line.slice(line.indexOf(':') + 1).trim()]),
+      );
+      resolve({ status: Number(first.split(' ')[1]), headers, text: body });
+    });
+    socket.write(text);
+  });
+const head = (method: string, path: string, lines: string[] = []) =>
+  [`${method} ${path} HTTP/1.1`, 'host: test', `authorization: ApiKey ${partner.apiKey}`, ...lines, '', ''].join('\r\n');
+/** In the envelope of C1, as the document has it, and nothing of the inside. */
+const expectTransport = (answer: { status: number; headers: Readonly<Record<string, string | undefined>>; text: string }, status: number) => {
+  expect(answer.status).toBe(status);
+  service.judge.check({ method: 'GET', path: '/no-operation', status, contentType: answer.headers['content-type'], text: answer.text });
+  expect(JSON.parse(answer.text)).toMatchObject({ success: false, message: expect.any(String), details: { code: 'VALIDATION_ERROR' } });
+  expect(answer.headers['cache-control']).toBe('no-store');
+};
+const INSIDE = /node_modules|\.ts\b|\.js\b|\bat \S+ \(|fastify|nest|postgres|select |ECONN|stack|undefined/i;
+
+describe('paths and methods', () => {
+  test.each([
+    '/',
+    '/api',
+    '/api/partner',
+    PARTNER,
+    `${PARTNER}/payment`,
+    `${PAYMENTS}/`,
+    `${PAYMENTS}/${STRANGER}/`,
+    `${PAYMENTS}/${STRANGER}/refunds`,
+    `${PAYMENTS}/x/y/z`,
+    '/API/partner/v1/payments',
+    '/api/partner/v2/payments',
+    '/favicon.ico',
+    '//',
+    '/api/v1/payer/nothing',
+    `${PAYMENTS}%2f`,
+  ])('GET %s → 404 (C65)', async (path) => {
+    const answer = await client.get(path);
+    expectTransport(answer, 404);
+    expect(answer.text).not.toMatch(INSIDE);
+  });
+
+  test.each(['/%ZZ', `${PAYMENTS}/%C3%28`, `${PAYMENTS}/%`])('a path that cannot be decoded, %s, does not exist: 404', async (path) => {
+    const answer = await raw(head('GET', path, ['connection: close']));
+    expectTransport(answer, 404);
+    expect(answer.text).not.toContain('%');
+  });
+
+  test.each([
+    ['PUT', PAYMENTS, 'GET, HEAD, POST'],
+    ['DELETE', PAYMENTS, 'GET, HEAD, POST'],
+    ['PATCH', `${PAYMENTS}/${STRANGER}`, 'GET, HEAD'],
+    ['POST', `${PAYMENTS}/${STRANGER}`, 'GET, HEAD'],
+    ['GET', `${PAYMENTS}/${STRANGER}/refund`, 'POST'],
+    ['GET', `${PAYMENTS}/${STRANGER}/void`, 'POST'],
+    ['GET', `${PAYMENTS}/${STRANGER}/capture`, 'POST'],
+    ['GET', `${PARTNER}/vault`, 'POST'],
+    ['GET', `${PARTNER}/auth/token`, 'POST'],
+    ['POST', `${PARTNER}/fees/quote`, 'GET, HEAD'],
+    ['OPTIONS', PAYMENTS, 'GET, HEAD, POST'],
+    ['OPTIONS', `${PARTNER}/vault`, 'POST'],
+    ['POST', '/healthz', 'GET, HEAD'],
+  ])('%s %s → 405 with Allow: %s', async (method, path, allow) => {
+    const answer = await client.send(method, path);
+    expectTransport(answer, 405);
+    expect(answer.headers.allow).toBe(allow);
+  });
+
+  test.each(['TRACE', 'PROPFIND', 'SEARCH'])('%s → 405', async (method) => {
+    const answer = await raw(head(method, PAYMENTS, ['content-length: 0', 'connection: close']));
+    expectTransport(answer, 405);
+    expect(answer.headers.allow).toBe('GET, HEAD, POST');
+    // What was sent is not reflected.
+    expect(answer.text).not.toContain(partner.apiKey);
+  });
+
+  test('HEAD answers as GET does, without a body', async () => {
+    const { id } = await client.created(paymentOf(portal));
+    for (const [path, status] of [
+      [`${PAYMENTS}/${id}`, 200],
+      [`${PAYMENTS}/${STRANGER}`, 404],
+      [PAYMENTS, 200],
+    ] as const) {
+      const [get, answer] = [await client.get(path), await client.send('HEAD', path)];
+      expect([answer.status, answer.text]).toEqual([status, '']);
+      expect(answer.headers['content-length']).toBe(get.headers['content-length']);
+    }
+    expect((await service.anonymous.send('HEAD', PAYMENTS)).status).toBe(401);
+  });
+});
+
+describe('limits', () => {
+  test('a body of 256 KiB is read, one byte more → 413 (C8)', async () => {
+    const text = JSON.stringify(paymentOf(portal));
+    expect((await client.create(text + ' '.repeat(256 * KIB - text.length))).status).toBe(200);
+    expectTransport(await client.create(text + ' '.repeat(256 * KIB - text.length + 1)), 413);
+  });
+
+  test('413 also for a body without a length', async () => {
+    const chunk = `${(64 * KIB).toString(16)}\r\n${' '.repeat(64 * KIB)}\r\n`;
+    const answer = await raw(
+      `${head('POST', PAYMENTS, ['content-type: application/json', 'transfer-encoding: chunked', 'connection: close'])}${chunk.repeat(5)}0\r\n\r\n`,
+    );
+    expectTransport(answer, 413);
+  });
+
+  test('headers of more than 8 KiB → 431', async () => {
+    expectTransport(await raw(head('GET', PAYMENTS, [`x-long: ${'x'.repeat(9 * KIB)}`])), 431);
+  });
+
+  test('more than 64 headers → 431: none is dropped without a word, an Idempotency-Key least of all', async () => {
+    const count = async (headers: number) =>
+      client.create(paymentOf(portal), {
+        headers: {
+          ...Object.fromEntries(Array.from({ length: headers }, (_, index) => [`x-${index}`, '1'])),
+          'idempotency-key': `last of ${headers}`,
+        },
+      });
+    expectTransport(await count(80), 431);
+    const first = await count(50);
+    expect([first.status, (await service.services.pool.query('select from idempotency_key')).rowCount]).toEqual([200, 1]);
+  });
+
+  test('a body that does not come → 408', async () => {
+    expectTransport(await raw(head('POST', PAYMENTS, ['content-type: application/json', 'content-length: 100']), { dripMs: 200 }), 408);
+  });
+  test('headers that do not end → 408', async () => {
+    expectTransport(await raw(`GET ${PAYMENTS} HTTP/1.1\r\nhost: test\r\nx-slow: `, { dripMs: 200 }), 408);
+  });
+
+  test.each([
+    ['not HTTP', 'hello\r\n\r\n'],
+    ['a wrong length', `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ncontent-length: x\r\n\r\n`],
+    [
+      'a length and chunks (request smuggling)',
+      `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n`,
+    ],
+    ['no Host', `GET ${PAYMENTS} HTTP/1.1\r\nauthorization: x\r\n\r\n`],
+    ['two lengths', `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\n{}  `],
+    ['a bare line feed in a header', `GET ${PAYMENTS} HTTP/1.1\r\nhost: test\r\nx: a\nauthorization: x\r\n\r\n`],
+  ])('%s → 400 and the connection is closed', async (_, text) => {
+    const answer = await raw(text);
+    expectTransport(answer, 400);
+    expect(answer.headers.connection).toBe('close');
+  });
+});
+
+describe('headers of every answer', () => {
+  test('X-Request-Id: the caller’s when it looks like an id, else a new one', async () => {
+    for (const given of ['abc-123', '018f0000-0000-7000-8000-00000000dead', 'a.b:c_d', 'x'.repeat(64)])
+      expect((await client.list({}, { headers: { 'x-request-id': given } })).headers['x-request-id']).toBe(given);
+    const drawn = new Set<string | undefined>();
+    for (const given of [undefined, '', 'x'.repeat(65), 'a b', 'é', '<script>', 'a\tb']) {
+      const id = (await client.list({}, given === undefined ? {} : { headers: { 'x-request-id': given } })).headers['x-request-id'];
+      expect(id).toMatch(UUID_V7);
+      drawn.add(id);
+    }
+    expect(drawn.size).toBe(7);
+  });
+
+  test('no-store, nosniff, charset, and nothing about what runs here', async () => {
+    const { id } = await client.created(paymentOf(portal));
+    const answers = [
+      await client.find(id),
+      await client.find(STRANGER),
+      await service.anonymous.list(),
+      await client.get('/nothing'),
+      await client.create('{'),
+      await client.send('PUT', PAYMENTS),
+    ];
+    for (const { status, headers } of answers) {
+      expect([status, headers['cache-control'], headers['x-content-type-options'], headers['content-type']]).toEqual([
+        status,
+        'no-store',
+        'nosniff',
+        'application/json; charset=utf-8',
+      ]);
+      expect(headers['x-request-id']).toMatch(UUID_V7);
+      expect(headers['x-powered-by']).toBeUndefined();
+      expect(headers.server).toBeUndefined();
+      expect(headers['set-cookie']).toBeUndefined();
+      expect(headers['access-control-allow-origin']).toBeUndefined();
+    }
+  });
+});
+
+describe('what never leaves', () => {
+  const number = CARD.approved.replaceAll(' ', '');
+  test.each<[string, string]>([
+    ['malformed JSON', `{"paymentMethod":{"cardNumber":"${number}","cvv":"946"`],
+    ['a card number as a key', `{"${number}":1`],
+    ['an invalid card number', JSON.stringify({ paymentMethod: { type: 'card', cardNumber: '4242424242424241', cvv: '94x' } })],
+    [
+      'a card in a description',
+      JSON.stringify({ ...paymentOf(STRANGER), lineItems: [{ amountCents: 10_000, referenceId: number, description: `pay ${number}` }] }),
+    ],
+    ['a card in a field that is not ours', JSON.stringify({ [`x${number}`]: number })],
+    ['a card as the type', JSON.stringify({ ...paymentOf(STRANGER), paymentMethod: { ...card(), type: number } })],
+    ['a card as a token', JSON.stringify({ ...paymentOf(STRANGER), paymentMethod: { type: 'card_token', token: number } })],
+    ['a card as the portal', JSON.stringify({ ...paymentOf(number) })],
+    ['a card as the currency', JSON.stringify({ ...paymentOf(STRANGER), currency: number })],
+  ])('the card number of a request that is refused: %s', async (_, body) => {
+    const before = service.log.length;
+    const answer = await client.create(body);
+    expect([answer.status, answer.code]).toEqual([400, 'VALIDATION_ERROR']);
+    expect(answer.text).not.toMatch(/424242424242|946/);
+    expect(answer.text).not.toMatch(INSIDE);
+    const id = answer.headers['x-request-id']!;
+    await eventually(() => service.log.slice(before).some((line) => line.includes(id)));
+    expect(service.log.slice(before).join('')).not.toMatch(/424242424242|\[card\]|"946"/);
+  });
+
+  test('a card number in a path, a query, a key or a request id is not logged', async () => {
+    const before = service.log.length;
+    await client.find(number);
+    await client.list({ status: number });
+    await client.get(`/${number}`);
+    await client.create('{', { key: number, headers: { 'x-request-id': number } });
+    await client.refund(number, '{');
+    await client.list();
+    await eventually(() => service.log.slice(before).filter((line) => line.includes('"answered"')).length >= 6);
+    expect(service.log.slice(before).join('')).not.toMatch(/424242424242|\[card\]/);
+  });
+
+  test('card data, credentials and idempotency keys of what went well', async () => {
+    await client.created(paymentOf(portal, { payer: { email: 'ada@example.com' } }), { key: 'a-key-of-the-partner' });
+    await client.create(paymentOf(portal, { number: CARD.declined }));
+    const all = service.log.join('');
+    expect(all).not.toMatch(/424242|4000000000|\[card\]|pc_test_|a-key-of-the-partner|ada@example/);
+    expect(service.logLines().every(({ level }) => level < 50)).toBe(true);
+  });
+});
+
+describe('the document (OpenAPI 3.1)', () => {
+  test('names every endpoint of the specification, and no other', () => {
+    const operations = Object.entries(service.judge.document.paths).flatMap(([path, methods]) =>
+      Object.keys(methods).map((method) => `${method.toUpperCase()} ${path}`),
+    );
+    expect(operations.filter((operation) => operation.includes('/api/partner/')).sort()).toEqual(
+      [
+        `GET ${PAYMENTS}`,
+        `GET ${PAYMENTS}/{id}`,
+        `GET ${PARTNER}/fees/quote`,
+        `POST ${PAYMENTS}`,
+        `POST ${PAYMENTS}/{id}/capture`,
+        `POST ${PAYMENTS}/{id}/refund`,
+        `POST ${PAYMENTS}/{id}/void`,
+        `POST ${PARTNER}/auth/token`,
+        `POST ${PARTNER}/vault`,
+      ].sort(),
+    );
+    expect(service.judge.document.openapi).toMatch(/^3\.1\./);
+  });
+  test('every reference leads somewhere', () => {
+    const text = JSON.stringify(service.judge.document);
+    for (const [, name] of text.matchAll(/"#\/components\/schemas\/([^"]+)"/g))
+      expect(Object.keys(service.judge.document.components.schemas)).toContain(name);
+  });
+});
