@@ -6,7 +6,7 @@
  * The lock would make single appends slow; so everything that waits while a batch is on its way goes into the next one: many appends, one commit.
  */
 import { systemClock, within, type Clock } from '#kernel';
-import { createPool, isUnavailable, type Client, type Migration, type Pool } from '#platform';
+import { ALL_AS_TEXT, createPool, isUnavailable, type Client, type Migration, type Pool } from '#platform';
 import { beyondTheEnd, deserialise, numericPosition, positionNumber, serialise, type Serialised } from './codec.js';
 import { followPages, type Page } from './following.js';
 import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Expected, type Position, type Recorded } from './event-store.js';
@@ -501,9 +501,6 @@ const appendQuery = (appends: readonly Append[]) => {
 
 // ---- reads
 
-/** Columns as text, parsed here: the driver's parsers would make Dates that drop microseconds and parse JSON that a filter throws away. */
-const AS_TEXT = { getTypeParser: () => (value: string) => value } as unknown as import('pg').CustomTypesConfig;
-
 const COLUMNS = `e.position, e.stream_id, e.revision, e.event_id, e.type, e.data, e.meta, (extract(epoch from e.stored_at) * 1000)::bigint`;
 
 type EventRow = [position: string, stream: string, revision: string, id: string, type: string, data: string, meta: string, storedAtMs: string];
@@ -583,7 +580,7 @@ class Reads {
     for (let tries = 0; ; tries++) {
       try {
         return await withClient(this.pool, async (client) => {
-          const query = client.query<Row>({ name, text, values, rowMode: 'array', types: AS_TEXT });
+          const query = client.query<Row>({ name, text, values, rowMode: 'array', types: ALL_AS_TEXT });
           return (await within(this.clock, READ_TIMEOUT_MS, query, () => new Error('Postgres did not answer: read timeout'))).rows;
         });
       } catch (error) {
