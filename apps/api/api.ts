@@ -1,4 +1,5 @@
 /** The HTTP service: Nest on Fastify with the partner endpoints, health and the OpenAPI document. Composition only. */
+import type { Server } from 'node:http';
 import { type DynamicModule, Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
 import { CqrsModule } from '@nestjs/cqrs';
@@ -50,9 +51,15 @@ export interface Api {
   readonly app: NestFastifyApplication;
   readonly health: Health;
   listen(port: number, host: string): Promise<string>;
-  /** Stops accepting, finishes what is in flight. */
-  close(): Promise<void>;
+  /**
+   * Stops accepting, finishes what is in flight. Clients that keep their connections are told to leave with their next answer; they have `lingerMs` to come for
+   * it, so that none has its connection closed just as it writes to it.
+   */
+  close(lingerMs?: number): Promise<void>;
 }
+
+const LINGER_POLL_MS = 25;
+const CLOSE_IDLE_EVERY_MS = 250;
 
 export const createApi = async (parts: ApiParts): Promise<Api> => {
   const { log, clock } = parts;
@@ -62,6 +69,10 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     now: () => clock.now(),
     ...(parts.onAnswer ? { onAnswer: parts.onAnswer } : {}),
     ...(parts.timeouts ? { timeouts: parts.timeouts } : {}),
+  });
+  adapter.getInstance<FastifyInstance>().addHook('onSend', (_request, reply, payload, done) => {
+    if (health.draining) void reply.header('connection', 'close');
+    done(null, payload);
   });
   const routes: { method: string; url: string }[] = [];
   adapter.getInstance<FastifyInstance>().addHook('onRoute', ({ method, url }) => {
@@ -84,6 +95,15 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
       const { address, port: bound, family } = app.getHttpServer().address() as { address: string; port: number; family: string };
       return `http://${family === 'IPv6' ? `[${address}]` : address}:${bound}`;
     },
-    close: () => app.close(),
+    close: async (lingerMs = 0) => {
+      health.drain();
+      const server = app.getHttpServer();
+      for (let waited = 0; waited < lingerMs && (await connectionsOf(server)) > 0; waited += LINGER_POLL_MS) await clock.sleep(LINGER_POLL_MS);
+      // A connection whose answer had its headers before the drain began is idle afterwards, and would hold the server for a minute.
+      const closeIdle = setInterval(() => server.closeIdleConnections(), CLOSE_IDLE_EVERY_MS);
+      await app.close().finally(() => clearInterval(closeIdle));
+    },
   };
 };
+
+const connectionsOf = (server: Server): Promise<number> => new Promise((tell) => server.getConnections((error, count) => tell(error ? 0 : count)));

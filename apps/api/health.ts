@@ -14,7 +14,7 @@ const MAX_LOOP_DELAY_MS = 2_000;
 const CHECK_TIMEOUT_MS = 2_000;
 
 export class Health {
-  private draining = false;
+  private leaving = false;
   private readonly loop = monitorEventLoopDelay({ resolution: 100 });
 
   constructor(
@@ -26,7 +26,11 @@ export class Health {
 
   /** From now on not ready: a load balancer sends nothing new. */
   drain(): void {
-    this.draining = true;
+    this.leaving = true;
+  }
+
+  get draining(): boolean {
+    return this.leaving;
   }
 
   live(): HealthReport {

@@ -1,5 +1,5 @@
 /** The role `api`: partner endpoints over the configured stores. */
-import { createMetrics, drained, runRole } from '../lifecycle.js';
+import { createMetrics, drained, LINGER_MS, runRole } from '../lifecycle.js';
 import { openKeys, openServices, requirePlaces } from '../services.js';
 import { createApi } from './api.js';
 
@@ -13,7 +13,7 @@ runRole('api', async (config, log) => {
   return {
     drain: () => api.health.drain(),
     stop: async () => {
-      await drained(api.close());
+      await drained(api.close(LINGER_MS));
       metricsServer.close();
       await services.close();
     },

@@ -36,6 +36,6 @@ export const batched = <Item, Result>(
     new Promise<Result>((resolve, reject) => {
       queue.push({ item, resolve, reject });
       // After this turn of the event loop: requests that were read together are asked together.
-      if (queue.length === 1) queueMicrotask(pump);
+      if (queue.length === 1) setImmediate(pump);
     });
 };

@@ -26,8 +26,18 @@ const formatUuid = (bytes: Uint8Array): string => {
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`;
 };
 
+/** Randomness is drawn in pieces: a system call for every id would cost more than the id. No byte is used twice. */
+const POOL_BYTES = 4_096;
+let pool = Buffer.alloc(0);
+const drawBytes = (count: number): Uint8Array => {
+  if (pool.length < count) pool = randomBytes(POOL_BYTES);
+  const drawn = pool.subarray(0, count);
+  pool = pool.subarray(count);
+  return drawn;
+};
+
 /** UUID v7 (RFC 9562): 48 bits of time, 74 random bits. */
-export const uuidV7 = (epochMs: number, random: Uint8Array = randomBytes(16)): string => {
+export const uuidV7 = (epochMs: number, random: Uint8Array = drawBytes(16)): string => {
   const bytes = Uint8Array.from(random);
   for (let index = 0; index < 6; index++) bytes[index] = Math.floor(epochMs / 2 ** (8 * (5 - index))) % 256;
   bytes[6] = (bytes[6]! & 0x0f) | 0x70;

@@ -3,8 +3,8 @@ import { Controller, Inject, Post, Req, Res } from '@nestjs/common';
 import { ApiOperation, ApiSecurity, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { type AuthenticationDeps, exchange } from '#accounts';
-import { headerLines, parseStrictJson, refuseOtherContentTypes, successAnswer } from '#platform/http';
-import { answer, Answers, AUTHENTICATION } from './http.js';
+import { headerLines, parseStrictJson, refuseOtherContentTypes, sendAnswer, successAnswer } from '#platform/http';
+import { Answers, AUTHENTICATION } from './http.js';
 import { AccessTokenGrant } from './resources.js';
 
 @ApiTags('Authentication')
@@ -21,6 +21,6 @@ export class AuthController {
     const bytes = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
     refuseOtherContentTypes(request.headers['content-type'], request.headers['content-encoding'], bytes);
     parseStrictJson(bytes, { emptyIsObject: true });
-    answer(reply, successAnswer(grant));
+    sendAnswer(reply, successAnswer(grant));
   }
 }

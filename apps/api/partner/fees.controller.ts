@@ -5,8 +5,8 @@ import { ApiOperation, ApiQuery, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply } from 'fastify';
 import type { Caller } from '#accounts';
 import { QuoteFee } from '#payments';
-import { successAnswer } from '#platform/http';
-import { answer, Answers, CallerOf, Partner } from './http.js';
+import { sendAnswer, successAnswer } from '#platform/http';
+import { Answers, CallerOf, Partner } from './http.js';
 import { quoteQueryOf } from './requests.js';
 import { FeeQuote } from './resources.js';
 
@@ -23,6 +23,6 @@ export class FeesController {
   @Answers({ result: FeeQuote, errors: [] })
   async quote(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
     const { portalId, amountCents } = quoteQueryOf(query);
-    answer(reply, successAnswer(await this.queries.execute(new QuoteFee(caller.accountId, portalId, amountCents))));
+    sendAnswer(reply, successAnswer(await this.queries.execute(new QuoteFee(caller.accountId, portalId, amountCents))));
   }
 }

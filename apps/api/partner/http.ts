@@ -10,10 +10,12 @@ import {
   UseGuards,
 } from '@nestjs/common';
 import { ApiBody, ApiHeader, ApiResponse, ApiSecurity } from '@nestjs/swagger';
-import type { FastifyReply, FastifyRequest } from 'fastify';
+import type { FastifyRequest } from 'fastify';
 import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
-import { canonicalJson } from '#kernel';
-import { type Answer, headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes, sendAnswer } from '#platform/http';
+import { AuthenticationError, canonicalJson, ServiceError } from '#kernel';
+import type { Received } from '#payments';
+import { isUnavailable } from '#platform';
+import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
 import { ErrorEnvelope } from './resources.js';
 
 export const AUTHENTICATION = Symbol('authentication');
@@ -26,10 +28,29 @@ export class AuthGuard implements CanActivate {
 
   async canActivate(context: ExecutionContext): Promise<boolean> {
     const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
-    request.caller = await authenticate(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
+    try {
+      request.caller = await authenticate(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
+    } catch (error) {
+      // The directory is away, and the keys most likely with it. To a request with a key a bare 500 would say that it may have begun (C16, C19).
+      if (
+        !(error instanceof AuthenticationError || error instanceof ServiceError) &&
+        isUnavailable(error) &&
+        headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0
+      )
+        throw idempotencyUnavailable();
+      throw error;
+    }
     return true;
   }
 }
+
+const idempotencyUnavailable = () =>
+  new ServiceError(
+    'IDEMPOTENCY_UNAVAILABLE',
+    'Requests with an Idempotency-Key cannot be processed safely at the moment; nothing was charged or refunded.',
+    {},
+    { retryAfterSeconds: 1 },
+  );
 
 /** Who asks. */
 export const CallerOf = createParamDecorator(
@@ -42,7 +63,6 @@ export interface PartnerRequest {
   /** Method, path and canonical body, for the fingerprint of a key (C13). */
   readonly fingerprintText: string;
   readonly requestId: string;
-  readonly reply: FastifyReply;
 }
 
 /** Steps 3 and 4 of contract §2: the JSON object, then the key's syntax. */
@@ -56,7 +76,6 @@ export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { empt
     idempotencyKey: idempotencyKeyOf(request.raw.rawHeaders),
     fingerprintText: fingerprintText(request.method, request.url.split('?')[0]!, body),
     requestId: String(request.id),
-    reply: context.switchToHttp().getResponse<FastifyReply>(),
   };
 });
 
@@ -69,8 +88,12 @@ export const fingerprintText = (method: string, path: string, body: JsonObject):
   return `${method}\n${path}\n${canonicalJson({ ...body, paymentMethod: instrument })}`;
 };
 
-/** Sends bytes that were made once, for the caller and for the key alike. */
-export const answer = (reply: FastifyReply, bytes: Answer): void => sendAnswer(reply, bytes);
+/** How the request came, for those who answer it once. */
+export const receivedOf = ({ idempotencyKey, fingerprintText, requestId }: PartnerRequest): Received => ({
+  idempotencyKey,
+  fingerprintText,
+  requestId,
+});
 
 /** What every partner endpoint has in common. POSTs answer 200 (C71). */
 export const Partner = (): MethodDecorator & ClassDecorator =>

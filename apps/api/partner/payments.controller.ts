@@ -5,8 +5,8 @@ import { ApiOperation, ApiParam, ApiQuery, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply } from 'fastify';
 import type { Caller } from '#accounts';
 import { ChargePayment, FindPayment, ListPayments, type PaymentStatus, ReversePayment } from '#payments';
-import { type Answer, successAnswer, validated } from '#platform/http';
-import { answer, Answers, CallerOf, Partner, type PartnerRequest, RequestOf } from './http.js';
+import { type Answer, sendAnswer, successAnswer, validated } from '#platform/http';
+import { Answers, CallerOf, Partner, type PartnerRequest, receivedOf, RequestOf } from './http.js';
 import { chargeRequestOf, CreatePaymentRequest, instantOf, listQueryOf, refuseAmount, RefundRequest, VoidRequest } from './requests.js';
 import { Payment, PaymentPage, RefundResult, VoidResult } from './resources.js';
 
@@ -22,10 +22,9 @@ export class PaymentsController {
   @Post()
   @ApiOperation({ summary: 'Create a payment', operationId: 'createPayment' })
   @Answers({ result: Payment, errors: [402, 409, 422, 429, 501, 502, 503, 504], body: CreatePaymentRequest, keyed: true })
-  async create(@CallerOf() caller: Caller, @RequestOf({}) request: PartnerRequest): Promise<void> {
+  async create(@CallerOf() caller: Caller, @RequestOf({}) request: PartnerRequest, @Res() reply: FastifyReply): Promise<void> {
     const charge = chargeRequestOf(caller.accountId, request.body);
-    const { idempotencyKey, fingerprintText, requestId, reply } = request;
-    answer(reply, await this.commands.execute(new ChargePayment(charge, { idempotencyKey, fingerprintText, requestId })));
+    sendAnswer(reply, await this.commands.execute(new ChargePayment(charge, receivedOf(request))));
   }
 
   @Get(':id')
@@ -33,7 +32,7 @@ export class PaymentsController {
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
   @Answers({ result: Payment, errors: [404] })
   async find(@CallerOf() caller: Caller, @Param('id') id: string, @Res() reply: FastifyReply): Promise<void> {
-    answer(reply, successAnswer(await this.queries.execute(new FindPayment(caller.accountId, id))));
+    sendAnswer(reply, successAnswer(await this.queries.execute(new FindPayment(caller.accountId, id))));
   }
 
   @Get()
@@ -57,18 +56,23 @@ export class PaymentsController {
       new ListPayments(caller.accountId, filters, cursor ?? null, limit === undefined ? null : Number(limit)),
     );
     void reply.header('ledger-position', ledger.position ?? '').header('ledger-lag', String(ledger.lag));
-    answer(reply, successAnswer(page));
+    sendAnswer(reply, successAnswer(page));
   }
 
   @Post(':id/refund')
   @ApiOperation({ summary: 'Refund a payment in full or in part', operationId: 'refundPayment' })
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
   @Answers({ result: RefundResult, errors: [404, 409, 422, 502, 503, 504], body: RefundRequest, keyed: true })
-  async refund(@CallerOf() caller: Caller, @Param('id') id: string, @RequestOf({ emptyIsObject: true }) request: PartnerRequest): Promise<void> {
+  async refund(
+    @CallerOf() caller: Caller,
+    @Param('id') id: string,
+    @RequestOf({ emptyIsObject: true }) request: PartnerRequest,
+    @Res() reply: FastifyReply,
+  ): Promise<void> {
     refuseAmount(request.body);
     const { amountCents, feeType, reason } = validated(RefundRequest, request.body);
-    answer(
-      request.reply,
+    sendAnswer(
+      reply,
       await this.reverse(caller, id, request, {
         operation: 'refund',
         amountCents: amountCents ?? null,
@@ -82,13 +86,15 @@ export class PaymentsController {
   @ApiOperation({ summary: 'Void a payment before its batch settles', operationId: 'voidPayment' })
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
   @Answers({ result: VoidResult, errors: [404, 409, 422, 502, 503, 504], body: VoidRequest, keyed: true })
-  async void(@CallerOf() caller: Caller, @Param('id') id: string, @RequestOf({ emptyIsObject: true }) request: PartnerRequest): Promise<void> {
+  async void(
+    @CallerOf() caller: Caller,
+    @Param('id') id: string,
+    @RequestOf({ emptyIsObject: true }) request: PartnerRequest,
+    @Res() reply: FastifyReply,
+  ): Promise<void> {
     refuseAmount(request.body);
     const { reason } = validated(VoidRequest, request.body);
-    answer(
-      request.reply,
-      await this.reverse(caller, id, request, { operation: 'void', amountCents: null, includeFee: true, reason: reason ?? null }),
-    );
+    sendAnswer(reply, await this.reverse(caller, id, request, { operation: 'void', amountCents: null, includeFee: true, reason: reason ?? null }));
   }
 
   private reverse(
@@ -97,9 +103,6 @@ export class PaymentsController {
     request: PartnerRequest,
     asked: Pick<ReversePayment['request'], 'operation' | 'amountCents' | 'includeFee' | 'reason'>,
   ): Promise<Answer> {
-    const { idempotencyKey, fingerprintText, requestId } = request;
-    return this.commands.execute(
-      new ReversePayment({ ...asked, paymentId, accountId, initiatedBy: 'partner' }, { idempotencyKey, fingerprintText, requestId }),
-    );
+    return this.commands.execute(new ReversePayment({ ...asked, paymentId, accountId, initiatedBy: 'partner' }, receivedOf(request)));
   }
 }

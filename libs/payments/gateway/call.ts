@@ -28,6 +28,6 @@ export const bounded = async <T>(clock: Clock, ms: number, call: (signal: AbortS
   try {
     return await Promise.race([call(abort.signal), late]);
   } finally {
-    timer.abort();
+    timer.abort('done');
   }
 };
