@@ -1,0 +1,491 @@
+/** Recovery (recovery.md 2.3, gateway.md 3): fence, finalise every reference, undo, record; and never decide by running out of tries. */
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import fc from 'fast-check';
+import { createPool, migrate, type Pool, transaction } from '#platform';
+import { eventually } from '../../test/support/eventually.js';
+import {
+  away,
+  type Asked,
+  CARDS,
+  COMBINED,
+  FEE,
+  type Ground,
+  type House,
+  openGround,
+  openHouse,
+  referencesIn,
+  refused,
+  unheard,
+} from '../../test/support/payments.js';
+import { freshDatabase } from '../../test/support/postgres.js';
+import { FindPaymentHandler, FindPayment } from './commands.js';
+import { paymentListMigration, paymentListModel } from './list.js';
+import { postgresRecoveryWork, recoveryMigration } from './recovery.js';
+
+let ground: Ground;
+let house: House;
+beforeAll(async () => {
+  ground = await openGround();
+});
+afterAll(() => ground.close());
+beforeEach(async () => {
+  house = await openHouse(ground);
+});
+afterEach(() => ground.bank.clearFaults());
+
+const MINUTE = 60_000;
+const CUT = { answer: 'cut' } as const;
+const NOT_SENT = { effect: false, answer: 'cut' } as const;
+
+/** A charge whose request ended without knowing. */
+const unknown = async (asked: Asked = { card: CARDS.unreadable }) => {
+  const paymentId = house.ids.uuid();
+  expect((await refused(house.charge(asked, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+  return paymentId;
+};
+const resolve = (paymentId: string) => {
+  house.clock.advance(MINUTE);
+  return house.recovery.resolve(paymentId);
+};
+const staffTask = async (paymentId: string) => {
+  const tasks = [];
+  for await (const event of house.store.read(`staff-task-${paymentId}`)) tasks.push(event);
+  return tasks;
+};
+const expectFinalised = async (paymentId: string) => {
+  const atBank = new Set((await house.truth()).map(({ ref }) => ref));
+  for (const reference of referencesIn(await house.events(paymentId))) expect(atBank).toContain(reference);
+};
+
+describe('a charge', () => {
+  test('a leg stands → undone under its reversal reference → voided, captured 0', async () => {
+    const id = await unknown({ ...(await armed('charge', 'fee', CUT)) });
+    expect(await house.balance()).toBe(10_325);
+    expect(await resolve(id)).toBe('resolved');
+    expect(await house.view(id)).toMatchObject({ status: 'voided', capturedAmountCents: 0, refundedAmountCents: 0, confirmationNumber: null });
+    expect(await house.history(id)).toEqual(['PaymentInitiated', 'PaymentOutcomeUnknown', 'ReconciliationStarted', 'PaymentVoided', 'PaymentVoided']);
+    const voids = (await house.truth()).filter(({ op }) => op === 'void');
+    expect(voids.map(({ leg, askedBy, amountCents }) => [leg, askedBy, amountCents])).toEqual([
+      ['principal', 'reversal', 10_000],
+      ['fee', 'reversal', 325],
+    ]);
+    expect(await house.balance()).toBe(0);
+  });
+  test('never executed, every reference finalised → voided, and no reference is good for anything any more (C61)', async () => {
+    const id = await unknown({ card: CARDS.neverReached });
+    expect(await resolve(id)).toBe('resolved');
+    expect(await house.view(id)).toMatchObject({ status: 'voided', capturedAmountCents: 0 });
+    expect(referencesIn(await house.events(id))).toHaveLength(4);
+    await expectFinalised(id);
+  });
+  test('a leg that was never sent is not started: the fee is not charged by recovery (C61)', async () => {
+    const id = await unknown();
+    expect(await resolve(id)).toBe('resolved');
+    expect((await house.truth()).filter(({ op }) => op === 'charge').map(({ leg }) => leg)).toEqual(['principal']);
+    expect((await house.truth()).filter(({ op }) => op === 'tombstone')).toHaveLength(2);
+  });
+  test('declined → failed', async () => {
+    const id = await unknown({ card: CARDS.insufficientFunds, ...(await armed('charge', 'principal', CUT)) });
+    expect(await resolve(id)).toBe('resolved');
+    expect(await house.view(id)).toMatchObject({ status: 'failed', capturedAmountCents: 0 });
+    expect((await house.history(id)).at(-1)).toBe('PaymentDeclined');
+  });
+  test('combined: one leg, one reversal', async () => {
+    house = await openHouse(ground, COMBINED);
+    const id = await unknown();
+    expect(await resolve(id)).toBe('resolved');
+    expect([(await house.view(id)).status, await house.balance(), (await house.truth()).filter(({ op }) => op === 'void').length]).toEqual([
+      'voided',
+      0,
+      1,
+    ]);
+  });
+  test.each([
+    ['every leg settled', { card: CARDS.settlesAtOnce }, 'principal', 10_000],
+    ['only the fee could not be undone', {}, 'fee', 325],
+  ] as const)('%s → a task for staff, and the payment stays unknown, for ever if need be (C29)', async (_, asked, leg, held) => {
+    await ground.bank.arm({ match: { call: 'charge', leg }, ...CUT });
+    const id = await unknown(asked);
+    if (leg === 'fee') {
+      // Somebody at the processor took the fee into a batch of its own.
+      house.calls.after('void.principal', () => ground.bank.closeBatches());
+    }
+    for (let round = 0; round < 3; round++) {
+      expect(await resolve(id)).toBe('staff');
+      expect(await house.view(id)).toMatchObject({ status: 'unknown', capturedAmountCents: 0 });
+    }
+    const tasks = await staffTask(id);
+    expect(tasks).toHaveLength(1);
+    expect(tasks[0]).toMatchObject({
+      type: 'StaffTaskRaised',
+      data: { paymentId: id, reason: 'charge_cannot_be_undone', legs: [{ leg, why: 'already_settled', transactionId: expect.any(String) }] },
+    });
+    expect(await house.balance()).toBe(held);
+    expect(await house.history(id)).not.toContain('PaymentCreated');
+  });
+  test.each([
+    ['finalize does not answer', 'finalize', NOT_SENT],
+    ['finalize answers rubbish', 'finalize', { answer: 'missing_fields' }],
+    ['finalize answers for another reference', 'finalize', { answer: 'other_reference' }],
+    ['the reversal does not answer', 'void', NOT_SENT],
+    ['the reversal is lost after its effect', 'void', CUT],
+    ['the reversal is refused for now', 'void', { answer: 'disabled' }],
+  ] as const)('%s → stays unknown, and the next round goes on where this one ended', async (_, call, fault) => {
+    const id = await unknown();
+    await ground.bank.arm({ match: { call }, ...fault });
+    expect(await resolve(id)).toBe('open');
+    expect((await house.view(id)).status).toBe('unknown');
+    expect(await resolve(id)).toBe('resolved');
+    expect([(await house.view(id)).status, await house.balance()]).toEqual(['voided', 0]);
+    expect((await house.truth()).filter(({ op, result }) => op === 'void' && result === 'approved')).toHaveLength(1);
+  });
+  test('the gateway cannot tell, ever → unknown, ever; nothing is undone on a guess', async () => {
+    const id = await unknown({ card: CARDS.cannotTell });
+    for (let round = 0; round < 3; round++) expect(await resolve(id)).toBe('open');
+    expect([(await house.view(id)).status, await house.balance()]).toEqual(['unknown', 10_000]);
+  });
+  test('without the gateway’s credentials it stays open (C68)', async () => {
+    const id = await unknown();
+    house.setCredentials(false);
+    expect(await resolve(id)).toBe('open');
+    house.setCredentials(true);
+    expect(await resolve(id)).toBe('resolved');
+  });
+  test('the process died between the legs → the principal is undone (C41)', async () => {
+    const paymentId = house.ids.uuid();
+    house.calls.before('charge.fee', () => new Promise(() => undefined));
+    void house.charge({}, paymentId).catch(() => undefined);
+    await eventually(async () => (await house.balance()) === 10_000);
+    expect((await house.view(paymentId)).status).toBe('pending');
+    expect(await resolve(paymentId)).toBe('resolved');
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+  });
+  test('younger than 60 s it is left to its request', async () => {
+    const id = await unknown();
+    house.clock.advance(MINUTE - 2_000);
+    expect(await house.recovery.resolve(id)).toBe('open');
+    expect(await house.history(id)).not.toContain('ReconciliationStarted');
+  });
+  test('what is resolved, or never was, is left alone', async () => {
+    const { id } = await house.charge();
+    expect(await resolve(id)).toBe('resolved');
+    expect(await resolve(house.ids.uuid())).toBe('resolved');
+    expect(await house.history(id)).toEqual(['PaymentInitiated', 'PaymentCreated']);
+  });
+  test('whoever reads an open payment after 60 s sets recovery off, and is answered from the stream (2.3)', async () => {
+    const id = await unknown();
+    const handler = new FindPaymentHandler(house.services);
+    const find = () => handler.execute(new FindPayment(house.accountId, id));
+    expect((await find()).status).toBe('unknown');
+    await new Promise((turn) => setTimeout(turn, 100));
+    expect(await house.history(id)).not.toContain('ReconciliationStarted');
+    house.clock.advance(MINUTE);
+    expect((await find()).status).toBe('unknown');
+    await eventually(async () => (await find()).status === 'voided');
+  });
+});
+
+describe('a refund or void', () => {
+  const open = async (fault: Parameters<Ground['bank']['arm']>[0], reverse: (id: string) => Promise<unknown>, asked: Asked = {}) => {
+    const { id } = await house.charge(asked);
+    await ground.bank.arm(fault);
+    await refused(reverse(id));
+    return id;
+  };
+  const last = async (id: string) => {
+    const state = await house.state(id);
+    if (state.phase !== 'charged') throw new Error('not charged');
+    return state.attempts.at(-1)!;
+  };
+  test.each([
+    ['executed', CUT, 'completed', 9_325],
+    ['never executed', NOT_SENT, 'never_executed', 10_325],
+  ] as const)('%s → recorded so; every reference finalised', async (_, fault, outcome, left) => {
+    const id = await open({ match: { call: 'void' }, ...fault }, (payment) => house.refund(payment, { amountCents: 1_000 }));
+    expect(await resolve(id)).toBe('resolved');
+    expect((await last(id)).ended).toMatchObject({ outcome });
+    expect(await house.balance()).toBe(left);
+    await expectFinalisedAttempt(id);
+  });
+  test('the first leg was executed, the second never sent → partial; recovery sends nothing (C61)', async () => {
+    const id = await open({ match: { call: 'void', leg: 'principal' }, ...CUT }, (payment) => house.refund(payment, { includeFee: true }));
+    const sent = (await house.truth()).filter(({ op }) => op === 'void' || op === 'refund').length;
+    expect(await resolve(id)).toBe('resolved');
+    expect((await last(id)).ended).toMatchObject({ outcome: 'partial', amountCents: 10_000 });
+    expect((await house.truth()).filter(({ op }) => op === 'void' || op === 'refund')).toHaveLength(sent);
+    await expectFinalisedAttempt(id);
+  });
+  test('a void that the gateway had rejected → rejected', async () => {
+    const id = await open({ match: { call: 'void' }, ...CUT }, (payment) => house.void(payment), { card: CARDS.voidRejected });
+    expect(await resolve(id)).toBe('resolved');
+    expect((await last(id)).ended).toMatchObject({ outcome: 'rejected', amountCents: 0 });
+  });
+  test('the switch: the void was rejected, the refund executed → completed, a refund (C24)', async () => {
+    const { id } = await house.charge();
+    await house.settle();
+    await ground.bank.arm({ match: { call: 'refund' }, ...CUT });
+    expect((await refused(house.refund(id, { amountCents: 1_000 }))).code).toBe('PAYMENT_TIMEOUT');
+    expect(await resolve(id)).toBe('resolved');
+    expect((await last(id)).ended).toMatchObject({ outcome: 'completed', reversalType: 'refund', amountCents: 1_000 });
+    expect(await house.balance()).toBe(9_325);
+  });
+  test('cannot be told → stays open', async () => {
+    const id = await open({ match: { call: 'void' }, ...CUT }, (payment) => house.refund(payment, { amountCents: 1_000 }));
+    await ground.bank.arm({ match: { call: 'finalize' }, effect: false, answer: 'cut' });
+    expect(await resolve(id)).toBe('open');
+    expect((await last(id)).ended).toBeNull();
+    expect(await resolve(id)).toBe('resolved');
+    expect((await last(id)).ended).toMatchObject({ outcome: 'completed' });
+  });
+  const expectFinalisedAttempt = async (id: string) => {
+    const atBank = new Set((await house.truth()).map(({ ref }) => ref));
+    for (const { references } of (await last(id)).legs) for (const reference of Object.values(references)) expect(atBank).toContain(reference);
+  };
+});
+
+describe('two recoveries at once, and recovery that is interrupted', () => {
+  test.each(['charge', 'refund'])('of a %s: one resolution', async (what) => {
+    let id: string;
+    if (what === 'charge') id = await unknown();
+    else {
+      ({ id } = await house.charge());
+      await ground.bank.arm({ match: { call: 'void' }, ...CUT });
+      await refused(house.refund(id, { amountCents: 1_000 }));
+    }
+    house.clock.advance(MINUTE);
+    const outcomes = await Promise.all(Array.from({ length: 5 }, () => house.recovery.resolve(id)));
+    expect(outcomes).toContain('resolved');
+    const history = await house.history(id);
+    expect(history.filter((type) => type === 'ReconciliationStarted')).toHaveLength(1);
+    expect(history.filter((type) => type === 'PaymentVoided')).toHaveLength(1);
+    expect((await house.truth()).filter(({ op, result }) => op === 'void' && result === 'approved')).toHaveLength(1);
+    expect(await house.recovery.resolve(id)).toBe('resolved');
+  });
+  test('a request and recovery resolve one refund at once: one resolution, told to one', async () => {
+    const { id } = await house.charge();
+    await ground.bank.arm({ match: { call: 'void' }, ...CUT });
+    await refused(house.refund(id, { amountCents: 1_000 }));
+    house.clock.advance(MINUTE);
+    const [, told] = await Promise.all([house.recovery.resolve(id), house.refund(id, { amountCents: 1_000 })]);
+    expect(told).toMatchObject({ amountCents: 1_000, remainingRefundableAmountCents: 9_325 });
+    expect(await house.balance()).toBe(9_325);
+  });
+  test.each(['ReconciliationStarted', 'PaymentVoided'])('interrupted before and after %s: the next one finishes', async (type) => {
+    for (const fail of ['failBefore', 'failAfter'] as const) {
+      const id = await unknown();
+      house.appends[fail](type, () => new Error('the process died'), 1);
+      await expect(resolve(id)).rejects.toThrow('the process died');
+      expect(await resolve(id)).toBe('resolved');
+      expect((await house.view(id)).status).toBe('voided');
+      expect((await house.history(id)).filter((one) => one === type)).toHaveLength(1);
+    }
+    expect(await house.balance()).toBe(0);
+  });
+  test.each(['finalize.charge', 'finalize.reversal', 'void.principal'])('interrupted before and after %s', async (call) => {
+    for (const when of ['before', 'after'] as const) {
+      const id = await unknown();
+      house.calls[when](call, () => Promise.reject(new Error('the process died')));
+      await expect(resolve(id)).rejects.toThrow('the process died');
+      expect((await house.view(id)).status).toBe('unknown');
+      expect(await resolve(id)).toBe('resolved');
+      expect((await house.view(id)).status).toBe('voided');
+    }
+    expect(await house.balance()).toBe(0);
+    expect((await house.truth()).filter(({ op, result }) => op === 'void' && result === 'approved')).toHaveLength(2);
+  });
+});
+
+describe('rounds', () => {
+  test('look at what is open, by the schedule: 60 s, then 2 m, 5 m, 15 m, 1 h, 6 h, daily for ever', async () => {
+    const id = await unknown({ card: CARDS.cannotTell });
+    await house.charge();
+    expect(await house.recovery.round()).toBe(0);
+    house.clock.advance(MINUTE);
+    expect(await house.recovery.round()).toBe(1);
+    const pauses = [2, 5, 15, 60, 360, 1_440, 1_440, 1_440];
+    for (const [index, minutes] of pauses.entries()) {
+      expect(house.tries.at(-1)).toMatchObject({ paymentId: id, tries: index + 1, outcome: 'open' });
+      expect(Math.abs(Date.parse(house.tries.at(-1)!.nextTryAt) - house.clock.now() - minutes * MINUTE)).toBeLessThan(5_000);
+      house.clock.advance(minutes * MINUTE - 10_000);
+      expect(await house.recovery.round()).toBe(0);
+      house.clock.advance(10_000);
+      expect(await house.recovery.round()).toBe(1);
+    }
+    expect((await house.view(id)).status).toBe('unknown');
+  });
+  test('one payment that cannot be resolved does not keep the others', async () => {
+    const stuck = await unknown({ card: CARDS.cannotTell });
+    const others = [await unknown(), await unknown()];
+    house.clock.advance(MINUTE);
+    house.appends.failBefore('ReconciliationStarted', away, 1);
+    await house.recovery.round();
+    house.clock.advance(2 * MINUTE);
+    await house.recovery.round();
+    for (const id of others) expect((await house.view(id)).status).toBe('voided');
+    expect((await house.view(stuck)).status).toBe('unknown');
+  });
+});
+
+describe('where it finds its work', () => {
+  let database: Awaited<ReturnType<typeof freshDatabase>>;
+  let pool: Pool;
+  beforeAll(async () => {
+    database = await freshDatabase();
+    pool = createPool(database.url, { name: 'spec', max: 2 });
+    await migrate(pool, [paymentListMigration, recoveryMigration]);
+  });
+  afterAll(async () => {
+    await pool.end();
+    await database.drop();
+  });
+  test('in the list: open charges and open reversals, oldest first, when their next try has come', async () => {
+    const work = postgresRecoveryWork(pool);
+    const list = async (id: string) => {
+      const events = await house.events(id);
+      await transaction(pool, (client) => paymentListModel().projection.apply(client, events));
+    };
+    const stuck = await unknown({ card: CARDS.cannotTell });
+    const { id: refunding } = await house.charge();
+    await ground.bank.arm({ match: { call: 'void' }, ...CUT });
+    await refused(house.refund(refunding, { amountCents: 1 }));
+    const { id: done } = await house.charge();
+    for (const id of [stuck, refunding, done]) await list(id);
+    const now = new Date(Date.now() + 1_000).toISOString();
+    const due = await work.due(now);
+    expect(due.map(({ paymentId, tries }) => [paymentId, tries])).toEqual([
+      [stuck, 0],
+      [refunding, 0],
+    ]);
+    expect(await work.due(new Date(Date.now() - MINUTE).toISOString())).toEqual([]);
+    const soon = (inMs: number) => new Date(Date.now() + inMs).toISOString();
+    await work.record({ ...due[0]!, tries: 1, nextTryAt: soon(MINUTE), outcome: 'open' });
+    expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
+    await work.record({ ...due[0]!, tries: 2, nextTryAt: soon(-1), outcome: 'open' });
+    expect((await work.due(now)).map(({ paymentId, tries }) => [paymentId, tries])).toContainEqual([stuck, 2]);
+    house.clock.advance(MINUTE);
+    await house.recovery.resolve(refunding);
+    await list(refunding);
+    expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck]);
+  });
+});
+
+/** Arms a fault and leaves what is asked as it is. */
+const armed = async (call: 'charge' | 'void', leg: 'principal' | 'fee', fault: Parameters<Ground['bank']['arm']>[0]): Promise<Asked> => {
+  await ground.bank.arm({ match: { call, leg }, ...fault });
+  return {};
+};
+
+describe('whatever fails, and wherever recovery comes in', () => {
+  /** More of them for a longer hunt. */
+  const HISTORIES = Number(process.env.HISTORIES ?? 120);
+  const CALLS = ['charge', 'void', 'refund', 'finalize'] as const;
+  const STEPS = ['charge.principal', 'charge.fee', 'void.principal', 'void.fee', 'refund.principal', 'refund.fee', 'finalize'] as const;
+  const EVENTS = ['PaymentInitiated', 'PaymentCreated', 'PaymentOutcomeUnknown', 'PaymentDeclined', 'RefundRequested', 'VoidRequested', 'PaymentVoided', 'PaymentRefunded', 'ReversalEnded', 'ReconciliationStarted'] as const; // prettier-ignore
+  const fault = fc.record({
+    match: fc.record({ call: fc.constantFrom(...CALLS), leg: fc.option(fc.constantFrom('principal' as const, 'fee' as const), { nil: undefined }) }),
+    skip: fc.nat(1),
+    effect: fc.boolean(),
+    answer: fc.constantFrom('cut' as const, 'not_json' as const, 'bare_500' as const, 'disabled' as const),
+  });
+  const interposed = fc.record({ when: fc.constantFrom('before' as const, 'after' as const), step: fc.constantFrom(...STEPS, ...EVENTS) });
+  const failure = fc.record({ type: fc.constantFrom(...EVENTS), effect: fc.boolean() });
+  const scenario = fc.record({
+    card: fc.constantFrom(
+      CARDS.approved,
+      CARDS.approved,
+      CARDS.feeDeclined,
+      CARDS.feeVoidFailsOnce,
+      CARDS.feeRefundFailsOnce,
+      CARDS.voidRejected,
+      CARDS.declined,
+    ),
+    combined: fc.boolean(),
+    settled: fc.boolean(),
+    known: fc.boolean(),
+    reverse: fc.array(fc.record({ operation: fc.constantFrom('void' as const, 'refund' as const), amountCents: fc.constantFrom(null, 1_000, 4_000), includeFee: fc.boolean(), keyed: fc.boolean() }), { minLength: 1, maxLength: 3 }), // prettier-ignore
+    faults: fc.array(fault, { maxLength: 3 }),
+    overtaken: fc.option(interposed, { nil: undefined }),
+    appends: fc.option(failure, { nil: undefined }),
+  });
+  /** What each 200 told was returned. */
+  const run = async ({
+    card,
+    combined,
+    settled,
+    known,
+    reverse,
+    faults,
+    overtaken,
+    appends,
+  }: typeof scenario extends fc.Arbitrary<infer T> ? T : never) => {
+    house = await openHouse(ground, combined ? COMBINED : FEE);
+    const paymentId = house.ids.uuid();
+    // The store's retries sleep; time flies while they do.
+    let going = true;
+    const time = (async () => {
+      while (going) {
+        await new Promise((turn) => setTimeout(turn, 20));
+        if (appends) house.clock.advance(2_000);
+      }
+    })();
+    for (const one of faults) await ground.bank.arm(one as Parameters<Ground['bank']['arm']>[0]);
+    if (overtaken) house.calls[overtaken.when](overtaken.step, () => house.recovery.resolve(paymentId).catch(() => undefined));
+    if (overtaken) house.appends[overtaken.when](overtaken.step, () => house.recovery.resolve(paymentId).catch(() => undefined));
+    if (appends?.effect === true) house.appends.failAfter(appends.type, unheard, 3);
+    if (appends?.effect === false) house.appends.failBefore(appends.type, away, 3);
+
+    const charge = await house.charge({ card }, paymentId).then(() => 200, (error: { status?: number }) => error.status ?? 500); // prettier-ignore
+    if (charge === 200 && settled) await (known ? house.settle(paymentId) : house.settle());
+    const told: number[] = [];
+    for (const { operation, amountCents, includeFee, keyed } of reverse) {
+      const asked = operation === 'void' ? {} : { amountCents: includeFee ? null : amountCents, includeFee };
+      const key = house.key();
+      for (let round = 0; round < 3; round++) {
+        const outcome = keyed
+          ? await house[operation === 'void' ? 'voidWithKey' : 'refundWithKey'](key, paymentId, asked).catch((error: { status: number }) => error)
+          : await house[operation](paymentId, asked).then((data) => ({ status: 200, body: JSON.stringify({ data }) }), (error: { status?: number }) => ({ status: error.status ?? 500 })); // prettier-ignore
+        if (outcome.status === 200 && 'body' in outcome) told.push((JSON.parse(outcome.body) as { data: { amountCents: number } }).data.amountCents);
+        if (outcome.status < 500) break;
+        house.clock.advance(36_000);
+      }
+    }
+    // Everything heals, and recovery comes round until nothing is open.
+    house.calls.clear();
+    house.appends.clear();
+    await ground.bank.clearFaults();
+    for (let round = 0; round < 4; round++) {
+      house.clock.advance(60_000);
+      await house.recovery.resolve(paymentId).catch(() => undefined);
+    }
+    going = false;
+    await time;
+    const view = await house.view(paymentId).catch(() => null);
+    return { charge, told, view, balance: await house.balance(), history: await house.history(paymentId), truth: await house.truth() };
+  };
+
+  test('the bank and the stream agree to the cent, nothing stays open, unknown never becomes succeeded, nobody is told more than went back', async () => {
+    const seen = new Set<string>();
+    await fc.assert(
+      fc.asyncProperty(scenario, async (asked) => {
+        const { charge, told, view, balance, history, truth } = await run(asked);
+        history.forEach((type) => seen.add(type));
+        if (!view) return expect([balance, charge]).toEqual([0, 500]);
+        // What cannot be undone is a person's to decide; everything else has been, to the cent.
+        if (view.status === 'unknown') expect(await staffTask(view.id)).toHaveLength(1);
+        else expect(balance).toBe(view.capturedAmountCents - view.refundedAmountCents);
+        if (charge === 200) expect(history[1]).toBe('PaymentCreated');
+        if (history.includes('PaymentOutcomeUnknown') || history[1] === 'ReconciliationStarted') expect(history).not.toContain('PaymentCreated');
+        expect(['pending', 'authorized']).not.toContain(view.status);
+        // Each answer is about money of its own; a completed refund tells the whole, so only effects are compared, not their sum.
+        expect(Math.max(0, ...told)).toBeLessThanOrEqual(view.refundedAmountCents);
+        const references = truth.filter(({ op, result }) => op !== 'tombstone' && result === 'approved').map(({ ref }) => ref);
+        expect(new Set(references).size).toBe(references.length);
+        const requested = history.filter((type) => type === 'RefundRequested' || type === 'VoidRequested').length;
+        expect(history.filter((type) => type === 'ReversalEnded')).toHaveLength(requested);
+      }),
+      { numRuns: HISTORIES, endOnFailure: true },
+    );
+    for (const type of ['PaymentVoided', 'PaymentRefunded', 'ReversalEnded', 'ReconciliationStarted', 'PaymentOutcomeUnknown', 'PaymentDeclined'])
+      expect(seen).toContain(type);
+  }, 1_200_000);
+});
