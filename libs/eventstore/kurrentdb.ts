@@ -30,6 +30,7 @@ import {
 } from './event-store.js';
 
 type Client = KurrentDBClient;
+type Credentials = { readonly username: string; readonly password: string };
 type Driver = typeof import('@kurrent/kurrentdb-client');
 
 /** Every wait of this adapter, in milliseconds. Options only so that fault tests need not take minutes. */
@@ -80,8 +81,11 @@ const QUEUED_APPENDS = 4_096;
 const PAGE_EVENTS = 500;
 /** A subscription is paused when this many events wait for their reader, and resumed at half of it. */
 const QUEUED_EVENTS = 1_000;
-/** While a cluster elects a leader the client asks around this often (every 100 ms); its default gives up after one second. */
-const DISCOVER_ATTEMPTS = 50;
+/**
+ * Options that are added to a URL that does not name them. The client asks for the leader for five seconds, not one; and it waits out one interval before
+ * its very first read, whose default of half a second every replaced client would pay again.
+ */
+const URL_DEFAULTS = { maxDiscoverAttempts: 50, discoveryInterval: 100 } as const;
 
 export interface KurrentDbOptions {
   readonly clock?: Clock;
@@ -205,8 +209,10 @@ class Connection {
   private failingSince: number | null = null;
   private replacedAt = Number.NEGATIVE_INFINITY;
   private readonly url: string;
-  /** Given with every call: credentials make the client append over the unary call. Over plaintext they are never sent. */
-  readonly credentials: { username: string; password: string } | undefined;
+  /** Those of the URL. Given with every call: the part of the client that reads does not decode `%40` and its like in the URL. */
+  readonly user: { credentials?: Credentials } = {};
+  /** Credentials make the client append over the unary call. Over plaintext it never sends them, so any will do. */
+  readonly unary: { credentials?: Credentials };
 
   constructor(
     private readonly driver: Driver,
@@ -215,10 +221,13 @@ class Connection {
     private readonly timings: KurrentDbTimings,
     private readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>,
   ) {
-    this.url = /maxDiscoverAttempts=/i.test(url) ? url : `${url}${url.includes('?') ? '&' : '/?'}maxDiscoverAttempts=${DISCOVER_ATTEMPTS}`;
+    this.url = Object.entries(URL_DEFAULTS)
+      .filter(([name]) => !new RegExp(`[?&]${name}=`, 'i').test(url))
+      .reduce((text, [name, value]) => `${text}${text.includes('?') ? '&' : '?'}${name}=${value}`, url);
     const [, user, password] = /^[^:]+:\/\/([^:@/,]+):([^@]+)@/.exec(url) ?? [];
-    if (user && password) this.credentials = { username: decodeURIComponent(user), password: decodeURIComponent(password) };
-    else if (/[?&]tls=false/i.test(url)) this.credentials = { username: 'plaintext', password: 'never sent' };
+    if (user && password) this.user = { credentials: { username: decodeURIComponent(user), password: decodeURIComponent(password) } };
+    this.unary =
+      this.user.credentials || !/[?&]tls=false/i.test(url) ? this.user : { credentials: { username: 'plaintext', password: 'never sent' } };
     this.client = this.open();
   }
 
@@ -261,22 +270,26 @@ class Connection {
   }
 
   private open(): Client {
-    let client: Client;
-    try {
-      client = this.driver.KurrentDBClient.connectionString(this.url);
-    } catch (error) {
-      // The client's own message repeats the URL, password and all.
-      const what =
-        /^Unexpected .*? at position \d+, expected .*?\./.exec((error as Error).message)?.[0].replace(/".*?"/, 'text') ?? (error as Error).name;
-      throw new Error(`KURRENTDB_URL is not a URL of KurrentDB: ${what}`);
-    }
+    const client = this.connect();
     const internals = client as unknown as Internals;
     // The client does not wait for its own clean-up after an error, and that may reject: while a new leader is looked for, say.
     const handleError = internals.handleError;
     internals.handleError = (failed, error) => handleError(failed, error).catch(() => undefined);
     // TLS with a client certificate has no credentials to give; then the question that leads to the batch stream is answered here.
-    if (!this.credentials) internals.supports = async () => false;
+    if (!this.unary.credentials) internals.supports = async () => false;
     return client;
+  }
+
+  private connect(): Client {
+    let what: string;
+    try {
+      return this.driver.KurrentDBClient.connectionString(this.url);
+    } catch (error) {
+      // Neither the client's message nor the error itself is passed on: they repeat the URL, password and all.
+      const { name, message } = error as Error;
+      what = /^Unexpected .*? at position \d+, expected .*?\./.exec(message)?.[0].replace(/".*?"/, 'text') ?? name;
+    }
+    throw new Error(`KURRENTDB_URL is not a URL of KurrentDB: ${what}`);
   }
 
   /** Cancels what still runs and closes the channel, which `dispose()` leaves open. Never waits long, never throws. */
@@ -345,7 +358,7 @@ class KurrentDbEventStore implements EventStore {
             streamState: expected,
             deadline: Math.ceil(tryMs),
             requiresLeader: true,
-            ...(this.connection.credentials && { credentials: this.connection.credentials }),
+            ...this.connection.unary,
           }),
           () => new NoAnswer(`no answer within ${Math.ceil(tryMs)} ms`),
         );
@@ -408,7 +421,9 @@ class KurrentDbEventStore implements EventStore {
   async *read(stream: string, from = 0n, max = Number.POSITIVE_INFINITY): AsyncGenerator<Recorded, void, void> {
     for (let left = max; left > 0;) {
       const count = Math.min(left, PAGE_EVENTS);
-      const events = await this.page((client) => client.readStream(stream, { fromRevision: from, maxCount: count, requiresLeader: true }));
+      const events = await this.page((client) =>
+        client.readStream(stream, { fromRevision: from, maxCount: count, requiresLeader: true, ...this.connection.user }),
+      );
       for (const event of events) yield event;
       if (events.length < count) return;
       left -= events.length;
@@ -431,7 +446,9 @@ class KurrentDbEventStore implements EventStore {
       // The position is inclusive: one more is asked for, and the known one dropped.
       const count = Math.min(left, PAGE_EVENTS) + (position === null ? 0 : 1);
       const fromPosition = position === null ? this.driver.START : fromText(position);
-      const page = await this.page((client) => client.readAll({ fromPosition, maxCount: count, filter, requiresLeader: true }));
+      const page = await this.page((client) =>
+        client.readAll({ fromPosition, maxCount: count, filter, requiresLeader: true, ...this.connection.user }),
+      );
       const known = position ?? '';
       const events = page.filter((event) => event.position > known && (until === undefined || event.position <= until)).slice(0, left);
       if (events.length > 0) yield events;
@@ -473,10 +490,10 @@ class KurrentDbEventStore implements EventStore {
   private async readHead(): Promise<Position | null> {
     const filter = this.driver.streamNameFilter({ prefixes: [...STREAM_PREFIXES] });
     const { END, BACKWARDS } = this.driver;
-    const [last] = await this.page((client) =>
-      client.readAll({ fromPosition: END, direction: BACKWARDS, maxCount: 1, filter, requiresLeader: true }),
+    const [last] = await this.raw((client) =>
+      client.readAll({ fromPosition: END, direction: BACKWARDS, maxCount: 1, filter, requiresLeader: true, ...this.connection.user }),
     );
-    return last?.position ?? null;
+    return last?.event?.position ? toText(last.event.position) : null;
   }
 
   async close(): Promise<void> {
@@ -492,6 +509,10 @@ class KurrentDbEventStore implements EventStore {
 
   /** All events of one bounded read, tried again until the time is up. A stream that is not there has none. */
   private async page(read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<Recorded[]> {
+    return (await this.raw(read)).map(recorded);
+  }
+
+  private async raw(read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<ResolvedEvent[]> {
     const deadline = this.clock.monotonic() + this.timings.readMs;
     for (;;) {
       this.open();
@@ -500,14 +521,14 @@ class KurrentDbEventStore implements EventStore {
       try {
         const events = await this.drain(read(client), deadline);
         this.connection.succeeded(client);
-        return events.map(recorded);
+        return events;
       } catch (error) {
         const verdict = judge(error);
         if (verdict === 'not_found') {
           this.connection.succeeded(client);
           return [];
         }
-        if (!isTransport(verdict)) throw new Error(`KurrentDB refused the read: ${describe(error)}`, { cause: error });
+        if (!isTransport(verdict)) throw new Fault(`KurrentDB refused the read: ${describe(error)}`, { cause: error });
         this.connection.failed(client, begun, error);
         if (this.clock.monotonic() + this.timings.retryMs >= deadline) throw new Unavailable(`KurrentDB: ${describe(error)}`, { cause: error });
         await this.clock.sleep(this.timings.retryMs);
@@ -563,21 +584,27 @@ class Slots {
         this.waiting.splice(this.waiting.indexOf(turn), 1);
         throw new Unavailable('no append was possible in time; nothing was appended');
       }
-    } else this.add(bytes);
-    return () => {
-      this.count -= 1;
-      this.bytes -= bytes;
-      for (let next = this.waiting[0]; next && this.fits(next.bytes); next = this.waiting[0]) {
-        this.waiting.shift();
-        this.add(next.bytes);
-        next.granted = true;
-        next.wake.abort();
+      if (this.clock.monotonic() >= deadline) {
+        this.release(bytes);
+        throw new Unavailable('no append was possible in time; nothing was appended');
       }
-    };
+    } else this.add(bytes);
+    return () => this.release(bytes);
   }
 
   async drained(): Promise<void> {
     while (this.count > 0) await this.clock.sleep(20);
+  }
+
+  private release(bytes: number): void {
+    this.count -= 1;
+    this.bytes -= bytes;
+    for (let next = this.waiting[0]; next && this.fits(next.bytes); next = this.waiting[0]) {
+      this.waiting.shift();
+      this.add(next.bytes);
+      next.granted = true;
+      next.wake.abort();
+    }
   }
 
   private fits(bytes: number): boolean {
@@ -710,6 +737,7 @@ class Follower implements Subscription {
     const subscription = client.subscribeToAll({
       fromPosition: this.seen === null ? driver.START : fromText(this.seen),
       filter: driver.streamNameFilter({ prefixes: [...STREAM_PREFIXES] }),
+      ...connection.user,
     });
     const ended = new Promise<void>((resolve, reject) => {
       this.stop.signal.addEventListener('abort', () => resolve(), { once: true, signal: over.signal });

@@ -552,10 +552,10 @@ async function* readAhead<T>(pages: AsyncIterable<T>): AsyncGenerator<T, void, v
   };
   try {
     for (let next = pull(); ;) {
-      const { value, done } = await next;
-      if (done) return;
+      const item = await next;
+      if (item.done) return;
       next = pull();
-      yield value;
+      yield item.value;
     }
   } finally {
     await items.return?.();

@@ -45,10 +45,10 @@ export const logAfter = async (store: EventStore, after: Position | null, option
 export const following = (store: EventStore, after: Position | null, options?: { streamPrefixes?: readonly string[] }) => {
   const subscription = store.subscribe(after, options);
   const items: SubscriptionItem[] = [];
-  let failure: unknown;
+  let failure: Error | undefined;
   const done = (async () => {
     for await (const item of subscription) items.push(item);
-  })().catch((error: unknown) => (failure = error));
+  })().catch((error: unknown) => (failure = error as Error));
   return {
     items,
     events: () => {

@@ -36,6 +36,7 @@ type ProposedEvent = Pick<StoredEvent, 'id' | 'type' | 'contentType' | 'data' | 
 /**
  * What an append meets. `hang`: no answer, nothing stored. `lost`: stored, no answer. `cut`: stored, then the connection breaks. `half_close`: the call
  * ends with OK and no reply. `late`: stored after the caller's deadline. `unavailable`, `unknown`, `not_ready`, `busy`, `not_leader`, `bad_request`: errors as servers send them.
+ * `no_position`: success without a position. `conflict`: a conflict whatever is stored, as from a server that does not recognise a repetition.
  */
 export type AppendFault =
   | 'hang'
@@ -49,7 +50,8 @@ export type AppendFault =
   | 'busy'
   | 'not_leader'
   | 'bad_request'
-  | 'no_position';
+  | 'no_position'
+  | 'conflict';
 /** What a read meets. `stall`: half of the events, then silence. */
 export type ReadFault = 'hang' | 'stall' | 'unavailable' | 'not_leader';
 /**
@@ -95,7 +97,7 @@ export class KurrentDbDouble {
   /** Listens on loopback, on the port that it had before where there was one. */
   async start(): Promise<this> {
     const server = new grpc.Server({ 'grpc.max_receive_message_length': 17 * 1024 * 1024 });
-    server.addService(streamServices.StreamsService as unknown as grpc.ServiceDefinition, {
+    server.addService(streamServices.StreamsService, {
       append: (call: grpc.ServerReadableStream<AppendReq, AppendResp>, reply: grpc.sendUnaryData<AppendResp>) => this.append(call, reply),
       // The wedge that the adapter must keep out of: it is offered, counted, and never answers.
       batchAppend: () => void (this.calls.batchAppend += 1),
@@ -103,7 +105,7 @@ export class KurrentDbDouble {
       delete: (_call: unknown, reply: grpc.sendUnaryData<never>) => reply({ code: grpc.status.UNIMPLEMENTED }),
       tombstone: (_call: unknown, reply: grpc.sendUnaryData<never>) => reply({ code: grpc.status.UNIMPLEMENTED }),
     });
-    server.addService(featureServices.ServerFeaturesService as unknown as grpc.ServiceDefinition, {
+    server.addService(featureServices.ServerFeaturesService, {
       getSupportedMethods: (_call: unknown, reply: grpc.sendUnaryData<unknown>) => {
         this.calls.features += 1;
         const methods = new featureMessages.SupportedMethods();
@@ -115,7 +117,7 @@ export class KurrentDbDouble {
         reply(null, methods);
       },
     });
-    server.addService(gossipServices.GossipService as unknown as grpc.ServiceDefinition, {
+    server.addService(gossipServices.GossipService, {
       read: (_call: unknown, reply: grpc.sendUnaryData<unknown>) => {
         this.calls.gossip += 1;
         reply(null, this.gossip());
@@ -182,7 +184,8 @@ export class KurrentDbDouble {
       });
     });
     call.on('end', () => {
-      if (!options) return;
+      // A call that broke off half-way was never asked in full.
+      if (!options || events.length === 0 || call.cancelled) return;
       const stream = Buffer.from(options.getStreamIdentifier()!.getStreamName_asU8()).toString();
       const expected = options.hasAny() ? 'any' : options.hasNoStream() ? NO_STREAM : Number(options.getRevision());
       this.answer(this.nextAppends.shift() ?? this.everyAppend, call, reply, () => this.decide(stream, expected, events));
@@ -198,6 +201,11 @@ export class KurrentDbDouble {
     switch (fault) {
       case null:
         return reply(null, decide());
+      case 'conflict': {
+        const response = new messages.AppendResp();
+        response.setWrongExpectedVersion(new messages.AppendResp.WrongExpectedVersion());
+        return reply(null, response);
+      }
       case 'no_position': {
         const response = decide();
         response.getSuccess()?.clearPosition();

@@ -1,0 +1,374 @@
+/** The KurrentDB adapter against what clients and servers do on bad days; the letters are the rows of event-store.md 1.4. */
+import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
+import grpc from '@grpc/grpc-js';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Conflict, createKurrentDbEventStore, OutcomeUnknown, Unavailable, type EventStore, type KurrentDbOptions, type Position } from '#eventstore';
+import { collect, following, logAfter, newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
+import { eventually } from '../../test/support/eventually.js';
+import { authority, certificate, privateKey } from '../../test/support/kurrentdb-double-certificate.js';
+import { KurrentDbDouble, type AppendFault } from '../../test/support/kurrentdb-double.js';
+
+/** A tenth of the real waits, so that the suite takes seconds. */
+const QUICK = {
+  appendMs: 1_500,
+  tryMs: 300,
+  graceMs: 100,
+  retryMs: 20,
+  readMs: 1_500,
+  readStallMs: 400,
+  confirmMs: 400,
+  silenceMs: 300,
+  replaceMs: 300,
+  backoffMs: 10,
+  backoffMostMs: 100,
+};
+
+let double: KurrentDbDouble;
+let store: EventStore;
+let troubles: string[];
+const cleanUps: (() => unknown)[] = [];
+const open = async (url = double.url(), timings: KurrentDbOptions['timings'] = QUICK) => {
+  const opened = await createKurrentDbEventStore(url, { timings, onTrouble: (message) => troubles.push(message) });
+  cleanUps.push(() => opened.close());
+  return opened;
+};
+const node = async (...options: ConstructorParameters<typeof KurrentDbDouble>) => {
+  const started = await new KurrentDbDouble(...options).start();
+  cleanUps.push(() => started.kill());
+  return started;
+};
+
+beforeEach(async () => {
+  troubles = [];
+  double = await node();
+  store = await open();
+});
+afterEach(async () => {
+  // Row h needs no line here: Jest fails a test that leaves a rejection unhandled.
+  for (const cleanUp of cleanUps.splice(0).reverse()) await cleanUp();
+});
+
+const outcome = (work: Promise<unknown>): Promise<unknown> => work.catch((error: unknown) => error);
+const timed = async <T>(work: Promise<T>): Promise<[T, number]> => {
+  const begun = performance.now();
+  return [await work, performance.now() - begun];
+};
+
+describe('appends', () => {
+  test('go over the unary call, to the leader, never over the shared batch stream (i)', async () => {
+    await store.append(newStream(), 'no_stream', newEvents(3));
+    expect(double.calls).toMatchObject({ batchAppend: 0 });
+    expect(double.calls.append).toBeGreaterThan(0);
+    expect(double.calls.requiresLeader).toBeGreaterThanOrEqual(2);
+  });
+
+  const passing: [AppendFault[], string][] = [
+    [['lost'], 'stored, but the reply never came'],
+    [['cut'], 'stored, then the connection broke'],
+    [['late'], 'stored after the deadline'],
+    [['hang'], 'neither stored nor answered'],
+    [['half_close'], 'ended with OK and no reply'],
+    [['unavailable', 'unavailable'], 'unavailable'],
+    [['not_ready', 'not_ready_unknown'], 'the server starts (n)'],
+    [['busy'], 'the server is busy'],
+    [['not_leader'], 'another node leads'],
+    [['lost', 'conflict'], 'a repetition that the server did not recognise (o)'],
+    [['lost', 'unavailable', 'conflict'], 'the same after an outage between'],
+    [['no_position'], 'a success without a position (q)'],
+  ];
+  test.each(passing)('%j: %s; the append succeeds all the same, once', async (faults) => {
+    const stream = newStream();
+    await store.append(stream, 'no_stream', newEvents(1));
+    const events = newEvents(2);
+    double.nextAppends.push(...faults);
+    const answer = await store.append(stream, 0n, events);
+    const read = await collect(store.read(stream));
+    expect(read.map(({ id }) => id).slice(1)).toEqual(events.map(({ id }) => id));
+    expect(answer).toEqual({ revision: 2n, position: read[2]!.position });
+    // The original answer again, also from another client.
+    expect(await (await open()).append(stream, 0n, events)).toEqual(answer);
+  });
+
+  test('a conflict after a retry that is a real one stays one', async () => {
+    const stream = newStream();
+    double.nextAppends.push('unavailable');
+    double.write(stream, [{ type: 'PaymentInitiated', data: {} }]);
+    const error = await outcome(store.append(stream, 'no_stream', newEvents(1)));
+    expect(error).toBeInstanceOf(Conflict);
+    expect((error as Conflict).actual).toBe(0n);
+  });
+
+  test('a conflict that cannot be read back is OutcomeUnknown, not a conflict', async () => {
+    double.everyRead = 'unavailable';
+    double.nextAppends.push('lost');
+    double.everyAppend = 'conflict';
+    expect(await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 600 }))).toBeInstanceOf(OutcomeUnknown);
+  });
+
+  test('what may have happened is OutcomeUnknown, what cannot have is Unavailable; both in time (a, i)', async () => {
+    double.everyAppend = 'hang';
+    const [unknown, took] = await timed(outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 700 })));
+    expect(unknown).toBeInstanceOf(OutcomeUnknown);
+    expect(took).toBeLessThan(1_200);
+    double.everyAppend = 'not_leader';
+    expect(await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 300 }))).toBeInstanceOf(Unavailable);
+    double.kill();
+    await eventually(async () => (await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 200 }))) instanceof Unavailable);
+  });
+
+  test('without a revision nothing is repeated: nobody could tell the second from the first', async () => {
+    double.nextAppends.push('lost');
+    const stream = newStream();
+    expect(await outcome(store.append(stream, 'any', newEvents(1)))).toBeInstanceOf(OutcomeUnknown);
+    expect(await collect(store.read(stream))).toHaveLength(1);
+  });
+
+  test('a request that the server calls bad is a fault of ours, at once', async () => {
+    double.everyAppend = 'bad_request';
+    const [error, took] = await timed(outcome(store.append(newStream(), 'no_stream', newEvents(1))));
+    expect((error as Error).name).toBe('Error');
+    expect((error as Error).message).toContain('BadRequest');
+    expect(took).toBeLessThan(200);
+  });
+
+  test('deadlines of a few milliseconds: whatever is said to have failed is appended by its repetition, once (o)', async () => {
+    const hasty = await open(double.url(), { ...QUICK, tryMs: 5, graceMs: 5, retryMs: 5, replaceMs: 60_000 });
+    const streams = Array.from({ length: 40 }, () => newStream());
+    const outcomes = await Promise.all(
+      streams.map(async (stream) => {
+        const events = newEvents(2);
+        const first = await outcome(hasty.append(stream, 'no_stream', events, { timeoutMs: 15 }));
+        return { first, again: await store.append(stream, 'no_stream', events) };
+      }),
+    );
+    expect(outcomes.some(({ first }) => first instanceof OutcomeUnknown)).toBe(true);
+    expect(outcomes.every(({ again }) => again.revision === 1n)).toBe(true);
+    for (const stream of streams) expect(double.log.filter((event) => event.stream === stream)).toHaveLength(2);
+  });
+
+  test('so many are on their way at most; the others wait, and are told in time that nothing happened', async () => {
+    double.everyAppend = 'hang';
+    const appends = Array.from({ length: 200 }, () => outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 400 })));
+    await eventually(() => double.calls.append >= 128);
+    expect(double.calls.append).toBe(128);
+    const results = await Promise.all(appends);
+    expect(results.filter((error) => error instanceof OutcomeUnknown).length).toBeGreaterThanOrEqual(128);
+    expect(results.every((error) => error instanceof OutcomeUnknown || error instanceof Unavailable)).toBe(true);
+    expect(results.some((error) => error instanceof Unavailable)).toBe(true);
+  });
+
+  test('a server that dies with large appends on their way takes nothing with it; all succeed when it is back, once (h)', async () => {
+    const streams = Array.from({ length: 300 }, () => newStream());
+    const appends = streams.map((stream) => store.append(stream, 'no_stream', [newEvent('x'.repeat(100_000))], { timeoutMs: 20_000 }));
+    await eventually(() => double.calls.append > 20);
+    double.kill();
+    await new Promise((wake) => setTimeout(wake, 300));
+    await double.start();
+    expect((await Promise.all(appends)).every(({ revision }) => revision === 0n)).toBe(true);
+    expect(double.log).toHaveLength(300);
+  });
+});
+
+describe('reads', () => {
+  test('a server that does not answer: the read ends in time with Unavailable (f)', async () => {
+    double.everyRead = 'hang';
+    const [error, took] = await timed(outcome(collect(store.read(newStream()))));
+    expect(error).toBeInstanceOf(Unavailable);
+    expect(took).toBeLessThan(2_500);
+    expect(await outcome(store.head())).toBeInstanceOf(Unavailable);
+  });
+
+  test('a read that stalls half-way is read again, on a new client (j)', async () => {
+    const stream = newStream();
+    await store.append(stream, 'no_stream', newEvents(20));
+    double.nextReads.push('stall');
+    expect(await collect(store.read(stream))).toHaveLength(20);
+    expect(troubles).toContain('the KurrentDB client is replaced');
+  });
+
+  test('an outage in between is waited out', async () => {
+    const stream = newStream();
+    await store.append(stream, 'no_stream', newEvents(3));
+    double.nextReads.push('unavailable', 'unavailable');
+    expect(await collect(store.read(stream))).toHaveLength(3);
+  });
+
+  test('leaving reads early, hundreds of times, leaves no read hanging (k)', async () => {
+    const stream = newStream();
+    await store.append(stream, 'no_stream', newEvents(50));
+    for (let round = 0; round < 80; round++) {
+      for await (const event of store.read(stream)) if (event.revision === 2n) break;
+      for await (const events of store.readAll(null)) if (events.length > 0) break;
+    }
+    const [read, took] = await timed(collect(store.read(stream)));
+    expect(read).toHaveLength(50);
+    expect(took).toBeLessThan(500);
+  });
+
+  test('many who ask for the head at once share a read, and see what was appended before they asked', async () => {
+    const before = double.calls.read;
+    await Promise.all(
+      Array.from({ length: 50 }, async () => {
+        const { position } = await store.append(newStream(), 'no_stream', newEvents(1));
+        expect((await store.head())! >= position).toBe(true);
+      }),
+    );
+    expect(double.calls.read - before).toBeLessThan(40);
+  });
+});
+
+describe('following', () => {
+  const appendTen = async () => {
+    const stream = newStream();
+    await store.append(stream, 'no_stream', newEvents(10));
+    return stream;
+  };
+  const ids = () => double.log.filter(({ stream }) => stream.startsWith('payment-')).map(({ id }) => id);
+
+  test.each(['silent_end', 'stall', 'error', 'unconfirmed', 'duplicate', 'early_checkpoint'] as const)(
+    'a subscription with %s: everything arrives, once, in order (d, e, p)',
+    async (fault) => {
+      await appendTen();
+      double.nextSubscriptions.push(fault, fault);
+      const reader = following(store, null);
+      cleanUps.push(() => reader.close());
+      await eventually(() => double.calls.subscribe > 0);
+      await appendTen();
+      await eventually(() => reader.events().length >= 20);
+      await appendTen();
+      await eventually(() => reader.events().length >= 30);
+      expect(reader.events().map(({ id }) => id)).toEqual(ids());
+      // No checkpoint ever came before an event that it covers.
+      let covered = '';
+      for (const item of reader.items) {
+        if (item.kind === 'checkpoint') covered = item.position;
+        if (item.kind === 'events') expect(item.events[0]!.position > covered).toBe(true);
+      }
+    },
+  );
+
+  test('goes on over restarts of the server, behind the last event that was handed on', async () => {
+    const reader = following(store, null);
+    cleanUps.push(() => reader.close());
+    for (let round = 1; round <= 3; round++) {
+      await eventually(appendTen);
+      await eventually(() => reader.events().length === round * 10);
+      double.kill();
+      await eventually(() => troubles.includes('a subscription ended and is taken up again'));
+      await double.start();
+    }
+    expect(reader.events().map(({ id }) => id)).toEqual(ids());
+  });
+
+  test('a slow reader does not make the process hold the whole log', async () => {
+    for (let round = 0; round < 60; round++) await store.append(newStream(), 'no_stream', newEvents(100));
+    const subscription = store.subscribe(null);
+    cleanUps.push(() => subscription.close());
+    let seen = 0;
+    for await (const item of subscription) {
+      if (item.kind === 'events') {
+        seen += item.events.length;
+        await new Promise((wake) => setTimeout(wake, 5));
+      }
+      if (seen === 6_000) break;
+    }
+    expect(seen).toBe(6_000);
+  });
+
+  test('a server whose log was replaced is refused instead of waited for (l)', async () => {
+    await appendTen();
+    const { position } = await store.append(newStream(), 'no_stream', newEvents(1));
+    double.wipe();
+    double.write(newStream(), [{ type: 'PaymentInitiated', data: {} }]);
+    const reader = following(store, position);
+    cleanUps.push(() => reader.close());
+    await eventually(() => reader.failure());
+    expect(String(reader.failure())).toContain('beyond the end');
+  });
+
+  test('a checkpoint of another kind of store, and an event that is not ours, are refused too', async () => {
+    const reader = following(store, '00000000000000000005' as Position);
+    cleanUps.push(() => reader.close());
+    await eventually(() => reader.failure());
+    expect(String(reader.failure())).toContain('not a position of KurrentDB');
+    double.write(newStream(), [{ type: 'PaymentInitiated', data: {}, meta: 'none' }]);
+    const other = following(store, null);
+    cleanUps.push(() => other.close());
+    await eventually(() => other.failure());
+    expect(String(other.failure())).toContain('not an event of Payfold');
+  });
+
+  test('closing ends the iteration, whatever the server does', async () => {
+    double.everySubscription = 'unconfirmed';
+    const reader = following(store, null);
+    await eventually(() => double.calls.subscribe > 0);
+    const [, took] = await timed(reader.close());
+    expect(took).toBeLessThan(500);
+  });
+});
+
+describe('a cluster', () => {
+  test('the leader dies: writes, reads and readers go on with the next one (i, j, r)', async () => {
+    const second = await node(undefined, double);
+    for (const one of [double, second]) {
+      one.members = [double.port, second.port];
+      one.leaderPort = double.port;
+    }
+    const cluster = await open(`kurrentdb://127.0.0.1:${double.port},127.0.0.1:${second.port}?tls=false&nodePreference=leader`);
+    const reader = following(cluster, null);
+    cleanUps.push(() => reader.close());
+    const stream = newStream();
+    await cluster.append(stream, 'no_stream', newEvents(1));
+    await eventually(() => reader.events().length === 1);
+    double.kill();
+    second.members = [second.port];
+    second.leaderPort = second.port;
+    const event = newEvent();
+    await eventually(() => cluster.append(stream, 0n, [event], { timeoutMs: 1_000 }));
+    await eventually(async () => (await collect(cluster.read(stream))).length === 2);
+    await eventually(() => reader.events().length === 2);
+    expect(second.calls.append).toBeGreaterThan(0);
+    expect(await logAfter(cluster, null)).toHaveLength(2);
+  }, 30_000);
+});
+
+describe('opening', () => {
+  test('needs no server yet, and works as soon as there is one', async () => {
+    double.kill();
+    const early = await open();
+    expect(troubles).toContain('KurrentDB does not answer yet');
+    await double.start();
+    await eventually(() => early.append(newStream(), 'no_stream', newEvents(1)));
+  });
+
+  test('refuses a wrong URL in one line that does not repeat the password', async () => {
+    const error = (await outcome(createKurrentDbEventStore('kurrentdb://admin:hush-hush@127.0.0.1:x?tls=false'))) as Error;
+    expect(error.message).toMatch(/^KURRENTDB_URL is not a URL of KurrentDB/);
+    expect(error.message).not.toContain('hush');
+  });
+
+  test('over TLS, with the user of the URL or without one: unary, verified against the CA that the URL names', async () => {
+    const directory = await mkdtemp(join(tmpdir(), 'payfold-tls-'));
+    const ca = join(directory, 'ca.pem');
+    await writeFile(ca, authority);
+    cleanUps.push(() => rm(directory, { recursive: true }));
+    const secure = await node(
+      grpc.ServerCredentials.createSsl(null, [{ private_key: Buffer.from(privateKey), cert_chain: Buffer.from(certificate) }]),
+    );
+    const stream = newStream();
+    for (const [index, user] of ['', 'ops:p%40ss@'].entries()) {
+      const tls = await open(secure.url(`tls=true&tlsCAFile=${ca}`, user));
+      await tls.append(stream, index === 0 ? 'no_stream' : 0n, newEvents(1));
+      expect(await collect(tls.read(stream))).toHaveLength(index + 1);
+      const reader = following(tls, null);
+      cleanUps.push(() => reader.close());
+      await eventually(() => reader.events().length === index + 1);
+    }
+    expect(secure.calls).toMatchObject({ batchAppend: 0, append: 2 });
+    expect([...secure.calls.authorization]).toEqual([`Basic ${Buffer.from('ops:p@ss').toString('base64')}`]);
+    const strange = await open(secure.url('tls=true'));
+    expect(await outcome(strange.append(stream, 1n, newEvents(1), { timeoutMs: 300 }))).toBeInstanceOf(Error);
+  });
+});
