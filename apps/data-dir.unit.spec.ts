@@ -44,7 +44,7 @@ describe('the lock on DATA_DIR', () => {
     // Enters, leaves, and leaves the lock behind as a killed process would: in the name of a pid that is another's by now.
     const contender = `
       import { appendFileSync, writeFileSync } from 'node:fs';
-      import { tryLockDataDir } from ${JSON.stringify(new URL('../../dist/apps/operator/data-dir.js', import.meta.url).href)};
+      import { tryLockDataDir } from ${JSON.stringify(new URL('../dist/apps/data-dir.js', import.meta.url).href)};
       const dir = process.argv[1];
       for (let turn = 0; turn < 300; turn++) {
         if (!('release' in tryLockDataDir(dir))) continue;
