@@ -4,22 +4,28 @@
  */
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { existsSync } from 'node:fs';
-import { chmod, chown, mkdir, readFile, rm, stat, symlink, writeFile } from 'node:fs/promises';
+import { existsSync, readFileSync } from 'node:fs';
+import { chmod, chown, mkdir, open, readdir, readFile, rename, rm, rmdir, stat, symlink, writeFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { connect, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
-import { dirname, join, resolve } from 'node:path';
+import { basename, dirname, join, resolve } from 'node:path';
 
 const START_TIMEOUT_MS = 60_000;
 const STOP_TIMEOUT_MS = 30_000;
+/** The sessions of a postmaster that was killed notice it within moments; until then its memory is in use. */
+const LEFTOVERS_TIMEOUT_MS = 15_000;
+const LEFTOVERS_POLL_MS = 200;
 const DATABASE = 'payfold';
 const SUPERUSER = 'payfold';
 
 export interface EmbeddedPostgres {
   readonly url: string;
   readonly directory: string;
+  readonly port: number;
   readonly pid: number;
+  /** Resolves when the process is gone, for whatever reason. */
+  readonly exited: Promise<void>;
   /** Fast shutdown; resolves when the process is gone. */
   stop(): Promise<void>;
 }
@@ -32,14 +38,10 @@ export const startEmbeddedPostgres = async (
   const cluster = resolve(directory);
   const binaries = await findBinaries();
   const user = runAs();
-  await mkdir(cluster, { recursive: true, mode: 0o700 });
-  if (user) await chown(cluster, user.uid, user.gid);
-  const launch = launcher(user, [cluster, binaries]);
-
   const passwordFile = `${cluster}.password`;
-  if (!existsSync(join(cluster, 'PG_VERSION'))) await initialise(launch, binaries, cluster, passwordFile, user);
+  if (!existsSync(join(cluster, 'PG_VERSION'))) await initialise(binaries, cluster, passwordFile, user);
   await checkVersion(cluster, binaries);
-  const password = (await readFile(passwordFile, 'utf8')).trim();
+  const password = await readPassword(passwordFile);
   await stopOrphan(cluster);
 
   const port = options.port ?? (await freePort());
@@ -54,48 +56,77 @@ export const startEmbeddedPostgres = async (
     max_wal_size: '1GB',
     ...options.settings,
   };
-  const child = launch(
-    join(binaries, 'bin', 'postgres'),
-    ['-D', cluster, '-p', String(port), ...Object.entries(settings).flatMap(([name, value]) => ['-c', `${name}=${value}`])],
-    { LC_MESSAGES: 'C' },
-  );
-  const lines: string[] = [];
-  const exited = new Promise<void>((done) => child.once('exit', () => done()));
-  await new Promise<void>((ready, fail) => {
-    const timer = setTimeout(() => fail(new Error(`Postgres did not start within ${START_TIMEOUT_MS / 1000} s`)), START_TIMEOUT_MS);
-    const settle = (action: () => void) => {
-      clearTimeout(timer);
-      action();
-    };
-    child.once('error', (error) => settle(() => fail(error)));
-    child.once('exit', (code) => settle(() => fail(new Error(`Postgres ended with code ${code}: ${lastLine(lines)}`))));
-    child.stderr!.setEncoding('utf8').on('data', (text: string) => {
-      for (const line of text.split('\n').filter(Boolean)) {
-        lines.push(line);
-        if (lines.length > 50) lines.shift();
-        options.onLog?.(line);
-        if (line.includes('database system is ready to accept connections')) settle(ready);
-      }
-    });
-  });
-  child.stdout!.resume();
+  const launch = launcher(user, [cluster, binaries]);
+  const command = join(binaries, 'bin', 'postgres');
+  const args = ['-D', cluster, '-p', String(port), ...Object.entries(settings).flatMap(([name, value]) => ['-c', `${name}=${value}`])];
+  const server = await serve(() => launch(command, args, { LC_MESSAGES: 'C' }), options.onLog);
 
   const url = (database: string) => `postgres://${SUPERUSER}:${password}@127.0.0.1:${port}/${database}`;
-  await createDatabase(url('postgres'));
-  return {
-    url: url(DATABASE),
-    directory: cluster,
-    pid: child.pid!,
-    stop: async () => {
-      if (child.exitCode === null && child.signalCode === null) {
-        child.kill('SIGINT');
-        const timer = setTimeout(() => child.kill('SIGQUIT'), STOP_TIMEOUT_MS);
-        await exited;
-        clearTimeout(timer);
-      }
-    },
-  };
+  try {
+    await createDatabase(url('postgres'));
+  } catch (error) {
+    await server.stop();
+    throw error;
+  }
+  return { url: url(DATABASE), directory: cluster, port, ...server };
 };
+
+type Server = Pick<EmbeddedPostgres, 'pid' | 'exited' | 'stop'>;
+
+/** Starts the server, waiting for what a killed one has left running. */
+const serve = async (start: () => ChildProcess, onLog: ((line: string) => void) | undefined): Promise<Server> => {
+  for (let waited = 0; ; waited += LEFTOVERS_POLL_MS) {
+    const said: string[] = [];
+    try {
+      return await serveOnce(start(), said, onLog);
+    } catch (error) {
+      const inUse = said.some((line) => line.includes('pre-existing shared memory block'));
+      if (!inUse || waited >= LEFTOVERS_TIMEOUT_MS) throw error;
+      await new Promise((wake) => setTimeout(wake, LEFTOVERS_POLL_MS));
+    }
+  }
+};
+
+const serveOnce = async (child: ChildProcess, said: string[], onLog: ((line: string) => void) | undefined): Promise<Server> => {
+  const exited = new Promise<void>((done) => child.once('exit', () => done()).once('error', () => done()));
+  const stop = async () => {
+    if (child.exitCode !== null || child.signalCode !== null) return;
+    child.kill('SIGINT');
+    const timer = setTimeout(() => child.kill('SIGQUIT'), STOP_TIMEOUT_MS);
+    await exited;
+    clearTimeout(timer);
+  };
+  child.stdout!.resume();
+  let timer: NodeJS.Timeout | undefined;
+  try {
+    await new Promise<void>((ready, fail) => {
+      timer = setTimeout(() => fail(new Error(`Postgres did not start within ${START_TIMEOUT_MS / 1000} s`)), START_TIMEOUT_MS);
+      child.once('error', fail);
+      // Its last words may come after its exit.
+      child.once('close', (code) => fail(new Error(`Postgres ended with code ${code}: ${reason(said)}`)));
+      let rest = '';
+      child.stderr!.setEncoding('utf8').on('data', (text: string) => {
+        const lines = (rest + text).split('\n');
+        rest = lines.pop()!;
+        for (const line of lines.filter(Boolean)) {
+          said.push(line);
+          if (said.length > 50) said.shift();
+          onLog?.(line);
+          if (line.includes('database system is ready to accept connections')) ready();
+        }
+      });
+    });
+  } catch (error) {
+    await stop();
+    throw error;
+  } finally {
+    clearTimeout(timer);
+  }
+  return { pid: child.pid!, exited, stop };
+};
+
+/** The line that names the fault; hints may follow it. */
+const reason = (said: readonly string[]) => said.findLast((line) => line.includes('FATAL:')) ?? lastLine(said);
 
 /** A port that nobody listens on at this moment. */
 export const freePort = (): Promise<number> =>
@@ -165,8 +196,10 @@ type Launch = (command: string, args: string[], env?: Record<string, string>) =>
  * pass through folders is added with `setpriv`; the alternative, opening somebody's home folder, is not ours to do.
  */
 const launcher = (user: SystemUser | null, paths: string[]): Launch => {
+  // In a session of its own: a Ctrl-C in the terminal is for us, who still need the database for what is in flight.
+  const detached = process.platform !== 'win32';
   const spawnAs = (command: string, args: string[], env: Record<string, string> | undefined, identity: Partial<SystemUser>) =>
-    spawn(command, args, { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'], cwd: tmpdir(), ...identity });
+    spawn(command, args, { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'], cwd: tmpdir(), detached, ...identity });
   if (!user) return (command, args, env) => spawnAs(command, args, env, {});
   const closed = paths.some((path) => spawnSync('ls', ['-d', path], { uid: user.uid, gid: user.gid, cwd: '/' }).status !== 0);
   if (!closed) return (command, args, env) => spawnAs(command, args, env, user);
@@ -179,14 +212,31 @@ const launcher = (user: SystemUser | null, paths: string[]): Launch => {
   return (command, args, env) => spawnAs('setpriv', [...prefix, command, ...args], env, {});
 };
 
-const initialise = async (launch: Launch, binaries: string, cluster: string, passwordFile: string, user: SystemUser | null) => {
+/**
+ * Makes the cluster beside its place and moves it there whole, so that a start which is killed half-way leaves nothing that the next one would take for a
+ * cluster. What might be somebody's data is refused, not written over.
+ */
+const initialise = async (binaries: string, cluster: string, passwordFile: string, user: SystemUser | null) => {
+  const drafts = `${basename(cluster)}.new-`;
+  const draft = `${cluster}.new-${randomBytes(4).toString('hex')}`;
+  const beside = await readdir(dirname(cluster)).catch(ignoreMissing);
+  const left = (beside ?? []).filter((name) => name.startsWith(drafts));
+  const present = await readdir(cluster).catch(ignoreMissing);
+  if (present && present.length > 0)
+    throw new Error(`${cluster} holds files but no PG_VERSION: it is damaged, or no Postgres cluster; nothing was changed`);
+  // The draft is there from before the password is written until the cluster is in its place.
+  if (existsSync(passwordFile) && left.length === 0)
+    throw new Error(`${cluster} is gone, but ${passwordFile} says that there was one; restore it, or remove that file to begin anew`);
+
+  await mkdir(draft, { recursive: true, mode: 0o700 });
+  if (user) await chown(draft, user.uid, user.gid);
   const password = randomBytes(18).toString('base64url');
   await writeFile(passwordFile, `${password}\n`, { mode: 0o600 });
   if (user) await chown(passwordFile, user.uid, user.gid);
-  const child = launch(
+  const child = launcher(user, [draft, binaries])(
     join(binaries, 'bin', 'initdb'),
     [
-      `--pgdata=${cluster}`,
+      `--pgdata=${draft}`,
       `--username=${SUPERUSER}`,
       `--pwfile=${passwordFile}`,
       '--auth=scram-sha-256',
@@ -202,7 +252,35 @@ const initialise = async (launch: Launch, binaries: string, cluster: string, pas
   const code = await new Promise<number | null>((done, fail) => child.once('error', fail).once('close', done));
   if (code !== 0) {
     await rm(passwordFile, { force: true });
+    await rm(draft, { recursive: true, force: true });
     throw new Error(`initdb failed (${code}): ${lastLine(output.trim().split('\n'))}`);
+  }
+  if (present) await rmdir(cluster);
+  await rename(draft, cluster);
+  await syncDirectory(dirname(cluster));
+  // An initdb whose parent was killed may still write into its draft; what cannot be removed now is removed another time, by hand at the worst.
+  for (const name of left) await rm(join(dirname(cluster), name), { recursive: true, force: true }).catch(() => undefined);
+};
+
+const ignoreMissing = (error: NodeJS.ErrnoException): null => {
+  if (error.code !== 'ENOENT') throw error;
+  return null;
+};
+
+/** The new name is on disk before anything relies on it. Windows cannot open a directory, and needs no sync of one. */
+const syncDirectory = async (directory: string) => {
+  if (process.platform === 'win32') return;
+  const handle = await open(directory, 'r');
+  await handle.sync().finally(() => handle.close());
+};
+
+const readPassword = async (file: string): Promise<string> => {
+  try {
+    return (await readFile(file, 'utf8')).trim();
+  } catch (error) {
+    throw new Error(`the password of the embedded Postgres, ${file}, cannot be read (${(error as NodeJS.ErrnoException).code}); restore it`, {
+      cause: error,
+    });
   }
 };
 
@@ -218,8 +296,19 @@ const stopOrphan = async (cluster: string) => {
   const pidFile = join(cluster, 'postmaster.pid');
   const text = await readFile(pidFile, 'utf8').catch(() => '');
   const pid = Number(text.split('\n')[0]);
-  if (!pid || !isPostmasterOf(pid, cluster)) return;
-  process.kill(pid, 'SIGINT');
+  if (!pid) return;
+  if (!isPostmasterOf(pid, cluster)) {
+    // A reused pid, likely in a container, would make Postgres refuse for ever. Under its parent's pid it takes the file for stale; the rest of the file stays,
+    // since by it Postgres notices sessions that still use the cluster's memory.
+    if (isAlive(pid)) await writeFile(pidFile, text.replace(/^\d+/, String(process.pid)));
+    return;
+  }
+  try {
+    process.kill(pid, 'SIGINT');
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'EPERM')
+      throw new Error(`an earlier Postgres (process ${pid}) of another user holds ${cluster}`, { cause: error });
+  }
   for (let waited = 0; waited < STOP_TIMEOUT_MS; waited += 50) {
     if (!isPostmasterOf(pid, cluster)) return;
     await new Promise((wake) => setTimeout(wake, 50));
@@ -227,15 +316,28 @@ const stopOrphan = async (cluster: string) => {
   throw new Error(`an earlier Postgres (process ${pid}) still holds ${cluster}`);
 };
 
-const isPostmasterOf = (pid: number, cluster: string): boolean => {
+const isAlive = (pid: number): boolean => {
   try {
     process.kill(pid, 0);
+    return true;
   } catch (error) {
     return (error as NodeJS.ErrnoException).code === 'EPERM';
   }
+};
+
+/** The pid in the file may be another process by now, in a container above all, where there are few pids and often no `ps`. */
+const isPostmasterOf = (pid: number, cluster: string): boolean => {
+  if (process.platform === 'linux') {
+    try {
+      // Empty for a zombie.
+      return readFileSync(`/proc/${pid}/cmdline`, 'utf8').split('\0').includes(cluster);
+    } catch {
+      return false;
+    }
+  }
   const { stdout, status } = spawnSync('ps', ['-o', 'stat=,args=', '-p', String(pid)], { encoding: 'utf8' });
-  // Without `ps` the process counts as ours: starting a second postmaster would be refused by Postgres anyway.
-  return status === null || (status === 0 && !stdout.trim().startsWith('Z') && stdout.includes(cluster));
+  // What cannot be told counts as another's: Postgres itself refuses to start beside a living postmaster.
+  return status === 0 && !stdout.trim().startsWith('Z') && stdout.includes(cluster);
 };
 
 const createDatabase = async (adminUrl: string) => {
