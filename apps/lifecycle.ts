@@ -9,6 +9,8 @@ const DRAIN_MS = 35_000;
 const FORCE_AFTER_MS = 50_000;
 /** A load balancer needs a moment to see that we are not ready; a laptop has none. */
 const PRE_STOP_MS = { production: 5_000, sandbox: 0 } as const;
+/** Clients that keep connections get this long to come for an answer that tells them to leave. */
+export const LINGER_MS = 1_000;
 
 export interface Running {
   /** Called first: from now on not ready. */
@@ -18,20 +20,22 @@ export interface Running {
 }
 
 /**
- * Runs a role: reads the configuration, starts it, and stops it on SIGTERM or SIGINT. What keeps it from starting is one clear line and exit code 1.
- * A second signal, or a shutdown that takes longer than 50 s, ends the process at once.
+ * Runs a role: reads the configuration, starts it, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal). What keeps it from starting is one clear line
+ * and exit code 1. A second signal, or a shutdown that takes longer than 50 s, ends the process at once.
  */
 export const runRole = (name: string, start: (config: Config, log: Logger) => Promise<Running>): void => {
   const run = async (): Promise<void> => {
     const config = readConfig();
     const log = createLogger(config.logLevel, name);
-    let running: Running | null = null;
+    let starting: Promise<Running | null> = Promise.resolve(null);
     let stopping = false;
     const stop = (code: number) => {
       if (stopping) process.exit(1);
       stopping = true;
       setTimeout(() => process.exit(1), FORCE_AFTER_MS).unref();
       const finish = async () => {
+        // What is just being started must first be there to be stopped: a database that is left behind would outlive us.
+        const running = await starting.catch(() => null);
         running?.drain?.();
         await new Promise((wake) => setTimeout(wake, running ? PRE_STOP_MS[config.environment] : 0));
         await running?.stop();
@@ -44,15 +48,17 @@ export const runRole = (name: string, start: (config: Config, log: Logger) => Pr
         },
       );
     };
-    process.on('SIGTERM', () => stop(0));
-    process.on('SIGINT', () => stop(0));
-    // A promise that nobody waits for is a fault of ours: the state is not to be trusted any more, but what is in flight may still finish.
-    process.on('unhandledRejection', (error) => {
-      log.fatal({ err: error }, 'an unhandled rejection');
-      stop(1);
-    });
-    running = await start(config, log);
-    if (stopping) await running.stop();
+    for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => stop(0));
+    // A fault of ours: the state is not to be trusted any more, but what is in flight may still finish, and what we started must not stay behind.
+    for (const fault of ['unhandledRejection', 'uncaughtException'] as const)
+      process.on(fault, (error: unknown) => {
+        log.fatal({ err: error, fault }, 'an error that nobody caught');
+        if (!stopping) stop(1);
+      });
+    // Whoever read our output may be gone; payments go on.
+    for (const output of [process.stdout, process.stderr]) output.on('error', () => undefined);
+    starting = start(config, log);
+    await starting;
   };
   run().catch((error: unknown) => {
     process.stderr.write(`${clearLine(error)}\n`);
@@ -63,11 +69,15 @@ export const runRole = (name: string, start: (config: Config, log: Logger) => Pr
 /** A fault of the surroundings is its message; one of ours comes with its stack. */
 const clearLine = (error: unknown): string => {
   if (error instanceof ConfigError) return error.message;
+  // One for each address of a name that was tried.
+  if (error instanceof AggregateError && error.errors.length > 0) return clearLine(error.errors[0]);
   if (!(error instanceof Error)) return String(error);
   const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
   if (code === 'EADDRINUSE') return `port ${port} of ${address} is in use; set PORT, METRICS_PORT or SIMULATOR_PORT to a free one`;
   if (code !== undefined && syscall !== undefined) return error.message;
-  return error.constructor === Error ? error.message : (error.stack ?? error.message);
+  // A name for an SQLSTATE: the database's own words are clear enough.
+  if (error.constructor === Error || /^[0-9A-Z]{5}$/.test(code ?? '')) return error.message;
+  return error.stack ?? error.message;
 };
 
 export interface Metrics {

@@ -3,6 +3,7 @@ import {
   AccessTokens,
   directoryProjection,
   directorySchema,
+  openSigningSecret,
   postgresDirectory,
   postgresKeyUse,
   type AuthenticationDeps,
@@ -142,6 +143,7 @@ export const openServices = async (
     const appends = { failedAt: Number.NEGATIVE_INFINITY };
     const store = withFailpoint(config.failpoint, watchAppends(bare, clock, appends));
     const directory = postgresDirectory(pool);
+    await requireRightKeys(config, keys, directory);
     const gateways = openGateways(config, simulatorUrl);
     const streams = new PaymentStreams(store, clock, ids);
     const ports: PaymentPorts = {
@@ -216,6 +218,17 @@ export const openServices = async (
   } catch (error) {
     await close().catch(() => undefined);
     throw error;
+  }
+};
+
+/** Under another ring every API key would be refused and no secret could be opened; that is better said here than by 401s later. */
+const requireRightKeys = async ({ masterKeyFile }: Config, keys: KeyRing, directory: Directory): Promise<void> => {
+  const portal = (await directory.portals()).at(-1);
+  if (!portal) return;
+  try {
+    openSigningSecret(keys, portal);
+  } catch {
+    throw new Error(`${masterKeyFile} is not the master key of this database; set DATA_DIR or MASTER_KEY_FILE to the one that belongs to it`);
   }
 };
 

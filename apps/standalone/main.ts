@@ -3,13 +3,14 @@ import { existsSync } from 'node:fs';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Administration, createSandboxDefaults, type SandboxDefaults } from '#accounts';
-import { type Config, type Logger, startEmbeddedPostgres } from '#platform';
+import { type Config, type EmbeddedPostgres, type Logger, startEmbeddedPostgres } from '#platform';
 import { createApi } from '../api/api.js';
-import { createMetrics, drained, runRole, type Running } from '../lifecycle.js';
+import { createMetrics, drained, LINGER_MS, runRole, type Running } from '../lifecycle.js';
 import { tryLockDataDir } from '../data-dir.js';
 import { openKeys, openServices, type Services } from '../services.js';
-import { startSimulatorProcess } from '../simulator/child.js';
+import { type SimulatorProcess, startSimulatorProcess } from '../simulator/child.js';
 import { startWorker } from '../worker/worker.js';
+import { keepRunning } from './keep-running.js';
 
 /** How long the first account may take to be visible to requests. */
 const FIRST_ACCOUNT_MS = 10_000;
@@ -41,7 +42,7 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
     stops.push(async () => metricsServer.close());
     const api = await createApi({ ...services, publicUrl: config.publicUrl, onAnswer: metrics.answered });
     const url = await api.listen(config.port, config.host);
-    stops.push(() => drained(api.close()));
+    stops.push(() => drained(api.close(LINGER_MS)));
 
     const runtime = join(config.dataDir, 'runtime.json');
     await writeFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, databaseUrl, simulatorUrl }), { mode: 0o600 });
@@ -67,22 +68,46 @@ const refuseHalfDirectory = (config: Config): void => {
 };
 
 const embedded = async (config: Config, log: Logger, stops: (() => Promise<unknown>)[]): Promise<string> => {
-  const postgres = await startEmbeddedPostgres(join(config.dataDir, 'postgres'), { onLog: (line) => log.debug({ line }, 'postgres') });
+  const postgres = await keepRunning('postgres', log, (before: EmbeddedPostgres | null) =>
+    startEmbeddedPostgres(join(config.dataDir, 'postgres'), {
+      // Everybody knows it by this port.
+      ...(before && { port: before.port }),
+      onLog: (line) => log.debug({ line }, 'postgres'),
+    }),
+  );
   stops.push(() => postgres.stop());
-  log.info({ directory: postgres.directory }, 'embedded Postgres is running');
-  return postgres.url;
+  log.info({ directory: postgres.first.directory }, 'embedded Postgres is running');
+  return postgres.first.url;
 };
 
 const simulator = async (config: Config, log: Logger, stops: (() => Promise<unknown>)[]): Promise<string | null> => {
   if (config.environment === 'production') return null;
-  const child = await startSimulatorProcess({
-    dataDir: config.dataDir,
-    port: config.simulatorPort,
-    logLevel: config.logLevel,
-    onLog: (line) => log.debug({ line }, 'simulator'),
-  });
+  const child = await keepRunning('simulator', log, (before: SimulatorProcess | null) =>
+    afterItsPredecessor(() =>
+      startSimulatorProcess({
+        dataDir: config.dataDir,
+        port: before ? Number(new URL(before.url).port) : config.simulatorPort,
+        logLevel: config.logLevel,
+        onLog: (line) => log.debug({ line }, 'simulator'),
+      }),
+    ),
+  );
   stops.push(() => child.stop());
-  return child.url;
+  return child.first.url;
+};
+
+/** The simulator of a killed service follows it within seconds; until then it holds its journal. */
+const PREDECESSOR_MS = 10_000;
+const PREDECESSOR_POLL_MS = 250;
+const afterItsPredecessor = async <T>(begin: () => Promise<T>): Promise<T> => {
+  for (let waited = 0; ; waited += PREDECESSOR_POLL_MS) {
+    try {
+      return await begin();
+    } catch (error) {
+      if (waited >= PREDECESSOR_MS || !(error as Error).message.includes('another simulator holds')) throw error;
+      await new Promise((wake) => setTimeout(wake, PREDECESSOR_POLL_MS));
+    }
+  }
 };
 
 const firstAccount = async (services: Services): Promise<SandboxDefaults | null> => {

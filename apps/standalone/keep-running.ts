@@ -1,0 +1,61 @@
+/** A child process that must not stay away: started again whenever it ends by itself. Until it is back, what needs it fails or waits by its own rules. */
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { Logger } from '#platform';
+
+export interface Child {
+  readonly pid: number;
+  /** Resolves when the process is gone. */
+  readonly exited: Promise<unknown>;
+  /** Resolves when the process is gone; at once where it is already. */
+  stop(): Promise<void>;
+}
+
+export interface Kept<C extends Child> {
+  /** The first one; those that follow it have its address. */
+  readonly first: C;
+  stop(): Promise<void>;
+}
+
+const BACKOFF_MS = { first: 100, most: 5_000 } as const;
+/** One that lived this long was well; what happens to it afterwards is a new fault. */
+const WELL_AFTER_MS = 30_000;
+
+/** `start` gets the child that ended (null at first), to give the next one its address. Rejects where the first one cannot be started; later it never gives up. */
+export const keepRunning = async <C extends Child>(name: string, log: Logger, start: (before: C | null) => Promise<C>): Promise<Kept<C>> => {
+  const stopping = new AbortController();
+  const first = await start(null);
+  let current = first;
+
+  const watch = async (): Promise<void> => {
+    let startedAt = performance.now();
+    for (let tries = 0; ;) {
+      await current.exited;
+      if (stopping.signal.aborted) return;
+      log.error({ child: name, pid: current.pid }, 'a child process ended by itself; it is started again');
+      if (performance.now() - startedAt > WELL_AFTER_MS) tries = 0;
+      for (let running = false; !running; tries++) {
+        const pauseMs = Math.min(BACKOFF_MS.most, BACKOFF_MS.first * 2 ** Math.min(tries, 10));
+        await sleep(pauseMs, undefined, { signal: stopping.signal }).catch(() => undefined);
+        if (stopping.signal.aborted) return;
+        try {
+          current = await start(current);
+          running = true;
+        } catch (error) {
+          log.error({ child: name, err: error }, 'a child process could not be started again; it is tried again');
+        }
+      }
+      startedAt = performance.now();
+      if (stopping.signal.aborted) return current.stop();
+      log.warn({ child: name, pid: current.pid }, 'a child process is running again');
+    }
+  };
+  const watching = watch();
+  return {
+    first,
+    stop: async () => {
+      stopping.abort();
+      await current.stop();
+      await watching;
+    },
+  };
+};
