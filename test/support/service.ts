@@ -229,6 +229,8 @@ export interface Service {
   readonly log: readonly string[];
   readonly judge: OpenApiJudge;
   readonly database: DatabaseProxy | null;
+  /** The sandbox processor as a whole; it starts again where it listened before. */
+  readonly bank: { stop(): Promise<void>; start(): Promise<void> };
   /** Without credentials. */
   readonly anonymous: Client;
   account(name?: string): Promise<TestAccount>;
@@ -256,10 +258,12 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
     stops.push(() => rm(directory, { recursive: true, force: true }));
     const proxy = options.cuttable ? await proxyOf(database.url) : null;
     if (proxy) stops.push(() => proxy.close());
-    const bank = await startSimulator({ directory: join(directory, 'simulator') });
+    const bankDirectory = join(directory, 'simulator');
+    let bank = await startSimulator({ directory: bankDirectory });
     stops.push(() => bank.close());
+    const { url: bankUrl } = bank;
 
-    const places = { databaseUrl: proxy?.url ?? database.url, simulatorUrl: bank.url };
+    const places = { databaseUrl: proxy?.url ?? database.url, simulatorUrl: bankUrl };
     const config = readConfig({ DATABASE_URL: places.databaseUrl, SIMULATOR_URL: places.simulatorUrl, DATA_DIR: directory });
     const keys = newKeyRing();
     const clock = new MovableClock();
@@ -307,11 +311,15 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       apis,
       services,
       admin,
-      simulator: createSimulatorControl(bank.url),
+      simulator: createSimulatorControl(bankUrl),
       clock,
       log,
       judge,
       database: proxy,
+      bank: {
+        stop: () => bank.close(),
+        start: async () => void (bank = await startSimulator({ directory: bankDirectory, port: Number(new URL(bankUrl).port) })),
+      },
       anonymous,
       administer,
       account: async (name = 'Partner') => {
