@@ -1,0 +1,129 @@
+import { describe, expect, test } from '@jest/globals';
+import fc from 'fast-check';
+import {
+  canonicalJson,
+  Deadline,
+  decimal,
+  fold,
+  isCents,
+  isUuid,
+  MAX_AMOUNT_CENTS,
+  ServiceError,
+  STATUS_OF,
+  sumCents,
+  systemClock,
+  timestamp,
+  unreachable,
+  within,
+} from './index.js';
+
+describe('cents (C4)', () => {
+  test.each([1, 100, MAX_AMOUNT_CENTS, 100.0, 1e2])('%p are', (value) => expect(isCents(value)).toBe(true));
+  test.each([0, -0, -1, 1.5, MAX_AMOUNT_CENTS + 1, 1e21, Number.NaN, Number.POSITIVE_INFINITY, '100', null, undefined, true, [1]])(
+    '%p are not',
+    (value) => expect(isCents(value)).toBe(false),
+  );
+  test('sums are exact, or a fault', () => {
+    expect(sumCents([1, 2, 3], (one) => one)).toBe(6);
+    expect(sumCents([], () => 1)).toBe(0);
+    expect(() => sumCents([Number.MAX_SAFE_INTEGER, 1], (one) => one)).toThrow(/safe integer/);
+  });
+  test.each([
+    [0, '0.00'],
+    [5, '0.05'],
+    [1_234, '12.34'],
+    [-7, '-0.07'],
+    [-1_234, '-12.34'],
+    [9_007_199_254_740_991, '90071992547409.91'],
+  ])('%d reads %s', (cents, text) => expect(decimal(cents)).toBe(text));
+});
+
+describe('canonical JSON (RFC 8785)', () => {
+  test('keys by UTF-16 units, ECMAScript numbers, no white space', () => {
+    // The example of RFC 8785, 3.2.3: sorted by code units, not by code points.
+    const value = { '\u20ac': 'Euro', '\r': 'CR', '\ufb33': 'Dalet', '1': 'One', '\ud83d\ude00': 'Smiley', '\u0080': 'Control', '\u00f6': 'o' };
+    expect(Object.values(JSON.parse(canonicalJson(value)) as object)).toHaveLength(7);
+    expect(canonicalJson(value)).toBe(
+      '{"\\r":"CR","1":"One","\u0080":"Control","\u00f6":"o","\u20ac":"Euro","\ud83d\ude00":"Smiley","\ufb33":"Dalet"}',
+    );
+    expect(canonicalJson([1e21, 0.000001, 1e-7, -0, 100.0, 'é"\n'])).toBe('[1e+21,0.000001,1e-7,0,100,"é\\"\\n"]');
+  });
+  test('absent fields are absent', () => expect(canonicalJson({ a: undefined, b: null })).toBe('{"b":null}'));
+  test('one meaning, one text; another meaning, another text', () =>
+    fc.assert(
+      fc.property(fc.jsonValue(), fc.jsonValue(), (a, b) => {
+        expect(JSON.parse(canonicalJson(a))).toEqual(JSON.parse(JSON.stringify(a)));
+        const shuffle = (value: unknown): unknown =>
+          value !== null && typeof value === 'object' && !Array.isArray(value)
+            ? Object.fromEntries(
+                Object.entries(value)
+                  .reverse()
+                  .map(([key, one]) => [key, shuffle(one)]),
+              )
+            : Array.isArray(value)
+              ? value.map(shuffle)
+              : value;
+        expect(canonicalJson(shuffle(a))).toBe(canonicalJson(a));
+        expect(canonicalJson(a) === canonicalJson(b)).toBe(JSON.stringify(sorted(a)) === JSON.stringify(sorted(b)));
+      }),
+    ));
+  /** Arrays of sorted pairs: an order that owes nothing to the function under test. */
+  const sorted = (value: unknown): unknown => {
+    if (Array.isArray(value)) return ['array', value.map(sorted)];
+    if (value === null || typeof value !== 'object') return value;
+    return ['object', Object.entries(value).sort(([a], [b]) => Buffer.compare(Buffer.from(a, 'utf16le').swap16(), Buffer.from(b, 'utf16le').swap16())).map(([key, one]) => [key, sorted(one)])]; // prettier-ignore
+  };
+});
+
+describe('the clock', () => {
+  test('timestamps are UTC with milliseconds (C2)', () => expect(timestamp(Date.UTC(2026, 0, 31, 12))).toBe('2026-01-31T12:00:00.000Z'));
+  test('sleep ends by itself, or at once when aborted', async () => {
+    const before = systemClock.monotonic();
+    await systemClock.sleep(20);
+    expect(systemClock.monotonic() - before).toBeGreaterThanOrEqual(18);
+    const abort = new AbortController();
+    const sleeping = systemClock.sleep(60_000, abort.signal);
+    abort.abort();
+    await sleeping;
+    await systemClock.sleep(60_000, abort.signal);
+  });
+  test('within: the result, the failure, or the error when it takes too long', async () => {
+    const late = () => new Error('late');
+    expect(await within(systemClock, 1_000, Promise.resolve(1), late)).toBe(1);
+    await expect(within(systemClock, 1_000, Promise.reject(new Error('own')), late)).rejects.toThrow('own');
+    await expect(within(systemClock, 5, new Promise(() => undefined), late)).rejects.toThrow('late');
+  });
+  test('a deadline counts down with the clock that never jumps', () => {
+    let monotonic = 5;
+    const clock = { ...systemClock, now: () => 0, monotonic: () => monotonic };
+    const deadline = new Deadline(clock, 100);
+    monotonic = 65;
+    expect(deadline.leftMs).toBe(40);
+    monotonic = 200;
+    expect(deadline.leftMs).toBe(-95);
+  });
+});
+
+describe('the rest', () => {
+  test('uuids', () => {
+    expect(isUuid('018f0000-0000-7000-8000-000000000001')).toBe(true);
+    expect(isUuid('018F0000-0000-7000-8000-00000000000A')).toBe(true);
+    for (const not of [
+      '',
+      '018f0000',
+      '018f0000-0000-7000-8000-00000000000g',
+      '018f0000-0000-7000-8000-0000000000011',
+      ' 018f0000-0000-7000-8000-000000000001',
+      '018f0000-0000-7000-8000-000000000001\n',
+      7,
+      null,
+    ])
+      expect(isUuid(not)).toBe(false);
+  });
+  test('folding starts at the beginning', () => expect(fold({ initial: 1, evolve: (sum, one: number) => sum + one }, [2, 3])).toBe(6));
+  test('an error of the catalogue knows its status, unless the transport has one of its own (C65)', () => {
+    for (const [code, status] of Object.entries(STATUS_OF)) expect(new ServiceError(code as keyof typeof STATUS_OF, 'x').status).toBe(status);
+    expect(new ServiceError('VALIDATION_ERROR', 'x', {}, { status: 413 }).status).toBe(413);
+  });
+  test('what cannot be reached says what it met', () => expect(() => unreachable({ a: 1 } as never)).toThrow('unhandled case: {"a":1}'));
+});
