@@ -1,0 +1,214 @@
+/** The list (C44–C46): pages newest first, and a cursor that is good for its own list only. */
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { randomBytes } from 'node:crypto';
+import { MemoryDirectory } from '#accounts';
+import { memoryEventStore, type NewEvent, type Recorded } from '#eventstore';
+import { type Json, systemClock } from '#kernel';
+import { createPool, KeyRing, migrate, type Pool, systemIds, transaction } from '#platform';
+import { freshDatabase } from '../../test/support/postgres.js';
+import {
+  ACCOUNT,
+  abandoned,
+  charged,
+  declined,
+  feeless,
+  initiated,
+  PORTAL,
+  principals,
+  refundRequested,
+  returned,
+  ended,
+  move,
+  unknown,
+} from '../../test/support/given.js';
+import { refused } from '../../test/support/payments.js';
+import { type ListFilters, listPayments, MAX_PAGE, openCursor, type PaymentListPorts, paymentListMigration, paymentListModel } from './list.js';
+import type { PaymentEvent } from './payment.js';
+import { paymentStream } from './stream.js';
+
+const ids = systemIds(systemClock.now);
+const old = randomBytes(32);
+const ring = new KeyRing('k1', new Map([['k1', old]]));
+const ALL: ListFilters = { portalId: null, from: null, to: null, status: null };
+const OTHER_ACCOUNT = ids.uuid();
+
+let database: Awaited<ReturnType<typeof freshDatabase>>;
+let pool: Pool;
+const store = memoryEventStore();
+beforeAll(async () => {
+  database = await freshDatabase();
+  pool = createPool(database.url, { name: 'spec', max: 4 });
+  await migrate(pool, [paymentListMigration]);
+});
+afterAll(async () => {
+  await pool.end();
+  await database.drop();
+});
+
+/** Whoever asks for a portal had it once, except for the unknown one. */
+const directory = new (class extends MemoryDirectory {
+  override async grant(_: string, portalId: string) {
+    return portalId === PORTAL ? ('revoked' as const) : null;
+  }
+})();
+const ports = (keys = ring): PaymentListPorts => ({ db: pool, keys, directory, head: () => store.head(), caughtUpTo: async () => true });
+const list = async (
+  cursor: string | null = null,
+  filters: Partial<ListFilters> = {},
+  limit: number | null = null,
+  accountId = ACCOUNT,
+  keys = ring,
+) => (await listPayments(ports(keys), accountId, { ...ALL, ...filters }, cursor, limit)).page;
+
+const record = async (facts: readonly PaymentEvent[], id = ids.uuid(), at?: string) => {
+  const events = facts.map(({ type, at: told, data }): NewEvent => ({
+    id: ids.uuid(),
+    type,
+    v: 1,
+    data: data as unknown as Json,
+    meta: { recordedAt: at ?? told, actor: { type: 'system', id: 'spec' }, correlationId: 'spec' },
+  }));
+  await store.append(paymentStream(id), 'no_stream', events);
+  const recorded: Recorded[] = [];
+  for await (const event of store.read(paymentStream(id))) recorded.push(event);
+  await transaction(pool, (client) => paymentListModel().projection.apply(client, recorded));
+  return id;
+};
+
+describe('pages', () => {
+  let newestFirst: string[];
+  beforeAll(async () => {
+    // Three payments in each of ten milliseconds: ties are many, and broken by the id.
+    const made: [string, string][] = [];
+    for (let index = 0; index < 30; index++) {
+      const at = new Date(Date.UTC(2026, 0, 5, 10) + Math.floor(index / 3)).toISOString();
+      made.push([at, await record(charged(), ids.uuid(), at)]);
+    }
+    newestFirst = made.sort(([a, x], [b, y]) => (a === b ? (x < y ? 1 : -1) : a < b ? 1 : -1)).map(([, id]) => id);
+    await record([abandoned], ids.uuid());
+    await record([initiated({ ...feeless, accountId: OTHER_ACCOUNT })]);
+  });
+  const walk = async (limit: number | null, filters: Partial<ListFilters> = {}) => {
+    const seen: string[] = [];
+    let pages = 0;
+    for (let cursor: string | null = null; pages === 0 || cursor !== null; pages++) {
+      const page = await list(cursor, filters, limit);
+      expect(page.payments.length).toBeLessThanOrEqual(limit ?? 25);
+      seen.push(...page.payments.map(({ id }) => id));
+      cursor = page.nextCursor;
+    }
+    return { seen, pages };
+  };
+
+  test.each([
+    [1, 30],
+    [3, 10],
+    [7, 5],
+    [29, 2],
+    [30, 1],
+    [MAX_PAGE, 1],
+    [null, 2],
+  ])('of %p: every payment once, newest first, the last page without a cursor', async (limit, pages) =>
+    expect(await walk(limit)).toEqual({ seen: newestFirst, pages }),
+  );
+
+  test('a payment that arrives while pages are read moves none of the older ones', async () => {
+    const first = await list(null, {}, 10);
+    const late = await record(charged(), ids.uuid(), '2026-01-05T11:00:00.000Z');
+    const rest = await list(first.nextCursor, {}, 100);
+    expect([...first.payments, ...rest.payments].map(({ id }) => id)).toEqual(newestFirst);
+    expect((await list(null, {}, 1)).payments[0]!.id).toBe(late);
+    newestFirst = [late, ...newestFirst];
+  });
+  test('from is inclusive, to exclusive', async () => {
+    const at = Date.UTC(2026, 0, 5, 10) + 4;
+    expect((await list(null, { from: at, to: at + 1 })).payments).toHaveLength(3);
+    expect((await list(null, { from: at, to: at })).payments).toHaveLength(0);
+    expect((await list(null, { to: at }, 100)).payments).toHaveLength(12);
+    expect((await list(null, { from: at + 6 })).payments).toHaveLength(1);
+  });
+  test('only the caller’s payments; abandoned streams are none (C64)', async () => {
+    expect((await list(null, {}, null, OTHER_ACCOUNT)).payments).toHaveLength(1);
+    expect((await list(null, {}, null, ids.uuid())).payments).toEqual([]);
+    expect((await list(null, {}, 100)).payments).toHaveLength(newestFirst.length);
+  });
+  test('by status and by portal; a portal that was never granted is refused, one that was once is read (C46)', async () => {
+    const account = { accountId: ids.uuid() };
+    const terms = { ...feeless, ...account };
+    const of = (status: ListFilters['status']) =>
+      list(null, { status }, null, account.accountId).then(({ payments }) => payments.map(({ id }) => id));
+    const [pending, failed, doubtful, good] = [
+      await record([initiated(terms)]),
+      await record([initiated(terms), declined]),
+      await record([initiated(terms), unknown]),
+      await record(charged(terms)),
+    ];
+    const refunded = await record([
+      ...charged(terms),
+      refundRequested('018f0000-0000-7000-8000-0000000000f1', { legs: [move('A', 'principal', 10_000, 0)], lines: principals(10_000) }),
+      returned('018f0000-0000-7000-8000-0000000000f1', 'principal', 10_000, 0),
+      ended('018f0000-0000-7000-8000-0000000000f1', { outcome: 'completed' }),
+    ]);
+    expect([await of('pending'), await of('failed'), await of('unknown'), await of('succeeded'), await of('refunded'), await of('voided')]).toEqual([
+      [pending],
+      [failed],
+      [doubtful],
+      [good],
+      [refunded],
+      [],
+    ]);
+    expect((await list(null, { portalId: PORTAL }, null, account.accountId)).payments).toHaveLength(5);
+    expect((await refused(list(null, { portalId: ids.uuid() }))).code).toBe('PORTAL_ACCESS_DENIED');
+  });
+});
+
+describe('the cursor (C45)', () => {
+  const cursorOf = async (filters: Partial<ListFilters> = {}) => (await list(null, filters, 5)).nextCursor!;
+  const invalid = async (call: Promise<unknown>) => {
+    expect(await refused(call)).toMatchObject({ code: 'VALIDATION_ERROR', status: 400, message: expect.stringMatching(/cursor/) });
+  };
+  test('is opaque: base64url, and tells neither account nor filters', async () => {
+    const cursor = await cursorOf();
+    expect(cursor).toMatch(/^[A-Za-z0-9_-]{50,60}$/);
+    expect(Buffer.from(cursor, 'base64url').toString('latin1')).not.toContain(ACCOUNT);
+  });
+  test('is bound to the account', async () => invalid(list(await cursorOf(), {}, 5, OTHER_ACCOUNT)));
+  test.each<[string, Partial<ListFilters>]>([
+    ['portal', { portalId: PORTAL }],
+    ['from', { from: 0 }],
+    ['to', { to: Date.UTC(2030, 0, 1) }],
+    ['status', { status: 'succeeded' }],
+  ])('is bound to the filters: %s', async (_, filters) => {
+    await invalid(list(await cursorOf(), filters, 5));
+    await invalid(list(await cursorOf(filters), {}, 5));
+    expect((await list(await cursorOf(filters), filters, 5)).payments).toHaveLength(5);
+  });
+  test('is not bound to the limit', async () => expect((await list(await cursorOf(), {}, 7)).payments).toHaveLength(7));
+  test('no bit of it can be changed', async () => {
+    const bytes = Buffer.from(await cursorOf(), 'base64url');
+    for (let bit = 0; bit < bytes.length * 8; bit += 3) {
+      const changed = Buffer.from(bytes);
+      changed[bit >> 3]! ^= 1 << (bit & 7);
+      await invalid(list(changed.toString('base64url'), {}, 5));
+    }
+  });
+  test.each(['', 'x', 'null', '=', 'AAAA', 'é', '../../etc', 'A'.repeat(55), 'A'.repeat(10_000)])('garbage: %j', (text) =>
+    invalid(list(text, {}, 5)),
+  );
+  test('another spelling of the same bytes is another text', async () => {
+    const cursor = await cursorOf();
+    for (const spelled of [`${cursor}=`, `${cursor} `, ` ${cursor}`, `${cursor}\n`, Buffer.from(cursor, 'base64url').toString('base64')])
+      if (spelled !== cursor) await invalid(list(spelled, {}, 5));
+  });
+  test('lives on when the key ring is rotated, and ends with its key', async () => {
+    const cursor = await cursorOf();
+    const rotated = new KeyRing('k2', new Map([['k1', old], ['k2', randomBytes(32)]])); // prettier-ignore
+    expect((await list(cursor, {}, 5, ACCOUNT, rotated)).payments).toHaveLength(5);
+    await invalid(list(cursor, {}, 5, ACCOUNT, new KeyRing('k2', new Map([['k2', randomBytes(32)]]))));
+  });
+  test('names the place of the last payment shown', async () => {
+    const { payments, nextCursor } = await list(null, {}, 5);
+    const last = payments.at(-1)!;
+    expect(openCursor(ring, ACCOUNT, ALL, nextCursor!)).toEqual({ createdAt: Date.parse(last.createdAt), id: last.id });
+  });
+});
