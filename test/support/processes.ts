@@ -1,0 +1,271 @@
+/**
+ * The built service as real processes, for specs of crashes, start-up and shutdown: the standalone tree or single roles, each in a process group of its own,
+ * on data of its own, with `kill -9` of everything that it started. What is left running when a spec ends, or when Jest itself is killed, is ended by a guard.
+ */
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { existsSync, readFileSync } from 'node:fs';
+import { mkdtemp } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { eventually } from './eventually.js';
+
+export type Role = 'standalone' | 'api' | 'worker' | 'simulator';
+export type Environment = Readonly<Record<string, string>>;
+
+export interface Exit {
+  readonly code: number | null;
+  readonly signal: NodeJS.Signals | null;
+}
+
+/** How a process ended that was not meant to run on. */
+export interface Ended extends Exit {
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+export interface RunningProcess {
+  readonly role: Role | 'command';
+  readonly pid: number;
+  /** Where it listens, by its own words; empty for a worker. */
+  readonly url: string;
+  stdout(): string;
+  stderr(): string;
+  /** Resolves when it is gone and everything that it said has been read. */
+  readonly exited: Promise<Ended>;
+  signal(signal: NodeJS.Signals): void;
+  /** SIGTERM (or another signal), and waits for the end. */
+  stop(signal?: NodeJS.Signals): Promise<Ended>;
+  /** `kill -9` of the process and of everything that it started, at once, as when a machine dies. */
+  killTree(): Promise<void>;
+  /** Everything alive that it started, by what the system says. */
+  children(): SystemProcess[];
+}
+
+export interface SystemProcess {
+  readonly pid: number;
+  readonly ppid: number;
+  readonly args: string;
+}
+
+const ROOT = new URL('../../', import.meta.url).pathname;
+const START_TIMEOUT_MS = 30_000;
+const STOP_TIMEOUT_MS = 45_000;
+const GONE_TIMEOUT_MS = 10_000;
+
+export const entryOf = (role: Role): string => join(ROOT, 'dist', 'apps', role, 'main.js');
+
+/** Everything alive on this machine; zombies, which only wait for their parent, are gone. */
+export const systemProcesses = (): SystemProcess[] =>
+  spawnSync('ps', ['-e', '-o', 'pid=,ppid=,stat=,args='], { encoding: 'utf8', maxBuffer: 64 * 1024 * 1024 })
+    .stdout.split('\n')
+    .map((line) => /^\s*(\d+)\s+(\d+)\s+(\S+)\s(.*)$/.exec(line))
+    .filter((match) => match !== null && !match[3]!.startsWith('Z'))
+    .map((match) => ({ pid: Number(match![1]), ppid: Number(match![2]), args: match![4]! }));
+
+const descendantsOf = (pid: number): SystemProcess[] => {
+  const all = systemProcesses();
+  const found = all.filter(({ ppid }) => ppid === pid);
+  // The list grows while it is walked: children of children follow.
+  for (const one of found) found.push(...all.filter(({ ppid }) => ppid === one.pid));
+  return found;
+};
+
+export const isAlive = (pid: number): boolean => systemProcesses().some((process) => process.pid === pid);
+
+export const kill = (pid: number, signal: NodeJS.Signals = 'SIGKILL'): void => {
+  try {
+    process.kill(pid, signal);
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error;
+  }
+};
+
+/** The process of the embedded Postgres in a data directory, by its own file; null when it has none or it is gone. */
+export const postmasterOf = (dataDir: string): number | null => {
+  const file = join(dataDir, 'postgres', 'postmaster.pid');
+  const pid = existsSync(file) ? Number(readFileSync(file, 'utf8').split('\n')[0]) : 0;
+  return systemProcesses().some((process) => process.pid === pid && process.args.includes(dataDir)) ? pid : null;
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Directories, and the guard of each.
+
+/**
+ * Lives as long as its input is open, which the system closes with us, however we end. It then kills the process groups of the last line that it read and the
+ * Postgres that lies in the directory, and removes the directory. A group is named by a process that we still wait for, so its number is not another's.
+ */
+const GUARD = `
+  while read -r line; do groups=$line; done
+  for group in $groups; do kill -9 -- "-$group"; done
+  postmaster=$(head -n 1 "$0/postgres/postmaster.pid") && case "$(ps -o args= -p "$postmaster")" in *"$0"*) kill -9 "$postmaster";; esac
+  sleep 0.1
+  rm -rf "$0" || { sleep 1; rm -rf "$0"; }
+`;
+
+export class DataDir {
+  private readonly running = new Set<RunningProcess>();
+
+  private constructor(
+    readonly path: string,
+    private readonly guard: ChildProcess,
+  ) {}
+
+  /** An empty place in the temp dir; where the service puts its data. Postgres may run as another user, who has to pass through. */
+  static async create(): Promise<DataDir> {
+    const parent = await mkdtemp(join(tmpdir(), 'payfold-process-'));
+    spawnSync('chmod', ['711', parent]);
+    const guard = spawn('sh', ['-c', GUARD, parent], { detached: true, stdio: ['pipe', 'ignore', 'ignore'] });
+    guard.unref();
+    return new DataDir(parent, guard);
+  }
+
+  /** Does not exist before the service made it. */
+  get data(): string {
+    return join(this.path, 'data');
+  }
+
+  watch(process: RunningProcess): void {
+    this.running.add(process);
+    this.tell();
+    void process.exited.finally(() => {
+      this.running.delete(process);
+      this.tell();
+    });
+  }
+
+  private tell(): void {
+    this.guard.stdin!.write(`${[...this.running].map(({ pid }) => pid).join(' ')}\n`);
+  }
+
+  /** Kills whatever still runs on it, and removes it. */
+  async remove(): Promise<void> {
+    for (const process of this.running) await process.killTree();
+    const postmaster = postmasterOf(this.data);
+    if (postmaster !== null) {
+      kill(postmaster);
+      await eventually(() => !isAlive(postmaster), { timeoutMs: GONE_TIMEOUT_MS });
+    }
+    const ended = once(this.guard, 'exit');
+    this.guard.stdin!.end();
+    await ended;
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Processes.
+
+const environment = (dataDir: DataDir, env: Environment): NodeJS.ProcessEnv => ({
+  PATH: process.env.PATH,
+  HOME: process.env.HOME,
+  // Any free port: nothing here may meet a service that somebody runs on this machine.
+  PORT: '0',
+  METRICS_PORT: '0',
+  DATA_DIR: dataDir.data,
+  LOG_LEVEL: 'info',
+  ...env,
+});
+
+/** Begins a process without waiting for anything. `entry` is a role, or arguments of Node. */
+export const launch = (
+  entry: Role | readonly string[],
+  dataDir: DataDir,
+  env: Environment = {},
+): Omit<RunningProcess, 'url'> & { firstLine(prefix: RegExp): Promise<RegExpExecArray> } => {
+  const args = typeof entry === 'string' ? ['--enable-source-maps', entryOf(entry)] : entry;
+  const child = spawn(process.execPath, args, { cwd: tmpdir(), env: environment(dataDir, env), detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
+  const said = { stdout: '', stderr: '' };
+  for (const stream of ['stdout', 'stderr'] as const) child[stream].setEncoding('utf8').on('data', (text: string) => (said[stream] += text));
+  const exited = new Promise<Ended>((resolve, reject) => {
+    child.once('error', reject);
+    // Children that were killed with it may hold its pipes a moment longer; what it said itself is complete when they are closed.
+    child.once('close', (code, signal) => resolve({ code, signal, ...said }));
+  });
+  const pid = child.pid!;
+  const running = {
+    role: typeof entry === 'string' ? entry : ('command' as const),
+    pid,
+    stdout: () => said.stdout,
+    stderr: () => said.stderr,
+    exited,
+    signal: (signal: NodeJS.Signals) => kill(pid, signal),
+    stop: async (signal: NodeJS.Signals = 'SIGTERM') => {
+      kill(pid, signal);
+      return within(exited, STOP_TIMEOUT_MS, () => `${signal} did not end ${pid}:\n${said.stderr}`);
+    },
+    killTree: async () => {
+      const tree = [pid, ...descendantsOf(pid).map((one) => one.pid)];
+      for (const one of tree) kill(one);
+      await exited;
+      await eventually(() => systemProcesses().every((one) => !tree.includes(one.pid)), { timeoutMs: GONE_TIMEOUT_MS });
+    },
+    children: () => descendantsOf(pid),
+    firstLine: async (pattern: RegExp) => {
+      const found = eventually(() => pattern.exec(said.stdout), { timeoutMs: START_TIMEOUT_MS, everyMs: 10 });
+      const early = exited.then(({ code, signal }) => {
+        throw new Error(`ended with ${code ?? signal} before it was ready:\n${said.stdout}\n${said.stderr}`);
+      });
+      early.catch(() => undefined);
+      return Promise.race([found, early]);
+    },
+  };
+  dataDir.watch({ ...running, url: '' });
+  return running;
+};
+
+const within = <T>(work: Promise<T>, ms: number, message: () => string): Promise<T> => {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_, reject) => (timer = setTimeout(() => reject(new Error(message())), ms)));
+  return Promise.race([work, late]).finally(() => clearTimeout(timer));
+};
+
+/** Starts a role and waits until it says that it is ready. */
+export const start = async (role: Role, dataDir: DataDir, env: Environment = {}): Promise<RunningProcess> => {
+  const launched = launch(role, dataDir, env);
+  if (role !== 'simulator') {
+    const [, url = ''] = await launched.firstLine(/^ready (\S+)\n/m);
+    return { ...launched, url: role === 'worker' ? '' : url };
+  }
+  const [line] = await launched.firstLine(/^\{.*\}\n/m);
+  return { ...launched, url: (JSON.parse(line) as { url: string }).url };
+};
+
+/** Runs a role that is expected not to start. */
+export const runToEnd = async (role: Role, dataDir: DataDir, env: Environment = {}): Promise<Ended> => {
+  const launched = launch(role, dataDir, env);
+  const ended = await within(launched.exited, START_TIMEOUT_MS, () => `still running:\n${launched.stdout()}\n${launched.stderr()}`).catch(
+    async (error: unknown) => {
+      await launched.killTree();
+      throw error;
+    },
+  );
+  return ended;
+};
+
+/** What the first start printed for people. */
+export interface Welcome {
+  readonly apiKey: string;
+  readonly portalId: string;
+  /** The command as printed, to be run by a shell. */
+  readonly curl: string;
+}
+
+export const welcomeOf = (stdout: string): Welcome | null => {
+  const apiKey = /^ {2}API key {4}(\S+)$/m.exec(stdout)?.[1];
+  const portalId = /^ {2}Portal {5}(\S+)/m.exec(stdout)?.[1];
+  const curl = /^ {2}curl [^]*?\]\}'$/m.exec(stdout)?.[0];
+  return apiKey && portalId && curl ? { apiKey, portalId, curl } : null;
+};
+
+export interface RuntimeFile {
+  readonly pid: number;
+  readonly apiUrl: string;
+  readonly databaseUrl: string;
+  readonly simulatorUrl: string;
+}
+
+/** Addresses of the running standalone service. */
+export const runtimeOf = (dataDir: DataDir): RuntimeFile => JSON.parse(readFileSync(join(dataDir.data, 'runtime.json'), 'utf8')) as RuntimeFile;
+
+export const newKey = (name = 'key'): string => `${name}-${randomBytes(8).toString('hex')}`;

@@ -1,0 +1,131 @@
+/** The log against the bank: what specs of crashes look at when everything runs again. Nothing here trusts a read model. */
+import { expect } from '@jest/globals';
+import type { Recorded } from '#eventstore';
+import { fold } from '#kernel';
+import {
+  createRecovery,
+  isVisible,
+  payment as decider,
+  type Payment,
+  paymentIdOf,
+  paymentView,
+  postgresRecoveryWork,
+  toPaymentEvent,
+} from '#payments';
+import { createLogger, readConfig, readKeyRing } from '#platform';
+import { openServices, type Services } from '../../apps/services.js';
+import type { SimulatorControl } from '../../apps/simulator/control.js';
+import type { Truth } from '../../apps/simulator/processor.js';
+import { eventually } from './eventually.js';
+
+/** The stores of a running service, opened by the spec beside it. */
+export const openStores = async (
+  places: { databaseUrl: string; simulatorUrl: string },
+  masterKeyFile: string,
+  dataDir: string,
+): Promise<Services> => {
+  const config = readConfig({
+    DATABASE_URL: places.databaseUrl,
+    SIMULATOR_URL: places.simulatorUrl,
+    MASTER_KEY_FILE: masterKeyFile,
+    DATA_DIR: dataDir,
+  });
+  return openServices(config, places, readKeyRing(masterKeyFile), createLogger('silent', 'spec'));
+};
+
+/**
+ * Puts every lease into the past. A lease is 60 s so that no living owner is ever overtaken; here every owner was killed, and the spec, who knows it, need not
+ * wait a minute for the database to believe it.
+ */
+export const endLeases = async ({ pool }: Services): Promise<number> =>
+  (await pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`)).rowCount ?? 0;
+
+/** What the worker does a minute later: resolves whatever is open, until nothing is. A worker beside it keeps the list. Returns how many it resolved. */
+export const recoverAll = async (services: Services): Promise<number> => {
+  const { payments, pool, store } = services;
+  const recovery = createRecovery(payments.ports, store, postgresRecoveryWork(pool), { startsAfterMs: 0 });
+  let resolved = 0;
+  await eventually(
+    async () => {
+      const head = await store.head();
+      if (head !== null && !(await payments.list.caughtUpTo(head, 5_000))) return false;
+      resolved += await recovery.round();
+      const { rows } = await pool.query<{ open: string }>('select count(*) as open from payment_list where open_since is not null');
+      return rows[0]!.open === '0' && head === (await store.head());
+    },
+    { timeoutMs: 30_000 },
+  );
+  return resolved;
+};
+
+export interface Book {
+  readonly paymentId: string;
+  readonly payment: Payment;
+  readonly types: readonly string[];
+  /** Approved charges of the bank under references of this payment. */
+  readonly charges: readonly Truth[];
+  readonly netAtBankCents: number;
+  readonly netInLogCents: number;
+}
+
+export interface Books {
+  readonly payments: readonly Book[];
+  readonly chargesAtBank: number;
+  readonly netAtBankCents: number;
+  of(paymentId: string): Book;
+  /** Payments made for a payment-level `referenceId`. */
+  for(referenceId: string): readonly Book[];
+}
+
+const netOf = (charges: readonly Truth[]) =>
+  charges.reduce((sum, { amountCents = 0, voidedCents = 0, refundedCents = 0 }) => sum + amountCents - voidedCents - refundedCents, 0);
+
+/**
+ * Reads both sides and checks what must hold after every run (recovery.md 2.4): every charge of the bank has its payment (A2), log and bank agree to the cent for
+ * each payment (A2, A4), no leg returned more than it took (A5), every stream folds (A6), positions have no gaps, and nothing is open (A9).
+ */
+export const readBooks = async ({ store, pool }: Services, bank: SimulatorControl): Promise<Books> => {
+  const streams = new Map<string, Recorded[]>();
+  for await (const events of store.readAll(null, { streamPrefixes: ['payment-'] }))
+    for (const event of events) streams.set(event.stream, [...(streams.get(event.stream) ?? []), event]);
+  const charges = (await bank.truth()).filter(({ op, result }) => op === 'charge' && result === 'approved');
+  const unclaimed = new Map(charges.map((charge) => [charge.ref, charge]));
+
+  const payments = [...streams].map(([stream, events]): Book => {
+    const paymentId = paymentIdOf(stream);
+    const facts = events.map(toPaymentEvent);
+    const payment = fold(decider, facts);
+    const legs = isVisible(payment) ? payment.terms.legs : [];
+    const mine = legs.flatMap((leg) => {
+      const charge = unclaimed.get(leg.references.charge);
+      unclaimed.delete(leg.references.charge);
+      if (charge) expect([charge.leg, charge.amountCents]).toEqual([leg.leg, leg.principalCents + leg.feeCents]);
+      return charge ? [charge] : [];
+    });
+    for (const { amountCents = 0, voidedCents = 0, refundedCents = 0 } of mine) expect(voidedCents + refundedCents).toBeLessThanOrEqual(amountCents);
+    const view = isVisible(payment) ? paymentView(paymentId, payment) : null;
+    const netInLogCents = view ? view.capturedAmountCents - view.refundedAmountCents : 0;
+    return { paymentId, payment, types: facts.map(({ type }) => type), charges: mine, netAtBankCents: netOf(mine), netInLogCents };
+  });
+  expect([...unclaimed.values()]).toEqual([]);
+  expect(payments.filter(({ netAtBankCents, netInLogCents }) => netAtBankCents !== netInLogCents)).toEqual([]);
+  expect(payments.filter(({ payment }) => payment.phase === 'pending' || payment.phase === 'unknown')).toEqual([]);
+  expect(payments.filter(({ payment }) => payment.phase === 'charged' && payment.attempts.some(({ ended }) => ended === null))).toEqual([]);
+  const { rows } = await pool.query(
+    `select count(*) = max(position) and min(position) = 1 and max(position) = (select position from es.head) as gap_free,
+            count(distinct event_id) = count(*) as once from es.events`,
+  );
+  expect(rows).toEqual([{ gap_free: true, once: true }]);
+
+  return {
+    payments,
+    chargesAtBank: charges.length,
+    netAtBankCents: netOf(charges),
+    of: (paymentId) => {
+      const book = payments.find((one) => one.paymentId === paymentId);
+      if (!book) throw new Error(`no stream of payment ${paymentId}`);
+      return book;
+    },
+    for: (referenceId) => payments.filter(({ payment }) => isVisible(payment) && payment.terms.referenceId === referenceId),
+  };
+};
