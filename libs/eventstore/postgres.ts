@@ -510,11 +510,15 @@ const recorded = ([position, stream, revision, id, type, data, meta, storedAtMs]
 
 const READ_STREAM = `select ${COLUMNS} from es.events e where e.stream_id = $1 and e.revision >= $2::bigint order by e.revision limit $3::int`;
 
-/** One snapshot for the head and the events up to it: what lies between is complete, so "looked at up to here" is exact even with a filter. */
+/** One snapshot for the head and the events up to it: what lies between is complete, so "looked at up to here" is exact even with a filter. Lateral
+ * with a limit, so that both bounds reach the index: as a plain join every page scanned the log to its end. */
 const READ_LOG = `select h.position, ${COLUMNS}
   from es.head h
-  left join es.events e on e.position > $1::bigint and e.position <= least($1::bigint + $2::int, $3::bigint, h.position)
-    and ($4::text[] is null or e.stream_id like any ($4::text[]))
+  left join lateral (
+    select * from es.events o
+    where o.position > $1::bigint and o.position <= least($1::bigint + $2::int, $3::bigint, h.position)
+      and ($4::text[] is null or o.stream_id like any ($4::text[]))
+    order by o.position limit $2::int) e on true
   order by e.position`;
 
 const MAX_BIGINT = '9223372036854775807';

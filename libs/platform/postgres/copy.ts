@@ -22,7 +22,9 @@ export const copyInto = (client: Client, table: string, columns: readonly string
     if (failure) throw failure;
     const text = buffer;
     buffer = '';
-    if (!stream.write(text)) await Promise.race([once(stream, 'drain'), once(stream, 'close')]);
+    if (stream.write(text)) return;
+    const waiting = new AbortController();
+    await Promise.race([once(stream, 'drain', { signal: waiting.signal }), once(stream, 'close', { signal: waiting.signal })]).finally(() => waiting.abort());
   };
   return {
     write: async (row) => {

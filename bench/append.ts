@@ -1,0 +1,239 @@
+/**
+ * How many events per second the Postgres event store appends durably, as a ratio to what the same Postgres gives pgbench for single-row inserts with the
+ * same columns, indexes and durability, in the same minute. Absolute figures on shared machines move by a factor of three within half an hour; ratios do not.
+ *
+ *   node dist/bench/append.js [--rounds 3] [--seconds 5] [--writers 64] [--events 0] [--gate 1.8]
+ *
+ * `--events` fills the log first, since plans and caches differ on a large table. Starts a Postgres of its own; refuses one that does not fsync.
+ * Exit 1 where the median ratio is below the gate. Without pgbench it prints rates, and no ratio.
+ */
+import { spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
+import { closeSync, fdatasyncSync, openSync, writeSync } from 'node:fs';
+import { chmod, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { cpus, tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { createPostgresEventStore, eventStoreMigrations, type EventStore, type NewEvent } from '#eventstore';
+import { createPool, migrate, startEmbeddedPostgres, type Pool } from '#platform';
+
+const { values } = parseArgs({
+  options: {
+    rounds: { type: 'string', default: '3' },
+    seconds: { type: 'string', default: '5' },
+    writers: { type: 'string', default: '64' },
+    events: { type: 'string', default: '0' },
+    gate: { type: 'string', default: '1.8' },
+  },
+});
+const options = {
+  rounds: Number(values.rounds),
+  seconds: Number(values.seconds),
+  writers: Number(values.writers),
+  events: Number(values.events),
+  gate: Number(values.gate),
+};
+/** pgbench is given the better of these; more clients than cores help it, up to a point. */
+const PGBENCH_CLIENTS = [16, 64];
+const WARM_UP_SECONDS = 2;
+
+const print = (line: string) => process.stdout.write(`${line}\n`);
+const rate = (perSecond: number) => `${(perSecond / 1000).toFixed(1)} k/s`;
+const median = (numbers: readonly number[]) => [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)]!;
+const quantile = (sorted: Float64Array, q: number) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * q))]!;
+
+/** About 700 bytes of JSON, the size of a PaymentInitiated. */
+const DATA = {
+  paymentId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c11',
+  confirmationNumber: '7K3M-Q9ZD-4T',
+  portalId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c12',
+  referenceId: 'CASE-2026-000123',
+  lines: [
+    { lineId: '1', description: 'Citation 4471-A', amountCents: 12_500 },
+    { lineId: '2', description: 'Late fee', amountCents: 2_500 },
+  ],
+  principalCents: 15_000,
+  feeCents: 425,
+  chargeMode: 'separate',
+  feeVersion: 3,
+  card: { brand: 'visa', last4: '4242', expiry: '2029-04' },
+  references: { principal: 'c-0190c1f2-principal-1', fee: 'c-0190c1f2-fee-1' },
+};
+const META = {
+  recordedAt: '2026-01-02T03:04:05.678Z',
+  actor: { type: 'partner', id: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c13' },
+  correlationId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c14',
+} as const;
+const event = (): NewEvent => ({ id: randomUUID(), type: 'PaymentInitiated', v: 1, data: DATA, meta: META });
+const PAYLOAD_BYTES = Buffer.byteLength(JSON.stringify(DATA)) + Buffer.byteLength(JSON.stringify({ v: 1, ...META }));
+
+interface Run {
+  readonly perSecond: number;
+  readonly acknowledged: number;
+  readonly p50Ms: number;
+  readonly p99Ms: number;
+}
+
+/** A closed loop: each writer sends its next event when the last one is acknowledged. */
+const appendFor = async (store: EventStore, writers: number, seconds: number): Promise<Run> => {
+  const latencies: number[] = [];
+  const begun = performance.now();
+  const end = begun + seconds * 1000;
+  await Promise.all(
+    Array.from({ length: writers }, async () => {
+      for (let now = performance.now(); now < end;) {
+        await store.append(`payment-${randomUUID()}`, 'no_stream', [event()]);
+        const done = performance.now();
+        latencies.push(done - now);
+        now = done;
+      }
+    }),
+  );
+  const sorted = Float64Array.from(latencies).sort();
+  return {
+    perSecond: (latencies.length / (performance.now() - begun)) * 1000,
+    acknowledged: latencies.length,
+    p50Ms: quantile(sorted, 0.5),
+    p99Ms: quantile(sorted, 0.99),
+  };
+};
+
+/** Same columns, same indexes, same bytes; the position from a sequence, which is the cheapest that Postgres has. */
+const PGBENCH_TABLE = `
+create sequence single_position;
+create table single_insert (
+  position bigint primary key, stream_id text collate "C" not null, revision bigint not null, event_id uuid not null,
+  type text not null, data json not null, meta json not null, stored_at timestamptz not null default clock_timestamp(),
+  unique (stream_id, revision)
+)`;
+const quoted = (value: unknown) => `'${JSON.stringify(value)}'`;
+const PGBENCH_SCRIPT = `insert into single_insert (position, stream_id, revision, event_id, type, data, meta) values (nextval('single_position'), 'payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentInitiated', ${quoted(DATA)}, ${quoted({ v: 1, ...META })});\n`;
+
+/** Transactions per second; null where pgbench is not installed. */
+const pgbench = (url: string, script: string, clients: number, seconds: number): Promise<number | null> =>
+  new Promise((resolve, reject) => {
+    const args = ['-n', '-M', 'prepared', '-f', script, '-c', String(clients), '-j', '2', '-T', String(seconds), url];
+    const child = spawn('pgbench', args, { stdio: ['ignore', 'pipe', 'pipe'] });
+    let output = '';
+    child.stdout.on('data', (chunk: Buffer) => (output += chunk.toString()));
+    child.stderr.on('data', (chunk: Buffer) => (output += chunk.toString()));
+    child.once('error', (error: NodeJS.ErrnoException) => (error.code === 'ENOENT' ? resolve(null) : reject(error)));
+    child.once('close', () => {
+      const tps = /^tps = ([\d.]+) \(without/m.exec(output)?.[1];
+      if (tps) resolve(Number(tps));
+      else reject(new Error(`pgbench failed: ${output.trim().split('\n').at(-1)}`));
+    });
+  });
+
+/** What one durable write costs here: 8 KiB and fdatasync, as a commit writes. */
+const fsyncMs = (directory: string): number => {
+  const file = openSync(join(directory, 'fsync'), 'w');
+  const times: number[] = [];
+  for (let index = 0; index < 200; index++) {
+    const begun = performance.now();
+    writeSync(file, Buffer.alloc(8192), 0, 8192, 0);
+    fdatasyncSync(file);
+    times.push(performance.now() - begun);
+  }
+  closeSync(file);
+  return median(times);
+};
+
+/** Every acknowledged event is stored, once, and positions have no gaps. */
+const verify = async (pool: Pool, acknowledged: number): Promise<string> => {
+  const { rows } = await pool.query<{ stored: string; gap_free: boolean; once: boolean; size: string }>(
+    `select count(*) as stored, count(*) = max(position) and min(position) = 1 and max(position) = (select position from es.head) as gap_free,
+            count(distinct event_id) = count(*) as once, pg_size_pretty(pg_total_relation_size('es.events')) as size from es.events`,
+  );
+  const { stored, gap_free, once, size } = rows[0]!;
+  if (Number(stored) !== acknowledged || !gap_free || !once)
+    throw new Error(`acknowledged ${acknowledged}, stored ${stored}, gap-free ${gap_free}, each once ${once}`);
+  return `${stored} events (${size}): acknowledged = stored, gap-free, each once`;
+};
+
+const setting = async (pool: Pool, name: string) =>
+  (await pool.query<{ value: string }>('select current_setting($1) as value', [name])).rows[0]!.value;
+
+const run = async (directory: string): Promise<boolean> => {
+  await chmod(directory, 0o755);
+  const postgres = await startEmbeddedPostgres(join(directory, 'postgres'));
+  const pool = createPool(postgres.url, { name: 'bench', max: 2, statementTimeoutMs: 600_000 });
+  const store = createPostgresEventStore(postgres.url);
+  try {
+    const settings: Record<string, string> = {};
+    for (const name of ['server_version', 'fsync', 'synchronous_commit', 'full_page_writes', 'shared_buffers', 'max_wal_size'])
+      settings[name] = await setting(pool, name);
+    if (settings.fsync !== 'on' || settings.synchronous_commit === 'off') throw new Error('this Postgres does not make commits durable: no figures');
+    await migrate(pool, eventStoreMigrations);
+    await pool.query(PGBENCH_TABLE);
+    const script = join(directory, 'single-insert.sql');
+    await writeFile(script, PGBENCH_SCRIPT);
+    print(
+      Object.entries(settings)
+        .map(([name, value]) => `${name}=${value}`)
+        .join(' '),
+    );
+    print(
+      `${cpus().length} cores (${cpus()[0]?.model ?? 'unknown'}), Node ${process.version}, fdatasync of 8 KiB ${fsyncMs(directory).toFixed(2)} ms, payload ${PAYLOAD_BYTES} bytes`,
+    );
+
+    let acknowledged = 0;
+    while (acknowledged < options.events) acknowledged += (await appendFor(store, 256, 2)).acknowledged;
+    acknowledged += (await appendFor(store, options.writers, WARM_UP_SECONDS)).acknowledged;
+    await pgbench(postgres.url, script, PGBENCH_CLIENTS[0]!, WARM_UP_SECONDS);
+
+    const ratios: number[] = [];
+    const rates: number[] = [];
+    for (let round = 1; round <= options.rounds; round++) {
+      // Ours stands between the two of pgbench, so that a machine that slows down favours neither.
+      const before = await pgbench(postgres.url, script, PGBENCH_CLIENTS[0]!, options.seconds);
+      const ours = await appendFor(store, options.writers, options.seconds);
+      const after = await pgbench(postgres.url, script, PGBENCH_CLIENTS[1]!, options.seconds);
+      acknowledged += ours.acknowledged;
+      rates.push(ours.perSecond);
+      const own = `append, ${options.writers} writers ${rate(ours.perSecond)} (p50 ${ours.p50Ms.toFixed(1)} ms, p99 ${ours.p99Ms.toFixed(1)} ms)`;
+      if (before === null || after === null) print(`round ${round}: ${own}`);
+      else {
+        ratios.push(ours.perSecond / Math.max(before, after));
+        print(`round ${round}: ${own}, pgbench c=${PGBENCH_CLIENTS.join('/')} ${rate(before)} / ${rate(after)}, ratio ${ratios.at(-1)!.toFixed(2)}`);
+      }
+    }
+    const alone = await appendFor(store, 1, 2);
+    acknowledged += alone.acknowledged;
+    print(`one writer alone: ${rate(alone.perSecond)} (p50 ${alone.p50Ms.toFixed(2)} ms, p99 ${alone.p99Ms.toFixed(2)} ms)`);
+    print(await verify(pool, acknowledged));
+    if (ratios.length === 0) {
+      print('pgbench is not installed: no ratio, no gate');
+      return true;
+    }
+    const spread = `${Math.min(...ratios).toFixed(2)}–${Math.max(...ratios).toFixed(2)}`;
+    const passed = median(ratios) >= options.gate;
+    print(`ratio: median ${median(ratios).toFixed(2)}, spread ${spread}; gate ${options.gate}: ${passed ? 'passed' : 'FAILED'}`);
+    print(
+      JSON.stringify({
+        bench: 'append',
+        medianRatio: median(ratios),
+        ratios,
+        medianPerSecond: median(rates),
+        writers: options.writers,
+        settings,
+        passed,
+      }),
+    );
+    return passed;
+  } finally {
+    await store.close();
+    await pool.end();
+    await postgres.stop();
+  }
+};
+
+const directory = await mkdtemp(join(tmpdir(), 'payfold-bench-'));
+try {
+  if (!(await run(directory))) process.exitCode = 1;
+} catch (error) {
+  process.stderr.write(`${(error as Error).message}\n`);
+  process.exitCode = 1;
+} finally {
+  await rm(directory, { recursive: true, force: true });
+}
