@@ -139,6 +139,16 @@ const fsyncMs = (directory: string): number => {
   return median(times);
 };
 
+/** How much of the machine other work takes at this moment, 0 to 1. On a busy machine pgbench's many backends win more of it than one process does. */
+const othersShare = async (): Promise<number> => {
+  const times = () =>
+    cpus().reduce((sum, { times: t }) => ({ idle: sum.idle + t.idle, all: sum.all + t.idle + t.user + t.sys + t.nice + t.irq }), { idle: 0, all: 0 });
+  const before = times();
+  await new Promise((wake) => setTimeout(wake, 1_000));
+  const after = times();
+  return 1 - (after.idle - before.idle) / (after.all - before.all);
+};
+
 /** Every acknowledged event is stored, once, and positions have no gaps. */
 const verify = async (pool: Pool, acknowledged: number): Promise<string> => {
   const { rows } = await pool.query<{ stored: string; gap_free: boolean; once: boolean; size: string }>(
@@ -185,6 +195,7 @@ const run = async (directory: string): Promise<boolean> => {
     const ratios: number[] = [];
     const rates: number[] = [];
     for (let round = 1; round <= options.rounds; round++) {
+      const others = await othersShare();
       // Ours stands between the two of pgbench, so that a machine that slows down favours neither.
       const before = await pgbench(postgres.url, script, PGBENCH_CLIENTS[0]!, options.seconds);
       const ours = await appendFor(store, options.writers, options.seconds);
@@ -195,7 +206,9 @@ const run = async (directory: string): Promise<boolean> => {
       if (before === null || after === null) print(`round ${round}: ${own}`);
       else {
         ratios.push(ours.perSecond / Math.max(before, after));
-        print(`round ${round}: ${own}, pgbench c=${PGBENCH_CLIENTS.join('/')} ${rate(before)} / ${rate(after)}, ratio ${ratios.at(-1)!.toFixed(2)}`);
+        print(
+          `round ${round}: ${own}, pgbench c=${PGBENCH_CLIENTS.join('/')} ${rate(before)} / ${rate(after)}, ratio ${ratios.at(-1)!.toFixed(2)}, other work ${Math.round(others * 100)} %`,
+        );
       }
     }
     const alone = await appendFor(store, 1, 2);

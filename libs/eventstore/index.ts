@@ -1,6 +1,6 @@
 import type { Migration } from '#platform';
 import type { EventStore } from './event-store.js';
-import { createKurrentDbEventStore } from './kurrentdb.js';
+import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
 import { createPostgresEventStore, eventStoreMigration } from './postgres.js';
 import { projectionCheckpointMigration } from './subscriber.js';
 
@@ -16,5 +16,8 @@ export { createPostgresEventStore, postgresEventStore, type EventStorePools } fr
 export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration];
 
 /** KurrentDB where an address of it is configured, else Postgres: the one choice, for every process and command. */
-export const openEventStore = async (kurrentdbUrl: string | null, databaseUrl: string): Promise<EventStore> =>
-  kurrentdbUrl === null ? createPostgresEventStore(databaseUrl) : createKurrentDbEventStore(kurrentdbUrl);
+export const openEventStore = async (
+  kurrentdbUrl: string | null,
+  databaseUrl: string,
+  onTrouble: NonNullable<KurrentDbOptions['onTrouble']>,
+): Promise<EventStore> => (kurrentdbUrl === null ? createPostgresEventStore(databaseUrl) : createKurrentDbEventStore(kurrentdbUrl, { onTrouble }));

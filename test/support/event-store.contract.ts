@@ -343,6 +343,8 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
     test('what no store could keep is refused as a fault of the caller', async () => {
       const wrong: [string, Expected, NewEvent[]][] = [
         ['', 'no_stream', newEvents(1)],
+        ['payment-\ud800', 'no_stream', newEvents(1)],
+        ['payment-\0', 'no_stream', newEvents(1)],
         [newStream(), 'no_stream', []],
         [newStream(), -1n, newEvents(1)],
         [newStream(), 'no_stream', [newEvent({}, '')]],
