@@ -39,6 +39,7 @@ import {
 import {
   type Config,
   createPool,
+  isMigrated,
   type KeyRing,
   type Logger,
   migrate,
@@ -138,7 +139,7 @@ export const openServices = async (
   };
   try {
     await migrate(pool, MIGRATIONS);
-    const bare = await openEventStore(config.kurrentdbUrl, databaseUrl);
+    const bare = await openEventStore(config.kurrentdbUrl, databaseUrl, (message, error) => log.warn({ err: error }, message));
     opened.push(() => bare.close());
     const appends = { failedAt: Number.NEGATIVE_INFINITY };
     const store = withFailpoint(config.failpoint, watchAppends(bare, clock, appends));
@@ -207,6 +208,9 @@ export const openServices = async (
       readiness: {
         idempotency: async () => {
           if (!(await idempotency.ping())) throw new Error('keys cannot be written');
+        },
+        schema: async () => {
+          if (!(await isMigrated(pool, MIGRATIONS))) throw new Error('the schema is not ours');
         },
         eventStore: async () => {
           await store.head();

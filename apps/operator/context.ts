@@ -101,7 +101,7 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   const pool = createPool(databaseUrl, { name: 'operator', max: 3 });
   closers.push(() => pool.end());
   await prepareSchema(pool);
-  const store = await openEventStore(config.kurrentdbUrl, databaseUrl);
+  const store = await openEventStore(config.kurrentdbUrl, databaseUrl, (message, error) => logger.warn({ err: error }, message));
   closers.push(() => store.close());
 
   const directory = postgresDirectory(pool);

@@ -23,7 +23,7 @@ import type {
 } from './gateway/gateway.js';
 import { type ChargeOutcome, isVisible, type LegTerms, type LineItem, type Payer, type Payment, type PaymentTerms } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
-import { type Loaded, type Owner, type PaymentStreams } from './stream.js';
+import { INTENT, type Loaded, type Owner, type PaymentStreams } from './stream.js';
 import type { Velocity } from './velocity.js';
 
 /** What every payment command works with; handed in, so that the simulation runs the same code over simulated ports. */
@@ -82,7 +82,7 @@ export const charge = async (
   let loaded: Loaded;
   try {
     const none: Loaded = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
-    loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId: attempt.attemptId, terms: plan }], owner, deadline);
+    loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId: attempt.attemptId, terms: plan }], owner, deadline, INTENT);
   } catch (error) {
     // The stream was fenced by a takeover of our key: this request must never begin (recovery.md 1.8).
     if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
@@ -132,9 +132,9 @@ const DECLINE_MESSAGES: Record<DeclineCode, string> = {
 
 const timeout = (id: string) => new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the payment is unknown; check it before charging again.', { id });
 
-/** The answer to a key whose create ended without certainty (C16, C64). */
-export const reconciliationRequired = (paymentId: string, payment: Payment): ServiceError =>
-  isVisible(payment)
+/** The answer to a key whose create ended without certainty (C16, C64). `payment` null: its stream cannot be read now. */
+export const reconciliationRequired = (paymentId: string, payment: Payment | null): ServiceError =>
+  payment === null || isVisible(payment)
     ? new ServiceError(
         'IDEMPOTENCY_RECONCILIATION_REQUIRED',
         'An earlier request with this key ended without a certain outcome; check the payment, and use a new key to charge again.',

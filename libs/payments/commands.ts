@@ -58,8 +58,9 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
     run: (owned) => charge(ports, request, owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() }, owner, deadline),
     takeOver: (owned) => settleCreate(ports, owned, request.accountId, owner, deadline),
     reconciliationRequired: async (paymentId) => {
-      const loaded = await ports.streams.load(paymentId);
-      return reconciliationRequired(paymentId, loaded.payment);
+      // A log that cannot be read now says nothing about the payment; the caller is sent to look at it.
+      const { payment } = await ports.streams.load(paymentId).catch(() => ({ payment: null }));
+      return reconciliationRequired(paymentId, payment);
     },
   });
 };

@@ -240,6 +240,8 @@ export interface ReversalAttempt extends ReversalRequest {
   }[];
   readonly ended:
     (Pick<ReversalEnd, 'outcome' | 'reversalType' | 'amountCents'> & { readonly at: string; readonly remainingRefundableCents: Cents }) | null;
+  /** It was left open after a part had come back: its caller was told PARTIAL_REFUND_PENDING, or retry_void. */
+  readonly toldPartial: boolean;
   /** Somebody has been told of its success since it was fenced (C18). */
   readonly acknowledged: boolean;
   /** The attempt that completed this partial one. */
@@ -272,7 +274,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     case 'ReconciliationStarted':
       if (payment.phase === 'charged') {
         if (attemptOf(payment, event.data.attemptId)?.ended) throw impossible(payment, event);
-        return withAttempt(payment, event, at, (attempt) => ({ ...attempt, fenced: true }));
+        return withAttempt(payment, event, at, (attempt) => ({ ...attempt, fenced: true, toldPartial: attempt.returned.length > 0 }));
       }
       return { ...awaiting(payment, event), phase: 'unknown', fenced: true, updatedAt: at };
     case 'PaymentResolved': {
@@ -297,6 +299,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
         operation,
         requestedAt: at,
         fenced: false,
+        toldPartial: false,
         returned: [],
         ended: null,
         acknowledged: false,
@@ -511,6 +514,22 @@ export const partialRefund = (payment: Charged, initiatedBy: Initiator): Reversa
         ({ operation, ended, completedBy, initiatedBy: by }) =>
           operation === 'refund' && ended?.outcome === 'partial' && !completedBy && by === initiatedBy,
       );
+
+/**
+ * The partial refund that a retry is to complete, and that turned out to be complete: its fee had come back although its caller was told that it had not.
+ * Whatever its key, the retry is told the whole refund, as if it had completed it (C38); nothing is returned again.
+ */
+export const completedMeanwhile = (payment: Charged, initiatedBy: Initiator, asked: ReversalRequest['asked']): ReversalAttempt | undefined =>
+  payment.attempts.find(
+    (attempt) =>
+      attempt.operation === 'refund' &&
+      attempt.toldPartial &&
+      attempt.ended?.outcome === 'completed' &&
+      !attempt.acknowledged &&
+      attempt.initiatedBy === initiatedBy &&
+      asked.includeFee &&
+      (asked.amountCents === null || asked.amountCents === principalOf(attempt)),
+  );
 
 /** How long a repeat without a key may claim the result of an attempt whose caller was told 5xx (C18). */
 const KEYLESS_REPEAT_MS = 24 * 3_600_000;

@@ -42,7 +42,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
   const { clock, ids, log } = ports;
   const startsAfterMs = options.startsAfterMs ?? RECOVERY_STARTS_AFTER_MS;
 
-  const resolve = async (paymentId: string): Promise<Resolution> => {
+  const resolveOne = async (paymentId: string): Promise<Resolution> => {
     const owner: Owner = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
     const deadline = new Deadline(clock, RESOLUTION_MS);
     const { payment } = await ports.streams.load(paymentId);
@@ -54,10 +54,20 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     return old(attempt.requestedAt) && (await resolveReversal(ports, paymentId, attempt.attemptId, owner, deadline)) ? 'resolved' : 'open';
   };
 
+  /** Readers of an open payment may ask for its recovery many times a second; one at a time does. */
+  const running = new Map<string, Promise<Resolution>>();
+  const resolve = (paymentId: string): Promise<Resolution> => {
+    const present = running.get(paymentId);
+    if (present) return present;
+    const begun = resolveOne(paymentId).finally(() => running.delete(paymentId));
+    running.set(paymentId, begun);
+    return begun;
+  };
+
   return {
     resolve,
     round: async () => {
-      const due = await work.due(timestamp(clock.now() - startsAfterMs));
+      const due = await work.due(timestamp(clock.now() - startsAfterMs), timestamp(clock.now()));
       for (const { paymentId, attemptId, tries } of due) {
         const outcome = await resolve(paymentId).catch((error: unknown): Resolution => {
           log.warn({ paymentId, err: error }, 'recovery could not resolve a payment');
@@ -144,8 +154,8 @@ const raiseStaffTask = async (
 
 /** Where recovery finds what is open, and keeps when to look again. */
 export interface RecoveryWork {
-  /** Open attempts begun before an instant, whose next try has come. */
-  due(begunBefore: string): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
+  /** Open attempts begun before an instant, whose next try has come by `now`; both RFC 3339, of the clock that writes the schedule. */
+  due(begunBefore: string, now: string): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
   record(tried: { paymentId: string; attemptId: string; tries: number; nextTryAt: string; outcome: Resolution }): Promise<void>;
 }
 
@@ -153,13 +163,13 @@ const ROUND_LIMIT = 50;
 
 /** Reads the list projection's open attempts; several workers may do so at once, since each step is guarded by the stream's revision. */
 export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
-  due: async (begunBefore) => {
+  due: async (begunBefore, now) => {
     const { rows } = await pool.query<{ payment_id: string; attempt_id: string; tries: number }>(
       `select p.payment_id, p.open_attempt_id as attempt_id, coalesce(t.tries, 0) as tries
        from payment_list p left join recovery_try t on t.payment_id = p.payment_id and t.attempt_id = p.open_attempt_id
-       where p.open_since < $1 and (t.next_try_at is null or t.next_try_at <= now())
-       order by p.open_since, p.payment_id limit $2`,
-      [begunBefore, ROUND_LIMIT],
+       where p.open_since < $1 and (t.next_try_at is null or t.next_try_at <= $2)
+       order by p.open_since, p.payment_id limit $3`,
+      [begunBefore, now, ROUND_LIMIT],
     );
     return rows.map((row) => ({ paymentId: row.payment_id, attemptId: row.attempt_id, tries: row.tries }));
   },

@@ -9,6 +9,7 @@ import { bounded, callGateway, GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './ga
 import type { Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
 import {
   attemptOf,
+  completedMeanwhile,
   type Charged,
   type ChargedLeg,
   type Initiator,
@@ -24,7 +25,7 @@ import {
   voidFailed,
 } from './payment.js';
 import { refundView, type RefundView, voidView, type VoidView } from './payment.view.js';
-import { type Loaded, type Owner, retryingConflicts } from './stream.js';
+import { INTENT, type Loaded, type Owner, retryingConflicts } from './stream.js';
 
 /** How long a request waits for a running refund or void of the same payment (C31). */
 const WAIT_FOR_OTHER_MS = 10_000;
@@ -91,7 +92,7 @@ export const reverse = async (
         continue;
       }
 
-      const repeated = key === null ? untold(payment, request, at()) : undefined;
+      const repeated = (key === null ? untold(payment, request, at()) : undefined) ?? finishedMeanwhile(payment, request);
       if (repeated) {
         const told = await tell(ports, request, repeated.attemptId, owner, deadline, true);
         if (told) return told;
@@ -104,7 +105,7 @@ export const reverse = async (
       }
     }
     try {
-      const next = await streams.execute(loaded, [command(ports, request, loaded, attemptId, at())], owner, deadline);
+      const next = await streams.execute(loaded, [command(ports, request, loaded, attemptId, at())], owner, deadline, INTENT);
       return await run(ports, next, attemptId, owner, deadline, false);
     } catch (error) {
       // Nobody was called yet: somebody else changed the payment first, so look again and decide again.
@@ -116,6 +117,9 @@ export const reverse = async (
 
 const untold = (payment: Charged, request: ReverseRequest, at: string) =>
   untoldAttempt(payment, request.operation, request.initiatedBy, askedOf(request), at);
+
+const finishedMeanwhile = (payment: Charged, request: ReverseRequest) =>
+  request.operation === 'refund' ? completedMeanwhile(payment, request.initiatedBy, askedOf(request)) : undefined;
 
 const askedOf = ({ operation, amountCents, includeFee }: ReverseRequest) =>
   operation === 'void' ? { amountCents: null, includeFee: true } : { amountCents, includeFee };

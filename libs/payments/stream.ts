@@ -32,8 +32,12 @@ export const LONG_STREAM_EVENTS = 200;
 
 /** Pause before an append is repeated; KurrentDB drops a retry that comes before the original is replicated. */
 const RETRY_APPEND_MS = 250;
-/** An outcome is worth trying to record for at least this long, even when the request's own time is up. */
-const MIN_APPEND_BUDGET_MS = 4_000;
+/** Milliseconds that an append may be repeated for, of what is left of the request. */
+export type AppendBudget = (leftMs: number) => number;
+/** An outcome is worth trying to record for 4 s even when the request's own time is up. */
+export const OUTCOME: AppendBudget = (leftMs) => Math.max(leftMs, 4_000);
+/** An intent must leave time for what it announces: a gateway call that would get less than 2 s is not sent (C42). */
+export const INTENT: AppendBudget = (leftMs) => leftMs - 3_000;
 
 export const paymentStream = (paymentId: string): string => `payment-${paymentId}`;
 export const paymentIdOf = (stream: string): string => stream.slice('payment-'.length);
@@ -85,7 +89,13 @@ export class PaymentStreams {
    * Decides and appends at the loaded revision. Returns the state after it; no events, no append. While the store cannot say whether it
    * appended, the same ids are sent again until the deadline. Throws what `decide` refuses, {@link Conflict}, OutcomeUnknown, Unavailable.
    */
-  async execute(loaded: Loaded, commands: readonly PaymentCommand[], owner: Owner, deadline: Deadline): Promise<Loaded> {
+  async execute(
+    loaded: Loaded,
+    commands: readonly PaymentCommand[],
+    owner: Owner,
+    deadline: Deadline,
+    budget: AppendBudget = OUTCOME,
+  ): Promise<Loaded> {
     const events: PaymentEvent[] = [];
     let { payment } = loaded;
     for (const command of commands) {
@@ -97,7 +107,7 @@ export class PaymentStreams {
     const stream = paymentStream(loaded.paymentId);
     const expected = loaded.revision ?? 'no_stream';
     const written = events.map((event) => this.toNewEvent(event, owner));
-    const until = this.clock.monotonic() + Math.max(deadline.leftMs, MIN_APPEND_BUDGET_MS);
+    const until = this.clock.monotonic() + budget(deadline.leftMs);
     let maybeAppended = false;
     for (;;) {
       try {

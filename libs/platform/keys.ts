@@ -3,7 +3,8 @@
  * every purpose gets a key of its own by HKDF, so that one leaked derivation says nothing about another. To rotate, add a key and name it current.
  */
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
-import { closeSync, existsSync, fsyncSync, linkSync, openSync, readFileSync, unlinkSync, writeSync } from 'node:fs';
+import { closeSync, existsSync, fsyncSync, linkSync, mkdirSync, openSync, readFileSync, unlinkSync, writeSync } from 'node:fs';
+import { dirname } from 'node:path';
 
 export type Purpose =
   'api-key' | 'audit-key' | 'idempotency-key' | 'fingerprint' | 'card' | 'cursor' | 'access-token' | 'secret' | 'csrf' | 'log-head';
@@ -89,6 +90,8 @@ export const readKeyRing = (file: string): KeyRing => {
     return refuse('it needs "current" and "keys"');
   const keys = new Map<string, Buffer>();
   for (const [kid, value] of Object.entries(ring.keys as Record<string, unknown>)) {
+    // Keys keep the order in which they were added only while none of them looks like a number; the oldest names the idempotency rows.
+    if (!/^[A-Za-z][\w.-]{0,31}$/.test(kid)) return refuse(`key id "${kid}" must begin with a letter`);
     const bytes = typeof value === 'string' ? Buffer.from(value, 'base64') : Buffer.alloc(0);
     if (bytes.length !== KEY_BYTES) return refuse(`key "${kid}" is not ${KEY_BYTES} bytes of base64`);
     keys.set(kid, bytes);
@@ -99,6 +102,7 @@ export const readKeyRing = (file: string): KeyRing => {
 /** The sandbox's ring: read, or created on the very first start. Never overwrites, also when two processes start at once. */
 export const readOrCreateKeyRing = (file: string): KeyRing => {
   if (!existsSync(file)) {
+    mkdirSync(dirname(file), { recursive: true, mode: 0o711 });
     const draft = `${file}.${randomBytes(6).toString('hex')}`;
     const descriptor = openSync(draft, 'wx', 0o600);
     const key = randomBytes(KEY_BYTES).toString('base64');
