@@ -26,7 +26,7 @@ import { type ListFilters, listPayments, MAX_PAGE, openCursor, type PaymentListP
 import type { PaymentEvent } from './payment.js';
 import { paymentStream } from './stream.js';
 
-const ids = systemIds(systemClock.now);
+const ids = systemIds(() => systemClock.now());
 const old = randomBytes(32);
 const ring = new KeyRing('k1', new Map([['k1', old]]));
 const ALL: ListFilters = { portalId: null, from: null, to: null, status: null };

@@ -177,7 +177,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
       refused(house.refund(lineItems[0]!.id)),
       refused(house.void(lineItems[0]!.id)),
     ]);
-    for (const answer of answers) expect(answer).toEqual({ code: 'PAYMENT_NOT_FOUND', status: 404, message: answers[0]!.message, details: {} });
+    for (const answer of answers) expect(answer).toEqual({ code: 'PAYMENT_NOT_FOUND', status: 404, message: answers[0].message, details: {} });
   });
   test('staff act on any account’s payment, and are named as who initiated', async () => {
     const id = await charged();
@@ -800,6 +800,31 @@ describe('the event store fails', () => {
   });
 });
 
+/** What the contract asks for and the design cannot give yet; each of these begins to pass, and thereby fails, when it can. */
+describe('known gaps', () => {
+  test.failing(
+    'C18: an outcome that was appended unheard ends in 504; the repeat without a key is told that refund instead of a second one',
+    async () => {
+      const id = await charged();
+      house.appends.failAfter('ReversalEnded', unheard);
+      expect((await refused(hurry(house.refund(id, PARTIAL)))).status).toBe(504);
+      house.appends.clear();
+      await house.refund(id, PARTIAL);
+      expect(await moved()).toHaveLength(1);
+    },
+  );
+  test.failing(
+    'C27: a void told to be retried, whose fee turns out to have been voided, is told whole under the same key (C15 gives the key back)',
+    async () => {
+      const id = await charged();
+      const key = house.key();
+      await ground.bank.arm({ match: { call: 'void', leg: 'fee' }, ...UNKNOWN });
+      expect(read(await house.voidWithKey(key, id))).toMatchObject({ code: 'VOID_FAILED', details: { suggestedAction: 'retry_void' } });
+      expect(read(await house.voidWithKey(key, id))).toMatchObject({ status: 200, data: { amountCents: 10_325 } });
+    },
+  );
+});
+
 describe('facts of others in between', () => {
   const dispute = (id: string) => async () => {
     const loaded = await house.ports.streams.load(id);
@@ -849,17 +874,17 @@ describe('facts of others in between', () => {
 test('answers are rebuilt byte for byte from the stream (recovery.md 1.4 c)', async () => {
   const id = await charged({ lines: [3333, 3333, 3334] });
   const key = house.key();
-  const settle = house.services.idempotency.settle;
-  const failing = { ...house.services.idempotency, settle: () => Promise.reject(new Error('gone')) };
-  Object.assign(house.services, { idempotency: failing });
-  const first = await house.refundWithKey(key, id, { ...PARTIAL, reason: 'é' });
-  Object.assign(house.services, { idempotency: { ...failing, settle } });
+  const asked = { ...PARTIAL, reason: 'é' };
+  const { idempotency } = house.services;
+  Object.assign(house.services, { idempotency: { ...idempotency, settle: () => Promise.reject(new Error('gone')) } });
+  const first = await house.refundWithKey(key, id, asked);
+  Object.assign(house.services, { idempotency });
   house.clock.advance(5_000);
   await house.refund(id, { amountCents: 1 });
   await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where key_hash = $1`, [
     house.services.idempotency.name(house.accountId, key).keyHash,
   ]);
-  const again = await house.refundWithKey(key, id, { ...PARTIAL, reason: 'é' });
+  const again = await house.refundWithKey(key, id, asked);
   expect([again.status, again.body]).toEqual([200, first.body]);
   expect(read<PaymentView>(first).status).toBe(200);
 });

@@ -1,7 +1,7 @@
 /** The state machine of a key's row (recovery.md 1.4, T1–T12) and what `onceByKey` makes of an answer (contract §3), on real Postgres. */
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomBytes } from 'node:crypto';
-import { systemClock, ServiceError } from '#kernel';
+import { ServiceError, systemClock } from '#kernel';
 import { createLogger, createPool, KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
 import { freshDatabase } from '../../../test/support/postgres.js';
 import { type Answer, successAnswer } from './envelope.js';
@@ -18,9 +18,10 @@ import {
   settlementOf,
 } from './idempotency.js';
 
-const ids = systemIds(systemClock.now);
+const ids = systemIds(() => systemClock.now());
 const keys = newKeyRing();
 const log = createLogger('silent', 'spec');
+const newId = () => ids.uuid();
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
 /** Two replicas, each with connections of its own. */
@@ -437,7 +438,7 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
   const failed = (code: ConstructorParameters<typeof ServiceError>[0], details: Record<string, unknown> = {}) => new ServiceError(code, 'x', details);
   const settled = async (operation: Operation, run: () => Promise<unknown>): Promise<string | undefined> => {
     const key = newKey();
-    await onceByKey(store, log, ids.uuid, { ...requestOf(key), operation }, { run });
+    await onceByKey(store, log, newId, { ...requestOf(key), operation }, { run });
     return (await stateOf(key)) as string | undefined;
   };
   const refused = (operation: Operation, error: Error) => settled(operation, () => Promise.reject(error));
@@ -468,7 +469,7 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
   test('a fault of ours: 500, reserved on create, released else, and nothing of it in the answer', async () => {
     expect(await refused('create', new Error('4242424242424242'))).toBe('reserved');
     expect(await refused(REFUND, new Error('x'))).toBe('released');
-    const answer = await onceByKey(store, log, ids.uuid, requestOf(newKey()), { run: () => Promise.reject(new Error('secret')) });
+    const answer = await onceByKey(store, log, newId, requestOf(newKey()), { run: () => Promise.reject(new Error('secret')) });
     expect(answer).toMatchObject({ status: 500, code: 'INTERNAL_ERROR' });
     expect(answer.body).not.toContain('secret');
   });
@@ -490,7 +491,7 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
         onceByKey(
           store,
           log,
-          ids.uuid,
+          newId,
           { ...requestOf(key), operation: REFUND },
           { run: async (owned) => (attempts.push(owned!.attemptId), Promise.reject(outcome)) },
         );
@@ -505,21 +506,21 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
     const key = newKey();
     const { attemptId } = await own(key, { operation: REFUND });
     await leaseEnds(key);
-    await onceByKey(store, log, ids.uuid, { ...requestOf(key), operation: REFUND }, { run: () => Promise.reject(failed('INVALID_STATE')) });
+    await onceByKey(store, log, newId, { ...requestOf(key), operation: REFUND }, { run: () => Promise.reject(failed('INVALID_STATE')) });
     expect(await rowOf(key)).toMatchObject({ state: 'released', attempt_id: attemptId });
   });
   test('a key that had expired is given back by a refusal, as any new one (C15)', async () => {
     const key = newKey();
     await store.settle(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
     await expires(key);
-    await onceByKey(store, log, ids.uuid, { ...requestOf(key), operation: REFUND }, { run: () => Promise.reject(failed('INVALID_STATE')) });
+    await onceByKey(store, log, newId, { ...requestOf(key), operation: REFUND }, { run: () => Promise.reject(failed('INVALID_STATE')) });
     expect(await rowOf(key)).toBeUndefined();
   });
 });
 
 describe('onceByKey', () => {
   const once = (key: string | null, work: KeyedWork, operation: Operation = 'create', from: IdempotencyStore = store) =>
-    onceByKey(from, log, ids.uuid, { ...requestOf(key ?? ''), key, operation }, work);
+    onceByKey(from, log, newId, { ...requestOf(key ?? ''), key, operation }, work);
   let runs: number;
   beforeEach(() => {
     runs = 0;
@@ -563,7 +564,7 @@ describe('onceByKey', () => {
   test('mismatch 409; reserved 409 with what the work says of the payment', async () => {
     const key = newKey();
     await once(key, counted);
-    const mismatch = refusal(onceByKey(store, log, ids.uuid, { ...requestOf(key), fingerprintText: 'another body' }, counted));
+    const mismatch = refusal(onceByKey(store, log, newId, { ...requestOf(key), fingerprintText: 'another body' }, counted));
     expect((await mismatch)?.code).toBe('IDEMPOTENCY_MISMATCH');
     const failing = newKey();
     const work: KeyedWork = {
