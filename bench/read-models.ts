@@ -78,7 +78,9 @@ try {
   const small = await rebuild(service);
   await multiply(service, payments - tenth);
   await printSettings(service.pool);
-  if (process.env.BENCH_WAIT) { console.log(service.dataDir); await new Promise((r) => setTimeout(r, 600_000)); }
+    console.log(service.dataDir);
+    await new Promise((r) => setTimeout(r, 600_000));
+  }
   const large = await rebuild(service);
   const best = Math.min(await ceiling(service), await ceiling(service));
   console.log(`rebuild of ${large.events} events: ${large.seconds.toFixed(1)} s, ${(large.events / large.seconds).toFixed(0)} events/s`);

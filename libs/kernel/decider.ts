@@ -4,13 +4,13 @@
  */
 export interface Decider<State, Command, Event> {
   readonly initial: State;
-  decide(state: State, command: Command): readonly Event[];
-  evolve(state: State, event: Event): State;
+  readonly decide: (state: State, command: Command) => readonly Event[];
+  readonly evolve: (state: State, event: Event) => State;
 }
 
 /** Replays facts onto a decider's initial state. */
 export const fold = <State, Event>(
-  decider: { readonly initial: State; evolve(state: State, event: Event): State },
+  decider: { readonly initial: State; readonly evolve: (state: State, event: Event) => State },
   events: Iterable<Event>,
 ): State => {
   let state = decider.initial;

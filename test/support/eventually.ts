@@ -2,7 +2,7 @@
 export const eventually = async <T>(check: () => T | Promise<T>, options: { timeoutMs?: number; everyMs?: number } = {}): Promise<NonNullable<T>> => {
   const { timeoutMs = 10_000, everyMs = 20 } = options;
   const end = performance.now() + timeoutMs;
-  let last: unknown = new Error('nothing truthy');
+  let last: unknown;
   for (;;) {
     try {
       const value = await check();

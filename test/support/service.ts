@@ -236,7 +236,7 @@ export interface Service {
   account(name?: string): Promise<TestAccount>;
   portal(account: TestAccount, options?: { fee?: Partial<FeeConfig>; gateway?: 'simulator' | 'none' }): Promise<string>;
   /** Runs an administrative command and waits until requests see it. */
-  administer<State, Extra extends Done<State>>(change: Promise<Extra>): Promise<Extra>;
+  readonly administer: <State, Extra extends Done<State>>(change: Promise<Extra>) => Promise<Extra>;
   /** What an hour-old open payment gets from the worker, at once: recovery of this payment. */
   recover(paymentId: string): Promise<void>;
   logLines(): LogLine[];

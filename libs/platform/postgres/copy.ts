@@ -24,7 +24,9 @@ export const copyInto = (client: Client, table: string, columns: readonly string
     buffer = '';
     if (stream.write(text)) return;
     const waiting = new AbortController();
-    await Promise.race([once(stream, 'drain', { signal: waiting.signal }), once(stream, 'close', { signal: waiting.signal })]).finally(() => waiting.abort());
+    await Promise.race([once(stream, 'drain', { signal: waiting.signal }), once(stream, 'close', { signal: waiting.signal })]).finally(() =>
+      waiting.abort(),
+    );
   };
   return {
     write: async (row) => {

@@ -1,0 +1,22 @@
+/** `npm run bench [-- name …]`: the named benchmarks, or all of them, one after the other, each as a process of its own. */
+import { spawnSync } from 'node:child_process';
+import { fileURLToPath } from 'node:url';
+
+const BENCHMARKS = ['append', 'create', 'read-models'];
+
+const [, , ...given] = process.argv;
+const names = given.filter((word) => !word.startsWith('--'));
+const unknown = names.filter((name) => !BENCHMARKS.includes(name));
+if (unknown.length > 0) {
+  process.stderr.write(`there is no benchmark ${unknown.join(', ')}; there are ${BENCHMARKS.join(', ')}\n`);
+  process.exitCode = 2;
+} else {
+  for (const name of names.length > 0 ? names : BENCHMARKS) {
+    process.stdout.write(`\n── ${name} ──\n`);
+    const options = given.filter((word) => word.startsWith('--'));
+    const { status } = spawnSync(process.execPath, ['--enable-source-maps', fileURLToPath(new URL(`./${name}.js`, import.meta.url)), ...options], {
+      stdio: 'inherit',
+    });
+    if (status !== 0) process.exitCode = 1;
+  }
+}
