@@ -305,6 +305,22 @@ describe('fenced while in flight', () => {
     expect((await refused(house.charge({ card: CARDS.declined }, paymentId))).code).toBe('PAYMENT_TIMEOUT');
     expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'ReconciliationStarted', 'PaymentDeclined']);
   });
+  test.each(['principal', 'fee'] as const)(
+    'the reference of the %s was finalised and nobody fenced the stream: 504 all the same, nothing recorded',
+    async (leg) => {
+      const paymentId = house.ids.uuid();
+      house.calls.before(`charge.${leg}`, async () => {
+        const state = await house.state(paymentId);
+        if (state.phase !== 'pending') throw new Error(state.phase);
+        const { account, references } = state.terms.legs.find((one) => one.leg === leg)!;
+        await house.ports.gateways.find(account)!.finalize({ ref: references.charge, account, op: 'charge' }, AbortSignal.timeout(5_000));
+      });
+      expect((await refused(house.charge({}, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+      expect(await house.history(paymentId)).toEqual(['PaymentInitiated']);
+      expect(await resolve(paymentId)).toBe('resolved');
+      expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+    },
+  );
   test('the reversal between the legs wakes late: recovery undid the principal once, under the same reference', async () => {
     const paymentId = house.ids.uuid();
     house.calls.before('void.principal', () => resolve(paymentId));

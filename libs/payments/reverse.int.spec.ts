@@ -726,6 +726,22 @@ describe('a late wake-up (C61)', () => {
     expect((await refused(house.refund(id, PARTIAL))).code).toBe('PAYMENT_TIMEOUT');
     expect([await moved(), await money(id)]).toEqual([[], ['succeeded', 0, 10_325]]);
   });
+  test('a reference that was finalised while nobody fenced the stream: 504 all the same, nothing recorded, the next one finds out', async () => {
+    const id = await charged();
+    house.calls.before('void.principal', async () => {
+      const [attempt] = await attempts(id);
+      const state = await house.state(id);
+      if (state.phase !== 'charged') throw new Error(state.phase);
+      const { account } = state.legs[0]!;
+      await house.ports.gateways.find(account)!.finalize({ ref: attempt!.legs[0]!.references.void, account, op: 'void' }, AbortSignal.timeout(5_000));
+    });
+    expect((await refused(house.refund(id, PARTIAL))).code).toBe('PAYMENT_TIMEOUT');
+    expect((await house.history(id)).at(-1)).toBe('RefundRequested');
+    house.clock.advance(ABANDONED_AFTER_MS);
+    expect(await house.refund(id, PARTIAL)).toMatchObject({ amountCents: 1_000 });
+    expect((await attempts(id)).map(({ ended }) => ended?.outcome)).toEqual(['never_executed', 'completed']);
+    expect(await moved()).toHaveLength(1);
+  });
   test('every reference that an attempt named is used or finalised when somebody else ends it', async () => {
     const id = await charged();
     house.calls.before('void.principal', overtaken(id));
