@@ -253,7 +253,7 @@ describe('two recoveries at once, and recovery that is interrupted', () => {
       await refused(house.refund(id, { amountCents: 1_000 }));
     }
     house.clock.advance(MINUTE);
-    const outcomes = await Promise.all(Array.from({ length: 5 }, () => house.recovery.resolve(id)));
+    const outcomes = await Promise.all(Array.from({ length: 5 }, () => house.anotherWorker().resolve(id)));
     expect(outcomes).toContain('resolved');
     const history = await house.history(id);
     expect(history.filter((type) => type === 'ReconciliationStarted')).toHaveLength(1);
@@ -430,7 +430,13 @@ describe('whatever fails, and wherever recovery comes in', () => {
       }
     })();
     for (const one of faults) await ground.bank.arm(one);
-    if (overtaken) house.calls[overtaken.when](overtaken.step, () => house.recovery.resolve(paymentId).catch(() => undefined));
+    if (overtaken)
+      house.calls[overtaken.when](overtaken.step, () =>
+        house
+          .anotherWorker()
+          .resolve(paymentId)
+          .catch(() => undefined),
+      );
     if (overtaken) house.appends[overtaken.when](overtaken.step, () => house.recovery.resolve(paymentId).catch(() => undefined));
     if (appends?.effect === true) house.appends.failAfter(appends.type, unheard, appends.times);
     if (appends?.effect === false) house.appends.failBefore(appends.type, away, appends.times);

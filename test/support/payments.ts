@@ -208,6 +208,8 @@ export interface House {
   readonly ports: PaymentPorts;
   readonly services: PaymentServices;
   readonly recovery: Recovery;
+  /** Recovery as another process runs it. */
+  anotherWorker(): Recovery;
   readonly tries: { readonly paymentId: string; readonly tries: number; readonly nextTryAt: string; readonly outcome: Resolution }[];
   readonly administration: Administration;
   readonly accountId: string;
@@ -378,6 +380,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     ports,
     services,
     recovery,
+    anotherWorker: () => createRecovery(ports, store, work),
     tries,
     administration,
     accountId,

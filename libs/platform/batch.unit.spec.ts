@@ -1,0 +1,61 @@
+import { describe, expect, test } from '@jest/globals';
+import { batched } from './batch.js';
+
+describe('calls that share a statement', () => {
+  /** Statements that end when told to. */
+  const held = () => {
+    const sent: (readonly number[])[] = [];
+    const ends: ((error?: Error) => void)[] = [];
+    const run = (items: readonly number[]) =>
+      new Promise<number[]>((resolve, reject) => {
+        sent.push(items);
+        ends.push((error) => (error ? reject(error) : resolve(items.map((item) => item * 10))));
+      });
+    return { sent, ends, run };
+  };
+  const turn = () => new Promise((done) => setImmediate(done));
+
+  test('a lone call goes out at once; those that arrive meanwhile go together, each with its own answer', async () => {
+    const { sent, ends, run } = held();
+    const call = batched(run, { maxItems: 10, inFlight: 1 });
+    const first = call(1);
+    await turn();
+    const others = [call(2), call(3), call(2)];
+    await turn();
+    expect(sent).toEqual([[1]]);
+    ends[0]!();
+    expect(await first).toBe(10);
+    await turn();
+    expect(sent).toEqual([[1], [2, 3, 2]]);
+    ends[1]!();
+    expect(await Promise.all(others)).toEqual([20, 30, 20]);
+  });
+  test('calls of one turn go together, at most so many at once and so many statements on their way', async () => {
+    const { sent, ends, run } = held();
+    const call = batched(run, { maxItems: 2, inFlight: 2 });
+    const calls = [1, 2, 3, 4, 5].map(call);
+    await turn();
+    expect(sent).toEqual([[1, 2], [3, 4]]); // prettier-ignore
+    ends[1]!();
+    await turn();
+    expect(sent).toHaveLength(3);
+    ends[0]!();
+    ends[2]!();
+    expect(await Promise.all(calls)).toEqual([10, 20, 30, 40, 50]);
+  });
+  test('a statement that fails fails its own calls, and the next one goes out', async () => {
+    const { ends, run } = held();
+    const call = batched(run, { maxItems: 2, inFlight: 1 });
+    const calls = Promise.allSettled([1, 2, 3].map(call));
+    await turn();
+    ends[0]!(new Error('away'));
+    await turn();
+    ends[1]!();
+    expect((await calls).map(({ status }) => status)).toEqual(['rejected', 'rejected', 'fulfilled']);
+  });
+  test('answers that do not match the questions reach nobody', async () => {
+    const call = batched(async () => [1], { maxItems: 10, inFlight: 1 });
+    const outcomes = await Promise.allSettled([call(1), call(2)]);
+    expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected']);
+  });
+});
