@@ -1,5 +1,5 @@
 /** The KurrentDB adapter against what clients and servers do on bad days; the letters are the rows of event-store.md 1.4. */
-import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
+import { afterEach, beforeEach, describe, expect, jest, test } from '@jest/globals';
 import grpc from '@grpc/grpc-js';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -157,6 +157,16 @@ describe('appends', () => {
     expect(results.filter((error) => error instanceof OutcomeUnknown).length).toBeGreaterThanOrEqual(128);
     expect(results.every((error) => error instanceof OutcomeUnknown || error instanceof Unavailable)).toBe(true);
     expect(results.some((error) => error instanceof Unavailable)).toBe(true);
+  });
+
+  test('a channel that another call closed under an append leaves nothing unhandled (h)', async () => {
+    await store.append(newStream(), 'no_stream', newEvents(1));
+    const createCall = jest.spyOn(grpc.Channel.prototype, 'createCall').mockImplementationOnce(() => {
+      throw new Error('Channel has been shut down');
+    });
+    expect((await store.append(newStream(), 'no_stream', newEvents(1))).revision).toBe(0n);
+    expect(createCall).toHaveBeenCalledTimes(2);
+    createCall.mockRestore();
   });
 
   test('a server that dies with large appends on their way takes nothing with it; all succeed when it is back, once (h)', async () => {

@@ -9,9 +9,10 @@
  *  - a conflict is read back and compared by id before it is believed, because the conflict may be our own earlier attempt (o);
  *  - reads ask for an exact number and take all of it (k); positions of reads are inclusive, of subscriptions exclusive (l);
  *  - one supervised subscription with one queue: any end is followed by a new subscription behind the last event that was handed on (d, e, p);
- *  - nothing that the client leaves rejected ends the process (c, h, p).
+ *  - nothing that the client throws where nobody can catch it, or leaves rejected, ends the process (c, h, p).
  */
 import type { EventData, KurrentDBClient, Position as LogPosition, ResolvedEvent } from '@kurrent/kurrentdb-client';
+import { Writable } from 'node:stream';
 import { systemClock, within, type Clock } from '#kernel';
 import { beyondTheEnd, matchesPrefix, serialise, type Serialised } from './codec.js';
 import {
@@ -139,7 +140,7 @@ const BY_TYPE: Readonly<Record<string, Verdict>> = {
   unknown: 'lost',
 };
 const GRPC_LOST = [1, 2, 4, 8, 10, 13, 14, 15];
-const NEVER_CONNECTED = /Failed to discover|No connection established|ECONNREFUSED|ENOTFOUND|Name resolution failed/i;
+const NEVER_CONNECTED = /Failed to discover|Channel has been shut down|No connection established|ECONNREFUSED|ENOTFOUND|Name resolution failed/i;
 
 const judge = (error: unknown): Verdict => {
   const { type, code, message } = error as { type?: string; code?: unknown; message?: string };
@@ -195,12 +196,34 @@ const outgoing = (driver: Driver, events: readonly NewEvent[], serialised: reado
 
 // ---- the client, and when to take a new one
 
+type UnaryAppend = (...args: unknown[]) => unknown;
+
 /** Parts of the client that its types hide. */
 interface Internals {
   handleError: (client: unknown, error: Error) => Promise<void>;
+  getGRPCClient: (service: unknown, name: string) => Promise<{ append?: UnaryAppend }>;
   getChannel: () => Promise<{ close(): void }>;
   supports: () => Promise<boolean>;
 }
+
+/**
+ * The client calls `append` inside an async promise executor. Where another call has closed the channel in the meantime gRPC throws there: the promise
+ * never settles and the rejection ends the process (seen when a leader was killed under load). Here it is reported as any other error.
+ */
+const withoutThrow = <T extends { append?: UnaryAppend }>(service: T): T => {
+  const { append } = service;
+  if (!append || Object.hasOwn(service, 'append')) return service;
+  service.append = (...args) => {
+    try {
+      return append.apply(service, args);
+    } catch (error) {
+      const reply = args.at(-1) as (error: unknown) => void;
+      queueMicrotask(() => reply(error));
+      return new Writable({ objectMode: true, write: (_chunk, _encoding, done) => done() });
+    }
+  };
+  return service;
+};
 
 class Connection {
   private client: Client;
@@ -275,6 +298,8 @@ class Connection {
     // The client does not wait for its own clean-up after an error, and that may reject: while a new leader is looked for, say.
     const handleError = internals.handleError;
     internals.handleError = (failed, error) => handleError(failed, error).catch(() => undefined);
+    const getGRPCClient = internals.getGRPCClient;
+    internals.getGRPCClient = async (service, name) => withoutThrow(await getGRPCClient(service, name));
     // TLS with a client certificate has no credentials to give; then the question that leads to the batch stream is answered here.
     if (!this.unary.credentials) internals.supports = async () => false;
     return client;
