@@ -124,16 +124,12 @@ export const openServices = async (
   const pool = createPool(databaseUrl, { name: 'main', max: POOL_CONNECTIONS });
   // Rows and checkpoint of a projection are lost together, if at all, and made again from the log.
   const projectionPool = createPool(databaseUrl, { name: 'projections', max: PROJECTION_POOL_CONNECTIONS, synchronousCommit: 'off' });
-  // Where the log lies in the same cluster a claim is on disk before any money moves: the intent's own commit flushes everything written before it.
-  // What is settled afterwards is rebuilt from the stream (recovery.md 1.4, T7).
-  const keyPool = createPool(databaseUrl, {
-    synchronousCommit: config.kurrentdbUrl === null ? 'off' : 'on',
-    name: 'keys',
-    max: KEY_POOL_CONNECTIONS,
-    statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS,
-    lockTimeoutMs: KEY_LOCK_TIMEOUT_MS,
-  });
-  const opened: (() => Promise<unknown>)[] = [() => pool.end(), () => projectionPool.end(), () => keyPool.end()];
+  const keySettings = { max: KEY_POOL_CONNECTIONS, statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS, lockTimeoutMs: KEY_LOCK_TIMEOUT_MS };
+  const keyPool = createPool(databaseUrl, { name: 'keys', ...keySettings });
+  // A claim must survive a crash of Postgres that its owner survives: lost, the key would charge again. A settlement need not: the takeover makes it
+  // again from the stream (recovery.md 1.4, T7).
+  const settlePool = createPool(databaseUrl, { name: 'keys, settled', ...keySettings, synchronousCommit: 'off' });
+  const opened: (() => Promise<unknown>)[] = [() => pool.end(), () => projectionPool.end(), () => keyPool.end(), () => settlePool.end()];
   const close = async () => {
     for (const one of [...opened].reverse()) await one();
   };
@@ -156,7 +152,7 @@ export const openServices = async (
       velocity: postgresVelocity(pool, keys, clock),
       log,
     };
-    const idempotency = withFailpoint(config.failpoint, postgresIdempotency(keyPool, keys, ids));
+    const idempotency = withFailpoint(config.failpoint, postgresIdempotency(keyPool, keys, ids, { settlements: settlePool }));
     const onError = (error: Error, what: { name: string; retrying: boolean }) =>
       log[what.retrying ? 'warn' : 'error'](
         { err: error, projection: what.name },

@@ -1,5 +1,6 @@
 /** The HTTP service: Nest on Fastify with the partner endpoints, health and the OpenAPI document. Composition only. */
 import type { Server } from 'node:http';
+import { Server as TcpServer } from 'node:net';
 import { type DynamicModule, Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
 import { CqrsModule } from '@nestjs/cqrs';
@@ -53,7 +54,7 @@ export interface Api {
   listen(port: number, host: string): Promise<string>;
   /**
    * Stops accepting, finishes what is in flight. Clients that keep their connections are told to leave with their next answer; they have `lingerMs` to come for
-   * it, so that none has its connection closed just as it writes to it.
+   * it, so that none has its connection closed just as it writes to it. Not told before nobody is let in any more: they would come right back.
    */
   close(lingerMs?: number): Promise<void>;
 }
@@ -70,8 +71,9 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     ...(parts.onAnswer ? { onAnswer: parts.onAnswer } : {}),
     ...(parts.timeouts ? { timeouts: parts.timeouts } : {}),
   });
+  let leaving = false;
   adapter.getInstance<FastifyInstance>().addHook('onSend', (_request, reply, payload, done) => {
-    if (health.draining) void reply.header('connection', 'close');
+    if (leaving) void reply.header('connection', 'close');
     done(null, payload);
   });
   const routes: { method: string; url: string }[] = [];
@@ -98,10 +100,18 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     close: async (lingerMs = 0) => {
       health.drain();
       const server = app.getHttpServer();
+      const listening = server.listening;
+      // Right after the loop has accepted what had come; and by the plain server's method, since the one of HTTP would close idle connections with it.
+      await new Promise((next) => setImmediate(next));
+      leaving = true;
+      const closed = listening ? new Promise<void>((done) => TcpServer.prototype.close.call(server, () => done())) : Promise.resolve();
       for (let waited = 0; waited < lingerMs && (await connectionsOf(server)) > 0; waited += LINGER_POLL_MS) await clock.sleep(LINGER_POLL_MS);
-      // A connection whose answer had its headers before the drain began is idle afterwards, and would hold the server for a minute.
+      // A connection whose answer had its headers before is idle afterwards, and would hold the server for a minute.
       const closeIdle = setInterval(() => server.closeIdleConnections(), CLOSE_IDLE_EVERY_MS);
-      await app.close().finally(() => clearInterval(closeIdle));
+      const closing = app.close().catch((error: NodeJS.ErrnoException) => {
+        if (error.code !== 'ERR_SERVER_NOT_RUNNING') throw error;
+      });
+      await Promise.all([closing, closed]).finally(() => clearInterval(closeIdle));
     },
   };
 };

@@ -14,7 +14,7 @@ const MAX_LOOP_DELAY_MS = 2_000;
 const CHECK_TIMEOUT_MS = 2_000;
 
 export class Health {
-  private leaving = false;
+  private draining = false;
   private readonly loop = monitorEventLoopDelay({ resolution: 100 });
 
   constructor(
@@ -26,11 +26,7 @@ export class Health {
 
   /** From now on not ready: a load balancer sends nothing new. */
   drain(): void {
-    this.leaving = true;
-  }
-
-  get draining(): boolean {
-    return this.leaving;
+    this.draining = true;
   }
 
   live(): HealthReport {

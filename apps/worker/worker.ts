@@ -47,12 +47,17 @@ export const startWorker = (services: Services): Worker => {
 };
 
 /** Creates whose request vanished: settled from the stream, fenced where it says nothing (recovery.md 1.4, T7). */
-const sweepKeys = async ({ payments, clock, ids }: Services): Promise<void> => {
+const sweepKeys = async ({ payments, clock, ids, log }: Services): Promise<void> => {
   const { idempotency, ports } = payments;
   for (const row of await idempotency.takeOverStale(BATCH)) {
     const owner = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
-    const found = await settleCreate(ports, row, row.accountId, owner, new Deadline(clock, SWEEP_DEADLINE_MS));
-    await idempotency.settle(row, row.fence, found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: found.answer });
+    // One that cannot be settled now keeps its lease and comes again; the others need not wait for it.
+    try {
+      const found = await settleCreate(ports, row, row.accountId, owner, new Deadline(clock, SWEEP_DEADLINE_MS));
+      await idempotency.settle(row, row.fence, found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: found.answer });
+    } catch (error) {
+      log.warn({ paymentId: row.paymentId, err: error }, 'a key whose request vanished cannot be settled yet');
+    }
   }
 };
 

@@ -130,6 +130,8 @@ const READ_TIMEOUT_MS = 5_000;
 /** Batches on their way at once: while one commits, the next is parsed and waits for the head. More adds nothing, measured. */
 const BATCHES_IN_FLIGHT = 2;
 const BATCH_EVENTS = 256;
+/** What is outstanding is shared out over the batches in flight, else all writers would march in one; but not into smaller parts than this. */
+const SHARED_BATCH_APPENDS = 8;
 const BATCH_BYTES = 1_000_000;
 /** Appends that wait. Beyond this the store is overloaded, and saying so at once is kinder than a queue that times out. */
 const QUEUED_APPENDS = 4_096;
@@ -290,6 +292,7 @@ class Appends {
   private readonly prepared = new WeakSet<Client>();
   private failures = 0;
   private paused = false;
+  private scheduled = false;
   private sweeping = false;
   private closed = false;
 
@@ -323,13 +326,26 @@ class Appends {
       this.queue.push(append);
       this.queuedBytes += bytes;
       if (!this.sweeping) void this.sweep();
-      this.pump();
+      this.schedule();
     });
   }
 
   async close(): Promise<void> {
     this.closed = true;
     while (this.outstanding.size > 0 || this.batches.size > 0) await this.clock.sleep(SWEEP_MS);
+  }
+
+  /**
+   * Sends at the end of this turn of the event loop. Sent at once, the first of many callers that a batch has just released would go alone, and the
+   * others wait for its commit.
+   */
+  private schedule(): void {
+    if (this.scheduled) return;
+    this.scheduled = true;
+    setImmediate(() => {
+      this.scheduled = false;
+      this.pump();
+    });
   }
 
   private pump(): void {
@@ -341,7 +357,7 @@ class Appends {
       void this.run(batch).finally(() => {
         this.batches.delete(batch);
         appends.forEach(({ stream }) => this.busy.delete(stream));
-        this.pump();
+        this.schedule();
       });
     }
   }
@@ -351,13 +367,15 @@ class Appends {
     const taken: Append[] = [];
     const left: Append[] = [];
     let [events, bytes, index] = [0, 0, 0];
+    const share = Math.max(SHARED_BATCH_APPENDS, Math.ceil(this.outstanding.size / BATCHES_IN_FLIGHT));
     for (; index < this.queue.length; index++) {
       const append = this.queue[index]!;
       if (append.settled) {
         this.queuedBytes -= append.bytes;
         continue;
       }
-      if (taken.length > 0 && (append.alone || events + append.events.length > BATCH_EVENTS || bytes + append.bytes > BATCH_BYTES)) break;
+      if (taken.length >= share || (taken.length > 0 && append.alone)) break;
+      if (taken.length > 0 && (events + append.events.length > BATCH_EVENTS || bytes + append.bytes > BATCH_BYTES)) break;
       if (this.busy.has(append.stream)) {
         left.push(append);
         continue;
@@ -453,7 +471,7 @@ class Appends {
     this.paused = true;
     void this.clock.sleep(backoff(this.failures++)).then(() => {
       this.paused = false;
-      this.pump();
+      this.schedule();
     });
   }
 

@@ -516,13 +516,18 @@ export const partialRefund = (payment: Charged, initiatedBy: Initiator): Reversa
       );
 
 /**
- * The partial refund that a retry is to complete, and that turned out to be complete: its fee had come back although its caller was told that it had not.
- * Whatever its key, the retry is told the whole refund, as if it had completed it (C38); nothing is returned again.
+ * The refund or void of which a retry is to complete the fee, and that turned out to be complete: the fee had come back although its caller was told that it
+ * had not. Whatever its key, the retry is told the whole of it once, as if it had completed it (C27, C38); nothing is returned again.
  */
-export const completedMeanwhile = (payment: Charged, initiatedBy: Initiator, asked: ReversalRequest['asked']): ReversalAttempt | undefined =>
+export const completedMeanwhile = (
+  payment: Charged,
+  operation: Means,
+  initiatedBy: Initiator,
+  asked: ReversalRequest['asked'],
+): ReversalAttempt | undefined =>
   payment.attempts.find(
     (attempt) =>
-      attempt.operation === 'refund' &&
+      attempt.operation === operation &&
       attempt.toldPartial &&
       attempt.ended?.outcome === 'completed' &&
       !attempt.acknowledged &&

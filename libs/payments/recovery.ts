@@ -114,6 +114,8 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
         );
         if (undone.kind === 'approved') findings.push({ leg: leg.leg, found: 'reversed', transactionId: undone.txn.transactionId });
         else if (undone.kind === 'rejected') kept.push({ leg: leg.leg, transactionId, why: undone.why });
+        // Answered under the reference for good: asking again would get the same answer for ever.
+        else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
         else return 'open';
       } else if (found.result.kind === 'declined') {
         findings.push({ leg: leg.leg, found: 'declined', code: found.result.decline.code, transactionId: found.result.transactionId ?? null });

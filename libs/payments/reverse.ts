@@ -119,7 +119,7 @@ const untold = (payment: Charged, request: ReverseRequest, at: string) =>
   untoldAttempt(payment, request.operation, request.initiatedBy, askedOf(request), at);
 
 const finishedMeanwhile = (payment: Charged, request: ReverseRequest) =>
-  request.operation === 'refund' ? completedMeanwhile(payment, request.initiatedBy, askedOf(request)) : undefined;
+  completedMeanwhile(payment, request.operation, request.initiatedBy, askedOf(request));
 
 const askedOf = ({ operation, amountCents, includeFee }: ReverseRequest) =>
   operation === 'void' ? { amountCents: null, includeFee: true } : { amountCents, includeFee };
@@ -295,6 +295,7 @@ const failure = (
         retryable: true,
         suggestedAction: 'retry_void',
       });
+    if (outcome.kind === 'rejected' && outcome.why === 'settlement_rejected') return settlementRejected();
     if (outcome.kind === 'rejected') return voidFailed('The gateway rejected the void; refund the payment instead.');
   } else {
     if (!first || attempt.completes) {
@@ -306,8 +307,10 @@ const failure = (
       });
     }
     if (outcome.kind === 'rejected') {
+      if (outcome.why === 'not_settled')
+        return new ServiceError('INVALID_STATE', 'The batch has not settled: a partial refund is possible after settlement.'); // C23
       ports.log.error({ paymentId, attemptId: attempt.attemptId, why: outcome.why }, 'the gateway refused a refund');
-      return new ServiceError('INVALID_STATE', 'The gateway refused the refund.');
+      return outcome.why === 'settlement_rejected' ? settlementRejected() : new ServiceError('INVALID_STATE', 'The gateway refused the refund.');
     }
   }
   if (outcome.kind === 'unknown') return timeout(paymentId);
@@ -316,6 +319,8 @@ const failure = (
 
 const timeout = (id: string) =>
   new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the request is unknown; retry it with the same Idempotency-Key.', { id });
+/** C67, from the gateway before the stream knows. */
+const settlementRejected = () => new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.');
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
 // ------------------------------------------------------------------------------------------------------------------------------------
