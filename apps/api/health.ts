@@ -10,6 +10,7 @@ export interface HealthReport {
 /** Each resolves when all is well and throws what is not. */
 export type ReadinessChecks = Readonly<Record<string, () => Promise<void>>>;
 
+const DRAINING: HealthReport = { ok: false, checks: { shutdown: 'draining' } };
 const MAX_LOOP_DELAY_MS = 2_000;
 const CHECK_TIMEOUT_MS = 2_000;
 
@@ -37,7 +38,7 @@ export class Health {
   }
 
   async ready(): Promise<HealthReport> {
-    if (this.draining) return { ok: false, checks: { shutdown: 'draining' } };
+    if (this.draining) return DRAINING;
     const results = await Promise.all(
       Object.entries(this.checks).map(async ([name, check]): Promise<[string, string]> => {
         try {
@@ -49,6 +50,8 @@ export class Health {
         }
       }),
     );
+    // It may have begun while we looked.
+    if (this.draining) return DRAINING;
     return { ok: results.every(([, result]) => result === 'ok'), checks: Object.fromEntries(results) };
   }
 }
