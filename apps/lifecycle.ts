@@ -1,6 +1,8 @@
 /** How a process starts, serves metrics, and ends: the same for every role (security.md 4). */
+import { existsSync, readFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
 import client from 'prom-client';
+import { Unavailable } from '#eventstore';
 import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig } from '#platform';
 import type { Services } from './services.js';
 
@@ -26,6 +28,7 @@ export interface Running {
 export const runRole = (name: string, start: (config: Config, log: Logger) => Promise<Running>): void => {
   const run = async (): Promise<void> => {
     const config = readConfig();
+    if (config.environment === 'production') refuseMemoryDumps();
     const log = createLogger(config.logLevel, name);
     let starting: Promise<Running | null> = Promise.resolve(null);
     let stopping = false;
@@ -66,6 +69,14 @@ export const runRole = (name: string, start: (config: Config, log: Logger) => Pr
   });
 };
 
+/** What is in memory may be a card number: in production nothing may write memory to disk or show it (security.md 1). */
+const refuseMemoryDumps = (): void => {
+  const flag = process.execArgv.find((argument) => /^--(inspect|heapsnapshot|heap-prof|report)/.test(argument));
+  if (flag) throw new Error(`${flag} is refused in production: it can show card data that is in memory`);
+  const limits = existsSync('/proc/self/limits') ? readFileSync('/proc/self/limits', 'utf8') : '';
+  if (/^Max core file size +(?!0 )/m.test(limits)) throw new Error('core dumps are on; production needs a core file size limit of 0 (ulimit -c 0)');
+};
+
 /** A fault of the surroundings is its message; one of ours comes with its stack. */
 const clearLine = (error: unknown): string => {
   if (error instanceof ConfigError) return error.message;
@@ -75,8 +86,8 @@ const clearLine = (error: unknown): string => {
   const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
   if (code === 'EADDRINUSE') return `port ${port} of ${address} is in use; set PORT, METRICS_PORT or SIMULATOR_PORT to a free one`;
   if (code !== undefined && syscall !== undefined) return error.message;
-  // A name for an SQLSTATE: the database's own words are clear enough.
-  if (error.constructor === Error || /^[0-9A-Z]{5}$/.test(code ?? '')) return error.message;
+  // Five characters are an SQLSTATE: the database's own words are clear enough, as are those of a store that is away.
+  if (error.constructor === Error || error instanceof Unavailable || /^[0-9A-Z]{5}$/.test(code ?? '')) return error.message;
   return error.stack ?? error.message;
 };
 

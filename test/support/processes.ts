@@ -30,8 +30,8 @@ export interface RunningProcess {
   readonly pid: number;
   /** Where it listens, by its own words; empty for a worker. */
   readonly url: string;
-  stdout(): string;
-  stderr(): string;
+  readonly stdout: () => string;
+  readonly stderr: () => string;
   /** Resolves when it is gone and everything that it said has been read. */
   readonly exited: Promise<Ended>;
   signal(signal: NodeJS.Signals): void;
@@ -60,7 +60,7 @@ export const entryOf = (role: Role): string => join(ROOT, 'dist', 'apps', role, 
 export const systemProcesses = (): SystemProcess[] =>
   spawnSync('ps', ['-e', '-o', 'pid=,ppid=,stat=,args='], { encoding: 'utf8', maxBuffer: 64 * 1024 * 1024 })
     .stdout.split('\n')
-    .map((line) => /^\s*(\d+)\s+(\d+)\s+(\S+)\s(.*)$/.exec(line))
+    .map((line) => /^\s*(\d+)\s+(\d+)\s+(\S+)\s+(.*)$/.exec(line))
     .filter((match) => match !== null && !match[3]!.startsWith('Z'))
     .map((match) => ({ pid: Number(match![1]), ppid: Number(match![2]), args: match![4]! }));
 
