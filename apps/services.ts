@@ -122,8 +122,7 @@ export const openServices = async (
   const ids = systemIds(() => clock.now());
   cardInTextCheck.on = config.cardInTextCheck;
   const pool = createPool(databaseUrl, { name: 'main', max: POOL_CONNECTIONS });
-  // Rows and checkpoint of a projection are lost together, if at all, and made again from the log.
-  const projectionPool = createPool(databaseUrl, { name: 'projections', max: PROJECTION_POOL_CONNECTIONS, synchronousCommit: 'off' });
+  const projectionPool = createPool(databaseUrl, { name: 'projections', max: PROJECTION_POOL_CONNECTIONS });
   const keySettings = { max: KEY_POOL_CONNECTIONS, statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS, lockTimeoutMs: KEY_LOCK_TIMEOUT_MS };
   const keyPool = createPool(databaseUrl, { name: 'keys', ...keySettings });
   // A claim must survive a crash of Postgres that its owner survives: lost, the key would charge again. A settlement need not: the takeover makes it

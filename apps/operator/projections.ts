@@ -1,7 +1,11 @@
 /** `payfold projections`: where the read models stand, and making them again from the log beside the live ones. */
 import type { Command } from 'commander';
 import { rebuild } from '#eventstore';
+import { createPool } from '#platform';
 import { progressBar, table, type Terminal, UsageError } from './terminal.js';
+
+/** Three that load, two that follow, one that swaps. */
+const REBUILD_CONNECTIONS = 6;
 
 export const addProjections = (program: Command, { action }: Terminal): void => {
   const projections = program.command('projections').description('read models');
@@ -37,10 +41,12 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
     .option('--all', 'every read model')
     .action(
       action(async (context, name: string | undefined, { all = false }: { all?: boolean }) => {
-        const { models, projections: running, store, pool, clock } = await context.services();
+        const { models, projections: running, store, clock } = await context.services();
         const names = Object.values(models).map(({ projection }) => projection.name);
         if (all === (name !== undefined) || (name !== undefined && !names.includes(name)))
           throw new UsageError(`name one of ${names.join(', ')}, or --all`);
+        // Loading and indexing take as long as they take.
+        const pool = createPool(context.databaseUrl, { name: 'rebuild', max: REBUILD_CONNECTIONS, statementTimeoutMs: 0 });
         const reports = [];
         for (const key of ['directory', 'paymentList'] as const) {
           const model = models[key];
@@ -55,6 +61,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
             bar.stop();
           }
         }
+        await pool.end();
         const json = await Promise.all(
           reports.map(async (report) => {
             const { lagEvents } = await Object.values(running)

@@ -7,6 +7,7 @@ const RECOVERY_EVERY_MS = 5_000;
 const SWEEP_EVERY_MS = 5_000;
 const PURGE_EVERY_MS = 10 * 60_000;
 const BATCH = 100;
+const PURGE_BATCH = 1_000;
 const SWEEP_DEADLINE_MS = 20_000;
 
 interface Loop {
@@ -23,15 +24,15 @@ export interface Worker {
 export const startWorker = (services: Services): Worker => {
   const { clock, log, payments, pool, projections } = services;
   const subscribers = Object.values(projections);
+  const stop = new AbortController();
   const loops: readonly Loop[] = [
-    { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round() },
+    { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },
   ];
 
   for (const subscriber of subscribers) subscriber.start();
-  const stop = new AbortController();
   const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
       await loop.run().catch((error: unknown) => log.warn({ err: error, loop: loop.name }, 'a loop of the worker failed; it goes on'));
@@ -64,7 +65,7 @@ const sweepKeys = async ({ payments, clock, ids, log }: Services): Promise<void>
 /** Expired keys; one whose payment is still open stays reserved, so that it can never charge again (C16, T12). */
 const purgeKeys = async ({ payments, clock, ids }: Services): Promise<void> => {
   const { idempotency, ports } = payments;
-  await idempotency.purge(BATCH, async (paymentId) => {
+  await idempotency.purge(PURGE_BATCH, async (paymentId) => {
     const loaded = await ports.streams.load(paymentId);
     if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
     // An intent of long ago that may still arrive would have no key to guard it: fence the stream first.

@@ -8,8 +8,15 @@ export interface Serialised {
   readonly type: string;
   readonly data: string;
   readonly meta: string;
-  readonly bytes: number;
+  readonly dataBytes: number;
+  readonly metaBytes: number;
 }
+
+export const sizeOf = (events: readonly Serialised[]): number => {
+  let bytes = 0;
+  for (const { dataBytes, metaBytes } of events) bytes += dataBytes + metaBytes;
+  return bytes;
+};
 
 /** What a store gives back of one event. */
 export interface Stored {
@@ -33,12 +40,8 @@ export const serialise = (stream: string, expected: Expected, events: readonly N
   if (events.length === 0) throw new Error(`${stream}: nothing to append`);
   if (events.length > MAX_EVENTS_PER_APPEND)
     throw new Error(`${stream}: ${events.length} events in one append; at most ${MAX_EVENTS_PER_APPEND} are allowed`);
-  let bytes = 0;
-  const serialised = events.map((event) => {
-    const one = serialiseOne(stream, event);
-    bytes += one.bytes;
-    return one;
-  });
+  const serialised = events.map((event) => serialiseOne(stream, event));
+  const bytes = sizeOf(serialised);
   if (bytes > MAX_APPEND_BYTES) throw new Error(`${stream}: ${bytes} bytes in one append; at most ${MAX_APPEND_BYTES} are allowed`);
   if (serialised.length > 1 && new Set(serialised.map((event) => event.id)).size < serialised.length)
     throw new Error(`${stream}: one event id twice in one append`);
@@ -55,7 +58,14 @@ const serialiseOne = (stream: string, { id, type, v, data, meta }: NewEvent): Se
   const dataText = JSON.stringify(data) as string | undefined;
   if (dataText === undefined) throw new Error(`${stream}: ${type} has no data`);
   const metaText = `{"v":${v},${JSON.stringify(meta).slice(1)}`;
-  return { id: id.toLowerCase(), type, data: dataText, meta: metaText, bytes: Buffer.byteLength(dataText) + Buffer.byteLength(metaText) };
+  return {
+    id: id.toLowerCase(),
+    type,
+    data: dataText,
+    meta: metaText,
+    dataBytes: Buffer.byteLength(dataText),
+    metaBytes: Buffer.byteLength(metaText),
+  };
 };
 
 export const deserialise = ({ stream, revision, position, id, type, data, meta, storedAtMs }: Stored): Recorded => {

@@ -10,7 +10,7 @@ export * from './rebuild.js';
 export * from './subscriber.js';
 export * from './upcasters.js';
 export { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
-export { createPostgresEventStore, postgresEventStore, type EventStorePools } from './postgres.js';
+export { createPostgresEventStore } from './postgres.js';
 
 /** Tables of this lib, for `migrate`. */
 export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration];

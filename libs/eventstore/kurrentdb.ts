@@ -14,7 +14,7 @@
 import type { EventData, KurrentDBClient, Position as LogPosition, ResolvedEvent } from '@kurrent/kurrentdb-client';
 import { Writable } from 'node:stream';
 import { systemClock, within, type Clock } from '#kernel';
-import { beyondTheEnd, matchesPrefix, serialise, type Serialised } from './codec.js';
+import { beyondTheEnd, matchesPrefix, serialise, sizeOf, type Serialised } from './codec.js';
 import {
   Conflict,
   OutcomeUnknown,
@@ -357,7 +357,7 @@ class KurrentDbEventStore implements EventStore {
   async append(stream: string, expected: Expected, events: readonly NewEvent[], options: { timeoutMs?: number } = {}) {
     const serialised = serialise(stream, expected, events);
     const deadline = this.clock.monotonic() + (options.timeoutMs ?? this.timings.appendMs);
-    const bytes = serialised.reduce((sum, event) => sum + event.bytes, 0);
+    const bytes = sizeOf(serialised);
     this.open();
     const release = await this.slots.take(bytes, deadline);
     try {

@@ -151,7 +151,9 @@ class Gate {
       from.on('close', () => to.destroy()).on('error', () => undefined);
     }
   });
-  listen = () => new Promise<number>((ready) => this.server.listen(0, '127.0.0.1', () => ready((this.server.address() as { port: number }).port)));
+  private listening: Promise<number> | null = null;
+  listen = () =>
+    (this.listening ??= new Promise((ready) => this.server.listen(0, '127.0.0.1', () => ready((this.server.address() as { port: number }).port))));
   close = () => {
     this.sockets.forEach((socket) => socket.destroy());
     this.server.close();
@@ -170,23 +172,27 @@ describe('a server that does not answer', () => {
 
   test('what was sent is OutcomeUnknown, what was not is Unavailable; both in time, and all works again afterwards', async () => {
     await store.append(newStream(), 'no_stream', newEvents(1));
+    const url = new URL(postgres.url);
+    url.port = String(await gate.listen());
+    const unconnected = createPostgresEventStore(url.toString());
     const [first, second] = [newStream(), newStream()];
     const event = newEvent();
     gate.open = false;
     const begun = performance.now();
     const outcomes = await Promise.all(
-      [store.append(first, 'no_stream', [event], { timeoutMs: 400 }), store.append(second, 'no_stream', newEvents(1), { timeoutMs: 400 })].map(
+      [store.append(first, 'no_stream', [event], { timeoutMs: 400 }), unconnected.append(second, 'no_stream', newEvents(1), { timeoutMs: 400 })].map(
         (append) => append.catch((error: unknown) => error),
       ),
     );
     expect(performance.now() - begun).toBeLessThan(1_000);
-    // The second needed a new connection, which never came.
     expect(outcomes[0]).toBeInstanceOf(OutcomeUnknown);
     expect(outcomes[1]).toBeInstanceOf(Unavailable);
     gate.open = true;
     expect((await store.append(first, 'no_stream', [event])).revision).toBe(0n);
     expect(await collect(store.read(first))).toHaveLength(1);
+    expect((await unconnected.append(newStream(), 'no_stream', newEvents(1))).revision).toBe(0n);
     expect(await collect(store.read(second))).toEqual([]);
+    await unconnected.close();
     await store.close();
     gate.close();
   });

@@ -4,7 +4,7 @@
  */
 import { type ChargeTerms, type Directory, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict } from '#eventstore';
-import { type Cents, type Clock, type Deadline, type Ids, type Json, ServiceError, timestamp, unreachable } from '#kernel';
+import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
 import { brandOf, crockford, type Logger } from '#platform';
 import { createHash } from 'node:crypto';
 import { feeByLine, serviceFee } from './fee.js';
@@ -90,7 +90,6 @@ export const charge = async (
   }
 
   const outcome = await moveMoney(ports, gateway, plan, attempt, request, deadline);
-  if (outcome.kind === 'declined') await velocity.recordDecline(subject, limits, attempt.attemptId);
   if (outcome.kind === 'too_late') throw timeout(attempt.paymentId);
   try {
     loaded = await streams.execute(loaded, [{ type: 'RecordChargeOutcome', at: at(), attemptId: attempt.attemptId, outcome }], owner, deadline);
@@ -99,6 +98,8 @@ export const charge = async (
     ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'the outcome of a charge could not be recorded; recovery resolves it');
     throw timeout(attempt.paymentId);
   }
+  // The outcome first: a decline that is not counted costs less than one that is not recorded.
+  if (outcome.kind === 'declined') await velocity.recordDecline(subject, limits, attempt.attemptId);
   return chargeAnswer(attempt.paymentId, loaded.payment);
 };
 
@@ -181,6 +182,7 @@ const refuseOrPlan = (
   const portalGateway = portal.gateway;
   const serviceFeeCents = serviceFee(request.amountCents, portal.fee);
   const { chargeMode } = portal.fee;
+  if (request.amountCents + serviceFeeCents > MAX_AMOUNT_CENTS) throw notAllowed(`Amount and service fee exceed ${MAX_AMOUNT_CENTS} cents together.`);
   const { rawCard, cardToken, tokenReusable } = gateway.capabilities;
   const twoCharges = chargeMode === 'separate' && serviceFeeCents > 0;
   if (method.type === 'card' ? !rawCard : !cardToken || (twoCharges && !tokenReusable))
@@ -308,6 +310,7 @@ const takeBack = async (
       leg: leg.leg,
       account: leg.account,
       chargeTransactionId: txn.transactionId,
+      amountCents: leg.principalCents + leg.feeCents,
       askedBy: 'reversal' as const,
     };
     const outcome = await callGateway(ports.clock, deadline, (signal) => gateway.void(call, signal));

@@ -76,11 +76,12 @@ export const settleCreate = async (
   owner: Owner,
   deadline: Deadline,
 ): Promise<{ answer: Answer } | 'reserved'> => {
-  const events = (await ports.streams.events(paymentId)).map(toPaymentEvent);
+  const recorded = await ports.streams.events(paymentId);
+  const events = recorded.map(toPaymentEvent);
   const outcome = events[1];
   if (outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined')
     return { answer: answerNow(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2)))) };
-  const loaded = await ports.streams.load(paymentId);
+  const loaded = { paymentId, payment: fold(decider, events), revision: recorded.at(-1)?.revision ?? null };
   const at = new Date(ports.clock.now()).toISOString();
   if (loaded.revision === null)
     await ports.streams.execute(
@@ -162,14 +163,14 @@ export class FindPaymentHandler implements IQueryHandler<FindPayment> {
 
   /** Folds the stream, so that it shows what any earlier answer spoke of (C48). */
   async execute({ accountId, paymentId }: FindPayment): Promise<PaymentView> {
-    const { ports, recovery, log } = this.services;
+    const { ports, recovery } = this.services;
     if (!isUuid(paymentId)) throw notFound();
     const id = paymentId.toLowerCase();
     const { payment } = await ports.streams.load(id);
     if (!isVisible(payment) || payment.terms.accountId !== accountId) throw notFound();
     // Whoever asks about an open payment would rather know: resolve it now, but answer from the stream (recovery.md 2.3).
     if ((payment.phase === 'pending' || payment.phase === 'unknown') && ports.clock.now() - Date.parse(payment.createdAt) >= RECOVERY_STARTS_AFTER_MS)
-      void recovery.resolve(id).catch((error: unknown) => log.warn({ paymentId: id, err: error }, 'recovery on reading failed'));
+      recovery.look(id);
     return paymentView(id, payment);
   }
 }

@@ -889,11 +889,16 @@ export const unreturned = (leg: ChargedLeg): Part => ({
 
 const principalOf = (attempt: ReversalAttempt): Cents => sumCents(attempt.legs, (leg) => leg.principalCents);
 
+/** Every attempt stays in the state that each reader folds; more than this is no refunding any more. */
+export const MAX_REVERSALS = 100;
+
 const reversible = (payment: Payment, done: 'voided' | 'refunded'): Charged => {
   if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
   if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', `A ${statusOf(payment)} payment cannot be ${done}.`);
   if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress.'); // C31
   if (payment.legs.some((leg) => leg.settlementRejected)) throw new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.'); // C67
+  if (payment.attempts.length >= MAX_REVERSALS)
+    throw new ServiceError('INVALID_STATE', `A payment takes at most ${MAX_REVERSALS} refunds and voids.`);
   return payment;
 };
 

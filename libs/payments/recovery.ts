@@ -17,7 +17,10 @@ const MINUTE = 60_000;
 /** Pauses between tries, counted from the first; the last one repeats for ever. */
 const SCHEDULE_MS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 6 * 60 * MINUTE, 24 * 60 * MINUTE];
 /** Time for one payment's resolution: several gateway calls, one after the other. */
-const RESOLUTION_MS = 90_000;
+const RESOLUTION_MS = 40_000;
+/** A payment that is read again and again is looked after this often at most. */
+const LOOK_AGAIN_MS = 30_000;
+const REMEMBERED_LOOKS = 10_000;
 
 export const recoveryMigration: Migration = {
   name: '0050-recovery',
@@ -34,8 +37,10 @@ export type Resolution = 'resolved' | 'open' | 'staff';
 export interface Recovery {
   /** Resolves what is open on one payment, if it is old enough to have no request behind it. */
   resolve(paymentId: string): Promise<Resolution>;
-  /** One round over all payments that are due; returns how many were looked at. */
-  round(): Promise<number>;
+  /** For a reader of an open payment: resolves it now, unless that was tried a moment ago. */
+  look(paymentId: string): void;
+  /** One round over all payments that are due; returns how many were looked at. Ends early when `stop` aborts. */
+  round(stop?: AbortSignal): Promise<number>;
 }
 
 export const createRecovery = (ports: PaymentPorts, store: EventStore, work: RecoveryWork, options: { startsAfterMs?: number } = {}): Recovery => {
@@ -64,11 +69,20 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     return begun;
   };
 
+  const looks = new Map<string, number>();
   return {
     resolve,
-    round: async () => {
+    look: (paymentId) => {
+      const before = looks.get(paymentId);
+      if (before !== undefined && clock.monotonic() - before < LOOK_AGAIN_MS) return;
+      if (looks.size >= REMEMBERED_LOOKS) looks.clear();
+      looks.set(paymentId, clock.monotonic());
+      void resolve(paymentId).catch((error: unknown) => log.warn({ paymentId, err: error }, 'recovery on reading failed'));
+    },
+    round: async (stop) => {
       const due = await work.due(timestamp(clock.now() - startsAfterMs), timestamp(clock.now()));
       for (const { paymentId, attemptId, tries } of due) {
+        if (stop?.aborted) break;
         const outcome = await resolve(paymentId).catch((error: unknown): Resolution => {
           log.warn({ paymentId, err: error }, 'recovery could not resolve a payment');
           return 'open';
@@ -108,7 +122,14 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
         const { transactionId } = found.result.txn;
         const undone = await callGateway(clock, deadline, (signal) =>
           gateway.void(
-            { ref: leg.references.reversal, leg: leg.leg, account: leg.account, chargeTransactionId: transactionId, askedBy: 'reversal' },
+            {
+              ref: leg.references.reversal,
+              leg: leg.leg,
+              account: leg.account,
+              chargeTransactionId: transactionId,
+              amountCents: leg.principalCents + leg.feeCents,
+              askedBy: 'reversal',
+            },
             signal,
           ),
         );
@@ -176,6 +197,10 @@ export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
     return rows.map((row) => ({ paymentId: row.payment_id, attemptId: row.attempt_id, tries: row.tries }));
   },
   record: async ({ paymentId, attemptId, tries, nextTryAt, outcome }) => {
+    if (outcome === 'resolved') {
+      await pool.query('delete from recovery_try where payment_id = $1 and attempt_id = $2', [paymentId, attemptId]);
+      return;
+    }
     await pool.query(
       `insert into recovery_try (payment_id, attempt_id, tries, next_try_at, outcome) values ($1, $2, $3, $4, $5)
        on conflict (payment_id, attempt_id) do update set tries = excluded.tries, next_try_at = excluded.next_try_at, outcome = excluded.outcome`,

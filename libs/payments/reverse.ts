@@ -234,12 +234,11 @@ const moveLeg = async (
   const leg = payment.legs.find((charge) => charge.leg === move.leg)!;
   const gateway = gatewayOf(ports, leg);
   const amountCents = move.principalCents + move.feeCents;
-  const whole = amountCents === leg.principalCents - leg.principalReturnedCents + leg.feeCents - leg.feeReturnedCents;
   const common = { leg: leg.leg, account: leg.account, chargeTransactionId: leg.transactionId };
   const send = (means: Means) =>
     callGateway(ports.clock, deadline, (signal) =>
       means === 'void'
-        ? gateway.void({ ...common, ref: move.references.void, ...(whole ? {} : { amountCents }), askedBy: attempt.operation }, signal)
+        ? gateway.void({ ...common, ref: move.references.void, amountCents, askedBy: attempt.operation }, signal)
         : gateway.refund({ ...common, ref: move.references.refund, amountCents }, signal),
     );
 

@@ -107,7 +107,9 @@ export class PaymentStreams {
     const stream = paymentStream(loaded.paymentId);
     const expected = loaded.revision ?? 'no_stream';
     const written = events.map((event) => this.toNewEvent(event, owner));
-    const until = this.clock.monotonic() + budget(deadline.leftMs);
+    const leftMs = budget(deadline.leftMs);
+    if (leftMs <= 0) throw new Unavailable('no time left to append');
+    const until = this.clock.monotonic() + leftMs;
     let maybeAppended = false;
     for (;;) {
       try {

@@ -144,7 +144,10 @@ export interface VoidCall {
   readonly leg: Leg;
   readonly account: GatewayAccount;
   readonly chargeTransactionId: string;
-  /** Omitted: all that remains. Less than what remains needs `partialVoid`. */
+  /**
+   * What is to come back; less than what remains needs `partialVoid`. An answer that names another amount is not believed, so payments always name it;
+   * omitted: all that remains.
+   */
   readonly amountCents?: Cents;
   readonly askedBy: 'void' | 'refund' | 'reversal';
 }

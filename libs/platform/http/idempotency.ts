@@ -181,8 +181,8 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       }));
     },
     purge: async (limit, resolved) => {
-      const { rowCount } = await pool.query(PURGE, [limit]);
-      let deleted = rowCount ?? 0;
+      let deleted = 0;
+      for (let gone = limit; gone === limit; deleted += gone) gone = (await pool.query(PURGE, [limit])).rowCount ?? 0;
       // Payments that stay open are stepped over, so that they never keep those behind them from leaving.
       for (let kept = 0; ;) {
         const { rows } = await pool.query<{ api_account_id: string; key_hash: Buffer; fence: string; payment_id: string }>(EXPIRED_RESERVED, [
@@ -335,10 +335,14 @@ const settleRows = async (pool: Pool, rows: readonly SettleRow[]): Promise<boole
   return rows.map(({ fence }) => fences.has(fence));
 };
 
+/** Rows are locked in the order in which claims lock them; joined plainly, two statements would wait for each other. */
 const SETTLE = `
+  with locked as materialized (
+    select 1 from idempotency_key where (api_account_id, key_hash) in (select * from unnest($1::uuid[], $2::bytea[]))
+    order by api_account_id, key_hash for update)
   update idempotency_key k set state = r.state, lease_until = null, status = r.status, body = r.body
   from unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::text[], $5::int[], $6::text[]) r (account_id, key_hash, fence, state, status, body)
-  where k.api_account_id = r.account_id and k.key_hash = r.key_hash and k.fence = r.fence and k.state = 'in_progress'
+  where (select count(*) from locked) >= 0 and k.api_account_id = r.account_id and k.key_hash = r.key_hash and k.fence = r.fence and k.state = 'in_progress'
   returning k.fence::text`;
 
 const GIVE_BACK = `delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`;
@@ -346,7 +350,8 @@ const GIVE_BACK = `delete from idempotency_key where api_account_id = $1 and key
 const PURGE = `
   delete from idempotency_key k using (
     select api_account_id, key_hash from idempotency_key
-    where expires_at <= clock_timestamp() and state in ('completed', 'released')
+    where expires_at <= clock_timestamp()
+      and (state in ('completed', 'released') or (state = 'in_progress' and operation <> 'create' and lease_until < clock_timestamp()))
     order by expires_at limit $1 for update skip locked) expired
   where k.api_account_id = expired.api_account_id and k.key_hash = expired.key_hash`;
 

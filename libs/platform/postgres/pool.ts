@@ -6,8 +6,13 @@ export type Client = pg.PoolClient;
 /** Anything that runs a statement: a pool, or a client inside a transaction. */
 export type Queryable = Pick<pg.Pool, 'query'>;
 
+const STATEMENT_TIMEOUT_MS = 10_000;
+
 /** For `types` of a query: every column comes as Postgres writes it, exact and without the cost of parsing. */
 export const ALL_AS_TEXT = { getTypeParser: () => (value: string) => value } as unknown as pg.CustomTypesConfig;
+
+/** A server that hangs keeps no statement timeout: our own clock ends the wait this much later. */
+const QUERY_TIMEOUT_MARGIN_MS = 1_000;
 
 /** A pool waits this long for a connection before the caller is told that the database is away. */
 const CONNECT_TIMEOUT_MS = 1_000;
@@ -16,7 +21,7 @@ export interface PoolOptions {
   /** Shown in `pg_stat_activity`. */
   readonly name: string;
   readonly max: number;
-  /** Server-side limit of one statement. */
+  /** Limit of one statement, 0 for none; default 10 s. */
   readonly statementTimeoutMs?: number;
   readonly lockTimeoutMs?: number;
   /** `off`: a commit does not wait for the disk. Only where what is lost in a crash of the database is made again from what is not. Default `on`. */
@@ -28,9 +33,10 @@ export interface PoolOptions {
  * which costs milliseconds on the short statements of this service.
  */
 export const createPool = (url: string, options: PoolOptions): Pool => {
+  const { statementTimeoutMs = STATEMENT_TIMEOUT_MS } = options;
   const settings = [
     '-c jit=off',
-    `-c statement_timeout=${options.statementTimeoutMs ?? 30_000}`,
+    `-c statement_timeout=${statementTimeoutMs}`,
     `-c lock_timeout=${options.lockTimeoutMs ?? 10_000}`,
     `-c synchronous_commit=${options.synchronousCommit ?? 'on'}`,
     '-c idle_in_transaction_session_timeout=60000',
@@ -41,6 +47,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
     application_name: `payfold ${options.name}`,
     max: options.max,
     connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
+    ...(statementTimeoutMs > 0 ? { query_timeout: statementTimeoutMs + QUERY_TIMEOUT_MARGIN_MS } : {}),
     options: settings.join(' '),
     keepAlive: true,
   });
