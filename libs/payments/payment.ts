@@ -273,8 +273,13 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     }
     case 'ReconciliationStarted':
       if (payment.phase === 'charged') {
-        if (attemptOf(payment, event.data.attemptId)?.ended) throw impossible(payment, event);
-        return withAttempt(payment, event, at, (attempt) => ({ ...attempt, fenced: true, toldPartial: attempt.returned.length > 0 }));
+        // On an attempt that has ended it says that the request which ended it told 5xx all the same: its answer from the log was lost (C18).
+        if (attemptOf(payment, event.data.attemptId)?.fenced) throw impossible(payment, event);
+        return withAttempt(payment, event, at, (attempt) => ({
+          ...attempt,
+          fenced: true,
+          toldPartial: !attempt.ended && attempt.returned.length > 0,
+        }));
       }
       return { ...awaiting(payment, event), phase: 'unknown', fenced: true, updatedAt: at };
     case 'PaymentResolved': {
@@ -566,7 +571,8 @@ export type PaymentCommand =
   | { readonly type: 'Initiate'; readonly at: string; readonly attemptId: string; readonly terms: PaymentTerms }
   | { readonly type: 'RecordChargeOutcome'; readonly at: string; readonly attemptId: string; readonly outcome: ChargeOutcome }
   | { readonly type: 'Abandon'; readonly at: string; readonly attemptId: string; readonly accountId: string; readonly reason: string }
-  | { readonly type: 'StartReconciliation'; readonly at: string; readonly attemptId: string }
+  /** `untold`: the request could not learn whether its own end of the attempt was recorded, and told 5xx. */
+  | { readonly type: 'StartReconciliation'; readonly at: string; readonly attemptId: string; readonly untold?: boolean }
   | { readonly type: 'RecordChargeFindings'; readonly at: string; readonly attemptId: string; readonly findings: readonly ChargeFinding[] }
   | RequestVoid
   | RequestRefund
@@ -706,11 +712,11 @@ const recordChargeOutcome = (payment: Payment, { at, attemptId, outcome }: Ask<'
   }
 };
 
-const startReconciliation = (payment: Payment, { at, attemptId }: Ask<'StartReconciliation'>): PaymentEvent[] => {
+const startReconciliation = (payment: Payment, { at, attemptId, untold = false }: Ask<'StartReconciliation'>): PaymentEvent[] => {
   const fence: PaymentEvent = { type: 'ReconciliationStarted', at, data: { attemptId } };
   if (payment.phase === 'pending' || payment.phase === 'unknown') return payment.fenced ? [] : [fence];
   const attempt = attemptOf(payment, attemptId);
-  return attempt && !attempt.ended && !attempt.fenced ? [fence] : [];
+  return attempt && !attempt.fenced && (!attempt.ended || (untold && !attempt.acknowledged)) ? [fence] : [];
 };
 
 /** `unknown` becomes voided (undone, or never processed) or failed (declined), never succeeded (C29). */

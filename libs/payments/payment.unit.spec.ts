@@ -1007,7 +1007,7 @@ describe('a history that cannot be is refused, not repaired', () => {
     ['money back after the end', [...charged(), request, ended('A', { outcome: 'never_executed' }), returned('A', 'principal', 10_000, 0)]],
     ['an attempt told that never was', [...charged(), acknowledged('A')]],
     ['a fence on an attempt that never was', [...charged(), fenced('A')]],
-    ['a fence on an attempt that has ended', [...charged(), ...partRefunded('A', [1, 0, 0]), fenced('A')]],
+    ['a second fence on an attempt', [...charged(), ...partRefunded('A', [1, 0, 0]), fenced('A'), fenced('A')]],
     ['settlement of a leg that is not there', [...charged(feeless), settled('fee')]],
     ['settlement of what was never charged', [initiated(), unknown, settled('principal')]],
     ['a dispute on what was never charged', [initiated(), disputed()]],

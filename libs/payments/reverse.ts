@@ -2,8 +2,8 @@
  * Returning money: refund and void, by partner and staff alike. Intent → gateway, leg by leg → end. An attempt that its request could not finish is
  * resolved before anything else happens to the payment: every reference it might have used is finalised at the gateway (C17, C18, C61).
  */
-import { Conflict } from '#eventstore';
-import { type Cents, type Deadline, ServiceError, timestamp } from '#kernel';
+import { Conflict, OutcomeUnknown } from '#eventstore';
+import { type Cents, Deadline, ServiceError, timestamp } from '#kernel';
 import { gatewayRef, type PaymentPorts } from './charge.js';
 import { bounded, callGateway, GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
@@ -269,11 +269,34 @@ const record = async (
           { paymentId: loaded.paymentId, attemptId, err: error },
           'the outcome of a reversal could not be recorded; recovery resolves it',
         );
+        if (error instanceof OutcomeUnknown) void markUntold(ports, loaded.paymentId, attemptId, owner);
         throw timeout(loaded.paymentId);
       }
       current = await ports.streams.load(loaded.paymentId);
       // Also when recovery has ended it: whoever repeats the request is told what it found, and told as somebody who was not told before (C18).
       if (attemptOf(current.payment, attemptId)?.fenced) throw timeout(loaded.paymentId);
+    }
+  }
+};
+
+/** How long a request that told 504 goes on trying to say so in the log, and how often. */
+const MARK_UNTOLD_MS = 600_000;
+const MARK_UNTOLD_EVERY_MS = 100;
+
+/**
+ * The end of the attempt may be in the log although its caller is told that nobody knows. That this was so is recorded as soon as the log answers again,
+ * so that a repeat without a key is told the result instead of being taken for another request (C18). A crash before that leaves the repeat a request of its own.
+ */
+const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: string, owner: Owner): Promise<void> => {
+  const { clock, streams } = ports;
+  const deadline = new Deadline(clock, MARK_UNTOLD_MS);
+  while (deadline.leftMs > 0) {
+    try {
+      const loaded = await streams.load(paymentId);
+      await streams.execute(loaded, [{ type: 'StartReconciliation', at: timestamp(clock.now()), attemptId, untold: true }], owner, deadline, () => 1);
+      return;
+    } catch {
+      await clock.sleep(MARK_UNTOLD_EVERY_MS);
     }
   }
 };
