@@ -72,6 +72,8 @@ const embedded = async (config: Config, log: Logger, stops: (() => Promise<unkno
     startEmbeddedPostgres(join(config.dataDir, 'postgres'), {
       // Everybody knows it by this port.
       ...(before && { port: before.port }),
+      // We still need it for what is in flight when a Ctrl-C comes.
+      ownSession: true,
       onLog: (line) => log.debug({ line }, 'postgres'),
     }),
   );

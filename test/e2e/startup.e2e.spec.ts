@@ -349,6 +349,12 @@ describe('it does not start, says so in one line and changes nothing', () => {
     );
   });
 
+  test(
+    'KurrentDB cannot be reached',
+    () => refuses(/KurrentDB/, { KURRENTDB_URL: 'kurrentdb://127.0.0.1:9?tls=false' }, { untouched: false }),
+    60_000,
+  );
+
   test('the database was written by a newer version', async () => {
     await running();
     await sql(`insert into payfold_migration (name, sha256) values ('9999-from-the-future', 'x')`);
@@ -391,12 +397,6 @@ describe('it does not start, says so in one line and changes nothing', () => {
       expect(faults.map((fault) => fault.trim().split(':')[0]).sort()).toEqual(['DATABASE_URL', 'FAILPOINT', 'MASTER_KEY_FILE', 'PUBLIC_URL']);
     }
   });
-
-  test(
-    'KurrentDB cannot be reached',
-    () => refuses(/KurrentDB/, { KURRENTDB_URL: 'kurrentdb://127.0.0.1:9?tls=false' }, { untouched: false }),
-    60_000,
-  );
 
   test('a role without its addresses, without a database, or with a wrong password', async () => {
     const apart = await DataDir.create();

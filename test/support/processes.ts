@@ -98,8 +98,8 @@ export const postmasterOf = (dataDir: string): number | null => {
  */
 const GUARD = `
   while read -r line; do groups=$line; done
-  for group in $groups; do kill -9 -- "-$group"; done
-  postmaster=$(head -n 1 "$0/postgres/postmaster.pid") && case "$(ps -o args= -p "$postmaster")" in *"$0"*) kill -9 "$postmaster";; esac
+  for group in $groups; do kill -s KILL -- "-$group"; done
+  postmaster=$(head -n 1 "$0/data/postgres/postmaster.pid") && case "$(ps -o args= -p "$postmaster")" in *"$0"*) kill -s KILL "$postmaster";; esac
   sleep 0.1
   rm -rf "$0" || { sleep 1; rm -rf "$0"; }
 `;

@@ -33,7 +33,16 @@ export interface EmbeddedPostgres {
 /** Starts (and on first use initialises) the cluster in `directory`. Throws one clear line where it cannot. */
 export const startEmbeddedPostgres = async (
   directory: string,
-  options: { port?: number; settings?: Record<string, string>; onLog?: (line: string) => void } = {},
+  options: {
+    port?: number;
+    settings?: Record<string, string>;
+    onLog?: (line: string) => void;
+    /**
+     * In a session of its own a Ctrl-C in the terminal passes it by: for a caller who drains first and stops it afterwards, however it is ended itself. Others
+     * let it end with them.
+     */
+    ownSession?: boolean;
+  } = {},
 ): Promise<EmbeddedPostgres> => {
   const cluster = resolve(directory);
   const binaries = await findBinaries();
@@ -56,7 +65,7 @@ export const startEmbeddedPostgres = async (
     max_wal_size: '1GB',
     ...options.settings,
   };
-  const launch = launcher(user, [cluster, binaries]);
+  const launch = launcher(user, [cluster, binaries], options.ownSession);
   const command = join(binaries, 'bin', 'postgres');
   const args = ['-D', cluster, '-p', String(port), ...Object.entries(settings).flatMap(([name, value]) => ['-c', `${name}=${value}`])];
   const server = await serve(() => launch(command, args, { LC_MESSAGES: 'C' }), options.onLog);
@@ -195,9 +204,9 @@ type Launch = (command: string, args: string[], env?: Record<string, string>) =>
  * Starts programs as `user`. Where a folder on the way (say a checkout under /root) is closed to that user, the one capability that lets it
  * pass through folders is added with `setpriv`; the alternative, opening somebody's home folder, is not ours to do.
  */
-const launcher = (user: SystemUser | null, paths: string[]): Launch => {
-  // In a session of its own: a Ctrl-C in the terminal is for us, who still need the database for what is in flight.
-  const detached = process.platform !== 'win32';
+const launcher = (user: SystemUser | null, paths: string[], ownSession = false): Launch => {
+  // On Windows it would open a window.
+  const detached = ownSession && process.platform !== 'win32';
   const spawnAs = (command: string, args: string[], env: Record<string, string> | undefined, identity: Partial<SystemUser>) =>
     spawn(command, args, { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'], cwd: tmpdir(), detached, ...identity });
   if (!user) return (command, args, env) => spawnAs(command, args, env, {});
