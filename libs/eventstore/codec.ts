@@ -49,7 +49,7 @@ export const serialise = (stream: string, expected: Expected, events: readonly N
 };
 
 /** NUL and half a surrogate pair cannot be stored as text; what a store made of them would be another name. */
-const isName = (text: string): boolean => text !== '' && !/[\0\p{Cs}]/u.test(text);
+const isName = (text: string & { isWellFormed?: () => boolean }): boolean => text !== '' && !text.includes('\0') && text.isWellFormed!();
 
 const serialiseOne = (stream: string, { id, type, v, data, meta }: NewEvent): Serialised => {
   if (!isUuid(id)) throw new Error(`${stream}: not an event id: ${JSON.stringify(id)}`);
@@ -57,7 +57,7 @@ const serialiseOne = (stream: string, { id, type, v, data, meta }: NewEvent): Se
   if (!Number.isSafeInteger(v) || v < 1) throw new Error(`${stream}: ${type} has no schema version`);
   const dataText = JSON.stringify(data) as string | undefined;
   if (dataText === undefined) throw new Error(`${stream}: ${type} has no data`);
-  const metaText = `{"v":${v},${JSON.stringify(meta).slice(1)}`;
+  const metaText = JSON.stringify({ v, ...meta });
   return {
     id: id.toLowerCase(),
     type,
