@@ -1,6 +1,6 @@
 /**
  * The sandbox processor as a real process under load: killed in the middle of writes, it knows everything that it had acknowledged, nothing twice,
- * and answers every reference as before. Needs the built code (`nest build`).
+ * and answers every reference as before. Needs the built code (`npm run build`).
  */
 import { spawn } from 'node:child_process';
 import { randomInt } from 'node:crypto';
