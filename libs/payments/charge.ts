@@ -182,7 +182,8 @@ const refuseOrPlan = (
   const portalGateway = portal.gateway;
   const serviceFeeCents = serviceFee(request.amountCents, portal.fee);
   const { chargeMode } = portal.fee;
-  if (request.amountCents + serviceFeeCents > MAX_AMOUNT_CENTS) throw notAllowed(`Amount and service fee exceed ${MAX_AMOUNT_CENTS} cents together.`);
+  if (chargeMode === 'combined' && request.amountCents + serviceFeeCents > MAX_AMOUNT_CENTS)
+    throw notAllowed(`Amount and service fee exceed ${MAX_AMOUNT_CENTS} cents together.`);
   const { rawCard, cardToken, tokenReusable } = gateway.capabilities;
   const twoCharges = chargeMode === 'separate' && serviceFeeCents > 0;
   if (method.type === 'card' ? !rawCard : !cardToken || (twoCharges && !tokenReusable))

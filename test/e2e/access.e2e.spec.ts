@@ -110,7 +110,10 @@ describe('credentials', () => {
   test('/healthz, /readyz, /openapi.json and /docs need none (C65)', async () => {
     for (const path of ['/healthz', '/readyz', '/openapi.json', '/docs'])
       expect([path, (await fetch(service.urls[0]! + path)).status]).toEqual([path, 200]);
-    expect(await (await fetch(`${service.urls[0]}/readyz`)).json()).toEqual({ ok: true, checks: { idempotency: 'ok', schema: 'ok', eventStore: 'ok' } });
+    expect(await (await fetch(`${service.urls[0]}/readyz`)).json()).toEqual({
+      ok: true,
+      checks: { idempotency: 'ok', schema: 'ok', eventStore: 'ok' },
+    });
   });
 });
 
