@@ -105,10 +105,20 @@ const parseHolder = (text: string): Holder | null => {
   }
 };
 
+/** Killed and not yet reaped by its parent: it holds nothing any more. */
+const isZombie = (pid: number): boolean => {
+  try {
+    // The command name may hold spaces and parentheses; the state follows the last of them.
+    return readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ').at(-1)!.startsWith('Z');
+  } catch {
+    return false; // no /proc here
+  }
+};
+
 const isAlive = (pid: number): boolean => {
   try {
     process.kill(pid, 0);
-    return true;
+    return !isZombie(pid);
   } catch (error) {
     return (error as NodeJS.ErrnoException).code === 'EPERM';
   }

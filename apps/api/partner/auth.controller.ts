@@ -5,6 +5,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify';
 import { type AuthenticationDeps, exchange } from '#accounts';
 import { headerLines, parseStrictJson, refuseOtherContentTypes, sendAnswer, successAnswer } from '#platform/http';
 import { Answers, AUTHENTICATION } from './http.js';
+import { refuseAmount } from './requests.js';
 import { AccessTokenGrant } from './resources.js';
 
 @ApiTags('Authentication')
@@ -20,7 +21,7 @@ export class AuthController {
     const grant = await exchange(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
     const bytes = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
     refuseOtherContentTypes(request.headers['content-type'], request.headers['content-encoding'], bytes);
-    parseStrictJson(bytes, { emptyIsObject: true });
+    refuseAmount(parseStrictJson(bytes, { emptyIsObject: true }));
     sendAnswer(reply, successAnswer(grant));
   }
 }

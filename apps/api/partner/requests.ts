@@ -229,6 +229,10 @@ const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1
 const instantFault = (value: unknown): string | null =>
   typeof value === 'string' && instantOf(value) !== null ? null : 'must be RFC 3339 with offset, or YYYY-MM-DD';
 
+/** Years 1 to 9999 in UTC: what RFC 3339 can spell, and what the database can hold. */
+const FIRST_INSTANT = Date.parse('0001-01-01T00:00:00Z');
+const LAST_INSTANT = Date.parse('9999-12-31T23:59:59.999Z');
+
 /** Milliseconds since the epoch; null for what is no date of the calendar. */
 export const instantOf = (text: string): number | null => {
   const parts = INSTANT.exec(text);
@@ -238,7 +242,7 @@ export const instantOf = (text: string): number | null => {
   const date = new Date(Date.UTC(Number(year), Number(month) - 1, Number(day)));
   if (date.getUTCMonth() !== Number(month) - 1 || date.getUTCDate() !== Number(day) || Number(hour) > 23 || Number(second) > 59) return null;
   const time = Date.parse(text.toUpperCase());
-  return Number.isNaN(time) ? null : time;
+  return time >= FIRST_INSTANT && time <= LAST_INSTANT ? time : null;
 };
 
 export class QuoteQuery {

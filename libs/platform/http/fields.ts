@@ -100,7 +100,7 @@ export const NestedField = (type: () => new () => object, options: { optional?: 
     ...(optional === undefined ? {} : { optional }),
     nested: type,
     array: array !== undefined,
-    schema: array ? { type: type as () => never, isArray: true, minItems: array.min, maxItems: array.max } : { type: type as () => never },
+    schema: array ? { type: () => type() as never, isArray: true, minItems: array.min, maxItems: array.max } : { type: () => type() as never },
     check: (value) => {
       if (!array) return isObject(value) ? null : 'must be an object';
       if (!Array.isArray(value)) return 'must be an array';
@@ -162,13 +162,18 @@ const build = <T extends object>(type: new () => T, source: Record<string, unkno
 
 const allFields = (type: Class): readonly FieldInfo[] => fieldsOf.get(type.prototype as object) ?? [];
 
+/** A name that may be repeated to the caller. */
+const PARAMETER_NAME = /^[A-Za-z]\w{0,63}$/;
+
 /** Every declared field of a query, each sent at most once; others are refused by name unless they are to be ignored (C44, ASVS 15.3.7). */
 export const validatedQuery = <T extends object>(type: new () => T, query: Readonly<Record<string, unknown>>, { ignoreUnknown = false } = {}): T => {
   const names = allFields(type).map(({ name }) => name);
   for (const [name, value] of Object.entries(query)) {
     if (!names.includes(name)) {
       if (ignoreUnknown) continue;
-      throw validationError([{ field: name.slice(0, 64), message: 'is not a supported parameter' }]);
+      throw validationError([
+        { field: PARAMETER_NAME.test(name) && !holdsCardNumber(name) ? name : 'query', message: 'is not a supported parameter' },
+      ]);
     }
     if (typeof value !== 'string') throw validationError([{ field: name, message: 'was sent more than once' }]);
   }
