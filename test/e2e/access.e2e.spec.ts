@@ -117,6 +117,13 @@ describe('credentials', () => {
   });
 });
 
+test('every reference of the OpenAPI document leads somewhere, and the body of a create is described', async () => {
+  const document = (await (await fetch(`${service.urls[0]}/openapi.json`)).json()) as { components: { schemas: Record<string, unknown> } };
+  const references = [...JSON.stringify(document).matchAll(/"#\/components\/schemas\/([^"]*)"/g)].map(([, name]) => name!);
+  expect(references).toEqual(expect.arrayContaining(['CreatePaymentRequest', 'LineItemRequest', 'PaymentMethodRequest', 'PayerRequest']));
+  expect(references.filter((name) => !(name in document.components.schemas))).toEqual([]);
+});
+
 describe('POST /auth/token (C50, C52)', () => {
   test.each<[string, string | undefined]>([
     ['no body', undefined],
@@ -130,7 +137,9 @@ describe('POST /auth/token (C50, C52)', () => {
     for (const instance of [0, 1]) expect((await client.as(`Bearer ${answer.data.accessToken}`).list({}, { instance })).status).toBe(200);
   });
   test('the bare key too', async () => expect((await client.as(partner.apiKey).post(TOKEN)).status).toBe(200));
-  test.each(['[]', '{', 'x'])('a body %s → 400', async (body) => expect((await client.post(TOKEN, body)).code).toBe('VALIDATION_ERROR'));
+  test.each(['[]', '{', 'x', '{"amount":1}'])('a body %s → 400', async (body) =>
+    expect((await client.post(TOKEN, body)).code).toBe('VALIDATION_ERROR'),
+  );
   test('an access token cannot obtain another one: 403, message only', async () => {
     expectRefused(await client.as(`Bearer ${await tokenOf(partner)}`).post(TOKEN), 403);
   });

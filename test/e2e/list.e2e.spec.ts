@@ -295,6 +295,18 @@ describe('the cursor (C45)', () => {
     expect((await client.list({ cursor, limit: 2 }, { instance: 1 })).data.payments).toHaveLength(2);
   });
 
+  test.each(['0000-01-01', '0001-01-01T00:00:00+23:00', '9999-12-31T23:59:59-23:59'])(
+    'an instant beyond years 1 to 9999 → 400: %s (C44)',
+    async (to) => {
+      expect((await client.list({ to })).code).toBe('VALIDATION_ERROR');
+      expect((await client.list({ from: to })).code).toBe('VALIDATION_ERROR');
+    },
+  );
+  test('a name that is no parameter is not repeated where it holds a card number', async () => {
+    const answer = await client.list({ '4539064589943164': '1' });
+    expect(answer.status).toBe(400);
+    expect(answer.text).not.toContain('4539064589943164');
+  });
   test('of a filtered list is good for that filter only, however the instant is written', async () => {
     const cursor = (await client.list({ limit: 1, from: '2020-01-01', status: 'succeeded' })).data.nextCursor!;
     expect((await client.list({ limit: 1, from: '2020-01-01T00:00:00Z', status: 'succeeded', cursor })).status).toBe(200);
