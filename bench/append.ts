@@ -2,9 +2,9 @@
  * How many events per second the Postgres event store appends durably, as a ratio to what the same Postgres gives pgbench for single-row inserts with the
  * same columns, indexes and durability, in the same minute. Absolute figures on shared machines move by a factor of three within half an hour; ratios do not.
  *
- *   node dist/bench/append.js [--rounds 3] [--seconds 5] [--writers 64] [--events 0] [--gate 1.8]
+ *   node dist/bench/append.js [--rounds 3] [--seconds 5] [--writers 64] [--events 0] [--pause 0] [--gate 1.8]
  *
- * `--events` fills the log first, since plans and caches differ on a large table. Starts a Postgres of its own; refuses one that does not fsync.
+ * `--events` fills the log first, since plans and caches differ on a large table; `--pause` waits so many seconds before each run, on a machine that is shared. Starts a Postgres of its own; refuses one that does not fsync.
  * Exit 1 where the median ratio is below the gate. Without pgbench it prints rates, and no ratio.
  */
 import { spawn } from 'node:child_process';
@@ -23,6 +23,7 @@ const { values } = parseArgs({
     seconds: { type: 'string', default: '5' },
     writers: { type: 'string', default: '64' },
     events: { type: 'string', default: '0' },
+    pause: { type: 'string', default: '0' },
     gate: { type: 'string', default: '1.8' },
   },
 });
@@ -31,6 +32,7 @@ const options = {
   seconds: Number(values.seconds),
   writers: Number(values.writers),
   events: Number(values.events),
+  pause: Number(values.pause),
   gate: Number(values.gate),
 };
 /** pgbench is given the better of these; more clients than cores help it, up to a point. */
@@ -195,10 +197,14 @@ const run = async (directory: string): Promise<boolean> => {
     const ratios: number[] = [];
     const rates: number[] = [];
     for (let round = 1; round <= options.rounds; round++) {
+      const settle = () => new Promise((wake) => setTimeout(wake, options.pause * 1000));
+      await settle();
       const others = await othersShare();
       // Ours stands between the two of pgbench, so that a machine that slows down favours neither.
       const before = await pgbench(postgres.url, script, PGBENCH_CLIENTS[0]!, options.seconds);
+      await settle();
       const ours = await appendFor(store, options.writers, options.seconds);
+      await settle();
       const after = await pgbench(postgres.url, script, PGBENCH_CLIENTS[1]!, options.seconds);
       acknowledged += ours.acknowledged;
       rates.push(ours.perSecond);

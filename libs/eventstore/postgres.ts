@@ -129,10 +129,10 @@ const APPEND_TIMEOUT_MS = 5_000;
 const READ_TIMEOUT_MS = 5_000;
 const READ_CONNECTIONS = 8;
 /**
- * Batches on their way at once, pipelined over one connection: while one commits, the next is on the wire already and a third is made. Further
- * connections instead would only wait for the head (two of one batch each: a fifth less, measured).
+ * Batches on their way at once, pipelined over one connection: while one commits, the next is on the wire already. A second connection instead would
+ * only wait for the head (a fifth less, measured); a third batch makes each smaller (a tenth less).
  */
-const BATCHES_IN_FLIGHT = 3;
+const BATCHES_IN_FLIGHT = 2;
 const BATCH_EVENTS = 256;
 /** What is outstanding is shared out over the batches in flight, else all writers would march in one; but not into smaller parts than this. */
 const SHARED_BATCH_APPENDS = 8;
