@@ -4,10 +4,23 @@ import grpc from '@grpc/grpc-js';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { Conflict, createKurrentDbEventStore, OutcomeUnknown, Unavailable, type EventStore, type KurrentDbOptions, type Position } from '#eventstore';
+import { createPool, migrate, type Client } from '#platform';
+import {
+  Conflict,
+  createKurrentDbEventStore,
+  createSubscriber,
+  eventStoreMigrations,
+  OutcomeUnknown,
+  Unavailable,
+  type EventStore,
+  type KurrentDbOptions,
+  type Position,
+  type Recorded,
+} from '#eventstore';
 import { collect, following, logAfter, newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 import { authority, certificate, privateKey } from '../../test/support/kurrentdb-double-certificate.js';
+import { freshDatabase } from '../../test/support/postgres.js';
 import { KurrentDbDouble, type AppendFault } from '../../test/support/kurrentdb-double.js';
 
 /** A tenth of the real waits, so that the suite takes seconds. */
@@ -317,6 +330,45 @@ describe('following', () => {
     const [, took] = await timed(reader.close());
     expect(took).toBeLessThan(500);
   });
+});
+
+describe('a projection over it', () => {
+  test('has every event once, in order, over duplicates, ends, early checkpoints and deaths of the server; a command waits for its own event', async () => {
+    const database = await freshDatabase();
+    const pool = createPool(database.url, { name: 'spec', max: 6 });
+    cleanUps.push(
+      () => database.drop(),
+      () => pool.end(),
+    );
+    await migrate(pool, eventStoreMigrations);
+    await pool.query('create table seen (nth bigserial, id uuid not null)');
+    const projection = {
+      name: 'seen',
+      apply: async (client: Client, events: readonly Recorded[]) =>
+        void (await client.query('insert into seen (id) select unnest($1::uuid[])', [events.map(({ id }) => id)])),
+    };
+    const worker = createSubscriber(projection, { store, pool });
+    const command = createSubscriber(projection, { store, pool });
+    cleanUps.push(() => worker.stop());
+    double.nextSubscriptions.push('duplicate', 'early_checkpoint', 'silent_end', 'error', 'stall', 'unconfirmed');
+    worker.start();
+    let position: Position | null = null;
+    for (let round = 0; round < 12; round++) {
+      position = (await store.append(newStream(), 'no_stream', newEvents(5), { timeoutMs: 10_000 })).position;
+      if (round % 4 === 1) {
+        double.kill();
+        await double.start();
+      }
+      if (round % 4 === 3) await command.runUntil(position, { timeoutMs: 10_000 });
+    }
+    expect(await worker.caughtUpTo(position, 20_000)).toBe(true);
+    expect((await pool.query<{ id: string }>('select id from seen order by nth')).rows.map(({ id }) => id)).toEqual(double.log.map(({ id }) => id));
+    expect(await worker.status()).toMatchObject({ position, head: position, lagEvents: 0, lagMs: 0 });
+    // A position counts bytes here, not events.
+    await worker.stop();
+    await store.append(newStream(), 'no_stream', newEvents(1));
+    expect(await worker.status()).toMatchObject({ lagEvents: null });
+  }, 60_000);
 });
 
 describe('a cluster', () => {

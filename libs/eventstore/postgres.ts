@@ -518,12 +518,8 @@ class Line {
   }
 }
 
-/**
- * What an acknowledged append rests on, whatever the database's defaults are: a durable commit, and a snapshot per statement.
- * `local`, `remote_write` and `remote_apply` are stricter or the operator's choice, and stay.
- */
-const SESSION = `select set_config('default_transaction_isolation', 'read committed', false),
-  case current_setting('synchronous_commit') when 'off' then set_config('synchronous_commit', 'on', false) end`;
+/** The function's second statement must see what was committed before the lock was granted, whatever the default of the database is. */
+const SESSION = `set default_transaction_isolation to 'read committed'`;
 
 const APPEND = `select * from es.append_batch($1::text[], $2::bigint[], $3::int[], $4::int[], $5::int[], $6::uuid[], $7::text[], $8::text[], $9::text[])`;
 
