@@ -197,15 +197,19 @@ const run = async (directory: string): Promise<boolean> => {
     const ratios: number[] = [];
     const rates: number[] = [];
     for (let round = 1; round <= options.rounds; round++) {
-      const settle = () => new Promise((wake) => setTimeout(wake, options.pause * 1000));
+      let others = 0;
+      const settle = async () => {
+        await new Promise((wake) => setTimeout(wake, options.pause * 1000));
+        others = Math.max(others, await othersShare());
+      };
       await settle();
-      const others = await othersShare();
       // Ours stands between the two of pgbench, so that a machine that slows down favours neither.
       const before = await pgbench(postgres.url, script, PGBENCH_CLIENTS[0]!, options.seconds);
       await settle();
       const ours = await appendFor(store, options.writers, options.seconds);
       await settle();
       const after = await pgbench(postgres.url, script, PGBENCH_CLIENTS[1]!, options.seconds);
+      await settle();
       acknowledged += ours.acknowledged;
       rates.push(ours.perSecond);
       const own = `append, ${options.writers} writers ${rate(ours.perSecond)} (p50 ${ours.p50Ms.toFixed(1)} ms, p99 ${ours.p99Ms.toFixed(1)} ms)`;
