@@ -268,9 +268,11 @@ class Appends {
   private queuedBytes = 0;
   /** Streams on their way: the appends of one process to one stream keep their order. */
   private readonly busy = new Set<string>();
-  private readonly outstanding = new Set<Append>();
   private readonly line: Line;
-  private batches = 0;
+  /** Batches on their way. Not a set of appends: one that changes for every append ages badly, and doubles the time of garbage collection. */
+  private readonly sending: (readonly Append[])[] = [];
+  /** Appends that nobody has answered yet. */
+  private unanswered = 0;
   private failures = 0;
   private paused = false;
   private scheduled = false;
@@ -306,7 +308,7 @@ class Appends {
         alone: false,
         settled: false,
       };
-      this.outstanding.add(append);
+      this.unanswered += 1;
       this.queue.push(append);
       this.queuedBytes += bytes;
       if (!this.sweeping) void this.sweep();
@@ -316,7 +318,7 @@ class Appends {
 
   async close(): Promise<void> {
     this.closed = true;
-    while (this.outstanding.size > 0) await this.clock.sleep(SWEEP_MS);
+    while (this.unanswered > 0) await this.clock.sleep(SWEEP_MS);
     await this.line.close();
   }
 
@@ -334,12 +336,12 @@ class Appends {
   }
 
   private pump(): void {
-    while (!this.paused && this.batches < BATCHES_IN_FLIGHT) {
+    while (!this.paused && this.sending.length < BATCHES_IN_FLIGHT) {
       const appends = this.take();
       if (appends.length === 0) return;
-      this.batches += 1;
+      this.sending.push(appends);
       void this.run(appends).finally(() => {
-        this.batches -= 1;
+        this.sending.splice(this.sending.indexOf(appends), 1);
         for (const { stream } of appends) this.busy.delete(stream);
         this.schedule();
       });
@@ -351,7 +353,7 @@ class Appends {
     const taken: Append[] = [];
     const left: Append[] = [];
     let [events, bytes, index] = [0, 0, 0];
-    const share = Math.max(SHARED_BATCH_APPENDS, Math.ceil(this.outstanding.size / BATCHES_IN_FLIGHT));
+    const share = Math.max(SHARED_BATCH_APPENDS, Math.ceil(this.unanswered / BATCHES_IN_FLIGHT));
     for (; index < this.queue.length; index++) {
       const append = this.queue[index]!;
       if (append.settled) {
@@ -451,11 +453,11 @@ class Appends {
   /** Ends what is overdue. Runs while there is anything to end. */
   private async sweep(): Promise<void> {
     this.sweeping = true;
-    while (this.outstanding.size > 0) {
+    while (this.unanswered > 0) {
       await this.clock.sleep(SWEEP_MS);
       const now = this.clock.monotonic();
-      for (const append of this.outstanding) {
-        if (append.deadline > now) continue;
+      for (const append of [this.queue, ...this.sending].flat()) {
+        if (append.settled || append.deadline > now) continue;
         if (append.inFlight || append.ambiguous)
           this.fail(append, new OutcomeUnknown(`${append.stream}: no answer from Postgres in time; the append may have happened`));
         else this.fail(append, new Unavailable(`${append.stream}: Postgres could not be reached in time; nothing was appended`));
@@ -467,14 +469,14 @@ class Appends {
   private succeed(append: Append, answer: { revision: bigint; position: Position }): void {
     if (append.settled) return;
     append.settled = true;
-    this.outstanding.delete(append);
+    this.unanswered -= 1;
     append.resolve(answer);
   }
 
   private fail(append: Append, error: Error): void {
     if (append.settled) return;
     append.settled = true;
-    this.outstanding.delete(append);
+    this.unanswered -= 1;
     append.reject(error);
   }
 }
