@@ -24,6 +24,9 @@ const ARROWS: Readonly<Record<string, readonly string[]>> = {
   eventstore: ['kernel', 'platform'],
   accounts: ['kernel', 'platform', 'eventstore'],
   payments: ['kernel', 'platform', 'eventstore', 'accounts'],
+  webhooks: ['kernel', 'platform', 'eventstore', 'accounts', 'payments'],
+  checkout: ['kernel', 'platform', 'eventstore', 'accounts', 'payments'],
+  ledger: ['kernel', 'platform', 'eventstore', 'accounts', 'payments'],
 };
 
 describe('arrows between libs', () => {
