@@ -28,12 +28,16 @@ import {
   PAYMENT_LIST,
   paymentListMigration,
   paymentListModel,
+  paymentRegisterMigration,
+  paymentRegisterModel,
   type PaymentPorts,
   type PaymentServices,
   PaymentStreams,
   postgresRecoveryWork,
+  postgresRegister,
   postgresVelocity,
   recoveryMigration,
+  type SettlementPorts,
   velocityMigration,
 } from '#payments';
 import {
@@ -59,6 +63,7 @@ export const MIGRATIONS: readonly Migration[] = [
   velocityMigration,
   recoveryMigration,
   paymentListMigration,
+  paymentRegisterMigration,
 ];
 
 /** The configuration with the addresses filled in that were found or started. */
@@ -78,10 +83,11 @@ export interface Services {
   readonly directory: Directory;
   readonly authentication: AuthenticationDeps;
   readonly payments: PaymentServices;
+  readonly settlement: SettlementPorts;
   /** The read models, by name; a worker starts them, the command line brings them up to its own events. */
-  readonly projections: { readonly directory: Subscriber; readonly paymentList: Subscriber };
+  readonly projections: { readonly directory: Subscriber; readonly paymentList: Subscriber; readonly paymentRegister: Subscriber };
   /** How each read model is made again from the log. */
-  readonly models: { readonly directory: ReadModel; readonly paymentList: ReadModel };
+  readonly models: { readonly directory: ReadModel; readonly paymentList: ReadModel; readonly paymentRegister: ReadModel };
   /** Throws when something that payments need cannot be used. */
   readonly readiness: Readonly<Record<string, () => Promise<void>>>;
   close(): Promise<void>;
@@ -93,6 +99,8 @@ const KEY_POOL_CONNECTIONS = 6;
 const PROJECTION_POOL_CONNECTIONS = 6;
 const KEY_STATEMENT_TIMEOUT_MS = 2_000;
 const KEY_LOCK_TIMEOUT_MS = 1_000;
+/** How long the register may take to pass the head of the log; a first start after an upgrade reads all of it. */
+const REGISTER_TIMEOUT_MS = 120_000;
 /** An append that failed this recently makes the process not ready. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
 
@@ -160,13 +168,19 @@ export const openServices = async (
     const models = {
       directory: directoryModel,
       paymentList: paymentListModel((paymentId) => log.warn({ paymentId }, 'a payment has an unusually long stream')),
+      paymentRegister: paymentRegisterModel,
     };
     const projections = {
       directory: createSubscriber(models.directory.projection, { store, pool: projectionPool, clock, onError }),
       paymentList: createSubscriber(models.paymentList.projection, { store, pool: projectionPool, clock, onError }),
+      paymentRegister: createSubscriber(models.paymentRegister.projection, { store, pool: projectionPool, clock, onError }),
     };
     // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
     const watch = watchProjection(pool, PAYMENT_LIST, clock);
+    const registerCaughtUp = async () => {
+      const head = await store.head();
+      if (head !== null) await projections.paymentRegister.runUntil(head, { timeoutMs: REGISTER_TIMEOUT_MS });
+    };
     const payments: PaymentServices = {
       ports,
       idempotency,
@@ -198,6 +212,7 @@ export const openServices = async (
         environment: config.environment,
       },
       payments,
+      settlement: { payments: ports, store, register: postgresRegister(pool, registerCaughtUp) },
       projections,
       models,
       readiness: {

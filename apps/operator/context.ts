@@ -6,7 +6,6 @@
  */
 import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
-import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import { Administration, type Directory, directoryProjection, directorySchema, openSigningSecret, postgresDirectory } from '#accounts';
 import { createSubscriber, type EventStore, eventStoreMigrations, openEventStore, type Position } from '#eventstore';
@@ -29,6 +28,7 @@ import {
 } from '#platform';
 import { readRuntime, type Runtime, tryLockDataDir } from '../data-dir.js';
 import type { Services } from '../services.js';
+import { operator } from './terminal.js';
 
 /** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
 const DATA_DIR_WAIT_MS = 60_000;
@@ -58,8 +58,11 @@ export interface Context {
   readonly inForce: (position: Position | null) => Promise<void>;
   /** Brings the directory up to everything that has been appended. */
   readonly caughtUp: () => Promise<void>;
-  /** Payments, projections and all else of the service, for the few commands that need them; loading them takes most of a second. */
-  readonly services: () => Promise<Services>;
+  /**
+   * Payments, projections and all else of the service, for the few commands that need them; loading them takes most of a second. `withGateway`: the sandbox
+   * processor too, which is started for the time of the command where none runs.
+   */
+  readonly services: (options?: { withGateway?: boolean }) => Promise<Services>;
   readonly close: () => Promise<void>;
 }
 
@@ -115,7 +118,7 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
     if (position !== null) await projection.runUntil(position, { timeoutMs: PROJECT_TIMEOUT_MS });
   };
   const { environment, cardInTextCheck } = config;
-  const actor = { type: 'operator', id: operatorName() } as const;
+  const actor = { type: 'operator', id: operator() } as const;
   return {
     config,
     logger,
@@ -130,9 +133,11 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
     administration: new Administration({ store, clock, ids, keys, environment, cardInTextCheck, actor }),
     inForce,
     caughtUp: async () => inForce(await store.head()),
-    services: async () => {
+    services: async ({ withGateway = false } = {}) => {
       const { openServices } = await import('../services.js');
-      const services = await openServices(config, { databaseUrl, simulatorUrl: config.simulatorUrl ?? runtime?.simulatorUrl ?? null }, keys, logger);
+      const known = config.simulatorUrl ?? runtime?.simulatorUrl ?? null;
+      const simulatorUrl = known ?? (withGateway && config.environment === 'sandbox' ? await startSimulator(config, closers) : null);
+      const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger);
       closers.push(() => services.close());
       return services;
     },
@@ -181,15 +186,6 @@ const requireRightKeyRing = async ({ masterKeyFile }: Config, keys: KeyRing, dir
   }
 };
 
-/** The name under which facts are recorded: who is logged in, or the number where the system has no name for it (containers). */
-const operatorName = (): string => {
-  try {
-    return userInfo().username;
-  } catch {
-    return `uid ${process.getuid?.() ?? 'unknown'}`;
-  }
-};
-
 interface FoundDatabase {
   readonly url: string;
   readonly runtime: Runtime | null;
@@ -218,6 +214,17 @@ const startDatabase = async (dataDir: string, unlock: () => void): Promise<Found
     unlock();
     throw error;
   }
+};
+
+/** The simulator that runs on the same `DATA_DIR`, else one for the time of the command. */
+const startSimulator = async ({ dataDir, simulatorPort, logLevel }: Config, closers: (() => Promise<unknown>)[]): Promise<string> => {
+  const { findSimulator } = await import('../simulator/server.js');
+  const running = await findSimulator(join(dataDir, 'simulator'));
+  if (running) return running;
+  const { startSimulatorProcess } = await import('../simulator/child.js');
+  const simulator = await startSimulatorProcess({ dataDir, port: simulatorPort, logLevel, closeBatchesAt: null });
+  closers.push(() => simulator.stop());
+  return simulator.url;
 };
 
 const answers = async (url: string): Promise<boolean> => {

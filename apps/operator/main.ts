@@ -3,10 +3,12 @@ import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
 import { addAccounts } from './accounts.js';
 import { addCases } from './cases.js';
+import { addDisputes } from './disputes.js';
 import { addKeys } from './keys.js';
 import { addPayments } from './payments.js';
 import { addPortals } from './portals.js';
 import { addProjections } from './projections.js';
+import { addSettlement } from './settlement.js';
 import { refuse, refuseUsage, Terminal, wantsJson } from './terminal.js';
 
 const { version } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
@@ -28,6 +30,8 @@ addKeys(program, terminal);
 addPortals(program, terminal);
 addCases(program, terminal);
 addPayments(program, terminal);
+addDisputes(program, terminal);
+addSettlement(program, terminal);
 addProjections(program, terminal);
 
 try {

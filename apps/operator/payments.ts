@@ -1,7 +1,9 @@
-/** `payfold payments`: what the ledger knows of a payment, now or at an earlier time. */
-import type { Command } from 'commander';
-import { decimal, ServiceError } from '#kernel';
-import { fields, moment, table, type Terminal, UsageError, uuid } from './terminal.js';
+/** `payfold payments`: what the ledger knows of a payment, now or at an earlier time, and what staff may do with one. */
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { decimal, type ErrorCode, type Json, ServiceError } from '#kernel';
+import type { Leg, RefundView, ResolveRequest, StaffReverseRequest, VoidView } from '#payments';
+import type { Context } from './context.js';
+import { type Answer, fields, moment, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 interface ShowOptions {
   readonly asOf?: string;
@@ -9,8 +11,86 @@ interface ShowOptions {
   readonly events?: boolean;
 }
 
+interface ReverseOptions {
+  readonly reason: string;
+  readonly by: string;
+  readonly amountCents?: number;
+  readonly includeFee?: boolean;
+  readonly idempotencyKey?: string;
+}
+
+interface ResolveOptions {
+  readonly as: ResolveRequest['as'];
+  readonly evidence: string;
+  readonly by: string;
+  readonly force?: boolean;
+  readonly transaction?: ResolveRequest['transactions'];
+}
+
+const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
+
+/** `leg=transaction`, once per leg. */
+const legTransaction = (text: string, before: ResolveRequest['transactions'] = {}): ResolveRequest['transactions'] => {
+  const [, leg, transactionId] = /^(\w+)=([0-9A-Za-z_-]{1,64})$/.exec(text) ?? [];
+  if (transactionId === undefined || !LEGS.includes(leg as Leg)) throw new InvalidArgumentError(`It must read ${LEGS.join('|')}=ID.`);
+  return { ...before, [leg as Leg]: transactionId };
+};
+
 export const addPayments = (program: Command, { action }: Terminal): void => {
   const payments = program.command('payments').description('payments');
+
+  payments
+    .command('refund')
+    .description('refund a payment: what remains of the principal, a part of it, or all with the service fee')
+    .argument('<payment>', 'payment id', uuid)
+    .option('--amount-cents <cents>', 'this much of the principal; the fee stays', wholeNumber)
+    .option('--include-fee', 'all that remains, with the service fee')
+    .requiredOption('--reason <reason>', 'why; the partner is told')
+    .requiredOption('--by <name>', 'who decides; recorded with the refund')
+    .option('--idempotency-key <key>', 'the same key again gives the same answer and returns nothing twice', idempotencyKey)
+    .action(
+      action(async (context, paymentId: string, { amountCents, includeFee, ...options }: ReverseOptions) =>
+        reverse(context, { operation: 'refund', paymentId, amountCents: amountCents ?? null, includeFee: includeFee ?? false, ...options }),
+      ),
+    );
+
+  payments
+    .command('void')
+    .description('void a payment before its batch settles, principal and service fee')
+    .argument('<payment>', 'payment id', uuid)
+    .requiredOption('--reason <reason>', 'why; the partner is told')
+    .requiredOption('--by <name>', 'who decides; recorded with the void')
+    .option('--idempotency-key <key>', 'the same key again gives the same answer', idempotencyKey)
+    .action(
+      action(async (context, paymentId: string, options: ReverseOptions) =>
+        reverse(context, { operation: 'void', paymentId, amountCents: null, includeFee: true, ...options }),
+      ),
+    );
+
+  payments
+    .command('resolve')
+    .description('decide a payment whose outcome is unknown; refused where the gateway shows something else')
+    .argument('<payment>', 'payment id', uuid)
+    .addOption(new Option('--as <outcome>', 'what became of it').choices(['succeeded', 'voided', 'failed']).makeOptionMandatory())
+    .requiredOption('--evidence <evidence>', 'why this is sure; for the record')
+    .requiredOption('--by <name>', 'who decides')
+    .option('--force', 'decide although the gateway cannot tell')
+    .option('--transaction <leg=id>', 'transaction of a leg, from the processor’s own records, where the gateway cannot name it', legTransaction)
+    .action(
+      action(async ({ services }, paymentId: string, { as, evidence, by, force = false, transaction = {} }: ResolveOptions) => {
+        const { resolvePayment } = await import('#payments');
+        const { payments: all } = await services({ withGateway: true });
+        const view = await resolvePayment(all.ports, { paymentId, as, evidence, by, force, transactions: transaction });
+        return {
+          json: view,
+          text: fields([
+            ['payment', view.id],
+            ['status', view.status],
+            ['captured', decimal(view.capturedAmountCents)],
+          ]),
+        };
+      }),
+    );
   payments
     .command('show')
     .description('a payment, folded from its events')
@@ -61,4 +141,35 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
         return { json: withEvents ? { ...view, events: history } : view, text: withEvents ? `${text}\n\n${timeline}` : text };
       }),
     );
+};
+
+/** As of a request header (C14). */
+const idempotencyKey = (text: string): string => {
+  if (!/^[\x20-\x7e]{1,255}$/.test(text)) throw new InvalidArgumentError('It must be 1 to 255 visible ASCII characters.');
+  return text;
+};
+
+/** The answer is the partner API's own: its data, or its error envelope and exit code 1. */
+const reverse = async (
+  { services }: Context,
+  { idempotencyKey: key, ...request }: StaffReverseRequest & { readonly idempotencyKey?: string },
+): Promise<Answer> => {
+  const { reverseByStaff } = await import('#payments');
+  const { payments } = await services({ withGateway: true });
+  const answer = JSON.parse((await reverseByStaff(payments, request, key ?? null)).body.toString()) as
+    { success: true; data: RefundView | VoidView } | { success: false; message: string; details: { code: ErrorCode } & Record<string, Json> };
+  if (!answer.success) {
+    const { code, ...details } = answer.details;
+    throw new ServiceError(code, answer.message, details);
+  }
+  const { data } = answer;
+  return {
+    json: data,
+    text: fields([
+      ['payment', data.id],
+      ['returned', decimal(data.amountCents)],
+      ['by', 'reversalType' in data ? data.reversalType : 'void'],
+      ['transaction', data.gateway.transactionId],
+    ]),
+  };
 };

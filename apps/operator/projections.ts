@@ -48,7 +48,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
         // Loading and indexing take as long as they take.
         const pool = createPool(context.databaseUrl, { name: 'rebuild', max: REBUILD_CONNECTIONS, statementTimeoutMs: 0 });
         const reports = [];
-        for (const key of ['directory', 'paymentList'] as const) {
+        for (const key of Object.keys(models) as (keyof typeof models)[]) {
           const model = models[key];
           if (!all && model.projection.name !== name) continue;
           const { lagEvents, head } = await running[key].status();

@@ -2,6 +2,7 @@
  * How a command speaks: one JSON value or text on stdout, everything else on stderr, and an exit code (cli.md): 0 done, 1 refused or a difference found,
  * 2 wrong usage. Nouns describe what they do and return an {@link Answer}; what becomes of it is decided here.
  */
+import { userInfo } from 'node:os';
 import { createInterface } from 'node:readline/promises';
 import { SingleBar } from 'cli-progress';
 import { type Command, CommanderError, InvalidArgumentError } from 'commander';
@@ -146,6 +147,15 @@ export const moment = (text: string): string => {
   const real = day !== undefined && !Number.isNaN(Date.parse(day)) && new Date(Date.parse(day)).toISOString().startsWith(day);
   if (!real || Number.isNaN(epochMs)) throw new InvalidArgumentError('It must be a time like 2026-01-31T12:00:00Z, or a day like 2026-01-31.');
   return new Date(epochMs).toISOString();
+};
+
+/** The name under which facts are recorded: who is logged in, or the number where the system has no name for it (containers). */
+export const operator = (): string => {
+  try {
+    return userInfo().username;
+  } catch {
+    return `uid ${process.getuid?.() ?? 'unknown'}`;
+  }
 };
 
 // Text for people.

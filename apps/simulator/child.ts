@@ -24,6 +24,8 @@ export interface SimulatorProcessOptions {
   /** 0 or omitted: any free port. */
   readonly port?: number;
   readonly logLevel?: string;
+  /** When it closes its batches every day, UTC; null: never by itself. */
+  readonly closeBatchesAt?: string | null;
   /** Lines of its log. */
   readonly onLog?: (line: string) => void;
   /** The built `main.js`; needed only where this file itself was not built. */
@@ -32,10 +34,10 @@ export interface SimulatorProcessOptions {
 
 /** Starts it and waits until it listens; throws with what it said on stderr when it does not. It ends with this process, however that ends. */
 export const startSimulatorProcess = async (options: SimulatorProcessOptions): Promise<SimulatorProcess> => {
-  const { dataDir, port = 0, logLevel = 'info', onLog = () => undefined } = options;
+  const { dataDir, port = 0, logLevel = 'info', closeBatchesAt = null, onLog = () => undefined } = options;
   const entry = options.entry ?? fileURLToPath(new URL('./main.js', import.meta.url));
   // An environment of its own: it needs none of our addresses and secrets.
-  const env = { DATA_DIR: dataDir, SIMULATOR_PORT: String(port), LOG_LEVEL: logLevel };
+  const env = { DATA_DIR: dataDir, SIMULATOR_PORT: String(port), SIMULATOR_BATCH_CLOSE: closeBatchesAt ?? 'off', LOG_LEVEL: logLevel };
   const child = spawn(process.execPath, ['--enable-source-maps', entry], { env, stdio: ['ignore', 'pipe', 'pipe', 'ipc'] });
   const exited = new Promise<{ code: number | null; signal: NodeJS.Signals | null }>((resolve) => {
     child.once('exit', (code, signal) => resolve({ code, signal }));

@@ -11,6 +11,7 @@ const run = async (): Promise<void> => {
     directory: join(config.dataDir, 'simulator'),
     host: config.host,
     port: config.simulatorPort,
+    closeBatchesAt: config.simulatorBatchClose,
     controls: config.environment === 'sandbox',
     onLog: (line) => logger.info(line),
     // Only a restart reads what is on disk.

@@ -77,6 +77,8 @@ export interface SimulatorOptions {
   readonly partialVoid?: boolean;
   /** Default false. */
   readonly refundUnsettled?: boolean;
+  /** Time of day, UTC (`HH:MM` or `HH:MM:SS`), at which every open batch is closed; null or omitted: only when it is asked for. */
+  readonly closeBatchesAt?: string | null;
   /** The operator's endpoints; default true. */
   readonly controls?: boolean;
   /** Told when the journal can no longer be written: the process should end and start again. */
@@ -239,6 +241,14 @@ export const findSimulator = async (directory: string): Promise<string | null> =
   }
 };
 
+/** Milliseconds until the next time that a clock in UTC shows this time of day; a whole day where it shows it now. */
+const untilTimeOfDay = (timeOfDay: string, now: number): number => {
+  const [hours = 0, minutes = 0, seconds = 0] = timeOfDay.split(':').map(Number);
+  const wanted = ((hours * 60 + minutes) * 60 + seconds) * 1_000;
+  return DAY_MS - ((now - wanted) % DAY_MS);
+};
+const DAY_MS = 86_400_000;
+
 const SERVICE = 'payfold-simulator';
 const FIND_TIMEOUT_MS = 2_000;
 const JOURNAL_FILE = 'journal.ndjson';
@@ -256,6 +266,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     onLog = () => undefined,
     clock = systemClock,
     controls = true,
+    closeBatchesAt = null,
     onFailure = () => undefined,
   } = options;
   let write: (record: ProcessorRecord) => void = () => undefined;
@@ -276,6 +287,22 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     if (ms > 0) await clock.sleep(ms, stopping.signal);
     // Whoever waited through a stop is dropped before it could change anything.
     if (stopping.signal.aborted) throw new Refusal(503, 'stopping', 'the processor is stopping');
+  };
+
+  const closeAllBatches = () =>
+    processor.merchantAccounts().flatMap((merchantAccount) => {
+      const batch = processor.closeBatch(merchantAccount, now());
+      return batch ? [{ merchantAccount, ...summary(batch) }] : [];
+    });
+
+  /** What a processor does every night. */
+  const closeDaily = async (timeOfDay: string): Promise<void> => {
+    for (;;) {
+      await clock.sleep(untilTimeOfDay(timeOfDay, clock.now()), stopping.signal);
+      if (stopping.signal.aborted) return;
+      onLog(`closed ${closeAllBatches().length} batches, as every day at ${timeOfDay} UTC`);
+      await journal.durable();
+    }
   };
 
   /** Carries a call out, with whatever fault it falls to. `execute` decides at once and is durable before its answer leaves. */
@@ -451,16 +478,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
               return { operations, next: operations.length === limit ? from + limit : null };
             }),
           ],
-          [
-            'POST',
-            /^\/control\/batches\/close$/,
-            control(() => ({
-              batches: processor.merchantAccounts().flatMap((merchantAccount) => {
-                const batch = processor.closeBatch(merchantAccount, now());
-                return batch ? [{ merchantAccount, ...summary(batch) }] : [];
-              }),
-            })),
-          ],
+          ['POST', /^\/control\/batches\/close$/, control(() => ({ batches: closeAllBatches() }))],
           ['GET', /^\/control\/disputes$/, control(() => ({ disputes: processor.listDisputes(null) }))],
           [
             'POST',
@@ -546,6 +564,8 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   await writeFile(`${addressFile}.new`, JSON.stringify({ url, pid: process.pid }));
   await rename(`${addressFile}.new`, addressFile);
 
+  const daily = closeBatchesAt === null ? Promise.resolve() : closeDaily(closeBatchesAt).catch(onFailure);
+
   let closing: Promise<void> | null = null;
   return {
     url,
@@ -553,6 +573,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
       (closing ??= (async () => {
         await unlink(addressFile).catch(() => undefined);
         await stop();
+        await daily;
       })()),
   };
 };

@@ -89,6 +89,7 @@ const simulator = async (config: Config, log: Logger, stops: (() => Promise<unkn
       startSimulatorProcess({
         dataDir: config.dataDir,
         port: before ? Number(new URL(before.url).port) : config.simulatorPort,
+        closeBatchesAt: config.simulatorBatchClose,
         logLevel: config.logLevel,
         onLog: (line) => log.debug({ line }, 'simulator'),
       }),

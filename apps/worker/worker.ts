@@ -1,10 +1,12 @@
 /** The worker: the subscribers that follow the log, and the loops that look at the clock. Any number may run; each piece of work is guarded by itself. */
 import { Deadline, timestamp } from '#kernel';
-import { purgeVelocity, settleCreate } from '#payments';
+import { purgeVelocity, recordSettlements, settleCreate } from '#payments';
 import type { Services } from '../services.js';
 
 const RECOVERY_EVERY_MS = 5_000;
 const SWEEP_EVERY_MS = 5_000;
+/** Batches close once a day; this is soon enough to learn of it. */
+const SETTLEMENT_EVERY_MS = 20_000;
 const PURGE_EVERY_MS = 10 * 60_000;
 const BATCH = 100;
 const PURGE_BATCH = 1_000;
@@ -22,11 +24,12 @@ export interface Worker {
 }
 
 export const startWorker = (services: Services): Worker => {
-  const { clock, log, payments, pool, projections } = services;
+  const { clock, log, payments, pool, projections, settlement } = services;
   const subscribers = Object.values(projections);
   const stop = new AbortController();
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
+    { name: 'settlement', everyMs: SETTLEMENT_EVERY_MS, run: () => recordSettlements(settlement, stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },

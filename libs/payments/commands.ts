@@ -1,7 +1,7 @@
 /** Commands and queries as the buses carry them: each handler is a door to one function, with the idempotency of contract §3 around what moves money. */
 import { Command, CommandHandler, type ICommandHandler, type IQueryHandler, Query, QueryHandler } from '@nestjs/cqrs';
 import { Inject } from '@nestjs/common';
-import { type Cents, Deadline, fold, isUuid, ServiceError } from '#kernel';
+import { canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
 import { type Answer, errorAnswer, type IdempotencyStore, type KeyedWork, onceByKey, type Operation, successAnswer } from '#platform/http';
 import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
@@ -12,6 +12,7 @@ import { isVisible, payment as decider } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
 import { reverse, type ReverseRequest } from './reverse.js';
+import { refuseStaffText, staff } from './staff.js';
 import { type Owner, toPaymentEvent } from './stream.js';
 
 /** Everything the handlers need; provided by the process that composes them. */
@@ -122,12 +123,41 @@ export class ReversePaymentHandler implements ICommandHandler<ReversePayment> {
 }
 
 /** Refunds or voids at most once per key. */
-export const reverseOnce = (services: PaymentServices, request: ReverseRequest & { accountId: string }, received: Received): Promise<Answer> => {
+export const reverseOnce = (services: PaymentServices, request: ReverseRequest & { accountId: string }, received: Received): Promise<Answer> =>
+  reverseKeyed(services, request, received, request.accountId, partner(request.accountId, received));
+
+/** Keys of staff are kept apart from every account's: the nil UUID is no account's id. */
+const STAFF_KEY_SPACE = '00000000-0000-0000-0000-000000000000';
+
+export type StaffReverseRequest = Pick<ReverseRequest, 'operation' | 'paymentId' | 'amountCents' | 'includeFee'> & {
+  readonly reason: string;
+  /** Who asks; recorded with every event. */
+  readonly by: string;
+};
+
+/** The same for a member of staff, on any account's payment: same rules, same answers, and its webhook (C56). A request without a key is matched by C18. */
+export const reverseByStaff = async (
+  services: PaymentServices,
+  { by, ...request }: StaffReverseRequest,
+  idempotencyKey: string | null,
+): Promise<Answer> => {
+  const { operation, amountCents, includeFee, reason } = request;
+  const owner = staff(by, services.ports.ids.uuid());
+  refuseStaffText('reason', reason);
+  if (amountCents !== null && !isCents(amountCents)) throw new ServiceError('VALIDATION_ERROR', `amountCents must be 1 to ${MAX_AMOUNT_CENTS}.`);
+  const received: Received = {
+    idempotencyKey,
+    fingerprintText: `STAFF\n${operation} ${request.paymentId.toLowerCase()}\n${canonicalJson({ amountCents, includeFee, reason })}`,
+    requestId: owner.correlationId,
+  };
+  return reverseKeyed(services, { ...request, accountId: null, initiatedBy: 'staff' }, received, STAFF_KEY_SPACE, owner);
+};
+
+const reverseKeyed = (services: PaymentServices, request: ReverseRequest, received: Received, keySpace: string, owner: Owner): Promise<Answer> => {
   const { ports } = services;
   const paymentId = request.paymentId.toLowerCase();
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
-  const owner = partner(request.accountId, received);
-  return keyed(services, request.accountId, `${request.operation}:${paymentId}`, received, {
+  return keyed(services, keySpace, `${request.operation}:${paymentId}`, received, {
     run: (owned) => {
       if (!isUuid(paymentId)) throw notFound();
       return reverse(ports, { ...request, paymentId }, owned, owner, deadline);

@@ -596,7 +596,15 @@ export type PaymentCommand =
       readonly grossCents: Cents;
       readonly feeCents: Cents;
     }
-  | { readonly type: 'ChangeDispute'; readonly at: string; readonly dispute: Dispute }
+  | { readonly type: 'OpenDispute'; readonly at: string; readonly dispute: Dispute }
+  /** null: stays as it is. */
+  | {
+      readonly type: 'UpdateDispute';
+      readonly at: string;
+      readonly disputeId: string;
+      readonly status: DisputeStatus | null;
+      readonly stage: string | null;
+    }
   | {
       readonly type: 'Resolve';
       readonly at: string;
@@ -673,8 +681,10 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
     }
     case 'RecordSettlement':
       return recordSettlement(payment, command);
-    case 'ChangeDispute':
-      return changeDispute(payment, command);
+    case 'OpenDispute':
+      return openDispute(payment, command);
+    case 'UpdateDispute':
+      return updateDispute(payment, command);
     case 'Resolve':
       return resolve(payment, command);
     default:
@@ -861,15 +871,31 @@ const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): P
   return [{ type: 'PaymentSettled', at, data: { leg: name, batchId, closedAt, grossCents, feeCents } }];
 };
 
-/** Opens a dispute or records a change of status or stage; a change of both is one event, no change is none (C30, C57). */
-const changeDispute = (payment: Payment, { at, dispute }: Ask<'ChangeDispute'>): PaymentEvent[] => {
-  if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', 'A dispute is opened on a charged payment only.');
-  const captured = payment.terms.amountCents + payment.terms.serviceFeeCents;
-  if (dispute.disputedAmountCents < 1 || dispute.disputedAmountCents > captured)
+/** Opened on a charged payment only, for 1 cent up to what was captured (C30); opened again with the same words it is the same dispute. */
+const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): PaymentEvent[] => {
+  const { captured, disputes } = disputable(payment);
+  if (!Number.isSafeInteger(dispute.disputedAmountCents) || dispute.disputedAmountCents < 1 || dispute.disputedAmountCents > captured)
     throw new ServiceError('VALIDATION_ERROR', `The disputed amount must be 1 to ${captured} cents.`);
-  const before = payment.disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
-  if (before && before.status === dispute.status && before.stage === dispute.stage) return [];
-  return [{ type: 'PaymentDisputed', at, data: before ? { ...before, status: dispute.status, stage: dispute.stage } : dispute }];
+  const before = disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
+  if (!before) return [{ type: 'PaymentDisputed', at, data: dispute }];
+  const { status, stage, ...terms } = dispute;
+  if (Object.entries(terms).some(([name, value]) => before[name as keyof Dispute] !== value))
+    throw new ServiceError('INVALID_STATE', 'A dispute with this id was opened with other terms.');
+  return [];
+};
+
+/** Any status may follow any other (C30); a change of status and stage is one event, no change is none (C57). */
+const updateDispute = (payment: Payment, { at, disputeId, status, stage }: Ask<'UpdateDispute'>): PaymentEvent[] => {
+  const before = disputable(payment).disputes.find((dispute) => dispute.disputeId === disputeId);
+  if (!before) throw new ServiceError('INVALID_STATE', 'The payment has no such dispute.');
+  const after = { ...before, status: status ?? before.status, stage: stage ?? before.stage };
+  return after.status === before.status && after.stage === before.stage ? [] : [{ type: 'PaymentDisputed', at, data: after }];
+};
+
+const disputable = (payment: Payment): { captured: Cents; disputes: readonly Dispute[] } => {
+  if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
+  if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', 'A dispute is opened on a charged payment only.');
+  return { captured: payment.terms.amountCents + payment.terms.serviceFeeCents, disputes: payment.disputes };
 };
 
 /** A person decides what recovery may not (C29, C69). */

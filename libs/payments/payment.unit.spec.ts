@@ -50,6 +50,7 @@ import { feeByLine } from './fee.js';
 import {
   attemptOf,
   type Charged,
+  type Dispute,
   DISPUTE_STATUSES,
   disputedCents,
   isVisible,
@@ -816,36 +817,57 @@ describe('settlement and disputes', () => {
       .when(settle('principal'))
       .thenFails(/no charged/));
 
-  const change = (what: Parameters<typeof dispute>[0] = {}) => ({ type: 'ChangeDispute', at: LATER, dispute: dispute(what) }) as const;
+  const open = (what: Parameters<typeof dispute>[0] = {}) => ({ type: 'OpenDispute', at: LATER, dispute: dispute(what) }) as const;
+  const update = (what: { status?: Dispute['status']; stage?: string; disputeId?: string }) =>
+    ({ type: 'UpdateDispute', at: LATER, disputeId: dispute({}).disputeId, status: null, stage: null, ...what }) as const;
   test('a dispute opens; a change of status, stage or both is one fact; no change is none (C57)', () => {
     given(...charged())
-      .when(change())
+      .when(open())
       .then(disputed());
     given(...charged(), disputed())
-      .when(change())
+      .when(update({}))
       .thenNothing();
     given(...charged(), disputed())
-      .when(change({ status: 'lost' }))
+      .when(update({ status: 'lost' }))
       .then(disputed({ status: 'lost' }));
     given(...charged(), disputed())
-      .when(change({ status: 'lost', stage: 'arbitration' }))
+      .when(update({ status: 'lost', stage: 'arbitration' }))
       .then(disputed({ status: 'lost', stage: 'arbitration' }));
     given(...charged(), disputed({ status: 'lost' }))
-      .when(change({ status: 'debited' }))
+      .when(update({ status: 'debited', stage: dispute({}).stage }))
       .then(disputed({ status: 'debited' }));
   });
+  test.each(DISPUTE_STATUSES.flatMap((from) => DISPUTE_STATUSES.filter((to) => to !== from).map((to) => [from, to] as const)))(
+    'any status may follow any other: %s → %s (C30)',
+    (from, to) =>
+      given(...charged(), disputed({ status: from }))
+        .when(update({ status: to }))
+        .then(disputed({ status: to })),
+  );
+  test('opened again with the same terms it is the same dispute, whatever became of it; with others it is refused', () => {
+    given(...charged(), disputed({ status: 'lost' }))
+      .when(open())
+      .thenNothing();
+    given(...charged(), disputed())
+      .when(open({ disputedAmountCents: dispute({}).disputedAmountCents - 1 }))
+      .thenRefused('INVALID_STATE', /other terms/);
+  });
+  test('one that was never opened cannot be moved on', () =>
+    given(...charged(), disputed())
+      .when(update({ disputeId: 'another', status: 'lost' }))
+      .thenRefused('INVALID_STATE', /no such dispute/));
   test('of 1 cent up to the captured amount, on a charged payment (C30)', () => {
     given(...charged())
-      .when(change({ disputedAmountCents: 10_325 }))
+      .when(open({ disputedAmountCents: 10_325 }))
       .then(disputed({ disputedAmountCents: 10_325 }));
     given(...charged())
-      .when(change({ disputedAmountCents: 10_326 }))
+      .when(open({ disputedAmountCents: 10_326 }))
       .thenRefused('VALIDATION_ERROR', /1 to 10325/);
     given(...charged())
-      .when(change({ disputedAmountCents: 0 }))
+      .when(open({ disputedAmountCents: 0 }))
       .thenRefused('VALIDATION_ERROR', /1 to 10325/);
     given(initiated(), unknown)
-      .when(change())
+      .when(open())
       .thenRefused('INVALID_STATE', /charged payment only/);
   });
 });
@@ -1183,7 +1205,10 @@ describe('in every history', () => {
         const leg = (state as Charged).legs[one.leg % (state as Charged).legs.length]!;
         ask({ type: 'RecordSettlement', at: LATER, leg: leg.leg, batchId: 'b', closedAt: AT, accepted: one.accepted, grossCents: 1, feeCents: 0 });
       } else if (one.kind === 'dispute') {
-        ask({ type: 'ChangeDispute', at: LATER, dispute: dispute({ disputedAmountCents: one.cents, status: DISPUTE_STATUSES[one.status]! }) });
+        const { disputes } = state as Charged;
+        const status = DISPUTE_STATUSES[one.status]!;
+        if (disputes.length === 0) ask({ type: 'OpenDispute', at: LATER, dispute: dispute({ disputedAmountCents: one.cents, status }) });
+        else ask({ type: 'UpdateDispute', at: LATER, disputeId: disputes[0]!.disputeId, status, stage: null });
       } else {
         const { attempts } = state as Charged;
         if (attempts.length > 0) ask({ type: 'AcknowledgeReversal', at: LATER, attemptId: attempts[one.attempt % attempts.length]!.attemptId });

@@ -49,7 +49,8 @@ const resolve = (paymentId: string) => {
 };
 const staffTask = async (paymentId: string) => {
   const tasks = [];
-  for await (const event of house.store.read(`staff-task-${paymentId}`)) tasks.push(event);
+  for await (const events of house.store.readAll(null, { streamPrefixes: ['staff-'] }))
+    tasks.push(...events.filter(({ data }) => (data as { paymentId: string }).paymentId === paymentId));
   return tasks;
 };
 const expectFinalised = async (paymentId: string) => {
@@ -118,7 +119,11 @@ describe('a charge', () => {
     expect(tasks).toHaveLength(1);
     expect(tasks[0]).toMatchObject({
       type: 'StaffTaskRaised',
-      data: { paymentId: id, reason: 'charge_cannot_be_undone', legs: [{ leg, why: 'already_settled', transactionId: expect.any(String) }] },
+      data: {
+        paymentId: id,
+        reason: 'charge_cannot_be_undone',
+        evidence: { legs: [{ leg, why: 'already_settled', transactionId: expect.any(String) }] },
+      },
     });
     expect(await house.balance()).toBe(held);
     expect(await house.history(id)).not.toContain('PaymentCreated');

@@ -4,11 +4,12 @@
  */
 import { Conflict, type EventStore } from '#eventstore';
 import { Deadline, timestamp } from '#kernel';
-import { hashedUuid, type Migration, type Pool } from '#platform';
+import type { Migration, Pool } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
 import { type Awaiting, type ChargeFinding, openAttempt } from './payment.js';
 import { finalizeReference, resolveReversal } from './reverse.js';
+import { raiseStaffTask } from './staff.js';
 import type { Owner } from './stream.js';
 
 /** An intent is left to its request for this long: longer than any request may live (C42). */
@@ -145,7 +146,7 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
     }
     if (kept.length > 0) {
       // Settled, or not to be voided: money that only a person may decide about (C29). The payment stays unknown.
-      await raiseStaffTask(ports, store, paymentId, { reason: 'charge_cannot_be_undone', legs: kept }, owner);
+      await raiseStaffTask(ports, store, paymentId, 'charge_cannot_be_undone', { legs: kept }, owner);
       return 'staff';
     }
     await streams.execute(loaded, [{ type: 'RecordChargeFindings', at: at(), attemptId: payment.attemptId, findings }], owner, deadline);
@@ -153,25 +154,6 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
   } catch (error) {
     if (error instanceof Conflict) return 'open';
     throw error;
-  }
-};
-
-const raiseStaffTask = async (
-  ports: PaymentPorts,
-  store: EventStore,
-  paymentId: string,
-  evidence: { reason: string; legs: { leg: string; transactionId: string; why: string }[] },
-  owner: Owner,
-): Promise<void> => {
-  ports.log.error({ paymentId, reason: evidence.reason }, 'a payment needs a decision by staff');
-  const data = { paymentId, ...evidence };
-  const meta = { recordedAt: timestamp(ports.clock.now()), actor: owner.actor, correlationId: owner.correlationId };
-  try {
-    await store.append(`staff-task-${paymentId}`, 'no_stream', [
-      { id: hashedUuid('staff-task', paymentId, evidence.reason), type: 'StaffTaskRaised', v: 1, data, meta },
-    ]);
-  } catch (error) {
-    if (!(error instanceof Conflict)) throw error; // raised before
   }
 };
 

@@ -845,7 +845,7 @@ describe('facts of others in between', () => {
       loaded,
       [
         {
-          type: 'ChangeDispute',
+          type: 'OpenDispute',
           at: new Date().toISOString(),
           dispute: {
             disputeId: house.ids.uuid(),

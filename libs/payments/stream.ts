@@ -127,9 +127,17 @@ export class PaymentStreams {
 
   private toNewEvent({ type, at, data }: PaymentEvent, { actor, correlationId }: Owner): NewEvent {
     // Drawn once per run of an owner and kept for its retries: a retry is recognised, and two owners always conflict (recovery.md 1.8).
-    return { id: this.ids.uuid(), type, v: VERSION, data: data as unknown as Json, meta: { recordedAt: at, actor, correlationId } };
+    const effectiveAt = effectiveAtOf({ type, at, data } as PaymentEvent);
+    const meta = { recordedAt: at, ...(effectiveAt !== null && { effectiveAt }), actor, correlationId };
+    return { id: this.ids.uuid(), type, v: VERSION, data: data as unknown as Json, meta };
   }
 }
+
+/** When a fact took effect in the world, where that is not when we learned of it: a batch when it closed, a dispute on the day that it was opened. */
+const effectiveAtOf = ({ type, data }: PaymentEvent): string | null => {
+  if (type === 'PaymentSettled' || type === 'SettlementRejected') return data.closedAt;
+  return null;
+};
 
 /** Repeats `work` on Conflict: somebody else appended first, so load and decide again. At most `rounds`; then the payment is too busy to answer. */
 export const retryingConflicts = async <T>(work: () => Promise<T>, rounds = 4): Promise<T> => {

@@ -12,6 +12,8 @@ export interface Config {
   /** null: the simulator is started along. */
   readonly simulatorUrl: string | null;
   readonly simulatorPort: number;
+  /** Time of day, UTC, at which the simulator closes its batches; null: only when it is told to. */
+  readonly simulatorBatchClose: string | null;
   readonly metricsPort: number;
   readonly publicUrl: string;
   readonly logLevel: 'fatal' | 'error' | 'warn' | 'info' | 'debug' | 'silent';
@@ -61,6 +63,13 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     return null;
   };
 
+  const timeOfDay = (name: string, otherwise: string): string | null => {
+    const value = text(name, otherwise);
+    if (value === 'off') return null;
+    if (!/^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?$/.test(value)) faults.push(`${name}=${value}: must be a time of day, UTC, like 05:00, or off`);
+    return value;
+  };
+
   const environment = oneOf('ENVIRONMENT', ['sandbox', 'production'], 'sandbox');
   const production = environment === 'production';
   const host = text('HOST', '127.0.0.1');
@@ -84,6 +93,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     kurrentdbUrl: url('KURRENTDB_URL', ['kurrentdb:', 'kurrentdb+discover:', 'kurrent:', 'kdb:', 'esdb:', 'esdb+discover:']),
     simulatorUrl: url('SIMULATOR_URL', ['http:']),
     simulatorPort: port('SIMULATOR_PORT', 0),
+    simulatorBatchClose: timeOfDay('SIMULATOR_BATCH_CLOSE', '05:00'),
     metricsPort: port('METRICS_PORT', 9464),
     publicUrl,
     logLevel: oneOf('LOG_LEVEL', ['fatal', 'error', 'warn', 'info', 'debug', 'silent'], 'info'),

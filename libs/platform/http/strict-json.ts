@@ -62,7 +62,7 @@ const checkValue = (value: unknown, depth: number): number => {
   return members;
 };
 
-const NUL_OR_LONE_SURROGATE = /\0|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/;
+export const NUL_OR_LONE_SURROGATE = /\0|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/;
 const checkText = (text: string): void => {
   if (NUL_OR_LONE_SURROGATE.test(text)) throw invalid('The body has a NUL or a lone surrogate in a text.');
 };

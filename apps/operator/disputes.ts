@@ -1,0 +1,102 @@
+/** `payfold disputes`: what cardholders dispute, as staff records it. Each change of status or stage is one event, and one webhook to the partner. */
+import { type Command, Option } from 'commander';
+import { decimal } from '#kernel';
+import type { Dispute, DisputeStatus } from '#payments';
+import { type Answer, fields, operator, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+
+interface OpenOptions {
+  readonly id?: string;
+  readonly payment: string;
+  readonly amountCents: number;
+  readonly status: DisputeStatus;
+  readonly stage: string;
+  readonly reasonCode: string;
+  readonly reason: string;
+  readonly openedOn: string;
+  readonly dueDate: string;
+  readonly by?: string;
+}
+
+interface UpdateOptions {
+  readonly status?: DisputeStatus;
+  readonly stage?: string;
+  readonly by?: string;
+}
+
+/** The statuses of the specification; checked again where it is decided. */
+const statusOption = () => new Option('--status <status>', 'where the money is').choices(['debited', 'in_dispute', 'lost', 'recovered']);
+
+export const addDisputes = (program: Command, { action }: Terminal): void => {
+  const disputes = program.command('disputes').description('disputes of cardholders');
+
+  disputes
+    .command('open')
+    .description('record a new dispute of a payment')
+    .requiredOption('--payment <payment>', 'payment id', uuid)
+    .requiredOption('--amount-cents <cents>', 'disputed amount, at most what was captured', wholeNumber)
+    .addOption(statusOption().makeOptionMandatory())
+    .requiredOption('--stage <stage>', 'the processor’s word for the step, such as chargeback')
+    .requiredOption('--reason-code <code>', 'reason code of the card network')
+    .requiredOption('--reason <reason>', 'the reason in words')
+    .requiredOption('--opened-on <day>', 'YYYY-MM-DD')
+    .requiredOption('--due-date <day>', 'the day by which it must be answered, YYYY-MM-DD')
+    .option('--id <dispute>', 'an id of your own, a UUID: sent again it opens no second dispute', uuid)
+    .option('--by <name>', 'who records it; otherwise who is logged in')
+    .action(
+      action(async ({ services, ids }, { id, payment: paymentId, amountCents, by, ...rest }: OpenOptions) => {
+        const { openDispute, staff } = await import('#payments');
+        const { payments, settlement } = await services();
+        const terms = { disputeId: id ?? ids.uuid(), disputedAmountCents: amountCents, ...rest };
+        const dispute = await openDispute(payments.ports, paymentId, terms, staff(by ?? operator(), ids.uuid()));
+        await settlement.register.caughtUp();
+        return answer({ ...dispute, paymentId });
+      }),
+    );
+
+  disputes
+    .command('update')
+    .description('record that a dispute has moved on')
+    .argument('<dispute>', 'dispute id', uuid)
+    .addOption(statusOption())
+    .option('--stage <stage>', 'the processor’s word for the step')
+    .option('--by <name>', 'who records it; otherwise who is logged in')
+    .action(
+      action(async ({ services, ids }, disputeId: string, { status, stage, by }: UpdateOptions) => {
+        if (status === undefined && stage === undefined) throw new UsageError('name a --status, a --stage or both');
+        const { staff, updateDispute } = await import('#payments');
+        const { payments, settlement } = await services();
+        const change = { status: status ?? null, stage: stage ?? null };
+        return answer(await updateDispute(payments.ports, settlement.register, disputeId, change, staff(by ?? operator(), ids.uuid())));
+      }),
+    );
+
+  disputes
+    .command('list')
+    .description('all disputes, the next due date first')
+    .action(
+      action(async ({ services }) => {
+        const { settlement } = await services();
+        await settlement.register.caughtUp();
+        const rows = await settlement.register.disputes();
+        return {
+          json: rows,
+          text: table(
+            ['DISPUTE', 'PAYMENT', 'AMOUNT', 'STATUS', 'STAGE', 'DUE'],
+            rows.map((row) => [row.disputeId, row.paymentId, decimal(row.disputedAmountCents), row.status, row.stage, row.dueDate]),
+          ),
+        };
+      }),
+    );
+};
+
+const answer = (dispute: Dispute & { readonly paymentId: string }): Answer => ({
+  json: dispute,
+  text: fields([
+    ['dispute', dispute.disputeId],
+    ['payment', dispute.paymentId],
+    ['amount', decimal(dispute.disputedAmountCents)],
+    ['status', dispute.status],
+    ['stage', dispute.stage],
+    ['due', dispute.dueDate],
+  ]),
+});

@@ -1,0 +1,58 @@
+/** Disputes as staff record them: opened on a charged payment, moved on by status and stage, one event per change (C30, C57). */
+import { Deadline, isUuid, ServiceError, timestamp } from '#kernel';
+import type { PaymentPorts } from './charge.js';
+import { REQUEST_DEADLINE_MS } from './gateway/call.js';
+import { type Charged, type Dispute, DISPUTE_STATUSES, type DisputeStatus, type PaymentCommand } from './payment.js';
+import type { Register } from './register.js';
+import { refuseStaffText } from './staff.js';
+import { type Owner, retryingConflicts } from './stream.js';
+
+/** C57. */
+export const MAX_STAGE_CHARACTERS = 64;
+export const MAX_REASON_CODE_CHARACTERS = 64;
+
+/** Opens a dispute; the same id with the same terms again changes nothing. Refuses with VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE. */
+export const openDispute = async (ports: PaymentPorts, paymentId: string, dispute: Dispute, owner: Owner): Promise<Dispute> => {
+  refuseWrongWords(dispute);
+  if (!isUuid(dispute.disputeId)) throw invalid('disputeId must be a UUID.');
+  if (!isDay(dispute.openedOn) || !isDay(dispute.dueDate)) throw invalid('openedOn and dueDate must be days like 2026-01-31.');
+  if (dispute.dueDate < dispute.openedOn) throw invalid('dueDate must not lie before openedOn.');
+  return execute(ports, paymentId, { type: 'OpenDispute', at: timestamp(ports.clock.now()), dispute }, dispute.disputeId, owner);
+};
+
+/** Moves a dispute on; null leaves status or stage as it is. An unknown dispute → VALIDATION_ERROR. */
+export const updateDispute = async (
+  ports: PaymentPorts,
+  register: Register,
+  disputeId: string,
+  change: { readonly status: DisputeStatus | null; readonly stage: string | null },
+  owner: Owner,
+): Promise<Dispute & { readonly paymentId: string }> => {
+  refuseWrongWords(change);
+  await register.caughtUp();
+  const found = isUuid(disputeId) ? await register.dispute(disputeId.toLowerCase()) : null;
+  if (!found) throw invalid('There is no such dispute.');
+  const command = { type: 'UpdateDispute', at: timestamp(ports.clock.now()), disputeId: found.disputeId, ...change } as const;
+  return { ...(await execute(ports, found.paymentId, command, found.disputeId, owner)), paymentId: found.paymentId };
+};
+
+const execute = (ports: PaymentPorts, paymentId: string, command: PaymentCommand, disputeId: string, owner: Owner): Promise<Dispute> =>
+  retryingConflicts(async () => {
+    const loaded = await ports.streams.load(paymentId);
+    const { payment } = await ports.streams.execute(loaded, [command], owner, new Deadline(ports.clock, REQUEST_DEADLINE_MS));
+    return (payment as Charged).disputes.find((dispute) => dispute.disputeId === disputeId)!;
+  });
+
+const refuseWrongWords = (words: { status: string | null; stage: string | null; reasonCode?: string; reason?: string }): void => {
+  const { status, stage, reasonCode, reason } = words;
+  if (status !== null && !(DISPUTE_STATUSES as readonly string[]).includes(status))
+    throw invalid(`status must be one of ${DISPUTE_STATUSES.join(', ')}.`);
+  if (stage !== null) refuseStaffText('stage', stage, MAX_STAGE_CHARACTERS);
+  if (reasonCode !== undefined) refuseStaffText('reasonCode', reasonCode, MAX_REASON_CODE_CHARACTERS);
+  if (reason !== undefined) refuseStaffText('reason', reason);
+};
+
+const isDay = (text: string): boolean =>
+  /^\d{4}-\d{2}-\d{2}$/.test(text) && !Number.isNaN(Date.parse(text)) && new Date(Date.parse(text)).toISOString().startsWith(text);
+
+const invalid = (message: string) => new ServiceError('VALIDATION_ERROR', message);

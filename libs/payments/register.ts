@@ -1,0 +1,437 @@
+/**
+ * The register: what staff, settlement and disputes look payments up by. A read model over payment and settlement streams: every gateway transaction with its
+ * payment, the gateway accounts that were ever charged, disputes, and the batches that were recorded with their exceptions.
+ */
+import type { ReadModel, Recorded } from '#eventstore';
+import type { Cents } from '#kernel';
+import { hashedUuid, type Migration, type Pool, type Queryable } from '#platform';
+import type { GatewayAccount, Leg } from './gateway/gateway.js';
+import type { Dispute, DisputeStatus, PaymentEvent } from './payment.js';
+import { isSettlementStream, toSettlementEvent } from './batches.js';
+import type { RecordedLine, SettlementEvent } from './settlement.js';
+import { paymentIdOf, toPaymentEvent } from './stream.js';
+
+/** Name of the projection and of its checkpoint. */
+export const PAYMENT_REGISTER = 'payment-register';
+
+const TABLES = `
+  create table gateway_account (
+    gateway text not null, merchant_account text not null, credentials_ref text not null, environment text not null,
+    primary key (gateway, merchant_account));
+  create table gateway_transaction (
+    ref text not null, gateway text not null, merchant_account text not null, payment_id uuid not null, leg text not null, op text not null,
+    attempt_id uuid not null, amount_cents bigint not null, transaction_id text, settled_batch_id text);
+  create table dispute (
+    dispute_id uuid not null primary key, payment_id uuid not null, status text not null, stage text not null, reason_code text not null, reason text not null,
+    disputed_amount_cents bigint not null, opened_on date not null, due_date date not null, updated_at timestamptz not null);
+  create table settlement_batch (
+    gateway text not null, merchant_account text not null, batch_id text not null, closed_at timestamptz not null, funded_on date, line_count int not null,
+    gross_cents bigint not null, fee_cents bigint not null, net_cents bigint not null, position text collate "C" not null, funded boolean not null,
+    primary key (gateway, merchant_account, batch_id));
+  create table settlement_exception (
+    exception_id uuid not null primary key, gateway text not null, merchant_account text not null, batch_id text not null, line int not null,
+    kind text not null, type text not null, transaction_id text not null, ref text, payment_id uuid, leg text, gross_cents bigint not null,
+    expected_cents bigint, recorded_at timestamptz not null)`;
+const INDEXES = `
+  alter table gateway_transaction add constraint gateway_transaction_pkey primary key (ref);
+  create index gateway_transaction_id on gateway_transaction (gateway, merchant_account, transaction_id) where transaction_id is not null;
+  create index gateway_transaction_payment on gateway_transaction (payment_id);
+  create index dispute_payment on dispute (payment_id);
+  create index settlement_batch_position on settlement_batch (gateway, merchant_account, position);
+  create index settlement_batch_funding on settlement_batch (funded_on) where not funded;
+  create index settlement_exception_payment on settlement_exception (payment_id)`;
+
+export const paymentRegisterMigration: Migration = { name: '0070-payment-register', sql: `${TABLES}; ${INDEXES}` };
+
+export const paymentRegisterModel: ReadModel = {
+  projection: { name: PAYMENT_REGISTER, streamPrefixes: ['payment-', 'settlement-'], apply: (client, events) => applyRegister(client, events) },
+  tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_exception'],
+  createTables: TABLES,
+  createIndexes: INDEXES,
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Writing: a batch of events becomes a handful of statements. Applied twice, each of them leaves the same rows.
+
+interface TransactionRow {
+  readonly ref: string;
+  readonly account: GatewayAccount;
+  readonly paymentId: string;
+  readonly leg: Leg;
+  readonly op: 'charge' | 'refund';
+  readonly attemptId: string;
+  readonly amountCents: Cents;
+  transactionId: string | null;
+}
+
+/** The transaction id that a leg got, where its row was written by an earlier batch. */
+interface LateId {
+  readonly paymentId: string;
+  readonly leg: Leg;
+  /** null: the charge, of which a payment has one. */
+  readonly refundAttemptId: string | null;
+  readonly transactionId: string;
+}
+
+const applyRegister = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
+  const rows = new Map<string, TransactionRow>();
+  const lateIds: LateId[] = [];
+  const disputes = new Map<string, Dispute & { paymentId: string; at: string }>();
+  const refunds: { paymentId: string; event: PaymentEvent & { type: 'RefundRequested' } }[] = [];
+  const settled: { recorded: Recorded; event: SettlementEvent }[] = [];
+  const nameOf = (paymentId: string, leg: Leg, attemptId: string | null) => `${paymentId} ${leg} ${attemptId ?? ''}`;
+  const identify = (late: LateId) => {
+    const row = rows.get(nameOf(late.paymentId, late.leg, late.refundAttemptId));
+    if (row) row.transactionId = late.transactionId;
+    else lateIds.push(late);
+  };
+
+  for (const recorded of events) {
+    if (isSettlementStream(recorded.stream)) {
+      settled.push({ recorded, event: toSettlementEvent(recorded) });
+      continue;
+    }
+    const paymentId = paymentIdOf(recorded.stream);
+    const event = toPaymentEvent(recorded);
+    switch (event.type) {
+      case 'PaymentInitiated':
+        for (const { leg, account, references, principalCents, feeCents } of event.data.legs)
+          rows.set(nameOf(paymentId, leg, null), {
+            ref: references.charge,
+            account,
+            paymentId,
+            leg,
+            op: 'charge',
+            attemptId: event.data.attemptId,
+            amountCents: principalCents + feeCents,
+            transactionId: null,
+          });
+        break;
+      case 'PaymentCreated':
+        for (const { leg, transactionId } of event.data.legs) identify({ paymentId, leg, refundAttemptId: null, transactionId });
+        break;
+      case 'PaymentResolved':
+        for (const { leg, transactionId } of event.data.charge?.legs ?? []) identify({ paymentId, leg, refundAttemptId: null, transactionId });
+        break;
+      case 'RefundRequested':
+        refunds.push({ paymentId, event });
+        break;
+      case 'PaymentRefunded':
+      case 'FeeRefunded': {
+        const { leg, attemptId, transactionId } = event.data;
+        if (leg !== null && transactionId !== null) lateIds.push({ paymentId, leg, refundAttemptId: attemptId, transactionId });
+        break;
+      }
+      case 'PaymentDisputed':
+        disputes.set(event.data.disputeId, { ...event.data, paymentId, at: event.at });
+        break;
+      default:
+        break; // moves no transaction of the processor's
+    }
+  }
+  await writeTransactions(client, [...rows.values()]);
+  await writeRefunds(client, refunds);
+  await writeTransactionIds(client, lateIds);
+  await writeDisputes(client, [...disputes.values()]);
+  for (const { recorded, event } of settled) await writeSettlement(client, recorded, event);
+};
+
+const writeTransactions = async (client: Queryable, rows: readonly TransactionRow[]): Promise<void> => {
+  if (rows.length === 0) return;
+  await client.query({
+    name: 'register-accounts',
+    text: `
+      insert into gateway_account (gateway, merchant_account, credentials_ref, environment)
+      select distinct on (gateway, merchant_account) * from unnest($1::text[], $2::text[], $3::text[], $4::text[])
+        as u (gateway, merchant_account, credentials_ref, environment)
+      where not exists (select from gateway_account a where a.gateway = u.gateway and a.merchant_account = u.merchant_account)
+      on conflict do nothing`,
+    values: [
+      rows.map(({ account }) => account.gateway),
+      rows.map(({ account }) => account.merchantAccount),
+      rows.map(({ account }) => account.credentialsRef),
+      rows.map(({ account }) => account.environment),
+    ],
+  });
+  await client.query({
+    name: 'register-transactions',
+    text: `
+      insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, transaction_id)
+      select * from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[], $7::uuid[], $8::bigint[], $9::text[])
+      on conflict (ref) do nothing`,
+    values: [
+      rows.map(({ ref }) => ref),
+      rows.map(({ account }) => account.gateway),
+      rows.map(({ account }) => account.merchantAccount),
+      rows.map(({ paymentId }) => paymentId),
+      rows.map(({ leg }) => leg),
+      rows.map(({ op }) => op),
+      rows.map(({ attemptId }) => attemptId),
+      rows.map(({ amountCents }) => amountCents),
+      rows.map(({ transactionId }) => transactionId),
+    ],
+  });
+};
+
+/** A refund goes through the account that charged the leg (C68), which the charge's row names. */
+const writeRefunds = async (
+  client: Queryable,
+  refunds: readonly { paymentId: string; event: PaymentEvent & { type: 'RefundRequested' } }[],
+): Promise<void> => {
+  const moves = refunds.flatMap(({ paymentId, event }) => event.data.legs.map((move) => ({ paymentId, attemptId: event.data.attemptId, ...move })));
+  if (moves.length === 0) return;
+  await client.query({
+    name: 'register-refunds',
+    text: `
+      insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents)
+      select u.ref, c.gateway, c.merchant_account, u.payment_id, u.leg, 'refund', u.attempt_id, u.amount_cents
+      from unnest($1::text[], $2::uuid[], $3::text[], $4::uuid[], $5::bigint[]) as u (ref, payment_id, leg, attempt_id, amount_cents)
+      join gateway_transaction c on c.payment_id = u.payment_id and c.leg = u.leg and c.op = 'charge'
+      on conflict (ref) do nothing`,
+    values: [
+      moves.map(({ references }) => references.refund),
+      moves.map(({ paymentId }) => paymentId),
+      moves.map(({ leg }) => leg),
+      moves.map(({ attemptId }) => attemptId),
+      moves.map(({ principalCents, feeCents }) => principalCents + feeCents),
+    ],
+  });
+};
+
+const writeTransactionIds = async (client: Queryable, ids: readonly LateId[]): Promise<void> => {
+  if (ids.length === 0) return;
+  await client.query({
+    name: 'register-transaction-ids',
+    text: `
+      update gateway_transaction g set transaction_id = u.transaction_id
+      from unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[]) as u (payment_id, leg, refund_attempt_id, transaction_id)
+      where g.payment_id = u.payment_id and g.leg = u.leg
+        and case when u.refund_attempt_id is null then g.op = 'charge' else g.op = 'refund' and g.attempt_id = u.refund_attempt_id end`,
+    values: [
+      ids.map(({ paymentId }) => paymentId),
+      ids.map(({ leg }) => leg),
+      ids.map(({ refundAttemptId }) => refundAttemptId),
+      ids.map(({ transactionId }) => transactionId),
+    ],
+  });
+};
+
+const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { paymentId: string; at: string })[]): Promise<void> => {
+  for (const { disputeId, paymentId, status, stage, reasonCode, reason, disputedAmountCents, openedOn, dueDate, at } of disputes)
+    await client.query(
+      `insert into dispute (dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on, due_date, updated_at)
+       values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+       on conflict (dispute_id) do update set status = excluded.status, stage = excluded.stage, updated_at = excluded.updated_at`,
+      [disputeId, paymentId, status, stage, reasonCode, reason, disputedAmountCents, openedOn, dueDate, at],
+    );
+};
+
+const writeSettlement = async (client: Queryable, { stream, position, meta }: Recorded, event: SettlementEvent): Promise<void> => {
+  const { gateway, merchantAccount, batchId } = event.data;
+  const key = [gateway, merchantAccount, batchId];
+  switch (event.type) {
+    case 'SettlementLinesRecorded': {
+      const { lines } = event.data;
+      const matched = lines.filter(({ result, accepted }) => accepted && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH'));
+      await client.query(
+        `update gateway_transaction set settled_batch_id = $3
+         where gateway = $1 and merchant_account = $2 and transaction_id = any($4::text[]) and settled_batch_id is null`,
+        [...key, matched.map(({ transactionId }) => transactionId)],
+      );
+      for (const line of lines.filter(({ result }) => result !== 'MATCHED')) await writeException(client, stream, key, line, meta.recordedAt);
+      return;
+    }
+    case 'SettlementBatchRecorded': {
+      const { closedAt, fundedOn, lineCount, grossCents, feeCents, netCents } = event.data;
+      await client.query(
+        `insert into settlement_batch
+           (gateway, merchant_account, batch_id, closed_at, funded_on, line_count, gross_cents, fee_cents, net_cents, position, funded)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, false) on conflict do nothing`,
+        [...key, closedAt, fundedOn, lineCount, grossCents, feeCents, netCents, position],
+      );
+      return;
+    }
+    case 'BatchFunded':
+      await client.query(`update settlement_batch set funded = true where gateway = $1 and merchant_account = $2 and batch_id = $3`, key);
+      return;
+  }
+};
+
+const writeException = async (client: Queryable, stream: string, key: readonly string[], line: RecordedLine, at: string): Promise<void> => {
+  const { number, result, type, transactionId, ref, paymentId, leg, grossCents, expectedCents } = line;
+  await client.query(
+    `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, ref, payment_id, leg, gross_cents,
+       expected_cents, recorded_at)
+     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) on conflict do nothing`,
+    [
+      hashedUuid('settlement-exception', stream, number),
+      ...key,
+      number,
+      result,
+      type,
+      transactionId,
+      ref,
+      paymentId,
+      leg,
+      grossCents,
+      expectedCents,
+      at,
+    ],
+  );
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Reading.
+
+export interface RegisteredTransaction {
+  readonly ref: string;
+  readonly transactionId: string | null;
+  readonly paymentId: string;
+  readonly leg: Leg;
+  readonly op: 'charge' | 'refund';
+  readonly attemptId: string;
+  readonly merchantAccount: string;
+  readonly settledBatchId: string | null;
+}
+
+export interface SettlementException {
+  readonly exceptionId: string;
+  readonly gateway: string;
+  readonly merchantAccount: string;
+  readonly batchId: string;
+  readonly line: number;
+  readonly kind: string;
+  readonly type: string;
+  readonly transactionId: string;
+  readonly ref: string | null;
+  readonly paymentId: string | null;
+  readonly leg: string | null;
+  readonly grossCents: number;
+  readonly expectedCents: number | null;
+  readonly recordedAt: string;
+}
+
+export interface RegisteredDispute extends Dispute {
+  readonly paymentId: string;
+  readonly updatedAt: string;
+}
+
+export interface RegisteredBatch {
+  readonly account: GatewayAccount;
+  readonly batchId: string;
+  readonly netCents: number;
+  readonly fundedOn: string;
+}
+
+export interface Register {
+  /** Brings it up to everything that has been appended. */
+  caughtUp(): Promise<void>;
+  /** Every gateway account that was ever charged. */
+  accounts(): Promise<GatewayAccount[]>;
+  /** By transaction id or our reference, on any account of the gateway: a line may come back on the wrong one. */
+  transactions(gateway: string, transactionIds: readonly string[], refs: readonly string[]): Promise<RegisteredTransaction[]>;
+  /** The batch that was recorded last, from which the processor is asked on. */
+  lastBatch(account: GatewayAccount): Promise<string | null>;
+  /** Recorded batches whose day of funding (YYYY-MM-DD) has come. */
+  fundable(today: string): Promise<RegisteredBatch[]>;
+  exceptions(): Promise<SettlementException[]>;
+  disputes(): Promise<RegisteredDispute[]>;
+  dispute(disputeId: string): Promise<RegisteredDispute | null>;
+}
+
+const MAX_ROWS = 1_000;
+
+export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Register => {
+  const disputes = async (disputeId: string | null): Promise<RegisteredDispute[]> => {
+    const { rows } = await pool.query<Record<string, string> & { updated_at: Date }>(
+      `select dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on::text, due_date::text, updated_at
+       from dispute where $1::uuid is null or dispute_id = $1 order by due_date, dispute_id limit $2`,
+      [disputeId, MAX_ROWS],
+    );
+    return rows.map((row) => ({
+      disputeId: row.dispute_id!,
+      paymentId: row.payment_id!,
+      status: row.status as DisputeStatus,
+      stage: row.stage!,
+      reasonCode: row.reason_code!,
+      reason: row.reason!,
+      disputedAmountCents: Number(row.disputed_amount_cents),
+      openedOn: row.opened_on!,
+      dueDate: row.due_date!,
+      updatedAt: row.updated_at.toISOString(),
+    }));
+  };
+  return {
+    caughtUp,
+    accounts: async () => {
+      const { rows } = await pool.query<Record<string, string>>(
+        'select gateway, merchant_account, credentials_ref, environment from gateway_account order by gateway, merchant_account',
+      );
+      return rows.map(accountOf);
+    },
+    transactions: async (gateway, transactionIds, refs) => {
+      const { rows } = await pool.query<Record<string, string>>(
+        `select ref, transaction_id, payment_id, leg, op, attempt_id, merchant_account, settled_batch_id from gateway_transaction
+         where gateway = $1 and (ref = any($3::text[]) or transaction_id = any($2::text[]))`,
+        [gateway, transactionIds, refs],
+      );
+      return rows.map((row) => ({
+        ref: row.ref!,
+        transactionId: row.transaction_id ?? null,
+        paymentId: row.payment_id!,
+        leg: row.leg as Leg,
+        op: row.op as 'charge' | 'refund',
+        attemptId: row.attempt_id!,
+        merchantAccount: row.merchant_account!,
+        settledBatchId: row.settled_batch_id ?? null,
+      }));
+    },
+    lastBatch: async ({ gateway, merchantAccount }) => {
+      const { rows } = await pool.query<{ batch_id: string }>(
+        'select batch_id from settlement_batch where gateway = $1 and merchant_account = $2 order by position desc limit 1',
+        [gateway, merchantAccount],
+      );
+      return rows[0]?.batch_id ?? null;
+    },
+    fundable: async (today) => {
+      const { rows } = await pool.query<Record<string, string>>(
+        `select b.gateway, b.merchant_account, a.credentials_ref, a.environment, b.batch_id, b.net_cents, b.funded_on::text
+         from settlement_batch b join gateway_account a on a.gateway = b.gateway and a.merchant_account = b.merchant_account
+         where not b.funded and b.funded_on <= $1::date order by b.funded_on, b.position limit $2`,
+        [today, MAX_ROWS],
+      );
+      return rows.map((row) => ({ account: accountOf(row), batchId: row.batch_id!, netCents: Number(row.net_cents), fundedOn: row.funded_on! }));
+    },
+    exceptions: async () => {
+      const { rows } = await pool.query<Record<string, string> & { recorded_at: Date; line: number }>(
+        'select * from settlement_exception order by recorded_at, batch_id, line limit $1',
+        [MAX_ROWS],
+      );
+      return rows.map((row) => ({
+        exceptionId: row.exception_id!,
+        gateway: row.gateway!,
+        merchantAccount: row.merchant_account!,
+        batchId: row.batch_id!,
+        line: row.line,
+        kind: row.kind!,
+        type: row.type!,
+        transactionId: row.transaction_id!,
+        ref: row.ref ?? null,
+        paymentId: row.payment_id ?? null,
+        leg: row.leg ?? null,
+        grossCents: Number(row.gross_cents),
+        expectedCents: row.expected_cents === null ? null : Number(row.expected_cents),
+        recordedAt: row.recorded_at.toISOString(),
+      }));
+    },
+    disputes: () => disputes(null),
+    dispute: async (disputeId) => (await disputes(disputeId))[0] ?? null,
+  };
+};
+
+const accountOf = (row: Readonly<Record<string, string>>): GatewayAccount => ({
+  gateway: row.gateway!,
+  merchantAccount: row.merchant_account!,
+  credentialsRef: row.credentials_ref!,
+  environment: row.environment as GatewayAccount['environment'],
+});

@@ -1,0 +1,181 @@
+/**
+ * Settlement: what the processor's batches say, line by line, and what a line means to a payment. Pure. A batch is a stream of its own
+ * (`settlement-<gateway>-<merchant account>-<batch>`): every line is recorded there exactly once with what it was matched to, so nothing that the processor
+ * reported is ever lost; a line that fits no payment stays as an exception for staff.
+ */
+import { type Cents, sumCents } from '#kernel';
+import type { Leg, SettlementRecord } from './gateway/gateway.js';
+import { type Charged, type ChargedLeg, cents, openAttempt, type Payment } from './payment.js';
+
+/**
+ * What became of a line. `MISSING_HERE`: no payment of ours. `STATUS_MISMATCH`: its payment is unknown, failed or voided here, or the refund did not happen here.
+ * `WRONG_ACCOUNT`: settled on another merchant account than was charged. All but `MATCHED` are exceptions.
+ */
+export type LineResult = 'MATCHED' | 'MISSING_HERE' | 'AMOUNT_MISMATCH' | 'STATUS_MISMATCH' | 'DUPLICATE_AT_GATEWAY' | 'WRONG_ACCOUNT';
+
+export interface RecordedLine {
+  /** From 0, in the processor's order. */
+  readonly number: number;
+  readonly transactionId: string;
+  readonly ref: string | null;
+  readonly type: SettlementRecord['type'];
+  readonly accepted: boolean;
+  /** Signed: what goes back to the cardholder is negative. */
+  readonly grossCents: number;
+  readonly feeCents: number;
+  readonly netCents: number;
+  readonly result: LineResult;
+  readonly paymentId: string | null;
+  readonly leg: Leg | null;
+  /** Gross that was expected here, where that differs. */
+  readonly expectedCents: number | null;
+}
+
+interface BatchName {
+  readonly gateway: string;
+  readonly merchantAccount: string;
+  readonly batchId: string;
+}
+
+type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
+
+export type SettlementEvent =
+  | Fact<'SettlementLinesRecorded', BatchName & { readonly closedAt: string; readonly lines: readonly RecordedLine[] }>
+  /** All lines are recorded. Sums are over accepted lines; `fundedOn` (YYYY-MM-DD) is the day that the processor announces. */
+  | Fact<
+      'SettlementBatchRecorded',
+      BatchName & {
+        readonly closedAt: string;
+        readonly fundedOn: string | null;
+        readonly lineCount: number;
+        readonly grossCents: number;
+        readonly feeCents: number;
+        readonly netCents: number;
+      }
+    >
+  /** The net of the batch reached the bank on its day. */
+  | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number }>;
+
+export const SETTLEMENT_EVENT_TYPES: readonly SettlementEvent['type'][] = ['SettlementLinesRecorded', 'SettlementBatchRecorded', 'BatchFunded'];
+
+export const settlementStream = ({ gateway, merchantAccount, batchId }: BatchName): string => `settlement-${gateway}-${merchantAccount}-${batchId}`;
+
+/** A batch as far as it is recorded. */
+export interface SettlementBatch {
+  readonly lines: readonly RecordedLine[];
+  readonly complete: boolean;
+  readonly funded: boolean;
+}
+
+export const emptyBatch: SettlementBatch = { lines: [], complete: false, funded: false };
+
+export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): SettlementBatch => {
+  switch (event.type) {
+    case 'SettlementLinesRecorded':
+      if (batch.complete || event.data.lines.some(({ number }, index) => number !== batch.lines.length + index))
+        throw new Error('impossible history: settlement lines out of order');
+      return { ...batch, lines: [...batch.lines, ...event.data.lines] };
+    case 'SettlementBatchRecorded':
+      if (batch.complete || event.data.lineCount !== batch.lines.length) throw new Error('impossible history: a batch of other lines');
+      return { ...batch, complete: true };
+    case 'BatchFunded':
+      if (!batch.complete || batch.funded) throw new Error('impossible history: a batch funded out of turn');
+      return { ...batch, funded: true };
+  }
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// What a line means.
+
+/** What the register knows of a line's transaction. */
+export interface Registered {
+  readonly paymentId: string;
+  readonly leg: Leg;
+  readonly op: 'charge' | 'refund';
+  readonly attemptId: string;
+  readonly merchantAccount: string;
+  /** The batch whose line this transaction was matched with before. */
+  readonly settledBatchId: string | null;
+}
+
+export type Judgement =
+  | { readonly result: LineResult; readonly expectedCents: number | null; /** The leg's stream gets its fact. */ readonly settles: boolean }
+  /** The payment is being charged or reversed at this moment; what the line means shows when that has ended. */
+  | 'wait';
+
+const judged = (result: LineResult, expectedCents: number | null = null, settles = false): Judgement => ({ result, expectedCents, settles });
+
+/** A reversal that nobody can resolve for this long must not hold up a whole batch: its line is judged as things stand. */
+const WAIT_FOR_REVERSAL_MS = 3_600_000;
+
+/** What a line of a batch means to the payment that it was found to belong to. `now`: milliseconds since the epoch. */
+export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gateway'>, found: Registered, payment: Payment, now: number): Judgement => {
+  if (found.merchantAccount !== batch.merchantAccount) return judged('WRONG_ACCOUNT');
+  if (payment.phase === 'pending') return 'wait';
+  // Settlement evidence for an unknown payment leaves it unknown; only a person resolves it (C29).
+  if (payment.phase !== 'charged') return judged('STATUS_MISMATCH', 0);
+  const leg = payment.legs.find((candidate) => candidate.leg === found.leg);
+  if (!leg) return judged('STATUS_MISMATCH', 0);
+  switch (line.type) {
+    case 'sale':
+      return judgeSale(line, batch, found, payment, leg, now);
+    case 'refund':
+      return judgeRefund(line, batch, found, payment, leg, now);
+    case 'chargeback':
+      return judged(payment.disputes.some(({ status }) => status !== 'recovered') ? 'MATCHED' : 'STATUS_MISMATCH');
+    case 'chargeback_reversal':
+      return judged(payment.disputes.some(({ status }) => status === 'recovered') ? 'MATCHED' : 'STATUS_MISMATCH');
+    case 'fee':
+      return judged('MATCHED');
+    case 'adjustment':
+      return judged('MISSING_HERE');
+  }
+};
+
+const judgeSale = (
+  line: SettlementRecord,
+  { batchId }: { batchId: string },
+  found: Registered,
+  payment: Charged,
+  leg: ChargedLeg,
+  now: number,
+): Judgement => {
+  // A second transaction under one reference, or one transaction in two batches: the cardholder paid twice.
+  if (found.op !== 'charge' || line.transactionId !== leg.transactionId) return judged('DUPLICATE_AT_GATEWAY');
+  const before = leg.settledBatchId ?? found.settledBatchId;
+  if (before !== null && before !== batchId) return judged('DUPLICATE_AT_GATEWAY');
+  // A void that is under way changes what settles.
+  if (before === null && isReversing(payment, now)) return 'wait';
+  const expected = cents(leg) - voidedCents(payment, leg);
+  if (expected === 0) return judged('STATUS_MISMATCH', 0);
+  return line.grossCents === expected ? judged('MATCHED', null, true) : judged('AMOUNT_MISMATCH', expected, true);
+};
+
+const judgeRefund = (
+  line: SettlementRecord,
+  { batchId }: { batchId: string },
+  found: Registered,
+  payment: Charged,
+  leg: ChargedLeg,
+  now: number,
+): Judgement => {
+  if (found.settledBatchId !== null && found.settledBatchId !== batchId) return judged('DUPLICATE_AT_GATEWAY');
+  const returned = payment.attempts
+    .flatMap((attempt) => attempt.returned)
+    .find((one) => one.leg === leg.leg && one.means === 'refund' && one.transactionId === line.transactionId);
+  if (!returned) return isReversing(payment, now) ? 'wait' : judged('STATUS_MISMATCH', 0);
+  const expected = -cents(returned);
+  return line.grossCents === expected ? judged('MATCHED') : judged('AMOUNT_MISMATCH', expected);
+};
+
+const isReversing = (payment: Charged, now: number): boolean => {
+  const attempt = openAttempt(payment);
+  return attempt !== undefined && now - Date.parse(attempt.requestedAt) < WAIT_FOR_REVERSAL_MS;
+};
+
+/** Cents of a leg that were voided, and so never settle. */
+const voidedCents = (payment: Charged, { leg }: ChargedLeg): Cents =>
+  sumCents(
+    payment.attempts.flatMap(({ returned }) => returned).filter((one) => one.leg === leg && one.means === 'void'),
+    cents,
+  );

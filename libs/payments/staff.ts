@@ -1,0 +1,53 @@
+/** Staff: under which name their commands are recorded, what words those may hold, and the tasks that only a person may decide. */
+import { Conflict, type EventStore } from '#eventstore';
+import { type Json, ServiceError, timestamp } from '#kernel';
+import { hashedUuid } from '#platform';
+import { cardInText, NUL_OR_LONE_SURROGATE } from '#platform/http';
+import type { PaymentPorts } from './charge.js';
+import type { Owner } from './stream.js';
+
+export const MAX_STAFF_NAME_CHARACTERS = 200;
+/** As `reason` of a partner's refund (C8). */
+export const MAX_STAFF_TEXT_CHARACTERS = 1_000;
+
+/** Who is recorded as having appended what a member of staff commands. Refuses a name that cannot be one with VALIDATION_ERROR. */
+export const staff = (name: string, correlationId: string): Owner => {
+  refuseStaffText('by', name, MAX_STAFF_NAME_CHARACTERS);
+  return { actor: { type: 'staff', id: name.trim() }, correlationId };
+};
+
+/** Words of staff are kept for ever, so they are held to the rules of a partner's: not empty, not endless, no NUL, no lone surrogate, no card number (C8, C9). */
+export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TEXT_CHARACTERS): void => {
+  const refuse = (message: string) => new ServiceError('VALIDATION_ERROR', `${field} ${message}.`);
+  if (text.trim() === '' || text.length > most) throw refuse(`must have 1 to ${most} characters`);
+  if (NUL_OR_LONE_SURROGATE.test(text)) throw refuse('must not hold a NUL or a lone surrogate');
+  const card = cardInText(text);
+  if (card) throw refuse(card);
+};
+
+export type StaffTaskReason =
+  /** Recovery found money at the gateway that it may not undo (C29). */
+  | 'charge_cannot_be_undone'
+  /** A batch settled a payment whose outcome is unknown here (C29). */
+  | 'settled_while_unknown'
+  /** C67. */
+  | 'settlement_rejected';
+
+/** Raises a task and an alarm in the log; raised before, it does nothing. Throws what the store throws. */
+export const raiseStaffTask = async (
+  { clock, log }: PaymentPorts,
+  store: EventStore,
+  paymentId: string,
+  reason: StaffTaskReason,
+  evidence: Readonly<Record<string, Json>>,
+  { actor, correlationId }: Owner,
+): Promise<void> => {
+  const meta = { recordedAt: timestamp(clock.now()), actor, correlationId };
+  const id = hashedUuid('staff-task', paymentId, reason);
+  try {
+    await store.append(`staff-task-${id}`, 'no_stream', [{ id, type: 'StaffTaskRaised', v: 1, data: { paymentId, reason, evidence }, meta }]);
+    log.error({ paymentId, reason }, 'a payment needs a decision by staff');
+  } catch (error) {
+    if (!(error instanceof Conflict)) throw error; // raised before
+  }
+};

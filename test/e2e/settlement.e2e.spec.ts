@@ -1,0 +1,553 @@
+/**
+ * After the charge (specification, Events and States; contract C23, C24, C29, C30, C57, C67, C69): batches settle, staff refund and resolve, cardholders dispute.
+ * Lines come from the sandbox processor; those that it never sends come from a processor that a spec writes the lines of.
+ */
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import type { ServiceError } from '#kernel';
+import {
+  openDispute,
+  type PaymentGateway,
+  type PaymentView,
+  recordSettlements,
+  type RefundView,
+  resolvePayment,
+  type ResolveRequest,
+  reverseByStaff,
+  type SettlementPorts,
+  type SettlementRecord,
+  staff,
+  updateDispute,
+} from '#payments';
+import { eventually } from '../support/eventually.js';
+import { CARD, type Client, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
+
+let service: Service;
+let partner: TestAccount;
+let client: Client;
+/** The fee of 10,000 cents is 300. */
+let separate: string;
+let combined: string;
+beforeAll(async () => {
+  service = await startService();
+  partner = await service.account();
+  client = partner.client;
+  separate = await service.portal(partner, { fee: { flatCents: 300 } });
+  combined = await service.portal(partner, { fee: { flatCents: 300, chargeMode: 'combined' } });
+});
+afterAll(() => service.stop());
+
+const soon = () => AbortSignal.timeout(20_000);
+const pay = (options: { lines?: number[]; number?: string; portal?: string } = {}) => client.created(paymentOf(options.portal ?? separate, options));
+const read = async (id: string): Promise<PaymentView> => (await client.find(id)).data;
+const record = (ports: SettlementPorts = service.services.settlement) => recordSettlements(ports, soon());
+/** What the processor does at night, and what Payfold learns of it. */
+const settle = async () => {
+  await service.simulator.closeBatches();
+  return record();
+};
+const history = async (id: string) => (await service.services.payments.ports.streams.events(id)).map(({ type }) => type);
+const exceptionsOf = async (paymentId: string | null) => {
+  const { register } = service.services.settlement;
+  await register.caughtUp();
+  return (await register.exceptions()).filter((one) => one.paymentId === paymentId);
+};
+const tasksOf = async (paymentId: string) => {
+  const tasks: string[] = [];
+  for await (const events of service.services.store.readAll(null, { streamPrefixes: ['staff-'] }))
+    for (const { data } of events) {
+      const task = data as { paymentId: string; reason: string };
+      if (task.paymentId === paymentId) tasks.push(task.reason);
+    }
+  return tasks;
+};
+const refused = async (work: Promise<unknown>) => {
+  const error = await work.then(
+    () => null,
+    (caught: unknown) => caught as ServiceError,
+  );
+  return error && { code: error.code, message: error.message };
+};
+let drawn = 0;
+
+describe('settlement', () => {
+  test('each leg of a payment gets the fact, with the batch, gross and fee that the processor says; the status stays', async () => {
+    const { id } = await pay();
+    expect(await settle()).not.toEqual([]);
+    const events = await service.services.payments.ports.streams.events(id);
+    expect(events.slice(-2).map(({ type, data, meta }) => ({ type, data, effectiveAt: meta.effectiveAt }))).toEqual(
+      (['principal', 'fee'] as const).map((leg) => ({
+        type: 'PaymentSettled',
+        data: {
+          leg,
+          batchId: expect.stringMatching(/^bat_/),
+          closedAt: expect.any(String),
+          grossCents: leg === 'fee' ? 300 : 10_000,
+          // 10 cents + 2.2 %.
+          feeCents: leg === 'fee' ? 17 : 230,
+        },
+        effectiveAt: expect.any(String),
+      })),
+    );
+    expect(await read(id)).toMatchObject({ status: 'succeeded', remainingRefundableAmountCents: 10_300 });
+  });
+  test('recorded again, and by two at the same time, every line is recorded once', async () => {
+    const payments = await Promise.all(Array.from({ length: 5 }, () => pay()));
+    await service.simulator.closeBatches();
+    await Promise.all([record(), record(), record()]);
+    expect(await record()).toEqual([]);
+    for (const { id } of payments) expect((await history(id)).filter((type) => type === 'PaymentSettled')).toHaveLength(2);
+    const lines: string[] = [];
+    for await (const events of service.services.store.readAll(null, { streamPrefixes: ['settlement-'] }))
+      for (const { type, data } of events)
+        if (type === 'SettlementLinesRecorded')
+          lines.push(...(data as unknown as { lines: { transactionId: string }[] }).lines.map(({ transactionId }) => transactionId));
+    expect(new Set(lines).size).toBe(lines.length);
+    const truth = (await service.simulator.truth()).filter(({ op, batchId }) => op === 'charge' && batchId !== undefined);
+    expect(lines.sort()).toEqual(truth.map(({ transactionId }) => transactionId!).sort());
+  });
+  test('a settled payment refuses a void before any gateway call and keeps the answer under its key (C27); a refund of it is a refund', async () => {
+    const { id } = await pay();
+    await settle();
+    const calls = (await service.simulator.truth()).length;
+    const key = `settled-${++drawn}`;
+    for (const replayed of [undefined, 'true']) {
+      const answer = await client.void(id, {}, { key });
+      expect([answer.status, answer.code, answer.details!.suggestedAction, answer.details!.retryable]).toEqual([422, 'VOID_FAILED', 'refund', false]);
+      expect(answer.headers['idempotent-replayed']).toBe(replayed);
+    }
+    expect((await service.simulator.truth()).length).toBe(calls);
+    expect((await client.refund(id, { amountCents: 2_500 })).data).toMatchObject({ reversalType: 'refund', amountCents: 2_500 });
+    expect(await read(id)).toMatchObject({ status: 'partially_refunded', remainingRefundableAmountCents: 7_800 });
+  });
+  test('the refund itself settles in the next batch, as its own line', async () => {
+    const { id } = await pay();
+    await settle();
+    expect((await client.refund(id, { feeType: 'include_fee' })).data).toMatchObject({ reversalType: 'refund', amountCents: 10_300 });
+    await settle();
+    const lines: { paymentId: string; type: string; result: string; grossCents: number }[] = [];
+    for await (const events of service.services.store.readAll(null, { streamPrefixes: ['settlement-'] }))
+      for (const { type, data } of events) if (type === 'SettlementLinesRecorded') lines.push(...(data as unknown as { lines: typeof lines }).lines);
+    expect(lines.filter((line) => line.paymentId === id && line.type === 'refund').map(({ result, grossCents }) => [result, grossCents])).toEqual([
+      ['MATCHED', -10_000],
+      ['MATCHED', -300],
+    ]);
+    expect(await exceptionsOf(id)).toEqual([]);
+  });
+  test('a part that was voided before does not settle: the line names the rest, and matches', async () => {
+    const { id } = await pay();
+    expect((await client.refund(id, { amountCents: 4_000 })).data.reversalType).toBe('void');
+    await settle();
+    const settled = (await service.services.payments.ports.streams.events(id)).filter(({ type }) => type === 'PaymentSettled');
+    expect(settled.map(({ data }) => (data as { grossCents: number }).grossCents)).toEqual([6_000, 300]);
+    expect(await exceptionsOf(id)).toEqual([]);
+  });
+  test('one leg settled, the other not yet: the void is refused; a refund is a refund, each leg by its own means (C24)', async () => {
+    const { id } = await pay();
+    const [batch] = (await service.simulator.closeBatches()).filter(({ merchantAccount }) => merchantAccount.startsWith('agency-'));
+    expect(batch).toBeDefined();
+    const principalOnly: SettlementPorts = {
+      ...service.services.settlement,
+      register: {
+        ...service.services.settlement.register,
+        accounts: async () =>
+          (await service.services.settlement.register.accounts()).filter(({ merchantAccount }) => merchantAccount.startsWith('agency-')),
+      },
+    };
+    await record(principalOnly);
+    expect((await history(id)).filter((type) => type === 'PaymentSettled')).toHaveLength(1);
+    expect((await client.void(id)).details).toMatchObject({ code: 'VOID_FAILED', suggestedAction: 'refund' });
+    expect((await client.refund(id, { feeType: 'include_fee' })).data).toMatchObject({ reversalType: 'refund', amountCents: 10_300 });
+    expect(await read(id)).toMatchObject({ status: 'refunded', remainingRefundableAmountCents: 0 });
+    await record();
+  });
+  test('C24: we thought unsettled, the gateway says settled → refund; the later line matches all the same', async () => {
+    const { id } = await pay();
+    await service.simulator.closeBatches();
+    expect((await client.refund(id, { amountCents: 1_000 })).data.reversalType).toBe('refund');
+    await record();
+    expect((await history(id)).filter((type) => type === 'PaymentSettled')).toHaveLength(2);
+    expect(await exceptionsOf(id)).toEqual([]);
+  });
+  test('C24: we thought settled, the gateway says not → a void of exactly what was asked', async () => {
+    const { id } = await pay();
+    const loaded = await service.services.payments.ports.streams.load(id);
+    if (loaded.payment.phase !== 'charged') throw new Error('not charged');
+    // A line that comes before its batch has really closed: the stream says settled, the processor still has the charge open.
+    await record(
+      processorOf(
+        loaded.payment.legs.map(({ leg, transactionId, account }) => ({
+          merchantAccount: account.merchantAccount,
+          line: line({ transactionId, grossCents: leg === 'fee' ? 300 : 10_000 }),
+        })),
+      ),
+    );
+    expect((await client.refund(id, { amountCents: 1_000 })).data).toMatchObject({ reversalType: 'void', amountCents: 1_000 });
+    expect((await client.refund(id, { feeType: 'include_fee' })).data).toMatchObject({ reversalType: 'void', amountCents: 9_300 });
+    expect(await read(id)).toMatchObject({ status: 'refunded', remainingRefundableAmountCents: 0 });
+  });
+  test('a rejected settlement leaves the status and raises a task; refund and void are refused (C67)', async () => {
+    const { id } = await pay({ number: CARD.settlementRejected, portal: combined });
+    await settle();
+    expect(await history(id)).toEqual(['PaymentInitiated', 'PaymentCreated', 'SettlementRejected']);
+    expect(await read(id)).toMatchObject({ status: 'succeeded', refundedAmountCents: 0 });
+    expect(await tasksOf(id)).toEqual(['settlement_rejected']);
+    for (const answer of [await client.refund(id), await client.void(id)])
+      expect([answer.status, answer.code, answer.message]).toEqual([422, 'INVALID_STATE', 'The settlement of this payment was rejected.']);
+  });
+  test('evidence for an unknown payment leaves it unknown, is kept as an exception and raises a task (C29)', async () => {
+    const answer = await client.create(paymentOf(combined, { number: CARD.unresolvable }));
+    const id = answer.details!.id as string;
+    await service.recover(id);
+    expect(await client.status(id)).toBe('unknown');
+    await settle();
+    expect(await client.status(id)).toBe('unknown');
+    expect((await exceptionsOf(id)).map(({ kind, grossCents, expectedCents }) => ({ kind, grossCents, expectedCents }))).toEqual([
+      { kind: 'STATUS_MISMATCH', grossCents: 10_300, expectedCents: 0 },
+    ]);
+    expect(await tasksOf(id)).toContain('settled_while_unknown');
+  });
+  test('a batch with a payment that is just being charged waits for it, and goes on afterwards', async () => {
+    const { id } = await pay({ portal: combined });
+    const before = (await service.simulator.truth()).length;
+    await service.simulator.arm({ match: { call: 'charge' }, delayAfterMs: 1_500 });
+    const slow = client.create(paymentOf(combined));
+    // The charge is in the bank's books, its answer is not on its way yet.
+    await eventually(async () => (await service.simulator.truth()).length > before);
+    await service.simulator.closeBatches();
+    await record();
+    expect(service.logLines().some(({ msg }) => msg.includes('the batch goes on when that has ended'))).toBe(true);
+    const made = (await slow).data;
+    await record();
+    expect((await history(made.id)).at(-1)).toBe('PaymentSettled');
+    expect((await history(id)).at(-1)).toBe('PaymentSettled');
+    expect(await exceptionsOf(made.id)).toEqual([]);
+  });
+  test('funding is recorded on the day that the processor announced, once', async () => {
+    await pay();
+    await settle();
+    const funded = async () => {
+      let count = 0;
+      for await (const events of service.services.store.readAll(null, { streamPrefixes: ['settlement-'] }))
+        count += events.filter(({ type }) => type === 'BatchFunded').length;
+      return count;
+    };
+    const before = await funded();
+    service.clock.advance(4 * 86_400_000);
+    await record();
+    const after = await funded();
+    expect(after).toBeGreaterThan(before);
+    await record();
+    expect(await funded()).toBe(after);
+  });
+});
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// A processor that says what a spec wants.
+
+let scripted = 0;
+const line = (fields: Partial<SettlementRecord> & { transactionId: string; grossCents: number }): SettlementRecord => ({
+  batchId: `scripted_${scripted}`,
+  closedAt: '2026-11-01T05:00:00.000Z',
+  type: 'sale',
+  accepted: true,
+  feeCents: 0,
+  netCents: fields.grossCents,
+  ...fields,
+});
+/** Settlement ports over processors whose batches hold these lines; the rest is the service's own. */
+const processorOf = (lines: readonly { merchantAccount: string; line: SettlementRecord }[]): SettlementPorts => {
+  const { settlement } = service.services;
+  const gateways = {
+    find: (account: Parameters<typeof settlement.payments.gateways.find>[0]): PaymentGateway | null => {
+      const real = settlement.payments.gateways.find(account);
+      return (
+        real && {
+          ...real,
+          settlements: async function* () {
+            for (const one of lines) if (one.merchantAccount === account.merchantAccount) yield one.line;
+          },
+        }
+      );
+    },
+  };
+  scripted += 1;
+  return { ...settlement, payments: { ...settlement.payments, gateways } };
+};
+
+describe('lines that fit no payment, or not the way they should: kept, and nothing lost', () => {
+  const charged = async () => {
+    const { id } = await pay({ portal: combined });
+    const { payment } = await service.services.payments.ports.streams.load(id);
+    if (payment.phase !== 'charged') throw new Error('not charged');
+    const [leg] = payment.legs;
+    return { id, transactionId: leg!.transactionId, merchantAccount: leg!.account.merchantAccount, ref: payment.terms.legs[0]!.references.charge };
+  };
+  const kinds = async (id: string | null) => (await exceptionsOf(id)).map(({ kind, grossCents, expectedCents }) => [kind, grossCents, expectedCents]);
+
+  test('a transaction that is not ours: MISSING_HERE', async () => {
+    const { merchantAccount } = await charged();
+    const before = (await exceptionsOf(null)).length;
+    await record(processorOf([{ merchantAccount, line: line({ transactionId: 'ch_stranger', grossCents: 777 }) }]));
+    expect((await exceptionsOf(null)).slice(before)).toMatchObject([{ kind: 'MISSING_HERE', transactionId: 'ch_stranger', grossCents: 777 }]);
+  });
+  test('another amount: AMOUNT_MISMATCH, and the leg counts as settled', async () => {
+    const { id, merchantAccount, transactionId } = await charged();
+    await record(processorOf([{ merchantAccount, line: line({ transactionId, grossCents: 10_299 }) }]));
+    expect(await kinds(id)).toEqual([['AMOUNT_MISMATCH', 10_299, 10_300]]);
+    expect((await history(id)).at(-1)).toBe('PaymentSettled');
+  });
+  test('a payment that was voided here: STATUS_MISMATCH, and its stream gets nothing', async () => {
+    const { id, merchantAccount, transactionId } = await charged();
+    expect((await client.void(id)).status).toBe(200);
+    await record(processorOf([{ merchantAccount, line: line({ transactionId, grossCents: 10_300 }) }]));
+    expect(await kinds(id)).toEqual([['STATUS_MISMATCH', 10_300, 0]]);
+    expect(await history(id)).not.toContain('PaymentSettled');
+  });
+  test('the same transaction twice in a batch, and again in another batch: DUPLICATE_AT_GATEWAY', async () => {
+    const { id, merchantAccount, transactionId } = await charged();
+    const sale = () => ({ merchantAccount, line: line({ transactionId, grossCents: 10_300 }) });
+    await record(processorOf([sale(), sale()]));
+    expect(await kinds(id)).toEqual([['DUPLICATE_AT_GATEWAY', 10_300, null]]);
+    await record(processorOf([sale()]));
+    expect(await kinds(id)).toEqual([
+      ['DUPLICATE_AT_GATEWAY', 10_300, null],
+      ['DUPLICATE_AT_GATEWAY', 10_300, null],
+    ]);
+    expect((await history(id)).filter((type) => type === 'PaymentSettled')).toHaveLength(1);
+  });
+  test('a second transaction under our reference: DUPLICATE_AT_GATEWAY', async () => {
+    const { id, merchantAccount, ref } = await charged();
+    await record(processorOf([{ merchantAccount, line: line({ transactionId: 'ch_second', ref, grossCents: 10_300 }) }]));
+    expect(await kinds(id)).toEqual([['DUPLICATE_AT_GATEWAY', 10_300, null]]);
+  });
+  test('settled on another merchant account: WRONG_ACCOUNT', async () => {
+    const { id, transactionId } = await charged();
+    const other = await pay();
+    const { payment } = await service.services.payments.ports.streams.load(other.id);
+    if (payment.phase !== 'charged') throw new Error('not charged');
+    const { merchantAccount } = payment.legs[0]!.account;
+    await record(processorOf([{ merchantAccount, line: line({ transactionId, grossCents: 10_300 }) }]));
+    expect(await kinds(id)).toEqual([['WRONG_ACCOUNT', 10_300, null]]);
+    expect(await history(id)).not.toContain('PaymentSettled');
+  });
+  test('a refund that did not happen here: STATUS_MISMATCH', async () => {
+    const { id, merchantAccount, ref } = await charged();
+    await record(processorOf([{ merchantAccount, line: line({ transactionId: 'rf_stranger', ref, type: 'refund', grossCents: -500 }) }]));
+    expect(await kinds(id)).toEqual([['STATUS_MISMATCH', -500, 0]]);
+  });
+  test('a batch of many lines is recorded in several events, in order; each line once', async () => {
+    const { id, merchantAccount, transactionId } = await charged();
+    const ports = processorOf([
+      ...Array.from({ length: 450 }, (_, index) => ({
+        merchantAccount,
+        line: line({ transactionId: `ch_many_${scripted}_${index}`, grossCents: 1 }),
+      })),
+      { merchantAccount, line: line({ transactionId, grossCents: 10_300 }) },
+    ]);
+    expect(await record(ports)).toContainEqual({ batchId: expect.stringMatching(/^scripted/), count: 451, amountCents: 10_750 });
+    expect((await history(id)).at(-1)).toBe('PaymentSettled');
+  });
+});
+
+describe('staff', () => {
+  const byStaff = async (request: Partial<Parameters<typeof reverseByStaff>[1]> & { paymentId: string }, key: string | null = null) => {
+    const answer = await reverseByStaff(
+      service.services.payments,
+      { operation: 'refund', amountCents: null, includeFee: false, reason: 'duplicate', by: 'Dana', ...request },
+      key,
+    );
+    return JSON.parse(answer.body.toString()) as { success: boolean; data: RefundView; message: string; details: { code: string } };
+  };
+  test('refund in part, of the rest, and of the fee; who asked and why is recorded', async () => {
+    const { id } = await pay({ number: CARD.settlesAtOnce });
+    expect((await byStaff({ paymentId: id, amountCents: 2_500 })).data).toMatchObject({
+      amountCents: 2_500,
+      reversalType: 'refund',
+      reason: 'duplicate',
+    });
+    expect((await byStaff({ paymentId: id })).data).toMatchObject({ amountCents: 7_500, remainingRefundableAmountCents: 300 });
+    expect((await byStaff({ paymentId: id, includeFee: true })).data).toMatchObject({ amountCents: 300, remainingRefundableAmountCents: 0 });
+    const events = await service.services.payments.ports.streams.events(id);
+    const requests = events.filter(({ type }) => type === 'RefundRequested');
+    expect(requests.map(({ data, meta }) => [(data as { initiatedBy: string }).initiatedBy, meta.actor])).toEqual(
+      Array.from({ length: 3 }, () => ['staff', { type: 'staff', id: 'Dana' }]),
+    );
+    expect(await read(id)).toMatchObject({ status: 'refunded' });
+  });
+  test('the same key again is answered once; a partner’s key of the same name is another key', async () => {
+    const { id } = await pay({ number: CARD.settlesAtOnce });
+    const key = `double-click-${++drawn}`;
+    const answers = await Promise.all([byStaff({ paymentId: id, amountCents: 1_000 }, key), byStaff({ paymentId: id, amountCents: 1_000 }, key)].map((one) => one.catch((error: ServiceError) => ({ success: false, details: { code: error.code } })))); // prettier-ignore
+    expect(answers.filter(({ success }) => success).length).toBeGreaterThan(0);
+    expect((await byStaff({ paymentId: id, amountCents: 1_000 }, key)).data.amountCents).toBe(1_000);
+    expect((await read(id)).refundedAmountCents).toBe(1_000);
+    expect(await refused(byStaff({ paymentId: id, amountCents: 2_000 }, key))).toMatchObject({ code: 'IDEMPOTENCY_MISMATCH' });
+    expect((await client.refund(id, { amountCents: 500 }, { key })).status).toBe(200);
+    expect((await read(id)).refundedAmountCents).toBe(1_500);
+  });
+  test('the rules are the partner’s: amounts, state, words', async () => {
+    const { id } = await pay({ number: CARD.settlesAtOnce });
+    expect((await byStaff({ paymentId: id, amountCents: 10_001 })).details.code).toBe('INVALID_STATE');
+    expect(await refused(byStaff({ paymentId: id, amountCents: 0 }))).toMatchObject({ code: 'VALIDATION_ERROR' });
+    expect(await refused(byStaff({ paymentId: id, reason: ' ' }))).toMatchObject({ code: 'VALIDATION_ERROR' });
+    expect(await refused(byStaff({ paymentId: id, reason: 'card 4242 4242 4242 4242' }))).toMatchObject({ code: 'VALIDATION_ERROR' });
+    expect(await refused(byStaff({ paymentId: id, by: '' }))).toMatchObject({ code: 'VALIDATION_ERROR' });
+    expect((await byStaff({ paymentId: '018f0000-0000-7000-8000-00000000dead' })).details.code).toBe('PAYMENT_NOT_FOUND');
+    expect((await byStaff({ paymentId: id, operation: 'void' })).details).toMatchObject({ code: 'VOID_FAILED', suggestedAction: 'refund' });
+    expect((await read(id)).refundedAmountCents).toBe(0);
+  });
+  test('staff and partner at the same time return no more than there is', async () => {
+    const { id } = await pay({ number: CARD.settlesAtOnce });
+    await Promise.all([byStaff({ paymentId: id, amountCents: 6_000 }), client.refund(id, { amountCents: 6_000 })]);
+    expect((await read(id)).refundedAmountCents).toBe(6_000);
+  });
+});
+
+describe('disputes', () => {
+  const dispute = (change: Partial<Parameters<typeof openDispute>[2]> = {}) => ({
+    disputeId: service.services.ids.uuid(),
+    status: 'debited' as const,
+    stage: 'chargeback',
+    reasonCode: '10.4',
+    reason: 'not recognised',
+    disputedAmountCents: 4_000,
+    openedOn: '2026-11-01',
+    dueDate: '2026-11-20',
+    ...change,
+  });
+  const owner = () => staff('Dana', service.services.ids.uuid());
+  const open = (id: string, change: Parameters<typeof dispute>[0] = {}) => openDispute(service.services.payments.ports, id, dispute(change), owner());
+  const update = (disputeId: string, change: { status?: 'debited' | 'in_dispute' | 'lost' | 'recovered'; stage?: string }) =>
+    updateDispute(
+      service.services.payments.ports,
+      service.services.settlement.register,
+      disputeId,
+      { status: null, stage: null, ...change },
+      owner(),
+    );
+  const disputedEvents = async (id: string) => (await history(id)).filter((type) => type === 'PaymentDisputed').length;
+
+  test('what is disputed cannot be refunded, what was recovered can again; the status never changes (C30)', async () => {
+    const { id } = await pay({ number: CARD.settlesAtOnce });
+    const { disputeId } = await open(id);
+    expect((await client.refund(id, { amountCents: 6_301 })).message).toMatch(/6300 cents remain/);
+    expect((await client.refund(id, { amountCents: 6_000 })).status).toBe(200);
+    await update(disputeId, { status: 'lost', stage: 'arbitration' });
+    expect((await client.refund(id, { amountCents: 1_000 })).message).toMatch(/300 cents remain/);
+    await update(disputeId, { status: 'recovered' });
+    expect((await client.refund(id, { feeType: 'include_fee' })).data.remainingRefundableAmountCents).toBe(0);
+    expect(await disputedEvents(id)).toBe(3);
+    expect(await read(id)).toMatchObject({ status: 'refunded' });
+  });
+  test('several disputes of one payment add up; one after a full refund is recorded all the same; a void is refused', async () => {
+    const { id } = await pay();
+    await open(id, { disputedAmountCents: 5_000 });
+    await open(id, { disputedAmountCents: 5_300 });
+    expect((await client.refund(id, { amountCents: 1 })).message).toMatch(/0 cents remain/);
+    expect((await client.void(id)).code).toBe('INVALID_STATE');
+    const refunded = await pay({ number: CARD.settlesAtOnce });
+    await client.refund(refunded.id, { feeType: 'include_fee' });
+    await open(refunded.id, { disputedAmountCents: 10_300 });
+    expect(await disputedEvents(refunded.id)).toBe(1);
+    expect(await read(refunded.id)).toMatchObject({ status: 'refunded' });
+  });
+  test('no change, no event; the same id again opens no second dispute', async () => {
+    const { id } = await pay();
+    const disputeId = service.services.ids.uuid();
+    await open(id, { disputeId });
+    await open(id, { disputeId });
+    await update(disputeId, { status: 'debited' });
+    expect(await disputedEvents(id)).toBe(1);
+    expect(await refused(open(id, { disputeId, disputedAmountCents: 1 }))).toMatchObject({ code: 'INVALID_STATE' });
+  });
+  test.each([
+    ['an unknown payment', () => open('018f0000-0000-7000-8000-00000000dead'), 'PAYMENT_NOT_FOUND'],
+    ['more than was captured', async () => open((await pay()).id, { disputedAmountCents: 10_301 }), 'VALIDATION_ERROR'],
+    ['nothing', async () => open((await pay()).id, { disputedAmountCents: 0 }), 'VALIDATION_ERROR'],
+    ['a status that is none', async () => open((await pay()).id, { status: 'won' as 'lost' }), 'VALIDATION_ERROR'],
+    ['a stage of 65 characters', async () => open((await pay()).id, { stage: 'x'.repeat(65) }), 'VALIDATION_ERROR'],
+    ['a day that is none', async () => open((await pay()).id, { openedOn: '2026-02-30' }), 'VALIDATION_ERROR'],
+    ['due before it was opened', async () => open((await pay()).id, { dueDate: '2026-10-31' }), 'VALIDATION_ERROR'],
+    ['a card number', async () => open((await pay()).id, { reason: '4242424242424242' }), 'VALIDATION_ERROR'],
+    ['a dispute that was never opened', () => update(service.services.ids.uuid(), { status: 'lost' }), 'VALIDATION_ERROR'],
+  ] as const)('%s is refused', async (_, work, code) => {
+    expect(await refused(work())).toMatchObject({ code });
+  });
+});
+
+describe('resolving what recovery may not (C29, C69)', () => {
+  const resolve = (paymentId: string, change: Partial<ResolveRequest> = {}) =>
+    resolvePayment(service.services.payments.ports, {
+      paymentId,
+      as: 'succeeded',
+      evidence: 'statement of 2026-11-20',
+      by: 'Dana',
+      force: false,
+      transactions: {},
+      ...change,
+    });
+  const unknown = async (number: string = CARD.unreadable, portal = separate) => {
+    const answer = await client.create(paymentOf(portal, { number }));
+    expect(answer.status).toBe(504);
+    return answer.details!.id as string;
+  };
+  test('as succeeded where the gateway shows the charge: charged, refundable, and recovery leaves it alone', async () => {
+    const id = await unknown(CARD.unreadable, combined);
+    expect(await resolve(id)).toMatchObject({ status: 'succeeded', capturedAmountCents: 10_300, confirmationNumber: expect.any(String) });
+    await service.recover(id);
+    expect(await read(id)).toMatchObject({ status: 'succeeded' });
+    expect((await client.refund(id, { feeType: 'include_fee' })).data.amountCents).toBe(10_300);
+  });
+  test('as succeeded where a leg was never charged: refused', async () => {
+    const id = await unknown();
+    expect(await refused(resolve(id))).toEqual({
+      code: 'INVALID_STATE',
+      message: 'The gateway shows the fee leg as never charged; the payment cannot be resolved as succeeded.',
+    });
+    expect(await client.status(id)).toBe('unknown');
+  });
+  test('as voided or failed where the charge stands: refused', async () => {
+    const id = await unknown(CARD.unreadable, combined);
+    for (const as of ['voided', 'failed'] as const) expect(await refused(resolve(id, { as }))).toMatchObject({ code: 'INVALID_STATE' });
+    expect(await client.status(id)).toBe('unknown');
+  });
+  test('as voided where nothing was ever charged, and nothing can be any more', async () => {
+    const id = await unknown(CARD.neverReached);
+    expect(await refused(resolve(id))).toMatchObject({ code: 'INVALID_STATE' });
+    expect(await resolve(id, { as: 'voided' })).toMatchObject({ status: 'voided', capturedAmountCents: 0 });
+  });
+  test('the gateway cannot tell: refused, unless forced; a forced success names its transactions and is an alarm', async () => {
+    const id = await unknown(CARD.unresolvable, combined);
+    expect((await refused(resolve(id)))?.message).toMatch(/cannot tell about the combined leg.*--force/);
+    expect(await refused(resolve(id, { force: true }))).toMatchObject({ code: 'VALIDATION_ERROR' });
+    expect(await resolve(id, { force: true, transactions: { combined: 'ch_from_statement' } })).toMatchObject({
+      status: 'succeeded',
+      gateway: { transactionId: 'ch_from_statement' },
+    });
+    expect(service.logLines().some(({ level, paymentId, msg }) => level >= 50 && paymentId === id && msg.includes('by force'))).toBe(true);
+  });
+  test('the gateway cannot be reached: refused, and the payment stays as it was', async () => {
+    const id = await unknown(CARD.unreadable, combined);
+    await service.bank.stop();
+    try {
+      expect(await refused(resolve(id))).toMatchObject({ code: 'INVALID_STATE' });
+    } finally {
+      await service.bank.start();
+    }
+    expect(await client.status(id)).toBe('unknown');
+    expect(await resolve(id)).toMatchObject({ status: 'succeeded' });
+  });
+  test('what is not unknown is not resolved', async () => {
+    const { id } = await pay();
+    expect(await refused(resolve(id))).toMatchObject({ code: 'INVALID_STATE' });
+    expect(await refused(resolve('018f0000-0000-7000-8000-00000000dead'))).toMatchObject({ code: 'PAYMENT_NOT_FOUND' });
+    expect(await refused(resolve(id, { evidence: '' }))).toMatchObject({ code: 'VALIDATION_ERROR' });
+  });
+  test('resolve beside recovery: one of them decides, and the bank agrees', async () => {
+    const id = await unknown(CARD.unreadable, combined);
+    await Promise.allSettled([resolve(id), service.recover(id)]);
+    const { status } = await read(id);
+    const truth = (await service.simulator.truth()).filter(({ op, fixture, amountCents }) => op === 'charge' && fixture === 'unreadable' && amountCents === 10_300).at(-1)!; // prettier-ignore
+    expect([status, truth.voidedCents]).toEqual(status === 'succeeded' ? ['succeeded', 0] : ['voided', 10_300]);
+  });
+});

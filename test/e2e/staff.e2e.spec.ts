@@ -1,0 +1,164 @@
+/**
+ * Staff at the command line, as cli.md says, beside a running service and without one: refund, void, resolve, disputes, settlement. The service is a real process
+ * tree; what a command did is read back over HTTP.
+ */
+import { execFile } from 'node:child_process';
+import { tmpdir } from 'node:os';
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import type { PaymentView, RefundView } from '#payments';
+import { eventually } from '../support/eventually.js';
+import { DataDir, newKey, type RunningProcess, start, type Welcome, welcomeOf } from '../support/processes.js';
+import { CARD, paymentOf, PAYMENTS } from '../support/service.js';
+
+const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
+const COMMAND_MS = 60_000;
+
+let dataDir: DataDir;
+let service: RunningProcess;
+let welcome: Welcome;
+beforeAll(async () => {
+  dataDir = await DataDir.create();
+  service = await start('standalone', dataDir);
+  welcome = welcomeOf(service.stdout())!;
+}, COMMAND_MS);
+afterAll(() => dataDir.remove());
+
+const payfold = (...args: string[]): Promise<{ code: number; value: Record<string, unknown>; stderr: string }> =>
+  new Promise((done) => {
+    const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data };
+    const child = execFile(process.execPath, [LAUNCHER, ...args, '--json'], { env, cwd: tmpdir(), timeout: COMMAND_MS }, (error, stdout, stderr) =>
+      done({ code: error ? Number(error.code ?? 99) : 0, value: JSON.parse(stdout || '{}') as Record<string, unknown>, stderr }),
+    );
+    child.stdin?.end();
+  });
+const done = async (...args: string[]) => {
+  const { code, value, stderr } = await payfold(...args);
+  expect([code, stderr]).toEqual([0, '']);
+  return value;
+};
+const call = async (method: string, path: string, body?: object): Promise<{ status: number; body: { data: unknown; details?: { id?: string } } }> => {
+  const answer = await fetch(`${service.url}${path}`, {
+    method,
+    headers: { authorization: `ApiKey ${welcome.apiKey}`, 'content-type': 'application/json', 'idempotency-key': newKey() },
+    ...(body && { body: JSON.stringify(body) }),
+  });
+  return { status: answer.status, body: (await answer.json()) as { data: unknown; details?: { id?: string } } };
+};
+const pay = async (number?: string) => (await call('POST', PAYMENTS, paymentOf(welcome.portalId, number ? { number } : {}))).body.data as PaymentView;
+const read = async (id: string) => (await call('GET', `${PAYMENTS}/${id}`)).body.data as PaymentView;
+const BY = ['--by', 'Dana Scott'];
+
+describe('beside the running service', () => {
+  test('settlement close: the open batches, once; then a refund is a refund, and a void exits 1 with the envelope', async () => {
+    const { id } = await pay();
+    expect(await done('settlement', 'close')).toEqual({
+      batches: [
+        { batchId: expect.stringMatching(/^bat_/), count: 1, amountCents: 10_000 },
+        { batchId: expect.stringMatching(/^bat_/), count: 1, amountCents: 300 },
+      ],
+    });
+    expect(await done('settlement', 'close', '--portal', welcome.portalId)).toEqual({ batches: [] });
+    expect(await done('settlement', 'exceptions')).toEqual([]);
+    const refused = await payfold('payments', 'void', id, '--reason', 'mistake', ...BY);
+    expect(refused).toMatchObject({
+      code: 1,
+      value: { success: false, details: { code: 'VOID_FAILED', retryable: false, suggestedAction: 'refund' } },
+    });
+    expect(await done('payments', 'refund', id, '--amount-cents', '2500', '--reason', 'duplicate', ...BY)).toMatchObject({
+      id,
+      target: 'group',
+      reversalType: 'refund',
+      amountCents: 2_500,
+      reason: 'duplicate',
+      remainingRefundableAmountCents: 7_800,
+    });
+    expect(await done('payments', 'refund', id, '--include-fee', '--reason', 'duplicate', ...BY)).toMatchObject({ amountCents: 7_800 });
+    expect(await read(id)).toMatchObject({ status: 'refunded' });
+    const { events } = (await done('payments', 'show', id, '--events')) as { events: { type: string; actor: object }[] };
+    expect(events.filter(({ type }) => type === 'RefundRequested').map(({ actor }) => actor)).toEqual([
+      { type: 'staff', id: 'Dana Scott' },
+      { type: 'staff', id: 'Dana Scott' },
+    ]);
+  });
+  test('refund twice under one key: the same answer, the money once', async () => {
+    const { id } = await pay(CARD.settlesAtOnce);
+    const refund = ['payments', 'refund', id, '--amount-cents', '1000', '--reason', 'twice', ...BY, '--idempotency-key', newKey()];
+    const [first, second] = [await done(...refund), await done(...refund)] as unknown as [RefundView, RefundView];
+    expect(second).toEqual(first);
+    expect(await read(id)).toMatchObject({ refundedAmountCents: 1_000 });
+  });
+  test('a refund that ended partial exits 1 with PARTIAL_REFUND_PENDING; again completes it', async () => {
+    const { id } = await pay(CARD.feeRefundFailsOnce);
+    const refund = ['payments', 'refund', id, '--include-fee', '--reason', 'all', ...BY];
+    expect(await payfold(...refund)).toMatchObject({
+      code: 1,
+      value: { success: false, details: { code: 'PARTIAL_REFUND_PENDING', remainingRefundableAmountCents: 300 } },
+    });
+    expect(await done(...refund)).toMatchObject({ amountCents: 10_300, remainingRefundableAmountCents: 0 });
+  });
+  test('void', async () => {
+    const { id } = await pay();
+    expect(await done('payments', 'void', id, '--reason', 'wrong account', ...BY)).toMatchObject({ id, status: 'voided', amountCents: 10_300 });
+  });
+  test('disputes open, update, list: {disputeId, …}', async () => {
+    const { id } = await pay(CARD.settlesAtOnce);
+    const dispute = await done('disputes', 'open', '--payment', id, '--amount-cents', '5000', '--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'not recognised', '--opened-on', '2026-11-01', '--due-date', '2026-11-20'); // prettier-ignore
+    expect(dispute).toMatchObject({ disputeId: expect.any(String), paymentId: id, status: 'debited', disputedAmountCents: 5_000 });
+    const refused = await payfold('payments', 'refund', id, '--reason', 'x', ...BY);
+    expect(refused).toMatchObject({ code: 1, value: { details: { code: 'INVALID_STATE' } } });
+    expect(await done('disputes', 'update', dispute.disputeId as string, '--status', 'recovered', '--stage', 'representment')).toEqual({
+      ...dispute,
+      status: 'recovered',
+      stage: 'representment',
+    });
+    expect(await done('disputes', 'list')).toContainEqual(expect.objectContaining({ disputeId: dispute.disputeId, status: 'recovered' }));
+    expect(await done('payments', 'refund', id, '--reason', 'x', ...BY)).toMatchObject({ amountCents: 10_000 });
+  });
+  test('resolve', async () => {
+    const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.neverReached }));
+    const id = answer.body.details!.id!;
+    const resolve = (as: string) => payfold('payments', 'resolve', id, '--as', as, '--evidence', 'call with the bank', ...BY);
+    expect(await resolve('succeeded')).toMatchObject({ code: 1, value: { details: { code: 'INVALID_STATE' } } });
+    expect(await resolve('voided')).toMatchObject({ code: 0, value: { id, status: 'voided' } });
+    expect((await resolve('settled')).code).toBe(2);
+  });
+  test.each([
+    ['no reason', ['payments', 'refund', '018f0000-0000-7000-8000-00000000dead', ...BY]],
+    ['no name', ['payments', 'refund', '018f0000-0000-7000-8000-00000000dead', '--reason', 'x']],
+    ['an amount with a point', ['payments', 'refund', '018f0000-0000-7000-8000-00000000dead', '--reason', 'x', ...BY, '--amount-cents', '10.50']],
+    ['nothing to update', ['disputes', 'update', '018f0000-0000-7000-8000-00000000dead']],
+    ['a portal that is none', ['settlement', 'close', '--portal', '018f0000-0000-7000-8000-00000000dead']],
+  ])('%s is wrong usage, exit 2', async (_, args) => {
+    expect((await payfold(...args)).code).toBe(2);
+  });
+  test('an unknown payment or dispute exits 1', async () => {
+    expect((await payfold('payments', 'refund', '018f0000-0000-7000-8000-00000000dead', '--reason', 'x', ...BY)).value).toMatchObject({ details: { code: 'PAYMENT_NOT_FOUND' } }); // prettier-ignore
+    expect((await payfold('disputes', 'update', '018f0000-0000-7000-8000-00000000dead', '--status', 'lost')).code).toBe(1);
+  });
+});
+
+test('without a running service the command starts what it needs, and leaves nothing running', async () => {
+  const { id } = await pay();
+  await service.stop();
+  expect(await done('payments', 'refund', id, '--include-fee', '--reason', 'closed today', ...BY)).toMatchObject({
+    amountCents: 10_300,
+    reversalType: 'void',
+  });
+  expect(await done('settlement', 'close')).toHaveProperty('batches');
+  service = await start('standalone', dataDir);
+  expect(await read(id)).toMatchObject({ status: 'refunded' });
+}, 120_000);
+
+test('the simulator closes its batches every day, and the worker learns of it', async () => {
+  const { id } = await pay();
+  await service.stop();
+  const soon = new Date(Date.now() + 8_000).toISOString().slice(11, 19);
+  service = await start('standalone', dataDir, { SIMULATOR_BATCH_CLOSE: soon });
+  await eventually(
+    async () => {
+      const { events } = (await done('payments', 'show', id, '--events')) as { events: { type: string }[] };
+      return events.some(({ type }) => type === 'PaymentSettled');
+    },
+    { timeoutMs: 90_000, everyMs: 2_000 },
+  );
+}, 120_000);
