@@ -184,7 +184,7 @@ describe('a server that does not answer', () => {
         (append) => append.catch((error: unknown) => error),
       ),
     );
-    expect(performance.now() - begun).toBeLessThan(1_000);
+    expect(performance.now() - begun).toBeLessThan(5_000);
     expect(outcomes[0]).toBeInstanceOf(OutcomeUnknown);
     expect(outcomes[1]).toBeInstanceOf(Unavailable);
     gate.open = true;
