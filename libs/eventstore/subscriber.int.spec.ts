@@ -52,9 +52,11 @@ const write = async (client: Client, events: readonly Recorded[]) => {
   ]);
 };
 
-const subscriber = (options: Partial<SubscriberOptions> & { apply?: typeof write; name?: string; streamPrefixes?: string[] } = {}) => {
-  const { apply = write, name = 'seen', streamPrefixes, ...rest } = options;
-  const made = createSubscriber({ name, apply, ...(streamPrefixes && { streamPrefixes }) }, { store, pool, ...rest });
+const subscriber = (
+  options: Partial<SubscriberOptions> & { apply?: typeof write; name?: string; streamPrefixes?: string[]; lingerMs?: number } = {},
+) => {
+  const { apply = write, name = 'seen', streamPrefixes, lingerMs = 0, ...rest } = options;
+  const made = createSubscriber({ name, apply, lingerMs, ...(streamPrefixes && { streamPrefixes }) }, { store, pool, ...rest });
   started.push(made);
   return made;
 };
@@ -104,6 +106,32 @@ describe('a worker', () => {
     worker.start();
     await eventually(async () => (await seen()).length === 300);
     expect(await seen()).toEqual(ids);
+  });
+
+  test('that may linger writes events that come one by one together, each once and in order, and a command need not wait for it', async () => {
+    const sizes: number[] = [];
+    const gathers = async (client: Client, events: readonly Recorded[]) => {
+      sizes.push(events.length);
+      await write(client, events);
+    };
+    const worker = subscriber({ lingerMs: 60_000, batchEvents: 20, apply: gathers });
+    worker.start();
+    await eventually(() => worker.state === 'active');
+    const first: string[] = [];
+    for (let count = 0; count < 20; count++) first.push(...(await append(1)).ids);
+    await eventually(async () => (await seen()).length === 20);
+    // Subscriptions hand over what there is; what matters is that a full batch was not written event by event.
+    expect(sizes.length).toBeLessThan(3);
+    const { ids, position } = await append(1);
+    await worker.runUntil(position, { timeoutMs: 20_000 });
+    expect(await seen()).toEqual([...first, ...ids]);
+    // What lingers at a stop is not lost, and not applied twice.
+    const more = await append(2);
+    await worker.stop();
+    worker.start();
+    const last = await append(18);
+    await eventually(async () => (await seen()).length === 41);
+    expect(await seen()).toEqual([...first, ...ids, ...more.ids, ...last.ids]);
   });
 
   test('of several only one is active; when it stops another takes over, and the epoch counts it', async () => {

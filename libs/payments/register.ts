@@ -41,10 +41,18 @@ const INDEXES = `
   create index settlement_batch_funding on settlement_batch (funded_on) where not funded;
   create index settlement_exception_payment on settlement_exception (payment_id)`;
 
+/** Whoever looks something up brings the register up to date first; until then it may gather. */
+const LINGER_MS = 1_000;
+
 export const paymentRegisterMigration: Migration = { name: '0070-payment-register', sql: `${TABLES}; ${INDEXES}` };
 
 export const paymentRegisterModel: ReadModel = {
-  projection: { name: PAYMENT_REGISTER, streamPrefixes: ['payment-', 'settlement-'], apply: (client, events) => applyRegister(client, events) },
+  projection: {
+    name: PAYMENT_REGISTER,
+    streamPrefixes: ['payment-', 'settlement-'],
+    lingerMs: LINGER_MS,
+    apply: (client, events) => applyRegister(client, events),
+  },
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_exception'],
   createTables: TABLES,
   createIndexes: INDEXES,
