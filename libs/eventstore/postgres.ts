@@ -700,13 +700,13 @@ class Growth {
 
   announce(): void {
     this.count += 1;
-    this.waiting.forEach((waiter) => waiter.abort());
+    this.waiting.forEach((waiter) => waiter.abort('woken'));
   }
 
   async since(count: number, signal: AbortSignal): Promise<void> {
     if (this.count !== count) return;
     const waiter = new AbortController();
-    const stop = () => waiter.abort();
+    const stop = () => waiter.abort('stopped');
     signal.addEventListener('abort', stop, { once: true });
     this.waiting.add(waiter);
     await this.clock.sleep(POLL_MS, signal.aborted ? signal : waiter.signal);

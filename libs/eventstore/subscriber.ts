@@ -322,7 +322,7 @@ class LogSubscriber implements Subscriber {
     try {
       return await Promise.race([item, this.clock.sleep(Math.max(0, at - this.clock.monotonic()), timer.signal).then(() => 'late' as const)]);
     } finally {
-      timer.abort();
+      timer.abort('late or not');
     }
   }
 
@@ -601,7 +601,7 @@ class Watch implements ProjectionWatch {
   passed(position: Position): void {
     if (position <= this.seen) return;
     this.seen = position;
-    for (const waiter of this.waiting) if (waiter.position <= position) waiter.wake.abort();
+    for (const waiter of this.waiting) if (waiter.position <= position) waiter.wake.abort('passed');
   }
 
   async caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean> {
