@@ -3,7 +3,12 @@ import eslint from '@eslint/js';
 import tseslint from 'typescript-eslint';
 
 /** Files that may know nothing but the kernel and each other: no time, no chance, no machine (architecture.md). */
-const PURE = ['libs/kernel/**/*.ts', 'libs/payments/{payment,payment.view,fee}.ts', 'libs/accounts/{account,portal,case-restriction}.ts'];
+const PURE = [
+  'libs/kernel/**/*.ts',
+  'libs/payments/{payment,payment.view,fee}.ts',
+  'libs/accounts/{account,portal,case-restriction}.ts',
+  'libs/webhooks/{notification,schedule}.ts',
+];
 
 export default tseslint.config(
   { ignores: ['dist/**', 'coverage/**', 'node_modules/**', '.payfold/**'] },

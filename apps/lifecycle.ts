@@ -4,6 +4,7 @@ import { createServer, type Server } from 'node:http';
 import client from 'prom-client';
 import { Unavailable } from '#eventstore';
 import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig } from '#platform';
+import { deliveryFigures } from '#webhooks';
 import type { Services } from './services.js';
 
 /** In-flight requests get longer than their own deadline of 28 s. */
@@ -141,6 +142,7 @@ export const createMetrics = (services: Services): Metrics => {
       this.set({ figure: 'oldest_seconds' }, Number(rows[0]!.oldest ?? 0));
     },
   });
+  addWebhookMetrics(registry, services);
   return {
     answered: ({ method, route, status, seconds: took }) => seconds.observe({ method, route, status: String(status) }, took),
     listen: (port) =>
@@ -158,6 +160,74 @@ export const createMetrics = (services: Services): Metrics => {
         server.once('error', reject).listen(port, LOOPBACK, () => resolve(server));
       }),
   };
+};
+
+const ATTEMPT_BUCKETS_SECONDS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];
+
+const addWebhookMetrics = (registry: client.Registry, { webhooks, projections, pool }: Services): void => {
+  const registers = [registry];
+  const attempts = new client.Counter({
+    name: 'payfold_webhook_attempts_total',
+    help: 'Attempts to deliver a webhook, by outcome',
+    labelNames: ['outcome'],
+    registers,
+  });
+  const seconds = new client.Histogram({
+    name: 'payfold_webhook_attempt_seconds',
+    help: 'Duration of attempts to deliver a webhook',
+    buckets: ATTEMPT_BUCKETS_SECONDS,
+    registers,
+  });
+  const leases = new client.Counter({
+    name: 'payfold_webhook_lease_lost_total',
+    help: 'Webhook deliveries whose worker was lost, or ended too late',
+    registers,
+  });
+  webhooks.watch({
+    attempted: ({ outcome, seconds: took }) => {
+      attempts.inc({ outcome });
+      seconds.observe(took);
+    },
+    leaseLost: () => leases.inc(),
+  });
+  // One look for the three of a scrape.
+  let look: ReturnType<typeof deliveryFigures> | null = null;
+  const figures = () => (look ??= deliveryFigures(pool).finally(() => (look = null)));
+  new client.Gauge({
+    name: 'payfold_webhook_oldest_due_seconds',
+    help: 'How long the oldest webhook delivery has been due that its endpoint could have had',
+    registers,
+    async collect() {
+      this.set((await figures()).oldestDueSeconds);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_webhook_held',
+    help: 'Webhook deliveries that wait for staff',
+    registers,
+    async collect() {
+      this.set((await figures()).open.held);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_webhook_deliveries',
+    help: 'Webhook deliveries that are open, by state',
+    labelNames: ['state'],
+    registers,
+    async collect() {
+      for (const [state, count] of Object.entries((await figures()).open)) this.set({ state }, count);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_webhook_outbox_lag_events',
+    help: 'Events of all streams that the webhook outbox has not looked at; absent where positions do not count events',
+    registers,
+    async collect() {
+      const { lagEvents } = await projections.webhookOutbox.status();
+      if (lagEvents === null) this.remove();
+      else this.set(lagEvents);
+    },
+  });
 };
 
 /** Waits for `work`, but no longer than requests in flight may take. */

@@ -54,6 +54,16 @@ import {
   systemIds,
 } from '#platform';
 import { cardInTextCheck, idempotencyMigration, postgresIdempotency } from '#platform/http';
+import {
+  createDispatcher,
+  createResolve,
+  createSender,
+  type Dispatcher,
+  type DispatcherWatch,
+  postgresDeliveries,
+  webhookMigrations,
+  webhookOutbox,
+} from '#webhooks';
 import { withFailpoint } from './failpoints.js';
 
 export const MIGRATIONS: readonly Migration[] = [
@@ -64,6 +74,7 @@ export const MIGRATIONS: readonly Migration[] = [
   recoveryMigration,
   paymentListMigration,
   paymentRegisterMigration,
+  ...webhookMigrations,
 ];
 
 /** The configuration with the addresses filled in that were found or started. */
@@ -84,10 +95,17 @@ export interface Services {
   readonly authentication: AuthenticationDeps;
   readonly payments: PaymentServices;
   readonly settlement: SettlementPorts;
-  /** The read models, by name; a worker starts them, the command line brings them up to its own events. */
-  readonly projections: { readonly directory: Subscriber; readonly paymentList: Subscriber; readonly paymentRegister: Subscriber };
-  /** How each read model is made again from the log. */
+  /** What follows the log, by name; a worker starts them, the command line brings the directory up to its own events. */
+  readonly projections: {
+    readonly directory: Subscriber;
+    readonly paymentList: Subscriber;
+    readonly paymentRegister: Subscriber;
+    readonly webhookOutbox: Subscriber;
+  };
+  /** How each read model is made again from the log. The outbox is none: its effects leave the house. */
   readonly models: { readonly directory: ReadModel; readonly paymentList: ReadModel; readonly paymentRegister: ReadModel };
+  /** Webhooks: what a worker runs, and who counts what it does. */
+  readonly webhooks: { readonly dispatcher: Dispatcher; watch(watcher: DispatcherWatch): void };
   /** Throws when something that payments need cannot be used. */
   readonly readiness: Readonly<Record<string, () => Promise<void>>>;
   close(): Promise<void>;
@@ -96,7 +114,9 @@ export interface Services {
 /** Reads and writes of requests and projections share this many connections; keys have their own few, so that lists cannot starve them. */
 const POOL_CONNECTIONS = 20;
 const KEY_POOL_CONNECTIONS = 6;
-const PROJECTION_POOL_CONNECTIONS = 6;
+const PROJECTION_POOL_CONNECTIONS = 8;
+/** A claim, two that write down, one that listens, one that looks after leases. */
+const WEBHOOK_POOL_CONNECTIONS = 5;
 const KEY_STATEMENT_TIMEOUT_MS = 2_000;
 const KEY_LOCK_TIMEOUT_MS = 1_000;
 /** How long the register may take to pass the head of the log; a first start after an upgrade reads all of it. */
@@ -136,7 +156,12 @@ export const openServices = async (
   // A claim must survive a crash of Postgres that its owner survives: lost, the key would charge again. A settlement need not: the takeover makes it
   // again from the stream (recovery.md 1.4, T7).
   const settlePool = createPool(databaseUrl, { name: 'keys, settled', ...keySettings, synchronousCommit: 'off' });
-  const opened: (() => Promise<unknown>)[] = [() => pool.end(), () => projectionPool.end(), () => keyPool.end(), () => settlePool.end()];
+  const webhookPool = createPool(databaseUrl, { name: 'webhooks', max: WEBHOOK_POOL_CONNECTIONS });
+  const opened = [pool, projectionPool, keyPool, settlePool, webhookPool].map(
+    (one): (() => Promise<unknown>) =>
+      () =>
+        one.end(),
+  );
   const close = async () => {
     for (const one of [...opened].reverse()) await one();
   };
@@ -174,6 +199,7 @@ export const openServices = async (
       directory: createSubscriber(models.directory.projection, { store, pool: projectionPool, clock, onError }),
       paymentList: createSubscriber(models.paymentList.projection, { store, pool: projectionPool, clock, onError }),
       paymentRegister: createSubscriber(models.paymentRegister.projection, { store, pool: projectionPool, clock, onError }),
+      webhookOutbox: createSubscriber(webhookOutbox(store), { store, pool: projectionPool, clock, onError }),
     };
     // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
     const watch = watchProjection(pool, PAYMENT_LIST, clock);
@@ -195,6 +221,25 @@ export const openServices = async (
       recovery: createRecovery(ports, store, postgresRecoveryWork(pool)),
       log,
     };
+    const watchers = new Set<DispatcherWatch>();
+    const dispatcher = createDispatcher({
+      deliveries: withFailpoint(config.failpoint, postgresDeliveries(webhookPool, ids.uuid())),
+      sender: withFailpoint(
+        config.failpoint,
+        createSender({ settings: config.webhooks, resolve: createResolve(config.webhooks.dnsServers, clock), clock }),
+      ),
+      pool: webhookPool,
+      keys,
+      clock,
+      log,
+      watch: {
+        attempted: (attempt) => watchers.forEach((watcher) => watcher.attempted(attempt)),
+        leaseLost: () => watchers.forEach((watcher) => watcher.leaseLost()),
+      },
+      retrySeconds: config.webhooks.retrySeconds,
+    });
+    if (config.webhooks.privateTargets.length > 0)
+      log.warn({ targets: config.webhooks.privateTargets.map(targetText) }, 'webhooks may be sent to private addresses');
     return {
       config,
       log,
@@ -215,6 +260,7 @@ export const openServices = async (
       settlement: { payments: ports, store, register: postgresRegister(pool, registerCaughtUp) },
       projections,
       models,
+      webhooks: { dispatcher, watch: (watcher) => void watchers.add(watcher) },
       readiness: {
         idempotency: async () => {
           if (!(await idempotency.ping())) throw new Error('keys cannot be written');
@@ -234,6 +280,8 @@ export const openServices = async (
     throw error;
   }
 };
+
+const targetText = ({ host, port, network }: Config['webhooks']['privateTargets'][number]) => `${host}:${port}=${network.address}/${network.prefix}`;
 
 /** Under another ring every API key would be refused and no secret could be opened; that is better said here than by 401s later. */
 const requireRightKeys = async ({ masterKeyFile }: Config, keys: KeyRing, directory: Directory): Promise<void> => {

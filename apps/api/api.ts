@@ -9,7 +9,7 @@ import type { FastifyInstance } from 'fastify';
 import type { AuthenticationDeps } from '#accounts';
 import type { Clock } from '#kernel';
 import { PAYMENT_HANDLERS, PAYMENT_SERVICES, type PaymentServices } from '#payments';
-import type { Logger } from '#platform';
+import type { Config, Logger } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
 import { HealthController } from './health.controller.js';
 import { Health, type ReadinessChecks } from './health.js';
@@ -27,6 +27,7 @@ export interface ApiParts {
   readonly clock: Clock;
   readonly log: Logger;
   readonly publicUrl: string;
+  readonly config: Pick<Config, 'webhooks'>;
   readonly onAnswer?: ServerOptions['onAnswer'];
   readonly timeouts?: ServerOptions['timeouts'];
 }
@@ -63,8 +64,8 @@ const LINGER_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
 
 export const createApi = async (parts: ApiParts): Promise<Api> => {
-  const { log, clock } = parts;
-  const health = new Health(parts.readiness, clock);
+  const { log, clock, config } = parts;
+  const health = new Health(parts.readiness, clock, config.webhooks.privateTargets.length > 0 ? { webhookPrivateTargets: true } : {});
   const adapter = createHttpAdapter({
     log,
     now: () => clock.now(),

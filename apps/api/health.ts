@@ -5,6 +5,8 @@ import { type Clock, within } from '#kernel';
 export interface HealthReport {
   readonly ok: boolean;
   readonly checks: Readonly<Record<string, string>>;
+  /** Only where it is so: webhooks may be sent to private addresses. */
+  readonly webhookPrivateTargets?: true;
 }
 
 /** Each resolves when all is well and throws what is not. */
@@ -21,6 +23,7 @@ export class Health {
   constructor(
     private readonly checks: ReadinessChecks,
     private readonly clock: Clock,
+    private readonly flags: Pick<HealthReport, 'webhookPrivateTargets'> = {},
   ) {
     this.loop.enable();
   }
@@ -34,7 +37,7 @@ export class Health {
     const delayMs = this.loop.max / 1e6;
     this.loop.reset();
     const ok = delayMs < MAX_LOOP_DELAY_MS;
-    return { ok, checks: { eventLoop: ok ? 'ok' : `blocked for ${Math.round(delayMs)} ms` } };
+    return { ok, checks: { eventLoop: ok ? 'ok' : `blocked for ${Math.round(delayMs)} ms` }, ...this.flags };
   }
 
   async ready(): Promise<HealthReport> {

@@ -1,6 +1,7 @@
-/** The worker: the subscribers that follow the log, and the loops that look at the clock. Any number may run; each piece of work is guarded by itself. */
+/** The worker: the subscribers that follow the log, the loops that look at the clock, and the dispatcher of webhooks. Any number may run; each piece of work is guarded by itself. */
 import { Deadline, timestamp } from '#kernel';
 import { purgeVelocity, recordSettlements, settleCreate } from '#payments';
+import { purgeAttempts } from '#webhooks';
 import type { Services } from '../services.js';
 
 const RECOVERY_EVERY_MS = 5_000;
@@ -24,7 +25,7 @@ export interface Worker {
 }
 
 export const startWorker = (services: Services): Worker => {
-  const { clock, log, payments, pool, projections, settlement } = services;
+  const { clock, log, payments, pool, projections, settlement, webhooks } = services;
   const subscribers = Object.values(projections);
   const stop = new AbortController();
   const loops: readonly Loop[] = [
@@ -33,9 +34,11 @@ export const startWorker = (services: Services): Worker => {
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },
+    { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool) },
   ];
 
   for (const subscriber of subscribers) subscriber.start();
+  webhooks.dispatcher.start();
   const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
       await loop.run().catch((error: unknown) => log.warn({ err: error, loop: loop.name }, 'a loop of the worker failed; it goes on'));
@@ -45,7 +48,7 @@ export const startWorker = (services: Services): Worker => {
   return {
     stop: async () => {
       stop.abort();
-      await Promise.all([...running, ...subscribers.map((subscriber) => subscriber.stop())]);
+      await Promise.all([...running, webhooks.dispatcher.stop(), ...subscribers.map((subscriber) => subscriber.stop())]);
     },
   };
 };

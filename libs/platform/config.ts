@@ -1,5 +1,35 @@
 /** Configuration: the only reader of the environment. Every wrong or missing name is listed at once (cli.md). */
+import { isIP } from 'node:net';
 import { resolve } from 'node:path';
+
+/** `127.0.0.0/8`, `fd00::/8`. */
+export interface Network {
+  readonly address: string;
+  readonly prefix: number;
+}
+
+/** One host, at one port, may lie in one network that is not public. */
+export interface PrivateTarget {
+  readonly host: string;
+  readonly port: number;
+  readonly network: Network;
+}
+
+/** How webhooks are delivered. */
+export interface WebhookSettings {
+  /** Wait between attempts, before the spread; other than 120 for tests only. */
+  readonly retrySeconds: number;
+  /** Ports that an endpoint's URL may name. */
+  readonly ports: readonly number[];
+  /** Public networks that are refused all the same, such as our own. */
+  readonly blockedNetworks: readonly Network[];
+  /** For local development and tests; empty otherwise. */
+  readonly privateTargets: readonly PrivateTarget[];
+  /** PEM of authorities that are trusted for private targets, besides the usual ones; null: none. */
+  readonly extraCaFile: string | null;
+  /** `address:port`; empty: the system's. */
+  readonly dnsServers: readonly string[];
+}
 
 export interface Config {
   readonly host: string;
@@ -24,7 +54,12 @@ export interface Config {
   readonly cardInTextCheck: boolean;
   /** Named crash point for tests, `<port call>:<before|after>`; null otherwise. */
   readonly failpoint: string | null;
+  readonly webhooks: WebhookSettings;
 }
+
+/** About every 2 minutes (specification, Retries). */
+const WEBHOOK_RETRY_SECONDS = 120;
+const WEBHOOK_PORTS: readonly number[] = [443, 8443];
 
 export class ConfigError extends Error {
   constructor(readonly faults: readonly string[]) {
@@ -85,6 +120,31 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
   if (failpoint && production) faults.push('FAILPOINT: refused in production');
   if (failpoint && !/^[\w.]+:(before|after)$/.test(failpoint)) faults.push(`FAILPOINT=${failpoint}: must read <call>:<before|after>`);
 
+  /** A list between commas, each part read by `read`, which returns null for what it cannot read. */
+  const list = <T>(name: string, form: string, read: (part: string) => T | null): T[] => {
+    const parts = (env[name] ?? '').split(',').filter((part) => part !== '');
+    const values = parts.map((part) => read(part.trim()));
+    if (values.includes(null)) faults.push(`${name}: must be a list of ${form}, separated by commas`);
+    return values.filter((value) => value !== null);
+  };
+  const retrySeconds = text('WEBHOOK_RETRY_SECONDS', String(WEBHOOK_RETRY_SECONDS));
+  if (!/^\d{1,4}(\.\d{1,3})?$/.test(retrySeconds) || Number(retrySeconds) === 0)
+    faults.push(`WEBHOOK_RETRY_SECONDS=${retrySeconds}: must be a number of seconds, up to 9999`);
+  else if (production && Number(retrySeconds) !== WEBHOOK_RETRY_SECONDS)
+    faults.push(`WEBHOOK_RETRY_SECONDS: refused in production, where it is ${WEBHOOK_RETRY_SECONDS}`);
+  const privateTargets = list('WEBHOOK_PRIVATE_TARGETS', 'host:port=network', readPrivateTarget);
+  if (production && privateTargets.length > 0 && env.WEBHOOK_PRIVATE_TARGETS_ACK !== env.WEBHOOK_PRIVATE_TARGETS)
+    faults.push('WEBHOOK_PRIVATE_TARGETS: lets webhooks reach private addresses; in production WEBHOOK_PRIVATE_TARGETS_ACK must hold the same text');
+  const ports = list('WEBHOOK_PORTS', 'ports', (part) => (isPort(part) ? Number(part) : null));
+  const webhooks: WebhookSettings = {
+    retrySeconds: Number(retrySeconds),
+    ports: ports.length > 0 ? ports : WEBHOOK_PORTS,
+    blockedNetworks: list('WEBHOOK_BLOCKED_NETWORKS', 'networks such as 198.51.100.0/24', readNetwork),
+    privateTargets,
+    extraCaFile: env.WEBHOOK_EXTRA_CA_FILE ? resolve(env.WEBHOOK_EXTRA_CA_FILE) : null,
+    dnsServers: list('WEBHOOK_DNS_SERVERS', 'address:port', (part) => (isNameServer(part) ? part : null)),
+  };
+
   const config: Config = {
     host,
     port: apiPort,
@@ -102,7 +162,30 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     environment,
     cardInTextCheck: oneOf('CARD_IN_TEXT_CHECK', ['on', 'off'], 'on') === 'on',
     failpoint,
+    webhooks,
   };
   if (faults.length > 0) throw new ConfigError(faults);
   return config;
+};
+
+const isPort = (text: string): boolean => /^\d{1,5}$/.test(text) && Number(text) >= 1 && Number(text) <= 65_535;
+
+const readNetwork = (text: string): Network | null => {
+  const match = /^(\S+)\/(\d{1,3})$/.exec(text);
+  const family = match ? isIP(match[1]!) : 0;
+  if (!match || family === 0 || Number(match[2]) > (family === 4 ? 32 : 128)) return null;
+  return { address: match[1]!, prefix: Number(match[2]) };
+};
+
+const readPrivateTarget = (text: string): PrivateTarget | null => {
+  const match = /^([a-z0-9._-]+):(\d+)=(\S+)$/i.exec(text);
+  const network = match ? readNetwork(match[3]!) : null;
+  return match && network && isPort(match[2]!) ? { host: match[1]!.toLowerCase(), port: Number(match[2]), network } : null;
+};
+
+/** An address with or without a port; IPv6 with a port in brackets. */
+const isNameServer = (text: string): boolean => {
+  if (isIP(text) !== 0) return true;
+  const match = /^(?:\[([0-9a-f:.]+)\]|([0-9.]+)):(\d+)$/i.exec(text);
+  return match !== null && isIP(match[1] ?? match[2]!) !== 0 && isPort(match[3]!);
 };

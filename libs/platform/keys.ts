@@ -7,7 +7,17 @@ import { closeSync, existsSync, fsyncSync, linkSync, mkdirSync, openSync, readFi
 import { dirname } from 'node:path';
 
 export type Purpose =
-  'api-key' | 'audit-key' | 'idempotency-key' | 'fingerprint' | 'card' | 'cursor' | 'access-token' | 'secret' | 'csrf' | 'log-head';
+  | 'api-key'
+  | 'audit-key'
+  | 'idempotency-key'
+  | 'fingerprint'
+  | 'card'
+  | 'cursor'
+  | 'access-token'
+  | 'secret'
+  | 'csrf'
+  | 'log-head'
+  | 'webhook-listen';
 
 const KEY_BYTES = 32;
 const NONCE_BYTES = 12;

@@ -1,0 +1,466 @@
+/**
+ * Deliveries: an event on its way to an endpoint, as rows that any number of workers share. A delivery is claimed under a lease with a token; only who holds
+ * the token can say how the attempt ended. All times are the database's.
+ *
+ *   pending → in_flight → delivered | held | pending again, later        canceled: its endpoint was disabled
+ *   held | delivered → pending in another round, when staff redeliver
+ */
+import { ServiceError } from '#kernel';
+import { type Migration, type Pool, type Queryable, transaction } from '#platform';
+import { announceDue, cancelForDisabled, recordStaffAction, type StaffDeps } from './endpoint.js';
+import type { Outcome } from './safe-request.js';
+import { FAILING_AFTER, type Fate, LEASE_MS, MAX_LEASE_LOSSES, RETRY_SPREAD } from './schedule.js';
+
+export const webhookDeliveryMigration: Migration = {
+  name: '0082-webhook-delivery',
+  sql: `
+create table webhook_delivery (
+  id           bigint generated always as identity primary key,
+  event_id     text collate "C" not null references webhook_event,
+  endpoint_id  uuid not null references webhook_endpoint,
+  state        text not null default 'pending' check (state in ('pending', 'in_flight', 'delivered', 'held', 'canceled')),
+  round        int not null default 1,
+  attempts     int not null default 0,
+  lease_losses int not null default 0,
+  due_at       timestamptz not null default clock_timestamp(),
+  lease_token  uuid,
+  lease_until  timestamptz,
+  lease_owner  text,
+  last_status  int,
+  last_error   text,
+  delivered_at timestamptz,
+  held_at      timestamptz,
+  created_at   timestamptz not null default clock_timestamp(),
+  unique (event_id, endpoint_id),
+  check ((state = 'in_flight') = (lease_token is not null)),
+  check ((lease_token is null) = (lease_until is null))
+) with (fillfactor = 70);
+create index webhook_delivery_due on webhook_delivery (endpoint_id, due_at, id) where state = 'pending';
+create index webhook_delivery_lease on webhook_delivery (endpoint_id, lease_until) where state = 'in_flight';
+create index webhook_delivery_held on webhook_delivery (held_at desc, id desc) where state = 'held';
+
+create table webhook_attempt (
+  delivery_id   bigint not null references webhook_delivery on delete cascade,
+  round         int not null,
+  attempt       int not null,
+  started_at    timestamptz not null,
+  duration_ms   int not null,
+  outcome       text not null,
+  status_code   int,
+  error_code    text,
+  remote_ip     inet,
+  secret_id     uuid,
+  response_head bytea,
+  primary key (delivery_id, round, attempt)
+);
+create index webhook_attempt_started on webhook_attempt using brin (started_at);
+`,
+};
+
+export const DELIVERY_STATES = ['pending', 'in_flight', 'delivered', 'held', 'canceled'] as const;
+export type DeliveryState = (typeof DELIVERY_STATES)[number];
+
+/** A delivery in the hands of one worker. */
+export interface Claimed {
+  readonly deliveryId: string;
+  readonly token: string;
+  readonly round: number;
+  /** Attempts of this round before this one. */
+  readonly attempts: number;
+  readonly eventId: string;
+  readonly type: string;
+  readonly payload: Buffer;
+  readonly endpointId: string;
+  readonly url: string;
+  /** Failures in a row on the endpoint, when it was claimed. */
+  readonly consecutiveFailures: number;
+  readonly secretId: string;
+  readonly sealed: { readonly kid: string; readonly ciphertext: string };
+  /** The database's clock at the claim, milliseconds. */
+  readonly claimedAtMs: number;
+  /** From [0, 1), for the spread of the next wait. */
+  readonly chance: number;
+}
+
+/** How an attempt ended. */
+export interface Ended {
+  readonly deliveryId: string;
+  readonly token: string;
+  readonly fate: Fate;
+  readonly outcome: Outcome;
+  readonly statusCode: number | null;
+  readonly errorCode: string | null;
+  readonly remoteIp: string | null;
+  readonly responseHead: Buffer | null;
+  readonly secretId: string;
+  /** By the database's clock, milliseconds. */
+  readonly startedAtMs: number;
+  readonly durationMs: number;
+}
+
+export interface HealthChange {
+  readonly endpointId: string;
+  readonly before: number;
+  readonly after: number;
+}
+
+/** What workers do with deliveries. Each is one statement and safe beside all others. */
+export interface Deliveries {
+  /** At most `slots` deliveries that are due, spread fairly: no endpoint gets more at once than its own share, and they are looked at in random order. */
+  claimDue(slots: number): Promise<Claimed[]>;
+  /** Writes attempts down; true for those whose lease was still held. */
+  complete(ended: readonly Ended[]): Promise<boolean[]>;
+  /** Gives back what was claimed and not attempted. */
+  release(claimed: readonly Pick<Claimed, 'deliveryId' | 'token'>[], waitMs: number): Promise<void>;
+  /** Counts failures in a row per endpoint; one success ends the row. Returns what changed. */
+  recordHealth(results: readonly { readonly endpointId: string; readonly succeeded: boolean }[]): Promise<HealthChange[]>;
+  /** Leases that have run out by the database's clock, by token. */
+  expired(): Promise<readonly { readonly deliveryId: string; readonly token: string }[]>;
+  /** Takes leases away, if they are still run out: such a delivery goes back to its place, and is held when it has lost too many workers. */
+  reap(
+    leases: readonly { readonly deliveryId: string; readonly token: string }[],
+  ): Promise<{ readonly deliveryId: string; readonly held: boolean }[]>;
+  /** Keeps the table true where only time has passed: what waits for a disabled endpoint is cancelled; what a clock set back has put far away comes near. */
+  tidy(retrySeconds: number): Promise<void>;
+}
+
+export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
+  claimDue: async (slots) => {
+    const { rows } = await pool.query<Omit<Claimed, 'sealed' | 'claimedAtMs'> & { kid: string; ciphertext: string; claimedAt: Date }>({
+      text: `
+        with pick as materialized (
+          select d.id
+          from (
+            select id, case when consecutive_failures >= $3::int then 1 else max_in_flight end as share
+            from webhook_endpoint where status = 'enabled' order by random()) e
+          cross join lateral (
+            select w.id from webhook_delivery w
+            where w.endpoint_id = e.id and w.state = 'pending' and w.due_at <= now()
+            order by w.due_at, w.id
+            limit greatest(0, e.share - (select count(*)::int from webhook_delivery f where f.endpoint_id = e.id and f.state = 'in_flight'))
+            for update skip locked) d
+          limit $1)
+        update webhook_delivery d
+        set state = 'in_flight', lease_token = gen_random_uuid(), lease_until = clock_timestamp() + $4::int * interval '1 millisecond', lease_owner = $2
+        from pick p, webhook_event v, webhook_endpoint e, webhook_endpoint_secret s
+        where d.id = p.id and v.id = d.event_id and e.id = d.endpoint_id and s.endpoint_id = e.id and s.state = 'active'
+        returning d.id as "deliveryId", d.lease_token as token, d.round, d.attempts, v.id as "eventId", v.type, v.payload, e.id as "endpointId", e.url,
+                  e.consecutive_failures as "consecutiveFailures", s.id as "secretId", s.kid, s.ciphertext, clock_timestamp() as "claimedAt",
+                  random() as chance`,
+      values: [slots, owner, FAILING_AFTER, LEASE_MS],
+    });
+    return rows.map(({ kid, ciphertext, claimedAt, ...row }) => ({ ...row, sealed: { kid, ciphertext }, claimedAtMs: claimedAt.getTime() }));
+  },
+
+  complete: async (ended) => {
+    const { rows } = await pool.query<{ id: string }>({
+      name: 'webhook-complete',
+      text: `
+        with ended as (
+          select * from unnest($1::bigint[], $2::uuid[], $3::text[], $4::int[], $5::text[], $6::int[], $7::text[], $8::inet[], $9::bytea[], $10::uuid[],
+                               $11::timestamptz[], $12::int[])
+            as t (id, token, state, wait_ms, outcome, status_code, error_code, remote_ip, response_head, secret_id, started_at, duration_ms)),
+        moved as (
+          update webhook_delivery d
+          set state = e.state, attempts = d.attempts + 1, lease_token = null, lease_until = null, lease_owner = null,
+              due_at = case when e.state = 'pending' then clock_timestamp() + e.wait_ms * interval '1 millisecond' else d.due_at end,
+              last_status = e.status_code, last_error = case when e.outcome = 'ok' then null else coalesce(e.error_code, e.outcome) end,
+              delivered_at = case when e.state = 'delivered' then clock_timestamp() else d.delivered_at end,
+              held_at = case when e.state = 'held' then clock_timestamp() end
+          from ended e
+          where d.id = e.id and d.lease_token = e.token and d.state = 'in_flight'
+          returning d.id, d.round, d.attempts)
+        insert into webhook_attempt
+          (delivery_id, round, attempt, started_at, duration_ms, outcome, status_code, error_code, remote_ip, secret_id, response_head)
+        select m.id, m.round, m.attempts, e.started_at, e.duration_ms, e.outcome, e.status_code, e.error_code, e.remote_ip, e.secret_id, e.response_head
+        from moved m join ended e on e.id = m.id
+        returning delivery_id as id`,
+      values: [
+        ended.map(({ deliveryId }) => deliveryId),
+        ended.map(({ token }) => token),
+        ended.map(({ fate }) => fate.state),
+        ended.map(({ fate }) => (fate.state === 'pending' ? fate.waitMs : null)),
+        ended.map(({ outcome }) => outcome),
+        ended.map(({ statusCode }) => statusCode),
+        ended.map(({ errorCode }) => errorCode),
+        ended.map(({ remoteIp }) => remoteIp),
+        ended.map(({ responseHead }) => responseHead),
+        ended.map(({ secretId }) => secretId),
+        ended.map(({ startedAtMs }) => new Date(startedAtMs)),
+        ended.map(({ durationMs }) => durationMs),
+      ],
+    });
+    const counted = new Set(rows.map(({ id }) => id));
+    return ended.map(({ deliveryId }) => counted.has(deliveryId));
+  },
+
+  release: async (claimed, waitMs) => {
+    await pool.query(
+      `update webhook_delivery d
+       set state = 'pending', lease_token = null, lease_until = null, lease_owner = null, due_at = clock_timestamp() + $3::int * interval '1 millisecond'
+       from unnest($1::bigint[], $2::uuid[]) as t (id, token) where d.id = t.id and d.lease_token = t.token and d.state = 'in_flight'`,
+      [claimed.map(({ deliveryId }) => deliveryId), claimed.map(({ token }) => token), waitMs],
+    );
+  },
+
+  recordHealth: async (results) => {
+    const changes = new Map<string, { succeeded: boolean; failures: number }>();
+    for (const { endpointId, succeeded } of results) {
+      const change = changes.get(endpointId) ?? { succeeded: false, failures: 0 };
+      changes.set(endpointId, { succeeded: change.succeeded || succeeded, failures: change.failures + (succeeded ? 0 : 1) });
+    }
+    const { rows } = await pool.query<HealthChange>(
+      `with change as (select * from unnest($1::uuid[], $2::boolean[], $3::int[]) as t (id, succeeded, failures)),
+       -- In one order for all workers, so that none waits for another that waits for it.
+       locked as (select e.id, e.consecutive_failures from webhook_endpoint e where e.id = any ($1::uuid[]) order by e.id for update)
+       update webhook_endpoint e
+       set consecutive_failures = case when c.succeeded then 0 else l.consecutive_failures + c.failures end
+       from change c join locked l using (id) where e.id = c.id
+       returning e.id as "endpointId", l.consecutive_failures as before, e.consecutive_failures as after`,
+      [[...changes.keys()], [...changes.values()].map(({ succeeded }) => succeeded), [...changes.values()].map(({ failures }) => failures)],
+    );
+    return rows;
+  },
+
+  expired: async () => {
+    const { rows } = await pool.query<{ deliveryId: string; token: string }>(
+      `select id as "deliveryId", lease_token as token from webhook_delivery where state = 'in_flight' and lease_until < now()`,
+    );
+    return rows;
+  },
+
+  reap: async (leases) => {
+    const { rows } = await pool.query<{ deliveryId: string; held: boolean }>(
+      `update webhook_delivery d
+       set state = case when d.lease_losses + 1 >= $3::int then 'held' else 'pending' end, lease_losses = d.lease_losses + 1,
+           lease_token = null, lease_until = null, lease_owner = null, due_at = clock_timestamp(), last_error = 'worker_lost',
+           held_at = case when d.lease_losses + 1 >= $3::int then clock_timestamp() end
+       from unnest($1::bigint[], $2::uuid[]) as t (id, token)
+       where d.id = t.id and d.lease_token = t.token and d.state = 'in_flight' and d.lease_until < clock_timestamp()
+       returning d.id as "deliveryId", d.state = 'held' as held`,
+      [leases.map(({ deliveryId }) => deliveryId), leases.map(({ token }) => token), MAX_LEASE_LOSSES],
+    );
+    return rows;
+  },
+
+  tidy: async (retrySeconds) => {
+    await cancelForDisabled(pool);
+    const longestWaitMs = Math.ceil(retrySeconds * 1000 * (1 + RETRY_SPREAD));
+    await pool.query(
+      `update webhook_delivery d set due_at = now() + $1::int * interval '1 millisecond'
+       from webhook_endpoint e
+       cross join lateral (
+         select w.id from webhook_delivery w
+         where w.endpoint_id = e.id and w.state = 'pending' and w.due_at > now() + ($1::int + $2::int) * interval '1 millisecond'
+         order by w.due_at desc, w.id desc limit 100) far
+       where d.id = far.id and d.state = 'pending'`,
+      [longestWaitMs, CLOCK_TOLERANCE_MS],
+    );
+    await pool.query(
+      `update webhook_delivery set lease_until = now() + $1::int * interval '1 millisecond'
+       where state = 'in_flight' and lease_until > now() + ($1::int + $2::int) * interval '1 millisecond'`,
+      [LEASE_MS, CLOCK_TOLERANCE_MS],
+    );
+  },
+});
+
+/** Differences of the database's clock that nobody need mind. */
+const CLOCK_TOLERANCE_MS = 5_000;
+
+// What staff see and do.
+
+export interface DeliveryRow {
+  readonly deliveryId: number;
+  readonly eventId: string;
+  readonly type: string;
+  readonly accountId: string;
+  readonly paymentId: string;
+  readonly endpointId: string;
+  readonly url: string;
+  readonly state: DeliveryState;
+  readonly round: number;
+  readonly attempts: number;
+  /** Of the next attempt; null where there is none to come. */
+  readonly dueAt: string | null;
+  readonly lastStatus: number | null;
+  readonly lastError: string | null;
+  readonly createdAt: string;
+  readonly deliveredAt: string | null;
+  readonly heldAt: string | null;
+}
+
+export interface AttemptRow {
+  readonly round: number;
+  readonly attempt: number;
+  readonly startedAt: string;
+  readonly durationMs: number;
+  readonly outcome: Outcome;
+  readonly statusCode: number | null;
+  readonly errorCode: string | null;
+  readonly remoteIp: string | null;
+  readonly secretId: string | null;
+  /** As printable text: everything else is escaped. null: no body, or no answer. */
+  readonly responseHead: string | null;
+}
+
+export interface DeliveryFilter {
+  readonly state?: DeliveryState;
+  readonly accountId?: string;
+  readonly endpointId?: string;
+  readonly paymentId?: string;
+  readonly limit: number;
+}
+
+const ROW = `
+  d.id::text as "deliveryId", d.event_id as "eventId", v.type, v.account_id as "accountId", v.payment_id as "paymentId", d.endpoint_id as "endpointId", e.url,
+  d.state, d.round, d.attempts, case when d.state = 'pending' then d.due_at end as "dueAt", d.last_status as "lastStatus", d.last_error as "lastError",
+  d.created_at as "createdAt", d.delivered_at as "deliveredAt", d.held_at as "heldAt"
+  from webhook_delivery d join webhook_event v on v.id = d.event_id join webhook_endpoint e on e.id = d.endpoint_id`;
+
+type Raw<T> = { readonly [K in keyof T]: T[K] extends string | null ? string | Date | null : T[K] };
+const toRow = (raw: Raw<DeliveryRow>): DeliveryRow => ({ ...withTimes(raw), deliveryId: Number(raw.deliveryId) });
+const withTimes = <T>(raw: object): T =>
+  Object.fromEntries(Object.entries(raw).map(([name, value]: [string, unknown]) => [name, value instanceof Date ? value.toISOString() : value])) as T;
+
+/** The newest first. */
+export const listDeliveries = async (db: Queryable, { state, accountId, endpointId, paymentId, limit }: DeliveryFilter): Promise<DeliveryRow[]> => {
+  const { rows } = await db.query<Raw<DeliveryRow>>(
+    `select ${ROW}
+     where ($1::text is null or d.state = $1) and ($2::uuid is null or v.account_id = $2) and ($3::uuid is null or d.endpoint_id = $3)
+       and ($4::uuid is null or v.payment_id = $4)
+     order by d.id desc limit $5`,
+    [state ?? null, accountId ?? null, endpointId ?? null, paymentId ?? null, limit],
+  );
+  return rows.map(toRow);
+};
+
+/** One delivery with every attempt, oldest first; null where there is none. */
+export const findDelivery = async (db: Queryable, deliveryId: string): Promise<(DeliveryRow & { readonly attemptLog: AttemptRow[] }) | null> => {
+  const { rows } = await db.query<Raw<DeliveryRow>>(`select ${ROW} where d.id = $1`, [deliveryId]);
+  if (!rows[0]) return null;
+  const attempts = await db.query<Omit<Raw<AttemptRow>, 'responseHead'> & { responseHead: Buffer | null }>(
+    `select round, attempt, started_at as "startedAt", duration_ms as "durationMs", outcome, status_code as "statusCode", error_code as "errorCode",
+            host(remote_ip) as "remoteIp", secret_id as "secretId", response_head as "responseHead"
+     from webhook_attempt where delivery_id = $1 order by round, attempt`,
+    [deliveryId],
+  );
+  const attemptLog = attempts.rows.map(({ responseHead, ...row }) => ({
+    ...withTimes<AttemptRow>(row),
+    responseHead: responseHead === null ? null : printable(responseHead),
+  }));
+  return { ...toRow(rows[0]), attemptLog };
+};
+
+/** What somebody else's server wrote, safe on a terminal: printable ASCII stays, every other byte is `\xNN`. */
+export const printable = (bytes: Uint8Array): string =>
+  Array.from(bytes, (byte) =>
+    byte === 0x5c ? '\\\\' : byte >= 0x20 && byte < 0x7f ? String.fromCharCode(byte) : `\\x${byte.toString(16).padStart(2, '0')}`,
+  ).join('');
+
+export interface Redelivered {
+  readonly deliveryId: number;
+  readonly eventId: string;
+  readonly endpointId: string;
+  readonly round: number;
+}
+
+/** So many are redelivered, and recorded, in one transaction. */
+const REDELIVERY_BATCH = 500;
+
+const reopen = `
+  update webhook_delivery d set state = 'pending', round = d.round + 1, attempts = 0, lease_losses = 0, due_at = clock_timestamp(), held_at = null
+  from webhook_endpoint e
+  where e.id = d.endpoint_id and e.status <> 'disabled' and d.state in ('held', 'delivered') and d.id = any ($1::bigint[])
+  returning d.id::text as "deliveryId", d.event_id as "eventId", d.endpoint_id as "endpointId", d.round`;
+
+const reopenAll = async (deps: StaffDeps, ids: (client: Queryable) => Promise<string[]>, exactly: boolean): Promise<Redelivered[]> =>
+  transaction(deps.pool, async (client) => {
+    const wanted = await ids(client);
+    if (wanted.length === 0) return [];
+    const { rows } = await client.query<Omit<Redelivered, 'deliveryId'> & { deliveryId: string }>(reopen, [wanted]);
+    if (exactly && rows.length < wanted.length) {
+      const missing = wanted.filter((id) => !rows.some(({ deliveryId }) => deliveryId === id));
+      throw await cannotRedeliver(client, missing);
+    }
+    const done = rows.map((row) => ({ ...row, deliveryId: Number(row.deliveryId) })).sort((a, b) => a.deliveryId - b.deliveryId);
+    if (done.length > 0) {
+      await announceDue(client);
+      await recordStaffAction(deps, 'WebhookRedeliveryRequested', { deliveries: done.map((one) => ({ ...one })) });
+    }
+    return done;
+  });
+
+/**
+ * Begins another round for deliveries that are held or delivered, named by number, or by event id for each endpoint of the event: same id and bytes, new time
+ * and signature. All or none: one that is on its way, cancelled or of a disabled endpoint refuses them all, so that a double click is one round.
+ */
+export const redeliver = async (deps: StaffDeps, names: readonly string[]): Promise<Redelivered[]> => {
+  const ids = async (client: Queryable) => {
+    const wanted = new Set<string>();
+    for (const name of names) {
+      const { rows } = /^evt_/.test(name)
+        ? await client.query<{ id: string }>('select id::text as id from webhook_delivery where event_id = $1', [name])
+        : await client.query<{ id: string }>('select id::text as id from webhook_delivery where id = $1::bigint', [name]);
+      if (rows.length === 0) throw new ServiceError('VALIDATION_ERROR', `There is no delivery ${name}.`, {}, { status: 404 });
+      for (const { id } of rows) wanted.add(id);
+    }
+    return [...wanted];
+  };
+  return reopenAll(deps, ids, true);
+};
+
+/** Begins another round for everything that is held, endpoints that are disabled excepted. */
+export const redeliverAllHeld = async (deps: StaffDeps): Promise<Redelivered[]> => {
+  const done: Redelivered[] = [];
+  for (;;) {
+    const batch = await reopenAll(
+      deps,
+      async (client) => {
+        const { rows } = await client.query<{ id: string }>(
+          `select d.id::text as id from webhook_delivery d join webhook_endpoint e on e.id = d.endpoint_id
+           where d.state = 'held' and e.status <> 'disabled' order by d.held_at, d.id limit $1 for update of d skip locked`,
+          [REDELIVERY_BATCH],
+        );
+        return rows.map(({ id }) => id);
+      },
+      false,
+    );
+    if (batch.length === 0) return done;
+    done.push(...batch);
+  }
+};
+
+const cannotRedeliver = async (client: Queryable, ids: readonly string[]): Promise<ServiceError> => {
+  const { rows } = await client.query<{ id: string; state: DeliveryState; status: string }>(
+    `select d.id::text as id, d.state, e.status from webhook_delivery d join webhook_endpoint e on e.id = d.endpoint_id
+     where d.id = any ($1::bigint[]) order by d.id limit 1`,
+    [ids],
+  );
+  const { id, state, status } = rows[0]!;
+  const why = status === 'disabled' ? 'its endpoint is disabled' : `it is ${state.replace('_', ' ')}`;
+  return new ServiceError('INVALID_STATE', `Delivery ${id} cannot be sent again: ${why}.`);
+};
+
+/** Attempts are kept this long. */
+const KEEP_ATTEMPTS_DAYS = 90;
+
+export const purgeAttempts = async (db: Queryable): Promise<number> => {
+  const { rowCount } = await db.query(`delete from webhook_attempt where started_at < now() - $1::int * interval '1 day'`, [KEEP_ATTEMPTS_DAYS]);
+  return rowCount ?? 0;
+};
+
+/** What is open, and for how long something has been due that an endpoint could have had. Delivered ones are too many to count at every look. */
+export const deliveryFigures = async (
+  db: Queryable,
+): Promise<{ readonly open: Readonly<Record<'pending' | 'in_flight' | 'held', number>>; readonly oldestDueSeconds: number }> => {
+  const { rows } = await db.query<{ pending: string; in_flight: string; held: string; oldest: string | null }>(
+    `select (select count(*) from webhook_delivery where state = 'pending') as pending,
+            (select count(*) from webhook_delivery where state = 'in_flight') as in_flight,
+            (select count(*) from webhook_delivery where state = 'held') as held,
+            (select extract(epoch from now() - min(first.due_at)) from webhook_endpoint e
+             cross join lateral (select due_at from webhook_delivery w where w.endpoint_id = e.id and w.state = 'pending' order by due_at limit 1) first
+             where e.status = 'enabled' and first.due_at <= now()) as oldest`,
+  );
+  const { pending, in_flight, held, oldest } = rows[0]!;
+  return { open: { pending: Number(pending), in_flight: Number(in_flight), held: Number(held) }, oldestDueSeconds: Number(oldest ?? 0) };
+};

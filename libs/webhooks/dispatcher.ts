@@ -1,0 +1,283 @@
+/**
+ * The dispatcher: claims what is due, signs, posts, writes down, as a loop of each worker. Any number run beside each other; what keeps them apart are the
+ * leases in the table (deliveries.ts). No transaction is open while somebody else's server thinks.
+ *
+ * One clock: due times, leases and the signature's `t` go by the database's, carried on between its answers by the clock that never jumps. A worker's own
+ * clock may be as wrong as it likes.
+ */
+import type { Clock } from '#kernel';
+import { batched, type KeyRing, type Logger, type Pool } from '#platform';
+import type { Claimed, Deliveries, Ended } from './deliveries.js';
+import { DUE_CHANNEL, openWebhookSecret } from './endpoint.js';
+import type { Outcome, Posted, Sender } from './safe-request.js';
+import { ATTEMPT_BUDGET_MS, FAILING_AFTER, fateOf, LEASE_GRACE_MS, LEASE_MS } from './schedule.js';
+import { headersOf } from './signature.js';
+
+/** What metrics count. */
+export interface DispatcherWatch {
+  attempted(attempt: { readonly outcome: Outcome; readonly seconds: number }): void;
+  leaseLost(): void;
+}
+
+export interface DispatcherPorts {
+  readonly deliveries: Deliveries;
+  readonly sender: Pick<Sender, 'post' | 'close'>;
+  /** For LISTEN: one connection of it is held. */
+  readonly pool: Pool;
+  readonly keys: KeyRing;
+  readonly clock: Clock;
+  readonly log: Logger;
+  readonly watch: DispatcherWatch;
+  readonly retrySeconds: number;
+}
+
+export interface DispatcherOptions {
+  /** Attempts in flight at once in this process. */
+  readonly slots?: number;
+  /** How long a lease that has run out is looked at before it is taken away. */
+  readonly leaseGraceMs?: number;
+}
+
+export interface Dispatcher {
+  start(): void;
+  /** Claims nothing more, lets attempts in flight end, up to 12 s, and gives back what was not begun. */
+  stop(): Promise<void>;
+}
+
+/** Memory and sockets are bounded by this, whatever waits in the table. */
+const SLOTS = 128;
+/** Without a notification the table is looked at this often; a notification or the end of an attempt is quicker. */
+const IDLE_MS = 500;
+/** Ends of attempts within this time are answered by one claim. */
+const CLAIM_EVERY_MS = 5;
+const TIDY_EVERY_MS = 1_000;
+const AFTER_FAILURE_MS = 1_000;
+const DRAIN_MS = 12_000;
+/** What could not be signed is our fault: not an attempt, and tried again after this long. */
+const UNSIGNED_WAIT_MS = 60_000;
+const COMPLETIONS = { maxItems: 200, inFlight: 2 } as const;
+const MAX_KNOWN_SECRETS = 10_000;
+
+export const createDispatcher = (ports: DispatcherPorts, options: DispatcherOptions = {}): Dispatcher => new LeasingDispatcher(ports, options);
+
+class LeasingDispatcher implements Dispatcher {
+  private readonly slots: number;
+  private readonly leaseGraceMs: number;
+  private readonly flying = new Set<Promise<void>>();
+  private readonly secrets = new Map<string, string>();
+  private readonly complete: (ended: Ended) => Promise<boolean>;
+  private readonly recordHealth: (result: { endpointId: string; succeeded: boolean }) => Promise<null>;
+  private bell = new AbortController();
+  private rung = false;
+  private running: { readonly stop: AbortController; readonly done: Promise<unknown> } | null = null;
+
+  constructor(
+    private readonly ports: DispatcherPorts,
+    { slots = SLOTS, leaseGraceMs = LEASE_GRACE_MS }: DispatcherOptions,
+  ) {
+    this.slots = slots;
+    this.leaseGraceMs = leaseGraceMs;
+    this.complete = batched((ended: readonly Ended[]) => ports.deliveries.complete(ended), COMPLETIONS);
+    this.recordHealth = batched(
+      async (results: readonly { endpointId: string; succeeded: boolean }[]) => {
+        for (const { endpointId, before, after } of await ports.deliveries.recordHealth(results)) {
+          if (before < FAILING_AFTER && after >= FAILING_AFTER)
+            ports.log.error({ endpointId, failures: after }, 'a webhook endpoint keeps failing; it gets one attempt at a time');
+          if (before >= FAILING_AFTER && after === 0) ports.log.info({ endpointId, failures: before }, 'a webhook endpoint has recovered');
+        }
+        return results.map(() => null);
+      },
+      { maxItems: COMPLETIONS.maxItems, inFlight: 1 },
+    );
+  }
+
+  start(): void {
+    if (this.running) return;
+    const stop = new AbortController();
+    this.running = { stop, done: Promise.all([this.claimLoop(stop.signal), this.tidyLoop(stop.signal), this.listenLoop(stop.signal)]) };
+  }
+
+  async stop(): Promise<void> {
+    const { running } = this;
+    if (!running) return;
+    this.running = null;
+    running.stop.abort();
+    this.ring();
+    await running.done;
+    const late = new AbortController();
+    await Promise.race([Promise.all(this.flying), this.ports.clock.sleep(DRAIN_MS, late.signal)]);
+    late.abort('done');
+    this.ports.sender.close();
+  }
+
+  // ---- waking up
+
+  private ring(): void {
+    this.rung = true;
+    this.bell.abort('rung');
+  }
+
+  /** Waits for the bell, at most `ms`; one that rang since the last wait counts. */
+  private async wait(ms: number): Promise<void> {
+    if (!this.rung) await this.ports.clock.sleep(ms, this.bell.signal);
+    this.rung = false;
+    if (this.bell.signal.aborted) this.bell = new AbortController();
+  }
+
+  private async listenLoop(signal: AbortSignal): Promise<void> {
+    const { pool, clock } = this.ports;
+    while (!signal.aborted) {
+      try {
+        const client = await pool.connect();
+        try {
+          const ended = new AbortController();
+          const end = () => ended.abort('ended');
+          client.on('error', end);
+          client.on('end', end);
+          client.on('notification', () => this.ring());
+          signal.addEventListener('abort', end, { once: true });
+          await client.query(`listen ${DUE_CHANNEL}`);
+          // What was announced before we listened.
+          this.ring();
+          while (!ended.signal.aborted && !signal.aborted) await clock.sleep(60_000, ended.signal);
+          signal.removeEventListener('abort', end);
+        } finally {
+          client.release(true);
+        }
+      } catch {
+        // Without a listener the table is still looked at; that is all that is lost.
+      }
+      if (!signal.aborted) await clock.sleep(AFTER_FAILURE_MS, signal);
+    }
+  }
+
+  // ---- claiming and delivering
+
+  private async claimLoop(signal: AbortSignal): Promise<void> {
+    const { deliveries, clock, log } = this.ports;
+    while (!signal.aborted) {
+      const free = this.slots - this.flying.size;
+      if (free > 0) {
+        try {
+          const claimed = await deliveries.claimDue(free);
+          const claimedAt = clock.monotonic();
+          if (signal.aborted) {
+            await deliveries.release(claimed, 0);
+            return;
+          }
+          for (const delivery of claimed) this.fly(delivery, claimedAt);
+        } catch (error) {
+          log.warn({ err: error }, 'webhook deliveries cannot be claimed');
+          await clock.sleep(AFTER_FAILURE_MS, signal);
+          continue;
+        }
+      }
+      // What comes back sooner than that, in tests, is looked for sooner.
+      await this.wait(Math.min(IDLE_MS, this.ports.retrySeconds * 1_000));
+      // Several attempts that end together free their places for one claim.
+      if (!signal.aborted) await clock.sleep(CLAIM_EVERY_MS, signal);
+    }
+  }
+
+  private fly(delivery: Claimed, claimedAt: number): void {
+    const flight = this.deliver(delivery, claimedAt)
+      .catch((error: unknown) =>
+        this.ports.log.error({ err: error, deliveryId: delivery.deliveryId }, 'a webhook delivery could not be written down'),
+      )
+      .finally(() => {
+        this.flying.delete(flight);
+        this.ring();
+      });
+    this.flying.add(flight);
+  }
+
+  private async deliver(delivery: Claimed, claimedAt: number): Promise<void> {
+    const { sender, clock, log, watch, retrySeconds, deliveries } = this.ports;
+    const { deliveryId, token, eventId, type, payload, endpointId, url, secretId, round, consecutiveFailures } = delivery;
+    const begun = clock.monotonic();
+    const startedAtMs = delivery.claimedAtMs + (begun - claimedAt);
+    let secret: string;
+    try {
+      secret = this.secretOf(delivery);
+    } catch (error) {
+      log.error({ err: error, endpointId, deliveryId }, 'a webhook secret cannot be opened');
+      return deliveries.release([delivery], UNSIGNED_WAIT_MS);
+    }
+    const headers = headersOf({ id: eventId, type, body: payload }, secret, Math.floor(startedAtMs / 1000));
+    const posted: Posted = await sender.post({ url, endpointId, headers, body: payload });
+    const durationMs = Math.round(clock.monotonic() - begun);
+    const attempt = delivery.attempts + 1;
+    const succeeded = posted.outcome === 'ok';
+    const fate = fateOf({ attempt, succeeded, chance: delivery.chance }, retrySeconds);
+    watch.attempted({ outcome: posted.outcome, seconds: durationMs / 1000 });
+    const counted = await this.written({ deliveryId, token, fate, ...posted, secretId, startedAtMs, durationMs }, claimedAt);
+    const fields = { eventId, deliveryId, endpointId, round, attempt, outcome: posted.outcome, ms: durationMs };
+    if (!counted) return this.lost(fields);
+    if (fate.state === 'held') log.error(fields, 'a webhook delivery is held after its last attempt');
+    else log[succeeded ? 'debug' : 'warn'](fields, succeeded ? 'a webhook was delivered' : 'a webhook delivery failed; it is tried again');
+    // A redelivery that fails says nothing new about an endpoint; a success of any kind does.
+    if (succeeded ? consecutiveFailures > 0 : round === 1)
+      await this.recordHealth({ endpointId, succeeded }).catch((error: unknown) =>
+        log.warn({ err: error }, 'the health of a webhook endpoint was not recorded'),
+      );
+  }
+
+  /** Writes the end of an attempt down, again and again until the lease is surely over; then another worker has it, and the receiver hears twice. */
+  private async written(ended: Ended, claimedAt: number): Promise<boolean> {
+    const { clock } = this.ports;
+    for (;;) {
+      try {
+        return await this.complete(ended);
+      } catch (error) {
+        if (clock.monotonic() - claimedAt > LEASE_MS + ATTEMPT_BUDGET_MS) throw error;
+        await clock.sleep(AFTER_FAILURE_MS);
+      }
+    }
+  }
+
+  private lost(fields: object): void {
+    this.ports.watch.leaseLost();
+    this.ports.log.warn(fields, 'a webhook attempt ended after its lease; it does not count');
+  }
+
+  private secretOf({ secretId, sealed }: Claimed): string {
+    const known = this.secrets.get(secretId);
+    if (known !== undefined) return known;
+    const secret = openWebhookSecret(this.ports.keys, secretId, sealed);
+    if (this.secrets.size >= MAX_KNOWN_SECRETS) this.secrets.clear();
+    this.secrets.set(secretId, secret);
+    return secret;
+  }
+
+  // ---- what time brings
+
+  /** Takes over from workers that died, and keeps the table tidy. */
+  private async tidyLoop(signal: AbortSignal): Promise<void> {
+    const { deliveries, clock, log, watch, retrySeconds } = this.ports;
+    /** Tokens of leases that have run out, and since when this process has seen them so. */
+    let seen = new Map<string, number>();
+    while (!signal.aborted) {
+      try {
+        const expired = await deliveries.expired();
+        const now = clock.monotonic();
+        seen = new Map(expired.map(({ token }) => [token, seen.get(token) ?? now]));
+        const over = expired.filter(({ token }) => now - seen.get(token)! >= this.leaseGraceMs);
+        if (over.length > 0) {
+          const reaped = await deliveries.reap(over);
+          for (const { deliveryId, held } of reaped) {
+            watch.leaseLost();
+            log[held ? 'error' : 'warn'](
+              { deliveryId },
+              held ? 'a webhook delivery lost too many workers; it is held' : 'a webhook delivery lost its worker',
+            );
+          }
+          if (reaped.length > 0) this.ring();
+        }
+        await deliveries.tidy(retrySeconds);
+      } catch (error) {
+        log.warn({ err: error }, 'webhook leases cannot be looked at');
+      }
+      await clock.sleep(TIDY_EVERY_MS, signal);
+    }
+  }
+}

@@ -1,0 +1,282 @@
+/**
+ * Where an account wants to be told: its endpoints, their secrets, and what staff may do with them. Kept in Postgres beside the deliveries, not rebuilt from
+ * the log; every change by staff is a fact in the stream `staff-webhooks` too, appended inside the transaction that makes the change: a change without its
+ * record cannot be, and a record whose commit was lost is repeated with the command.
+ *
+ * A secret is shown once, `whsec_` and 256 random bits, and kept sealed (AES-256-GCM under the master key ring). Rotation without a gap: *stage* a new one,
+ * which the partner adds to what it accepts; *activate* it, which signs everything from the next attempt on; the one before is retired and forgotten.
+ */
+import { newSecret } from '#accounts';
+import { type Clock, type Ids, type Json, ServiceError, timestamp } from '#kernel';
+import { type Client, type KeyRing, type Migration, type Pool, type Queryable, transaction } from '#platform';
+import { type Actor, type EventStore, OutcomeUnknown, upcasters } from '#eventstore';
+import { NoAddress, Refused } from './target.js';
+import type { Sender } from './safe-request.js';
+
+export const webhookEndpointMigration: Migration = {
+  name: '0080-webhook-endpoint',
+  sql: `
+create table webhook_endpoint (
+  id                     uuid primary key,
+  account_id             uuid not null,
+  url                    text not null,
+  description            text,
+  status                 text not null default 'enabled' check (status in ('enabled', 'paused', 'disabled')),
+  max_in_flight          int not null default 8 check (max_in_flight between 1 and 64),
+  consecutive_failures   int not null default 0,
+  created_at             timestamptz not null,
+  registered_at_position text collate "C" not null
+);
+create index webhook_endpoint_account on webhook_endpoint (account_id);
+
+create table webhook_endpoint_secret (
+  id           uuid primary key,
+  endpoint_id  uuid not null references webhook_endpoint,
+  kid          text not null,
+  ciphertext   text,
+  hint         text not null,
+  state        text not null check (state in ('staged', 'active', 'retired')),
+  created_at   timestamptz not null,
+  activated_at timestamptz,
+  retired_at   timestamptz,
+  check ((state = 'retired') = (ciphertext is null))
+);
+create unique index webhook_endpoint_secret_active on webhook_endpoint_secret (endpoint_id) where state = 'active';
+create unique index webhook_endpoint_secret_staged on webhook_endpoint_secret (endpoint_id) where state = 'staged';
+`,
+};
+
+export const ENDPOINT_STATUSES = ['enabled', 'paused', 'disabled'] as const;
+export type EndpointStatus = (typeof ENDPOINT_STATUSES)[number];
+
+export interface Endpoint {
+  readonly endpointId: string;
+  readonly accountId: string;
+  readonly url: string;
+  readonly description: string | null;
+  readonly status: EndpointStatus;
+  readonly consecutiveFailures: number;
+  readonly createdAt: string;
+  /** Last four characters of the secret that signs, to tell secrets apart. */
+  readonly secretHint: string;
+  readonly stagedSecretHint: string | null;
+}
+
+export interface EndpointSecret {
+  readonly endpointId: string;
+  readonly secretId: string;
+  /** In the clear: shown once, kept sealed. */
+  readonly secret: string;
+}
+
+/** Everything that staff do with webhooks; the actor is in the event's metadata. */
+const STAFF_EVENTS = {
+  WebhookEndpointAdded: [],
+  WebhookEndpointPaused: [],
+  WebhookEndpointResumed: [],
+  WebhookEndpointDisabled: [],
+  WebhookSecretStaged: [],
+  WebhookSecretActivated: [],
+  WebhookRedeliveryRequested: [],
+} as const;
+export type WebhookStaffEvent = keyof typeof STAFF_EVENTS;
+upcasters.register(STAFF_EVENTS);
+
+export const STAFF_STREAM = 'staff-webhooks';
+const MAX_APPEND_TRIES = 5;
+const RETRY_APPEND_MS = 250;
+const MAX_DESCRIPTION_LENGTH = 200;
+const HINT_LENGTH = 4;
+
+export interface StaffDeps {
+  readonly pool: Pool;
+  readonly store: EventStore;
+  readonly clock: Clock;
+  readonly ids: Ids;
+  readonly actor: Actor;
+}
+
+export interface EndpointDeps extends StaffDeps {
+  readonly keys: KeyRing;
+  readonly sender: Pick<Sender, 'vet'>;
+}
+
+/** Tells dispatchers, when the transaction commits, that something may be due. */
+export const DUE_CHANNEL = 'webhook_due';
+export const announceDue = (client: Queryable) => client.query(`select pg_notify('${DUE_CHANNEL}', '')`);
+
+/** Writes down what staff did. Called last inside the transaction of the change. */
+export const recordStaffAction = async ({ store, clock, ids, actor }: StaffDeps, type: WebhookStaffEvent, data: Json): Promise<void> => {
+  const meta = { recordedAt: timestamp(clock.now()), actor, correlationId: ids.uuid() };
+  const event = { id: ids.uuid(), type, v: STAFF_EVENTS[type].length + 1, data, meta };
+  for (let tries = 1; ; tries++) {
+    try {
+      await store.append(STAFF_STREAM, 'any', [event]);
+      return;
+    } catch (error) {
+      // The same id again: the store recognises it.
+      if (!(error instanceof OutcomeUnknown) || tries >= MAX_APPEND_TRIES) throw error;
+      await clock.sleep(RETRY_APPEND_MS);
+    }
+  }
+};
+
+const secretContext = (secretId: string) => `webhook_endpoint_secret/${secretId}/ciphertext`;
+
+/** The secret in the clear, for signing. Never log it. */
+export const openWebhookSecret = (keys: KeyRing, secretId: string, sealed: { readonly kid: string; readonly ciphertext: string }): string =>
+  keys.open(sealed, secretContext(secretId));
+
+const noSuchEndpoint = () => new ServiceError('VALIDATION_ERROR', 'There is no such webhook endpoint.', {}, { status: 404 });
+const notNow = (message: string) => new ServiceError('INVALID_STATE', message);
+
+/** Throws a ServiceError for what the operator did wrong, and the errors of the stores. What is already so is a success and changes nothing. */
+export class Endpoints {
+  constructor(private readonly deps: EndpointDeps) {}
+
+  /**
+   * Registers a URL for an account that exists. It gets what happens from now on: the place in the log is noted, since two positions can be compared and two
+   * clocks cannot. Refuses a URL by rule, a host that resolves to nothing or to an address that is not public, and a URL that the account has already.
+   */
+  async add(accountId: string, url: string, description: string | null = null): Promise<EndpointSecret & { readonly url: string }> {
+    const { pool, store, clock, ids, sender } = this.deps;
+    if (description !== null && (description.length > MAX_DESCRIPTION_LENGTH || /\p{Cc}/u.test(description)))
+      throw new ServiceError('VALIDATION_ERROR', `The description must have at most ${MAX_DESCRIPTION_LENGTH} characters on one line.`);
+    await sender.vet(url).catch((error: unknown) => {
+      if (error instanceof Refused) throw new ServiceError('VALIDATION_ERROR', error.message);
+      if (error instanceof NoAddress) throw new ServiceError('VALIDATION_ERROR', `The host does not resolve: ${error.message}.`);
+      throw error;
+    });
+    const { href } = new URL(url);
+    const endpointId = ids.uuid();
+    const head = await store.head();
+    const made = await transaction(pool, async (client) => {
+      await client.query('select pg_advisory_xact_lock(hashtextextended($1, 0))', [`webhook_endpoint ${accountId}`]);
+      const twin = await client.query(`select from webhook_endpoint where account_id = $1 and url = $2 and status <> 'disabled'`, [accountId, href]);
+      if (twin.rowCount !== 0) throw notNow('The account has an endpoint with this URL.');
+      const now = timestamp(clock.now());
+      await client.query(
+        `insert into webhook_endpoint (id, account_id, url, description, created_at, registered_at_position) values ($1, $2, $3, $4, $5, $6)`,
+        [endpointId, accountId, href, description, now, head ?? ''],
+      );
+      const secret = await this.insertSecret(client, endpointId, 'active');
+      await recordStaffAction(this.deps, 'WebhookEndpointAdded', { endpointId, accountId, url: href, secretId: secret.secretId });
+      return secret;
+    });
+    return { ...made, url: href };
+  }
+
+  /** All endpoints, or those of an account, oldest first. */
+  async list(accountId: string | null = null): Promise<Endpoint[]> {
+    const { rows } = await this.deps.pool.query<Omit<Endpoint, 'createdAt'> & { createdAt: Date }>(
+      `select e.id as "endpointId", e.account_id as "accountId", e.url, e.description, e.status, e.consecutive_failures as "consecutiveFailures",
+              e.created_at as "createdAt", a.hint as "secretHint", s.hint as "stagedSecretHint"
+       from webhook_endpoint e
+       join webhook_endpoint_secret a on a.endpoint_id = e.id and a.state = 'active'
+       left join webhook_endpoint_secret s on s.endpoint_id = e.id and s.state = 'staged'
+       where $1::uuid is null or e.account_id = $1
+       order by e.created_at, e.id`,
+      [accountId],
+    );
+    return rows.map((row) => ({ ...row, createdAt: timestamp(row.createdAt.getTime()) }));
+  }
+
+  async find(endpointId: string): Promise<Endpoint> {
+    const found = (await this.list()).find((endpoint) => endpoint.endpointId === endpointId);
+    if (!found) throw noSuchEndpoint();
+    return found;
+  }
+
+  /** Nothing is sent to it, what happens is kept for it. */
+  pause(endpointId: string): Promise<Endpoint> {
+    return this.change(endpointId, 'paused', 'WebhookEndpointPaused');
+  }
+
+  /** What was kept for it is sent. */
+  resume(endpointId: string): Promise<Endpoint> {
+    return this.change(endpointId, 'enabled', 'WebhookEndpointResumed');
+  }
+
+  /** Ends it for good: what waits for it is cancelled, and what happens is not kept for it. */
+  disable(endpointId: string): Promise<Endpoint> {
+    return this.change(endpointId, 'disabled', 'WebhookEndpointDisabled');
+  }
+
+  private async change(endpointId: string, to: EndpointStatus, event: WebhookStaffEvent): Promise<Endpoint> {
+    await transaction(this.deps.pool, async (client) => {
+      const { status } = await lockEndpoint(client, endpointId);
+      if (status === to) return;
+      if (status === 'disabled') throw notNow('A disabled endpoint stays disabled; add it again.');
+      // A resumed endpoint starts with a clean record: what failed before was the reason for the pause.
+      await client.query(`update webhook_endpoint set status = $2, consecutive_failures = 0 where id = $1`, [endpointId, to]);
+      if (to === 'disabled') await cancelForDisabled(client);
+      if (to === 'enabled') await announceDue(client);
+      await recordStaffAction(this.deps, event, { endpointId });
+    });
+    return this.find(endpointId);
+  }
+
+  /** A new secret, shown once; nothing is signed with it before it is activated. One that was staged before is retired. */
+  stageSecret(endpointId: string): Promise<EndpointSecret> {
+    return transaction(this.deps.pool, async (client) => {
+      const { status } = await lockEndpoint(client, endpointId);
+      if (status === 'disabled') throw notNow('The endpoint is disabled.');
+      await this.retire(client, endpointId, 'staged');
+      const made = await this.insertSecret(client, endpointId, 'staged');
+      await recordStaffAction(this.deps, 'WebhookSecretStaged', { endpointId, secretId: made.secretId });
+      return made;
+    });
+  }
+
+  /** The staged secret signs everything from the next attempt on; the one before it is retired. */
+  activateSecret(endpointId: string): Promise<Endpoint> {
+    return transaction(this.deps.pool, async (client) => {
+      await lockEndpoint(client, endpointId);
+      const staged = await client.query<{ id: string }>(`select id from webhook_endpoint_secret where endpoint_id = $1 and state = 'staged'`, [
+        endpointId,
+      ]);
+      const secretId = staged.rows[0]?.id;
+      if (secretId === undefined) throw notNow('No secret is staged for this endpoint.');
+      await this.retire(client, endpointId, 'active');
+      await client.query(`update webhook_endpoint_secret set state = 'active', activated_at = $2 where id = $1`, [secretId, this.now()]);
+      await recordStaffAction(this.deps, 'WebhookSecretActivated', { endpointId, secretId });
+    }).then(() => this.find(endpointId));
+  }
+
+  private async insertSecret(client: Client, endpointId: string, state: 'staged' | 'active'): Promise<EndpointSecret> {
+    const secretId = this.deps.ids.uuid();
+    const secret = `whsec_${newSecret()}`;
+    const { kid, ciphertext } = this.deps.keys.seal(secret, secretContext(secretId));
+    await client.query(
+      `insert into webhook_endpoint_secret (id, endpoint_id, kid, ciphertext, hint, state, created_at, activated_at)
+       values ($1, $2, $3, $4, $5, $6, $7, case when $6 = 'active' then $7::timestamptz end)`,
+      [secretId, endpointId, kid, ciphertext, secret.slice(-HINT_LENGTH), state, this.now()],
+    );
+    return { endpointId, secretId, secret };
+  }
+
+  private async retire(client: Client, endpointId: string, state: 'staged' | 'active') {
+    await client.query(
+      `update webhook_endpoint_secret set state = 'retired', ciphertext = null, retired_at = $3 where endpoint_id = $1 and state = $2`,
+      [endpointId, state, this.now()],
+    );
+  }
+
+  private now(): string {
+    return timestamp(this.deps.clock.now());
+  }
+}
+
+const lockEndpoint = async (client: Client, endpointId: string): Promise<{ status: EndpointStatus }> => {
+  const { rows } = await client.query<{ status: EndpointStatus }>('select status from webhook_endpoint where id = $1 for update', [endpointId]);
+  if (!rows[0]) throw noSuchEndpoint();
+  return rows[0];
+};
+
+/** Cancels what waits for endpoints that are disabled. The outbox may have added to it just as one was disabled, so dispatchers repeat this. */
+export const cancelForDisabled = async (db: Queryable): Promise<void> => {
+  await db.query(
+    `update webhook_delivery set state = 'canceled'
+     where state = 'pending' and endpoint_id in (select id from webhook_endpoint where status = 'disabled')`,
+  );
+};

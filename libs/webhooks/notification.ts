@@ -1,0 +1,63 @@
+/**
+ * What a partner is told: which facts of a payment become a notification, and the exact body that is signed and sent (specification, section "Events").
+ *
+ * Who *initiated* an attempt counts, not who recorded its end; what the partner asked for itself, timeout reversals and `payments resolve` tell nobody (C56).
+ */
+import type { DisputeStatus, Means, PaymentEvent } from '#payments';
+
+export type Notification =
+  | {
+      readonly type: 'payment.refunded';
+      readonly data: {
+        /** The payment. */
+        readonly id: string;
+        readonly reversalType: Means;
+        /** What this attempt returned, fee included: over all notifications of a payment they sum to the money that staff returned. */
+        readonly amountCents: number;
+        readonly currency: 'USD';
+        readonly reason: string;
+        readonly initiatedBy: 'staff';
+      };
+    }
+  | {
+      readonly type: 'payment.disputed';
+      readonly data: {
+        /** The payment. */
+        readonly id: string;
+        readonly disputeId: string;
+        readonly status: DisputeStatus;
+        readonly stage: string;
+        readonly reasonCode: string;
+        readonly reason: string;
+        readonly disputedAmountCents: number;
+        readonly currency: 'USD';
+        /** YYYY-MM-DD. */
+        readonly openedOn: string;
+        readonly dueDate: string;
+      };
+    };
+
+export type NotificationType = Notification['type'];
+
+/** The events that may become a notification; the outbox looks no further at others. */
+export const NOTIFYING_EVENTS: readonly PaymentEvent['type'][] = ['ReversalEnded', 'PaymentDisputed'];
+
+/** null: nobody is told. One event, at most one notification: a change of status and stage is one event (C57). */
+export const notificationOf = (paymentId: string, event: PaymentEvent): Notification | null => {
+  if (event.type === 'ReversalEnded') {
+    const { initiatedBy, reversalType, amountCents, reason } = event.data;
+    if (initiatedBy !== 'staff' || reversalType === null || amountCents === 0) return null;
+    // The body's `reason` is a string in the specification; an attempt without one has an empty one.
+    const data = { id: paymentId, reversalType, amountCents, currency: 'USD', reason: reason ?? '', initiatedBy } as const;
+    return { type: 'payment.refunded', data };
+  }
+  if (event.type === 'PaymentDisputed') {
+    const { disputeId, status, stage, reasonCode, reason, disputedAmountCents, openedOn, dueDate } = event.data;
+    const data = { id: paymentId, disputeId, status, stage, reasonCode, reason, disputedAmountCents, currency: 'USD', openedOn, dueDate } as const;
+    return { type: 'payment.disputed', data };
+  }
+  return null;
+};
+
+/** The body, made once per event and kept: every attempt and every redelivery sends these characters. `createdAt` is RFC 3339 with milliseconds (C2). */
+export const bodyOf = (id: string, createdAt: string, { type, data }: Notification): string => JSON.stringify({ id, type, createdAt, data });

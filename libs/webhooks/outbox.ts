@@ -1,0 +1,99 @@
+/**
+ * From facts to deliveries, exactly once. The outbox follows the log of payments and writes, in the transaction that moves its checkpoint, what is to be told
+ * and to whom: an event with its body, and a delivery for each endpoint of the account that was registered before it happened. A reactor, not a read model:
+ * its effects leave the house, so it is never rebuilt; and since ids are a pure function of the fact, even a replay from the start would add nothing.
+ */
+import { paymentIdOf, type PaymentTerms, toPaymentEvent } from '#payments';
+import type { Client, Migration } from '#platform';
+import type { EventStore, Projection, Recorded } from '#eventstore';
+import { announceDue } from './endpoint.js';
+import { bodyOf, notificationOf, NOTIFYING_EVENTS, type Notification } from './notification.js';
+import { eventIdOf } from './signature.js';
+
+export const webhookEventMigration: Migration = {
+  name: '0081-webhook-event',
+  sql: `
+create table webhook_event (
+  id         text collate "C" primary key,
+  number     bigint generated always as identity unique,
+  type       text not null,
+  account_id uuid not null,
+  payment_id uuid not null,
+  payload    bytea not null,
+  created_at timestamptz not null,
+  stream     text collate "C" not null,
+  revision   bigint not null,
+  unique (stream, revision, type)
+);
+create index webhook_event_payment on webhook_event (payment_id);
+create index webhook_event_account on webhook_event (account_id, number);
+`,
+};
+
+/** Name of the checkpoint. */
+export const WEBHOOK_OUTBOX = 'webhook-outbox';
+
+interface Told {
+  readonly id: string;
+  readonly notification: Notification;
+  readonly body: string;
+  readonly accountId: string;
+  readonly paymentId: string;
+  readonly recorded: Recorded;
+}
+
+export const webhookOutbox = (store: EventStore): Projection => ({
+  name: WEBHOOK_OUTBOX,
+  streamPrefixes: ['payment-'],
+  apply: async (client, events) => {
+    const told: Told[] = [];
+    for (const recorded of events) {
+      if (!(NOTIFYING_EVENTS as readonly string[]).includes(recorded.type)) continue;
+      const paymentId = paymentIdOf(recorded.stream);
+      const notification = notificationOf(paymentId, toPaymentEvent(recorded));
+      if (!notification) continue;
+      const id = eventIdOf(notification.type, recorded.stream, recorded.revision);
+      const body = bodyOf(id, recorded.meta.recordedAt, notification);
+      told.push({ id, notification, body, accountId: await ownerOf(store, recorded.stream), paymentId, recorded });
+    }
+    if (told.length > 0) await write(client, told);
+  },
+});
+
+/** The account of the payment: what its first event says. Matches are rare, so one short read each. */
+const ownerOf = async (store: EventStore, stream: string): Promise<string> => {
+  for await (const first of store.read(stream, 0n, 1)) {
+    if (first.type === 'PaymentInitiated') return (first.data as unknown as PaymentTerms).accountId;
+    break;
+  }
+  throw new Error(`${stream} does not begin with PaymentInitiated`);
+};
+
+const write = async (client: Client, told: readonly Told[]): Promise<void> => {
+  await client.query(
+    `with told as (
+       select * from unnest($1::text[], $2::text[], $3::uuid[], $4::uuid[], $5::bytea[], $6::timestamptz[], $7::text[], $8::bigint[], $9::text[])
+         with ordinality as t (id, type, account_id, payment_id, payload, created_at, stream, revision, position, number)),
+     event as (
+       insert into webhook_event (id, type, account_id, payment_id, payload, created_at, stream, revision)
+       select id, type, account_id, payment_id, payload, created_at, stream, revision from told order by number
+       on conflict do nothing)
+     insert into webhook_delivery (event_id, endpoint_id)
+     select t.id, e.id from told t
+     join webhook_endpoint e on e.account_id = t.account_id and e.status <> 'disabled' and e.registered_at_position < t.position collate "C"
+     order by t.number
+     on conflict (event_id, endpoint_id) do nothing`,
+    [
+      told.map(({ id }) => id),
+      told.map(({ notification }) => notification.type),
+      told.map(({ accountId }) => accountId),
+      told.map(({ paymentId }) => paymentId),
+      told.map(({ body }) => Buffer.from(body)),
+      told.map(({ recorded }) => recorded.meta.recordedAt),
+      told.map(({ recorded }) => recorded.stream),
+      told.map(({ recorded }) => String(recorded.revision)),
+      told.map(({ recorded }) => recorded.position),
+    ],
+  );
+  await announceDue(client);
+};

@@ -1,0 +1,157 @@
+/**
+ * Where a delivery may go: the rules of an endpoint's URL, and of the addresses that its name resolves to. Whoever registers an endpoint chooses where we
+ * connect, so both are checked when it is added and again before every attempt, and the connection goes to the very address that was checked: there is no
+ * second look-up that could answer otherwise (server-side request forgery, DNS rebinding).
+ *
+ * Names are resolved by c-ares, not `dns.lookup`: getaddrinfo runs on libuv's few threads, where one endpoint with a slow name server would hold all others.
+ */
+import { Resolver } from 'node:dns/promises';
+import { BlockList, isIP } from 'node:net';
+import type { Clock } from '#kernel';
+import type { Network, WebhookSettings } from '#platform';
+
+/** Refused by rule; the message says which, and never more than the owner of the URL knows. */
+export class Refused extends Error {
+  constructor(
+    /** For the delivery log: `url_…`, `address_…`. */
+    readonly code: string,
+    message: string,
+  ) {
+    super(message);
+    this.name = 'Refused';
+  }
+}
+
+/** The name could not be resolved to any address. `code` is that of c-ares (`ENOTFOUND`, `ETIMEOUT`, `ESERVFAIL`…). */
+export class NoAddress extends Error {
+  constructor(
+    readonly code: string,
+    hostname: string,
+  ) {
+    super(`${hostname} has no address (${code})`);
+    this.name = 'NoAddress';
+  }
+}
+
+/** A URL that passed. */
+export interface Target {
+  readonly href: string;
+  /** Lower case, without a trailing dot: what is resolved, and what the certificate must be for. */
+  readonly hostname: string;
+  readonly port: number;
+  /** `Host` header. */
+  readonly host: string;
+  /** Path and query. */
+  readonly path: string;
+}
+
+export type TargetRules = Pick<WebhookSettings, 'privateTargets' | 'ports' | 'blockedNetworks'>;
+
+const MAX_URL_LENGTH = 2_048;
+const LOCAL_NAME = /(^|\.)(localhost|local|internal|onion|home\.arpa)$/;
+
+/** Checks the parsed URL, never its text: `https://2130706433/`, `https://0x7f.1/` and `https://①②⑦.0.0.1/` are all 127.0.0.1. Throws {@link Refused}. */
+export const checkUrl = (text: string, rules: TargetRules): Target => {
+  if (text.length > MAX_URL_LENGTH) throw new Refused('url_too_long', `The URL must have at most ${MAX_URL_LENGTH} characters.`);
+  // The parser drops tabs and line breaks, trims spaces and takes a backslash for a slash: what a person reads would not be where we connect.
+  if (/[\p{Cc}\p{Z}\\]/u.test(text)) throw new Refused('url_characters', 'The URL must not hold spaces, control characters or backslashes.');
+  if (!URL.canParse(text)) throw new Refused('url_syntax', 'The URL cannot be read.');
+  const url = new URL(text);
+  if (url.protocol !== 'https:') throw new Refused('url_scheme', 'The URL must begin with https://.');
+  if (url.username !== '' || url.password !== '') throw new Refused('url_credentials', 'The URL must not hold a user name or password.');
+  if (text.includes('#')) throw new Refused('url_fragment', 'The URL must not have a fragment.');
+  const hostname = url.hostname.replace(/\.$/, '');
+  if (isIP(hostname.replace(/^\[|\]$/g, '')) !== 0) throw new Refused('url_ip_address', 'The URL must name its host, not give an IP address.');
+  if (!hostname.includes('.') || hostname.split('.').includes('') || LOCAL_NAME.test(hostname))
+    throw new Refused('url_local_name', 'The host must be a public DNS name.');
+  const port = url.port === '' ? 443 : Number(url.port);
+  if (!rules.ports.includes(port) && !rules.privateTargets.some((target) => target.host === hostname && target.port === port))
+    throw new Refused('url_port', `The port must be ${rules.ports.join(' or ')}.`);
+  return { href: url.href, hostname, port, host: url.port === '' ? hostname : `${hostname}:${port}`, path: `${url.pathname}${url.search}` };
+};
+
+const blockListOf = (networks: readonly (Network | string)[]): BlockList => {
+  const list = new BlockList();
+  for (const network of networks) {
+    const [address, prefix] = typeof network === 'string' ? network.split('/') : [network.address, network.prefix];
+    list.addSubnet(address!, Number(prefix), isIP(address!) === 6 ? 'ipv6' : 'ipv4');
+  }
+  return list;
+};
+
+/** IANA's special-purpose addresses, multicast, reserved space, and the host agent of Azure, which answers under an address that looks public. */
+const NOT_PUBLIC_V4 = blockListOf(
+  ['0.0.0.0/8', '10.0.0.0/8', '100.64.0.0/10', '127.0.0.0/8', '168.63.129.16/32', '169.254.0.0/16', '172.16.0.0/12', '192.0.0.0/24', '192.0.2.0/24', '192.31.196.0/24', '192.52.193.0/24', '192.88.99.0/24', '192.168.0.0/16', '192.175.48.0/24', '198.18.0.0/15', '198.51.100.0/24', '203.0.113.0/24', '224.0.0.0/4', '240.0.0.0/4'], // prettier-ignore
+);
+/** Public IPv6 is what lies inside: an allow-list also refuses what was never allocated, and every form that embeds an IPv4 address. */
+const GLOBAL_V6 = blockListOf(['2000::/3']);
+const NOT_PUBLIC_V6 = blockListOf(['2001::/23', '2001:db8::/32', '2002::/16', '2620:4f:8000::/48', '3fff::/20']);
+
+/** Whether an address, as text, belongs to the public internet. */
+export const isPublic = (address: string): boolean => {
+  // `fe80::1%eth0` names an interface of ours.
+  if (address.includes('%')) return false;
+  const family = isIP(address);
+  if (family === 4) return !NOT_PUBLIC_V4.check(address, 'ipv4');
+  return family === 6 && GLOBAL_V6.check(address, 'ipv6') && !NOT_PUBLIC_V6.check(address, 'ipv6');
+};
+
+const isIn = (list: BlockList, address: string): boolean => list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
+
+/**
+ * All addresses of a target, IPv4 first. One that may not be reached refuses them all: whoever mixes public and private answers is up to something.
+ * Throws {@link Refused}.
+ */
+export const vetAddresses = ({ hostname, port }: Target, addresses: readonly string[], rules: TargetRules): readonly string[] => {
+  const named = blockListOf(rules.privateTargets.filter((target) => target.host === hostname && target.port === port).map(({ network }) => network));
+  const blocked = blockListOf(rules.blockedNetworks);
+  for (const address of addresses)
+    if (isIP(address) === 0 || address.includes('%') || !(isIn(named, address) || (isPublic(address) && !isIn(blocked, address))))
+      throw new Refused('address_not_public', 'The host resolves to an address that is not public.');
+  return [...addresses].sort((a, b) => isIP(a) - isIP(b) || (a < b ? -1 : 1));
+};
+
+/** Addresses of a name, unvetted, at least one. Throws {@link NoAddress}. */
+export type Resolve = (hostname: string) => Promise<readonly string[]>;
+
+const LOOKUP_TIMEOUT_MS = 2_000;
+const LOOKUP_TRIES = 2;
+/** An answer is kept as long as it says, at most this long. */
+const MAX_CACHED_MS = 60_000;
+const MAX_CACHED_NAMES = 10_000;
+
+/** Both families at once, through the system's name servers or the given ones (`127.0.0.1:5399`). */
+export const createResolve = (servers: readonly string[], clock: Clock): Resolve => {
+  const resolver = new Resolver({ timeout: LOOKUP_TIMEOUT_MS, tries: LOOKUP_TRIES });
+  if (servers.length > 0) resolver.setServers(servers);
+  const cache = new Map<string, { readonly addresses: Promise<readonly string[]>; until: number }>();
+
+  const lookUp = async (hostname: string): Promise<{ addresses: readonly string[]; keepMs: number }> => {
+    const [v4, v6] = await Promise.allSettled([resolver.resolve4(hostname, { ttl: true }), resolver.resolve6(hostname, { ttl: true })]);
+    const found = [v4, v6].flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));
+    if (found.length === 0) {
+      const codes = [v4, v6].map((answer) =>
+        answer.status === 'rejected' ? ((answer.reason as NodeJS.ErrnoException).code ?? 'EUNKNOWN') : 'ENODATA',
+      );
+      // "There is no such name" says less than "the server did not answer".
+      throw new NoAddress(codes.find((code) => code !== 'ENODATA' && code !== 'ENOTFOUND') ?? codes[0]!, hostname);
+    }
+    return { addresses: found.map(({ address }) => address), keepMs: Math.min(MAX_CACHED_MS, ...found.map(({ ttl }) => ttl * 1000)) };
+  };
+
+  return (hostname) => {
+    const cached = cache.get(hostname);
+    if (cached && clock.monotonic() < cached.until) return cached.addresses;
+    cache.delete(hostname);
+    if (cache.size >= MAX_CACHED_NAMES) cache.delete(cache.keys().next().value!);
+    const looked = lookUp(hostname);
+    // Attempts that ask meanwhile share the question; a failure is not kept.
+    const entry = { addresses: looked.then(({ addresses }) => addresses), until: Number.POSITIVE_INFINITY };
+    cache.set(hostname, entry);
+    looked.then(
+      ({ keepMs }) => (entry.until = clock.monotonic() + keepMs),
+      () => cache.get(hostname) === entry && cache.delete(hostname),
+    );
+    return entry.addresses;
+  };
+};

@@ -1,0 +1,220 @@
+/**
+ * Webhooks with everything real: payments over the simulator (support/payments.ts), the outbox and any number of dispatchers over one Postgres, receivers with
+ * real TLS on loopback under names of their own, which a name server of ours resolves.
+ */
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createSubscriber, eventStoreMigrations, type Subscriber } from '#eventstore';
+import { Deadline } from '#kernel';
+import { type Dispute, velocityMigration } from '#payments';
+import { createLogger, createPool, migrate, type Pool, readConfig } from '#platform';
+import { idempotencyMigration } from '#platform/http';
+import {
+  createDispatcher,
+  createResolve,
+  createSender,
+  type Dispatcher,
+  type DispatcherOptions,
+  type DispatcherPorts,
+  Endpoints,
+  type EndpointSecret,
+  type Outcome,
+  postgresDeliveries,
+  type StaffDeps,
+  webhookMigrations,
+  webhookOutbox,
+} from '#webhooks';
+import { MovableClock } from './clock.js';
+import { type NameServer, startNameServer } from './name-server.js';
+import { type Ground, type House, openGround, openHouse } from './payments.js';
+import { type Behaviour, createAuthority, type Receiver, startReceiver } from './receiver.js';
+
+/** What spec files share: Postgres, simulator, name server, authority. */
+export interface WebhookGround {
+  readonly ground: Ground;
+  readonly names: NameServer;
+  readonly authority: Awaited<ReturnType<typeof createAuthority>>;
+  readonly caFile: string;
+  close(): Promise<void>;
+}
+
+export const openWebhookGround = async (): Promise<WebhookGround> => {
+  const ground = await openGround();
+  await migrate(ground.pool, [...eventStoreMigrations, idempotencyMigration, velocityMigration, ...webhookMigrations]);
+  const directory = await mkdtemp(join(tmpdir(), 'payfold-webhooks-'));
+  const authority = await createAuthority();
+  const caFile = join(directory, 'ca.pem');
+  await writeFile(caFile, authority.cert);
+  const names = await startNameServer();
+  return {
+    ground,
+    names,
+    authority,
+    caFile,
+    close: async () => {
+      names.close();
+      await rm(directory, { recursive: true, force: true });
+      await ground.close();
+    },
+  };
+};
+
+export interface Registered {
+  readonly endpointId: string;
+  readonly secret: string;
+  readonly url: string;
+  readonly receiver: Receiver;
+}
+
+/** One worker: a dispatcher with what it has counted. */
+export interface Worker {
+  readonly dispatcher: Dispatcher;
+  readonly outcomes: Outcome[];
+  readonly lost: { count: number };
+  /** The worker's own clock. */
+  readonly clock: MovableClock;
+}
+
+export interface WebhookStage {
+  readonly house: House;
+  readonly pool: Pool;
+  readonly staff: StaffDeps;
+  readonly endpoints: Endpoints;
+  readonly outbox: Subscriber;
+  readonly logged: string[];
+  /** Another writer of the same outbox. */
+  anotherOutbox(): Subscriber;
+  /** A receiver under a name of its own, registered for the account of the house, or another. */
+  register(options?: { readonly accountId?: string; readonly behave?: Behaviour }): Promise<Registered>;
+  /** A worker over the same tables, not started. */
+  worker(options?: DispatcherOptions & Partial<Pick<DispatcherPorts, 'retrySeconds' | 'deliveries'>>): Worker;
+  /** Brings the outbox up to all that has been appended. */
+  tell(): Promise<void>;
+  /** A charge and a refund of it by staff; the payment's id. */
+  refunded(amountCents?: number): Promise<string>;
+  dispute(paymentId: string, change?: Partial<Dispute>): Promise<void>;
+  rows(): Promise<Row[]>;
+  query<T extends object = Record<string, never>>(sql: string, values?: unknown[]): Promise<T[]>;
+  close(): Promise<void>;
+}
+
+export interface Row {
+  readonly id: string;
+  readonly event_id: string;
+  readonly endpoint_id: string;
+  readonly state: string;
+  readonly round: number;
+  readonly attempts: number;
+  readonly lease_losses: number;
+  readonly due_at: Date;
+  readonly last_error: string | null;
+}
+
+let numbered = 0;
+
+export const openWebhookStage = async ({ ground, names, authority, caFile }: WebhookGround): Promise<WebhookStage> => {
+  const house = await openHouse(ground);
+  const pool = createPool(new URL(process.env.TEST_POSTGRES_URL!).toString().replace(/\/[^/]*$/, `/${await databaseOf(ground.pool)}`), {
+    name: 'webhook stage',
+    max: 30,
+  });
+  await pool.query('truncate webhook_attempt, webhook_delivery, webhook_event, webhook_endpoint_secret, webhook_endpoint, projection_checkpoint');
+  const closers: (() => Promise<unknown>)[] = [];
+  const logged: string[] = [];
+  const log = createLogger('debug', 'spec', { write: (line) => logged.push(line) });
+  const privateTargets: string[] = [];
+  // The list grows with the receivers, so settings are read when they are needed.
+  const settings = () =>
+    readConfig({ WEBHOOK_PRIVATE_TARGETS: privateTargets.join(','), WEBHOOK_EXTRA_CA_FILE: caFile, WEBHOOK_DNS_SERVERS: names.address }).webhooks;
+  const sender = (clock: MovableClock) => createSender({ settings: settings(), resolve: createResolve([names.address], clock), clock });
+  const { store, ids } = house;
+  const newOutbox = () => {
+    const subscriber = createSubscriber(webhookOutbox(store), { store, pool });
+    closers.push(() => subscriber.stop());
+    return subscriber;
+  };
+  const outbox = newOutbox();
+  const staff: StaffDeps = { pool, store, clock: house.clock, ids, actor: { type: 'operator', id: 'spec' } };
+  const endpoints = new Endpoints({ ...staff, keys: ground.keys, sender: { vet: (url) => sender(new MovableClock()).vet(url) } });
+  const execute = async (paymentId: string, change: Partial<Dispute>) => {
+    const loaded = await house.ports.streams.load(paymentId);
+    if (loaded.payment.phase !== 'charged') throw new Error('not charged');
+    const dispute = { ...FIRST_DISPUTE, ...loaded.payment.disputes.at(-1), ...change };
+    const at = new Date(house.clock.now()).toISOString();
+    const owner = { actor: { type: 'operator' as const, id: 'spec' }, correlationId: ids.uuid() };
+    await house.ports.streams.execute(loaded, [{ type: 'ChangeDispute', at, dispute }], owner, new Deadline(house.clock, 5_000));
+  };
+
+  return {
+    house,
+    pool,
+    staff,
+    endpoints,
+    outbox,
+    logged,
+    anotherOutbox: newOutbox,
+    register: async ({ accountId = house.accountId, behave } = {}) => {
+      const host = `r${++numbered}.receiver.test`;
+      names.answer(host, ['127.0.0.1']);
+      const receiver = await startReceiver(await authority.issue(host));
+      closers.push(() => receiver.close());
+      privateTargets.push(`${host}:${receiver.port}=127.0.0.1/32`);
+      const { endpointId, secret, url } = await endpoints.add(accountId, `https://${host}:${receiver.port}/hook`);
+      receiver.accept(secret);
+      if (behave) receiver.behave(behave);
+      return { endpointId, secret, url, receiver };
+    },
+    worker: ({ retrySeconds = 120, deliveries, ...options } = {}) => {
+      const clock = new MovableClock();
+      const outcomes: Outcome[] = [];
+      const lost = { count: 0 };
+      const dispatcher = createDispatcher(
+        {
+          deliveries: deliveries ?? postgresDeliveries(pool, ids.uuid()),
+          sender: sender(clock),
+          pool,
+          keys: ground.keys,
+          clock,
+          log,
+          watch: { attempted: ({ outcome }) => outcomes.push(outcome), leaseLost: () => (lost.count += 1) },
+          retrySeconds,
+        },
+        options,
+      );
+      closers.push(() => dispatcher.stop());
+      return { dispatcher, outcomes, lost, clock };
+    },
+    tell: async () => {
+      const head = await store.head();
+      if (head !== null) await outbox.runUntil(head, { timeoutMs: 10_000 });
+    },
+    refunded: async (amountCents) => {
+      const { id } = await house.charge();
+      await house.refund(id, { initiatedBy: 'staff', reason: 'duplicate', ...(amountCents === undefined ? { includeFee: true } : { amountCents }) });
+      return id;
+    },
+    dispute: (paymentId, change = {}) => execute(paymentId, change),
+    rows: async () => (await pool.query<Row>('select * from webhook_delivery order by id')).rows,
+    query: async <T extends object>(sql: string, values: unknown[] = []) => (await pool.query<T>(sql, values)).rows,
+    close: async () => {
+      for (const close of closers.reverse()) await close();
+      await pool.end();
+    },
+  };
+};
+
+const databaseOf = async (pool: Pool): Promise<string> => (await pool.query<{ name: string }>('select current_database() as name')).rows[0]!.name;
+
+export const FIRST_DISPUTE: Dispute = {
+  disputeId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c11',
+  status: 'debited',
+  stage: 'chargeback',
+  reasonCode: '10.4',
+  reason: 'fraud',
+  disputedAmountCents: 1_000,
+  openedOn: '2026-11-01',
+  dueDate: '2026-11-21',
+};
+
+export type { EndpointSecret };
