@@ -41,11 +41,11 @@ describe('what is told', () => {
         type: 'PaymentVoided',
         at: AT,
         data: { attemptId: 'a', leg: 'principal', principalCents: 1, feeCents: 0, transactionId: 't' },
-      } as PaymentEvent,
+      },
     ],
     [
       'a decision of staff',
-      { type: 'PaymentResolved', at: AT, data: { as: 'voided', charge: null, evidence: 'e', by: 'b', forced: false } } as PaymentEvent,
+      { type: 'PaymentResolved', at: AT, data: { as: 'voided', charge: null, evidence: 'e', by: 'b', forced: false } },
     ],
   ])('nobody is told of %s', (_what, event) => expect(notificationOf(PAYMENT, event)).toBeNull());
   test('a dispute, as it stands after the change (C57)', () => {

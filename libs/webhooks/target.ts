@@ -74,7 +74,7 @@ const blockListOf = (networks: readonly (Network | string)[]): BlockList => {
   const list = new BlockList();
   for (const network of networks) {
     const [address, prefix] = typeof network === 'string' ? network.split('/') : [network.address, network.prefix];
-    list.addSubnet(address!, Number(prefix), isIP(address!) === 6 ? 'ipv6' : 'ipv4');
+    list.addSubnet(address, Number(prefix), isIP(address) === 6 ? 'ipv6' : 'ipv4');
   }
   return list;
 };
