@@ -31,22 +31,15 @@ describe('what is told', () => {
     expect(notificationOf(PAYMENT, ended({ operation: 'void', reversalType: 'void' }))?.data).toMatchObject({ reversalType: 'void' });
     expect(notificationOf(PAYMENT, ended({ reason: null }))?.data).toMatchObject({ reason: '' });
   });
-  test.each([
+  test.each<[string, PaymentEvent]>([
     ['an attempt of the partner', ended({ initiatedBy: 'partner' })],
     ['an attempt that returned nothing', ended({ outcome: 'never_executed', reversalType: null, amountCents: 0 })],
     ['a rejected one', ended({ outcome: 'rejected', reversalType: null, amountCents: 0 })],
     [
       'a leg that came back, also by timeout reversal',
-      {
-        type: 'PaymentVoided',
-        at: AT,
-        data: { attemptId: 'a', leg: 'principal', principalCents: 1, feeCents: 0, transactionId: 't' },
-      },
+      { type: 'PaymentVoided', at: AT, data: { attemptId: 'a', leg: 'principal', principalCents: 1, feeCents: 0, transactionId: 't' } },
     ],
-    [
-      'a decision of staff',
-      { type: 'PaymentResolved', at: AT, data: { as: 'voided', charge: null, evidence: 'e', by: 'b', forced: false } },
-    ],
+    ['a decision of staff', { type: 'PaymentResolved', at: AT, data: { as: 'voided', charge: null, evidence: 'e', by: 'b', forced: false } }],
   ])('nobody is told of %s', (_what, event) => expect(notificationOf(PAYMENT, event)).toBeNull());
   test('a dispute, as it stands after the change (C57)', () => {
     const dispute = {

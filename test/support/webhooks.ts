@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createSubscriber, eventStoreMigrations, type Subscriber } from '#eventstore';
 import { Deadline } from '#kernel';
-import { type Dispute, velocityMigration } from '#payments';
+import { type Dispute, type PaymentCommand, velocityMigration } from '#payments';
 import { createLogger, createPool, migrate, type Pool, readConfig } from '#platform';
 import { idempotencyMigration } from '#platform/http';
 import {
@@ -135,15 +135,18 @@ export const openWebhookStage = async ({ ground, names, authority, caFile }: Web
     return subscriber;
   };
   const outbox = newOutbox();
-  const staff: StaffDeps = { pool, store, clock: house.clock, ids, actor: { type: 'operator', id: 'spec' } };
+  const staff: StaffDeps = { pool, store, clock: house.clock, ids, actor: { type: 'staff', id: 'spec' } };
   const endpoints = new Endpoints({ ...staff, keys: ground.keys, sender: { vet: (url) => sender(new MovableClock()).vet(url) } });
-  const execute = async (paymentId: string, change: Partial<Dispute>) => {
+  const dispute = async (paymentId: string, change: Partial<Dispute>) => {
     const loaded = await house.ports.streams.load(paymentId);
     if (loaded.payment.phase !== 'charged') throw new Error('not charged');
-    const dispute = { ...FIRST_DISPUTE, ...loaded.payment.disputes.at(-1), ...change };
     const at = new Date(house.clock.now()).toISOString();
-    const owner = { actor: { type: 'operator' as const, id: 'spec' }, correlationId: ids.uuid() };
-    await house.ports.streams.execute(loaded, [{ type: 'ChangeDispute', at, dispute }], owner, new Deadline(house.clock, 5_000));
+    const before = loaded.payment.disputes.at(-1);
+    const command: PaymentCommand = before
+      ? { type: 'UpdateDispute', at, disputeId: before.disputeId, status: change.status ?? null, stage: change.stage ?? null }
+      : { type: 'OpenDispute', at, dispute: { ...FIRST_DISPUTE, ...change } };
+    const owner = { actor: { type: 'staff' as const, id: 'spec' }, correlationId: ids.uuid() };
+    await house.ports.streams.execute(loaded, [command], owner, new Deadline(house.clock, 5_000));
   };
 
   return {
@@ -194,7 +197,7 @@ export const openWebhookStage = async ({ ground, names, authority, caFile }: Web
       await house.refund(id, { initiatedBy: 'staff', reason: 'duplicate', ...(amountCents === undefined ? { includeFee: true } : { amountCents }) });
       return id;
     },
-    dispute: (paymentId, change = {}) => execute(paymentId, change),
+    dispute: (paymentId, change = {}) => dispute(paymentId, change),
     rows: async () => (await pool.query<Row>('select * from webhook_delivery order by id')).rows,
     query: async <T extends object>(sql: string, values: unknown[] = []) => (await pool.query<T>(sql, values)).rows,
     close: async () => {
