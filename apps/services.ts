@@ -21,6 +21,7 @@ import {
   watchProjection,
 } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
+import { journalMigration, journalModel } from '#ledger';
 import {
   createRecovery,
   createSimulatorGateway,
@@ -75,6 +76,7 @@ export const MIGRATIONS: readonly Migration[] = [
   paymentListMigration,
   paymentRegisterMigration,
   ...webhookMigrations,
+  journalMigration,
 ];
 
 /** The configuration with the addresses filled in that were found or started. */
@@ -101,11 +103,17 @@ export interface Services {
     readonly paymentList: Subscriber;
     readonly paymentRegister: Subscriber;
     readonly webhookOutbox: Subscriber;
+    readonly journal: Subscriber;
   };
-  /** How each read model is made again from the log. The outbox is none: its effects leave the house. */
-  readonly models: { readonly directory: ReadModel; readonly paymentList: ReadModel; readonly paymentRegister: ReadModel };
   /** Webhooks: what a worker runs, and who counts what it does. */
   readonly webhooks: { readonly dispatcher: Dispatcher; watch(watcher: DispatcherWatch): void };
+  /** How each read model is made again from the log. The outbox is none: its effects leave the house. */
+  readonly models: {
+    readonly directory: ReadModel;
+    readonly paymentList: ReadModel;
+    readonly paymentRegister: ReadModel;
+    readonly journal: ReadModel;
+  };
   /** Throws when something that payments need cannot be used. */
   readonly readiness: Readonly<Record<string, () => Promise<void>>>;
   close(): Promise<void>;
@@ -194,12 +202,14 @@ export const openServices = async (
       directory: directoryModel,
       paymentList: paymentListModel((paymentId) => log.warn({ paymentId }, 'a payment has an unusually long stream')),
       paymentRegister: paymentRegisterModel,
+      journal: journalModel,
     };
     const projections = {
       directory: createSubscriber(models.directory.projection, { store, pool: projectionPool, clock, onError }),
       paymentList: createSubscriber(models.paymentList.projection, { store, pool: projectionPool, clock, onError }),
       paymentRegister: createSubscriber(models.paymentRegister.projection, { store, pool: projectionPool, clock, onError }),
       webhookOutbox: createSubscriber(webhookOutbox(store), { store, pool: projectionPool, clock, onError }),
+      journal: createSubscriber(models.journal.projection, { store, pool: projectionPool, clock, onError }),
     };
     // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
     const watch = watchProjection(pool, PAYMENT_LIST, clock);

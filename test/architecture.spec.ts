@@ -91,6 +91,7 @@ describe('pure files', () => {
     ...['payment.ts', 'payment.view.ts', 'fee.ts'].map((name) => `libs/payments/${name}`),
     ...['account.ts', 'portal.ts', 'case-restriction.ts'].map((name) => `libs/accounts/${name}`),
     ...['notification.ts', 'schedule.ts'].map((name) => `libs/webhooks/${name}`),
+    ...['chart.ts', 'postings.ts', 'adjustment.ts', 'exception.ts'].map((name) => `libs/ledger/${name}`),
   ];
   /** Events of a payment are facts; a file that takes nothing but their types knows nothing of how they came about. */
   const onlyTypes = (file: string, specifier: string) =>

@@ -5,6 +5,7 @@ import { addAccounts } from './accounts.js';
 import { addCases } from './cases.js';
 import { addDisputes } from './disputes.js';
 import { addKeys } from './keys.js';
+import { addLedger } from './ledger.js';
 import { addPayments } from './payments.js';
 import { addPortals } from './portals.js';
 import { addProjections } from './projections.js';
@@ -32,6 +33,7 @@ addCases(program, terminal);
 addPayments(program, terminal);
 addDisputes(program, terminal);
 addSettlement(program, terminal);
+addLedger(program, terminal);
 addProjections(program, terminal);
 
 try {

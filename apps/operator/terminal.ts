@@ -19,6 +19,8 @@ export interface Answer {
   readonly text: string;
   /** 1: refused, or a difference was found. Default 0. */
   readonly exitCode?: 0 | 1;
+  /** The command wrote its output itself, piece by piece, through {@link print}. */
+  readonly printed?: boolean;
 }
 
 /** Wrong usage that only shows after parsing. */
@@ -58,11 +60,14 @@ export class Terminal {
     };
 }
 
+/** Writes a piece of a long output to stdout; resolves when there is room for more. */
+export const print = (text: string): Promise<void> => write(process.stdout, text);
+
 const write = (stream: NodeJS.WriteStream, text: string): Promise<void> =>
   new Promise((done, fail) => stream.write(text, (error) => (error ? fail(error) : done())));
 
-const say = async ({ json, text, exitCode = 0 }: Answer, asJson: boolean) => {
-  await write(process.stdout, asJson ? `${JSON.stringify(json)}\n` : `${text}\n`);
+const say = async ({ json, text, exitCode = 0, printed = false }: Answer, asJson: boolean) => {
+  if (!printed) await write(process.stdout, asJson ? `${JSON.stringify(json)}\n` : `${text}\n`);
   process.exitCode = exitCode;
 };
 

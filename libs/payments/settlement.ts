@@ -53,8 +53,8 @@ export type SettlementEvent =
         readonly netCents: number;
       }
     >
-  /** The net of the batch reached the bank on its day. */
-  | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number }>;
+  /** The net of the batch reached the bank on its day: the operator's, or straight that of the agency whose portal is named. */
+  | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number; readonly agencyPortalId?: string }>;
 
 export const SETTLEMENT_EVENT_TYPES: readonly SettlementEvent['type'][] = ['SettlementLinesRecorded', 'SettlementBatchRecorded', 'BatchFunded'];
 

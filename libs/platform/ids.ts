@@ -60,3 +60,15 @@ export const systemIds = (now: () => number): Ids => ({
   uuid: () => uuidV7(now()),
   confirmationNumber: () => crockford(randomBytes(8), 10).replace(/^(.{4})(.{4})(.{2})$/, '$1-$2-$3'),
 });
+
+/** UUID v5 (RFC 9562): what everybody's library makes of a namespace and a name. */
+export const uuidV5 = (namespace: string, name: string): string => {
+  const bytes = createHash('sha1')
+    .update(Buffer.from(namespace.replaceAll('-', ''), 'hex'))
+    .update(name, 'utf8')
+    .digest()
+    .subarray(0, 16);
+  bytes[6] = (bytes[6]! & 0x0f) | 0x50;
+  bytes[8] = (bytes[8]! & 0x3f) | 0x80;
+  return formatUuid(bytes);
+};

@@ -1,0 +1,65 @@
+/** `payfold ledger`: balances of the books, and the journal as text for other tools. */
+import { type Command, Option } from 'commander';
+import { decimal } from '#kernel';
+import type { JournalFormat, JournalPlace } from '#ledger';
+import type { Services } from '../services.js';
+import { moment, print, table, type Terminal, UsageError } from './terminal.js';
+
+/** A journal that never ran reads the whole log. */
+const CATCH_UP_MS = 30 * 60_000;
+const PAGE_ENTRIES = 1_000;
+
+export const addLedger = (program: Command, { action }: Terminal): void => {
+  const ledger = program.command('ledger').description('the double-entry books');
+
+  ledger
+    .command('balances')
+    .description('debits, credits and balance of every account')
+    .option('--as-of <time>', 'as it was known at a time', moment)
+    .option('--effective-to <time>', 'only what had taken effect before a time', moment)
+    .action(
+      action(async ({ services }, { asOf = null, effectiveTo = null }: { asOf?: string | null; effectiveTo?: string | null }) => {
+        const all = await services();
+        await journalCaughtUp(all);
+        const { balances } = await import('#ledger');
+        const accounts = await balances(all.pool, { asOf, effectiveTo });
+        return {
+          json: { accounts },
+          text: table(
+            ['ACCOUNT', 'DEBIT', 'CREDIT', 'BALANCE'],
+            accounts.map((one) => [one.account, decimal(one.debitCents), decimal(one.creditCents), decimal(one.balanceCents)]),
+          ),
+        };
+      }),
+    );
+
+  ledger
+    .command('journal')
+    .description('every entry, in the order of the log')
+    .addOption(new Option('--format <format>', 'what to write').choices(['csv', 'ndjson', 'hledger']).default('hledger'))
+    .option('--from <time>', 'booked from a time on', moment)
+    .option('--to <time>', 'booked before a time', moment)
+    .action(
+      action(async ({ services }, { format, from = null, to = null }: { format: JournalFormat; from?: string | null; to?: string | null }) => {
+        if (from !== null && to !== null && from > to) throw new UsageError('--from lies after --to');
+        const all = await services();
+        const until = await journalCaughtUp(all);
+        const { JOURNAL_START, journalHeading, journalPage, journalText } = await import('#ledger');
+        await print(journalHeading(format));
+        for (let after: JournalPlace = JOURNAL_START; ;) {
+          const page = await journalPage(all.pool, after, { from, to, until }, PAGE_ENTRIES);
+          if (page.length === 0) break;
+          await print(page.map((entry) => journalText(format, entry)).join(''));
+          after = page.at(-1)!;
+        }
+        return { json: null, text: '', printed: true };
+      }),
+    );
+};
+
+/** Brings the journal up to everything that has been appended; resolves with the place that it stands at. */
+export const journalCaughtUp = async ({ store, projections }: Services): Promise<string | null> => {
+  const head = await store.head();
+  if (head !== null) await projections.journal.runUntil(head, { timeoutMs: CATCH_UP_MS });
+  return head;
+};

@@ -1,0 +1,115 @@
+/**
+ * Adjustments by hand, and the closing of periods: what a person adds to the books. Pure. Each adjustment is a stream of its own (`adjustment-<id>`); periods
+ * are closed in one stream (`adjustment-periods`), so that they are closed in order.
+ */
+import { type Decider, ServiceError, sumCents, unreachable } from '#kernel';
+import { isAccount } from './chart.js';
+
+type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
+
+export interface AccountBalance {
+  readonly account: string;
+  readonly debitCents: number;
+  readonly creditCents: number;
+}
+
+export type AdjustmentEvent =
+  | Fact<
+      'ManualAdjustment',
+      {
+        readonly adjustmentId: string;
+        readonly postings: readonly { readonly account: string; readonly cents: number }[];
+        /** RFC 3339: the day that it belongs to. */
+        readonly effectiveAt: string;
+        readonly reason: string;
+        readonly by: string;
+      }
+    >
+  /** From this place of the log on nothing is booked before `to` any more. */
+  | Fact<'PeriodClosed', { readonly from: string | null; readonly to: string; readonly by: string }>
+  /** The books as they stood at the place of the closing: before the period, and at its end. Verified ever after. */
+  | Fact<
+      'TrialBalanceRecorded',
+      {
+        readonly to: string;
+        /** Place of the PeriodClosed in the log. */
+        readonly position: string;
+        readonly opening: readonly AccountBalance[];
+        readonly closing: readonly AccountBalance[];
+        readonly entries: number;
+        /** SHA-256 over the period's entries, in order. */
+        readonly digest: string;
+      }
+    >;
+
+export const ADJUSTMENT_EVENT_TYPES: readonly AdjustmentEvent['type'][] = ['ManualAdjustment', 'PeriodClosed', 'TrialBalanceRecorded'];
+
+export const PERIODS_STREAM = 'adjustment-periods';
+export const adjustmentStream = (adjustmentId: string): string => `adjustment-${adjustmentId}`;
+
+/** Largest sum of an adjustment: what one person may move in one entry without a typing error being likelier than the sum. */
+const MAX_ADJUSTMENT_CENTS = 100_000_000_000;
+const MAX_ADJUSTMENT_POSTINGS = 20;
+
+/** What is asked for must balance, over accounts of the chart. Refuses with VALIDATION_ERROR. */
+export const adjust = (at: string, data: Extract<AdjustmentEvent, { type: 'ManualAdjustment' }>['data']): AdjustmentEvent => {
+  const refuse = (message: string) => new ServiceError('VALIDATION_ERROR', message);
+  const { postings } = data;
+  if (postings.length < 2 || postings.length > MAX_ADJUSTMENT_POSTINGS) throw refuse(`An adjustment has 2 to ${MAX_ADJUSTMENT_POSTINGS} postings.`);
+  for (const { account, cents } of postings) {
+    if (!isAccount(account)) throw refuse(`${account} is no account of the chart.`);
+    if (!Number.isSafeInteger(cents) || cents === 0 || Math.abs(cents) > MAX_ADJUSTMENT_CENTS) throw refuse('Postings are whole cents, not zero.');
+  }
+  if (new Set(postings.map(({ account }) => account)).size < postings.length) throw refuse('An adjustment names each account once.');
+  if (sumCents(postings, ({ cents }) => cents) !== 0) throw refuse('Debits and credits of an adjustment must be equal.');
+  return { type: 'ManualAdjustment', at, data };
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Periods.
+
+export interface Periods {
+  /** RFC 3339; null: none is closed. */
+  readonly closedTo: string | null;
+  /** The closing whose trial balance is not recorded yet. */
+  readonly open: { readonly from: string | null; readonly to: string } | null;
+}
+
+export type PeriodEvent = Extract<AdjustmentEvent, { type: 'PeriodClosed' | 'TrialBalanceRecorded' }>;
+
+type PeriodCommand =
+  | { readonly type: 'ClosePeriod'; readonly at: string; readonly to: string; readonly by: string }
+  | { readonly type: 'RecordTrialBalance'; readonly at: string; readonly balance: Extract<PeriodEvent, { type: 'TrialBalanceRecorded' }>['data'] };
+
+const evolve = (periods: Periods, event: PeriodEvent): Periods => {
+  switch (event.type) {
+    case 'PeriodClosed': {
+      const { from, to } = event.data;
+      if (periods.open || periods.closedTo !== from || (from !== null && to <= from))
+        throw new Error('impossible history: periods closed out of order');
+      return { closedTo: to, open: { from, to } };
+    }
+    case 'TrialBalanceRecorded':
+      if (periods.open?.to !== event.data.to) throw new Error('impossible history: a trial balance of no closing');
+      return { ...periods, open: null };
+    default:
+      return unreachable(event);
+  }
+};
+
+const decide = (periods: Periods, command: PeriodCommand): readonly PeriodEvent[] => {
+  if (command.type === 'RecordTrialBalance')
+    return periods.open?.to === command.balance.to ? [{ type: 'TrialBalanceRecorded', at: command.at, data: command.balance }] : [];
+  const { at, to, by } = command;
+  const { closedTo } = periods;
+  if (to === closedTo) return [];
+  if (closedTo !== null && to < closedTo) throw new ServiceError('INVALID_STATE', `The books are closed to ${closedTo} already.`);
+  if (to > at) throw new ServiceError('VALIDATION_ERROR', 'A period can be closed only when it is over.');
+  return [{ type: 'PeriodClosed', at, data: { from: closedTo, to, by } }];
+};
+
+export const periods: Decider<Periods, PeriodCommand, PeriodEvent> = { initial: { closedTo: null, open: null }, decide, evolve };
+
+/** Which period an entry is booked in: its own, or, when that is closed, the first instant after it. Closed periods never change. */
+export const bookedAt = (effectiveAt: string, closedTo: string | null): string =>
+  closedTo !== null && effectiveAt < closedTo ? closedTo : effectiveAt;

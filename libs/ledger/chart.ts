@@ -1,0 +1,50 @@
+/**
+ * The chart of accounts: which accounts there are, what kind they are, and how they are named. Pure. Segments in braces of the names below are a merchant
+ * account at the processor (`mid`), a portal (one agency's configuration) or a bank account. USD, whole cents; a debit is positive.
+ */
+
+/** Decides how a balance reads: assets and expenses are debits by nature, the others credits. */
+export type AccountType = 'assets' | 'liabilities' | 'revenue' | 'expense' | 'equity';
+
+/** Funding goes here where nobody named a bank account: the operator has one. */
+export const OPERATING_BANK = 'operating';
+
+/** A colon parts segments, and two spaces end an account in hledger's text; neither may come from outside. */
+const segment = (text: string): string => text.replace(/[^\w.@+-]/g, (character) => `%${character.charCodeAt(0).toString(16).padStart(2, '0')}`);
+
+export const account = {
+  /** Approved, not yet settled; negative while refunds wait for a batch. */
+  unsettled: (mid: string) => `assets:processor:${segment(mid)}:unsettled`,
+  /** Settled, not yet funded. */
+  inTransit: (mid: string) => `assets:processor:${segment(mid)}:in_transit`,
+  /** The operator's bank; only what was funded. */
+  bank: (bankAccount: string) => `assets:bank:${segment(bankAccount)}`,
+  /** Taken back by the processor, outcome open. */
+  disputes: (mid: string) => `assets:disputes:${segment(mid)}`,
+  /** Principal that is owed to the agency; in debit the agency owes us. */
+  payable: (portalId: string) => `liabilities:agency:${segment(portalId)}:payable`,
+  /** Settlement lines that nobody has explained. */
+  suspense: (mid: string) => `liabilities:suspense:${segment(mid)}`,
+  /** Fees charged, less voids. */
+  serviceFee: (portalId: string) => `revenue:service_fee:${segment(portalId)}`,
+  /** Fees given back after settlement; takes revenue away. */
+  serviceFeeRefunded: (portalId: string) => `revenue:service_fee_refunded:${segment(portalId)}`,
+  /** What the processor keeps. */
+  processing: (mid: string) => `expense:processing:${segment(mid)}`,
+  disputeFee: (mid: string) => `expense:dispute_fee:${segment(mid)}`,
+  /** Fees lost with lost disputes; the operator bears them, the agency its principal. */
+  chargebackLoss: (portalId: string) => `expense:chargeback_loss:${segment(portalId)}`,
+  /** The other side of adjustments by hand. */
+  adjustment: () => 'equity:adjustment',
+} as const;
+
+const SEGMENT = String.raw`(?:[\w.@+-]|%[0-9a-f]{2,4})+`;
+const NAMES = new RegExp(
+  `^(?:assets:processor:${SEGMENT}:(?:unsettled|in_transit)|assets:bank:${SEGMENT}|assets:disputes:${SEGMENT}|liabilities:agency:${SEGMENT}:payable|` +
+    `liabilities:suspense:${SEGMENT}|revenue:service_fee(?:_refunded)?:${SEGMENT}|expense:(?:processing|dispute_fee|chargeback_loss):${SEGMENT}|equity:adjustment)$`,
+);
+
+/** Whether a text names an account of this chart; adjustments by hand may use no other. */
+export const isAccount = (text: string): boolean => NAMES.test(text);
+
+export const typeOf = (name: string): AccountType => name.slice(0, name.indexOf(':')) as AccountType;

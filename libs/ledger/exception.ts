@@ -1,0 +1,143 @@
+/**
+ * An exception of settlement: something that the processor says and our books do not, or the other way round. Pure. Stream `exception-<id>`: opened once,
+ * assigned, explained, and resolved by a person; where its money lies in suspense, the resolution says where it belongs (R16).
+ */
+import { type Cents, type Decider, ServiceError, unreachable } from '#kernel';
+import type { Leg } from '#payments';
+
+/** All but `MATCHED` of what a line can be judged as, and what only shows in time or in sums. */
+export const EXCEPTION_KINDS = [
+  'MISSING_AT_GATEWAY',
+  'MISSING_HERE',
+  'AMOUNT_MISMATCH',
+  'STATUS_MISMATCH',
+  'DUPLICATE_AT_GATEWAY',
+  'WRONG_ACCOUNT',
+  'FEE_MISMATCH',
+  'LATE',
+  'FUNDING_MISMATCH',
+] as const;
+export type ExceptionKind = (typeof EXCEPTION_KINDS)[number];
+
+type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
+
+export interface OpenedException {
+  readonly exceptionId: string;
+  readonly kind: ExceptionKind;
+  readonly gateway: string;
+  readonly merchantAccount: string;
+  readonly batchId: string | null;
+  readonly line: number | null;
+  readonly transactionId: string | null;
+  readonly ref: string | null;
+  readonly paymentId: string | null;
+  readonly leg: Leg | null;
+  /** What the processor says, signed; null where it says nothing. */
+  readonly grossCents: number | null;
+  /** What was expected here, where that differs. */
+  readonly expectedCents: number | null;
+  /** Of it, what lies in suspense until somebody resolves it (R15). */
+  readonly suspenseCents: number;
+}
+
+export const RESOLUTIONS = ['settles', 'refund', 'adopt', 'no_posting'] as const;
+/**
+ * `settles`: it belongs to a payment that stands here as unsettled. `refund`: it goes back to the cardholder through the processor. `adopt`: it is an agency's,
+ * with the service fee of it. `no_posting`: nothing lies in suspense, or an adjustment took it out.
+ */
+export type Resolution = (typeof RESOLUTIONS)[number];
+
+export type ExceptionEvent =
+  | Fact<'ExceptionOpened', OpenedException>
+  | Fact<'ExceptionAssigned', { readonly to: string; readonly by: string }>
+  | Fact<'ExceptionExplained', { readonly reason: string; readonly by: string }>
+  | Fact<
+      'ExceptionResolved',
+      {
+        readonly resolution: Resolution;
+        readonly reason: string;
+        readonly by: string;
+        readonly merchantAccount: string;
+        readonly suspenseCents: number;
+        readonly paymentId: string | null;
+        readonly portalId: string | null;
+        readonly feeCents: Cents;
+      }
+    >;
+
+export const EXCEPTION_EVENT_TYPES: readonly ExceptionEvent['type'][] = [
+  'ExceptionOpened',
+  'ExceptionAssigned',
+  'ExceptionExplained',
+  'ExceptionResolved',
+];
+
+export const exceptionStream = (exceptionId: string): string => `exception-${exceptionId}`;
+
+export type ExceptionStatus = 'opened' | 'assigned' | 'explained' | 'resolved';
+
+export interface SettlementCase {
+  readonly opened: OpenedException;
+  readonly status: ExceptionStatus;
+}
+
+type ExceptionCommand =
+  | { readonly type: 'Open'; readonly at: string; readonly opened: OpenedException }
+  | { readonly type: 'Assign'; readonly at: string; readonly to: string; readonly by: string }
+  | { readonly type: 'Explain'; readonly at: string; readonly reason: string; readonly by: string }
+  | {
+      readonly type: 'Resolve';
+      readonly at: string;
+      readonly resolution: Resolution;
+      readonly reason: string;
+      readonly by: string;
+      readonly portalId: string | null;
+      readonly feeCents: Cents;
+    };
+
+const evolve = (state: SettlementCase | null, event: ExceptionEvent): SettlementCase => {
+  if (event.type === 'ExceptionOpened') {
+    if (state) throw new Error('impossible history: an exception opened twice');
+    return { opened: event.data, status: 'opened' };
+  }
+  if (!state || state.status === 'resolved') throw new Error(`impossible history: ${event.type} of an exception that is not open`);
+  switch (event.type) {
+    case 'ExceptionAssigned':
+      return { ...state, status: 'assigned' };
+    case 'ExceptionExplained':
+      return { ...state, status: 'explained' };
+    case 'ExceptionResolved':
+      return { ...state, status: 'resolved' };
+    default:
+      return unreachable(event);
+  }
+};
+
+const decide = (state: SettlementCase | null, command: ExceptionCommand): readonly ExceptionEvent[] => {
+  if (command.type === 'Open') return state ? [] : [{ type: 'ExceptionOpened', at: command.at, data: command.opened }];
+  if (!state) throw new ServiceError('VALIDATION_ERROR', 'There is no such exception.', {}, { status: 404 });
+  if (state.status === 'resolved') throw new ServiceError('INVALID_STATE', 'The exception is resolved.');
+  const { at, by } = command;
+  switch (command.type) {
+    case 'Assign':
+      return [{ type: 'ExceptionAssigned', at, data: { to: command.to, by } }];
+    case 'Explain':
+      return [{ type: 'ExceptionExplained', at, data: { reason: command.reason, by } }];
+    case 'Resolve': {
+      const { resolution, reason, portalId, feeCents } = command;
+      const { merchantAccount, suspenseCents, paymentId } = state.opened;
+      if (resolution !== 'no_posting' && suspenseCents === 0)
+        throw new ServiceError('INVALID_STATE', 'Nothing of this exception lies in suspense: resolve it with no_posting, or adjust the books.');
+      if (resolution === 'adopt' && portalId === null) throw new ServiceError('VALIDATION_ERROR', 'Money is adopted for an agency: name its portal.');
+      if (resolution !== 'adopt' && (portalId !== null || feeCents !== 0))
+        throw new ServiceError('VALIDATION_ERROR', 'A portal and a fee belong to adopt only.');
+      if (!Number.isSafeInteger(feeCents) || feeCents < 0 || feeCents > Math.max(0, suspenseCents))
+        throw new ServiceError('VALIDATION_ERROR', 'The fee must be a part of the amount in suspense.');
+      return [{ type: 'ExceptionResolved', at, data: { resolution, reason, by, merchantAccount, suspenseCents, paymentId, portalId, feeCents } }];
+    }
+    default:
+      return unreachable(command);
+  }
+};
+
+export const settlementException: Decider<SettlementCase | null, ExceptionCommand, ExceptionEvent> = { initial: null, decide, evolve };

@@ -1,0 +1,362 @@
+/**
+ * The journal: a read model of every entry that the posting rules make of the log, in log order, and the balances of accounts. Each entry has the time at which
+ * we learned of it (recorded), the time at which it took effect, and the time it is booked at, which is the latter unless that period is closed. Entry ids are
+ * made of event and rule, so a rebuild gives the same bytes. An entry that does not balance, and a fact that nobody here knows, stop the projection.
+ */
+import { type ReadModel, type Recorded, upcast, upcasters } from '#eventstore';
+import { isSettlementStream, paymentIdOf, toPaymentEvent, toSettlementEvent } from '#payments';
+import { type Migration, type Queryable, uuidV5 } from '#platform';
+import { ADJUSTMENT_EVENT_TYPES, type AdjustmentEvent, bookedAt } from './adjustment.js';
+import { EXCEPTION_EVENT_TYPES, type ExceptionEvent } from './exception.js';
+import { type Books, type Entry, postAdjustment, postException, postPayment, postSettlement, refuseUnbalanced, RULE_VERSION } from './postings.js';
+
+/** Name of the projection and of its checkpoint. */
+export const JOURNAL = 'journal';
+export const JOURNAL_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-'] as const;
+
+upcasters.register(Object.fromEntries([...ADJUSTMENT_EVENT_TYPES, ...EXCEPTION_EVENT_TYPES].map((type) => [type, []])));
+
+const TABLES = `
+  create table journal_entry (
+    position text collate "C" not null, number int not null, entry_id uuid not null, event_id uuid not null, rule text not null, part int, payment_id uuid,
+    recorded_at timestamptz not null, effective_at timestamptz not null, booked_at timestamptz not null, accounts text[] not null, cents bigint[] not null);
+  create table journal_payment (payment_id uuid not null, revision bigint not null, books json);
+  create table journal_period (position text collate "C" not null primary key, closed_to timestamptz not null);
+  create table journal_total (
+    account text not null, recorded_on date not null, effective_on date not null, debit_cents numeric not null, credit_cents numeric not null,
+    primary key (account, recorded_on, effective_on))`;
+// Rows come in the order of the log, so block ranges find times at next to no cost.
+const INDEXES = `
+  alter table journal_entry add constraint journal_entry_pkey primary key (position, number);
+  alter table journal_payment add constraint journal_payment_pkey primary key (payment_id);
+  create index journal_entry_payment on journal_entry (payment_id) where payment_id is not null;
+  create index journal_entry_recorded on journal_entry using brin (recorded_at) with (pages_per_range = 16);
+  create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16);
+  create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16)`;
+
+export const journalMigration: Migration = { name: '0100-journal', sql: `${TABLES}; ${INDEXES}` };
+
+export const journalModel: ReadModel = {
+  projection: { name: JOURNAL, streamPrefixes: JOURNAL_STREAMS, apply: (client, events) => applyJournal(client, events) },
+  tables: ['journal_entry', 'journal_payment', 'journal_period', 'journal_total'],
+  createTables: TABLES,
+  createIndexes: INDEXES,
+};
+
+/** An entry with what its event gives it. */
+export interface JournalEntry extends Entry {
+  readonly entryId: string;
+  readonly eventId: string;
+  readonly position: string;
+  /** Order within its event. */
+  readonly number: number;
+  readonly recordedAt: string;
+  readonly bookedAt: string;
+}
+
+/** What one event posts. Throws at an event type or version that this program does not know, and where an entry does not balance. */
+export const journalise = (
+  recorded: Recorded,
+  books: Books,
+  closedTo: string | null,
+): { readonly books: Books; readonly entries: readonly JournalEntry[] } => {
+  if (upcasters.newest(recorded.type) === undefined)
+    throw new Error(
+      `${recorded.stream}@${recorded.revision}: ${recorded.type} is no event that this program knows; it was written by another Payfold`,
+    );
+  const posted = postingsOf(recorded, books);
+  const { position, id: eventId, meta } = recorded;
+  const entries = posted.entries.map((made, number): JournalEntry => {
+    refuseUnbalanced(made);
+    const effectiveAt = instant(made.effectiveAt);
+    return {
+      ...made,
+      effectiveAt,
+      entryId: uuidV5(eventId, `${made.rule}.${RULE_VERSION}${made.part === null ? '' : `/${made.part}`}`),
+      eventId,
+      position,
+      number,
+      recordedAt: meta.recordedAt,
+      bookedAt: bookedAt(effectiveAt, closedTo),
+    };
+  });
+  return { books: posted.books, entries };
+};
+
+/** Times of a processor may come with an offset; days are counted in UTC. */
+const instant = (text: string): string => (text.length === 24 && text.endsWith('Z') ? text : new Date(Date.parse(text)).toISOString());
+
+const postingsOf = (recorded: Recorded, books: Books): { readonly books: Books; readonly entries: readonly Entry[] } => {
+  const { stream } = recorded;
+  if (stream.startsWith('payment-')) return postPayment(paymentIdOf(stream), books, toPaymentEvent(recorded));
+  if (isSettlementStream(stream)) return { books, entries: postSettlement(toSettlementEvent(recorded)) };
+  if (stream.startsWith('exception-')) return { books, entries: postException(toExceptionEvent(recorded)) };
+  if (stream.startsWith('adjustment-')) return { books, entries: postAdjustment(toAdjustmentEvent(recorded)) };
+  return { books, entries: [] };
+};
+
+export const toExceptionEvent = (recorded: Recorded): ExceptionEvent => {
+  const { type, data, meta } = upcast(recorded);
+  return { type, data, at: meta.recordedAt } as unknown as ExceptionEvent;
+};
+export const toAdjustmentEvent = (recorded: Recorded): AdjustmentEvent => {
+  const { type, data, meta } = upcast(recorded);
+  return { type, data, at: meta.recordedAt } as unknown as AdjustmentEvent;
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Writing.
+
+interface Remembered {
+  readonly revision: bigint;
+  readonly books: Books;
+}
+
+/** Where the fold stands between two events. */
+interface Fold {
+  readonly payments: Map<string, Remembered>;
+  readonly entries: JournalEntry[];
+  readonly closings: { readonly position: string; readonly to: string }[];
+  closedTo: string | null;
+}
+
+const advance = (fold: Fold, recorded: Recorded): void => {
+  const paymentId = recorded.stream.startsWith('payment-') ? paymentIdOf(recorded.stream) : null;
+  const before = paymentId === null ? undefined : fold.payments.get(paymentId);
+  if (paymentId !== null && recorded.revision !== (before ? before.revision + 1n : 0n))
+    throw new Error(`${recorded.stream}: revision ${recorded.revision} does not follow ${before?.revision ?? 'an absent row'}`);
+  const { books, entries } = journalise(recorded, before?.books ?? null, fold.closedTo);
+  fold.entries.push(...entries);
+  if (paymentId !== null) fold.payments.set(paymentId, { revision: recorded.revision, books });
+  if (recorded.type === 'PeriodClosed') {
+    const { to } = (toAdjustmentEvent(recorded) as Extract<AdjustmentEvent, { type: 'PeriodClosed' }>).data;
+    fold.closings.push({ position: recorded.position, to });
+    fold.closedTo = to;
+  }
+};
+
+const applyJournal = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
+  const fold: Fold = { payments: new Map(), entries: [], closings: [], closedTo: await readClosedTo(client) };
+  const known = [
+    ...new Set(events.filter(({ revision, stream }) => revision > 0n && stream.startsWith('payment-')).map(({ stream }) => paymentIdOf(stream))),
+  ];
+  if (known.length > 0) {
+    const { rows } = await client.query<{ payment_id: string; revision: string; books: Books }>({
+      name: 'journal-read',
+      text: 'select payment_id, revision, books from journal_payment where payment_id = any($1::uuid[])',
+      values: [known],
+    });
+    for (const { payment_id: id, revision, books } of rows) fold.payments.set(id, { revision: BigInt(revision), books });
+  }
+  for (const recorded of events) advance(fold, recorded);
+  await writeEntries(client, fold.entries);
+  await writeTotals(client, fold.entries);
+  await writePayments(client, fold.payments);
+  for (const { position, to } of fold.closings)
+    await client.query('insert into journal_period (position, closed_to) values ($1, $2)', [position, to]);
+};
+
+const readClosedTo = async (client: Queryable): Promise<string | null> => {
+  const { rows } = await client.query<{ closed_to: Date | null }>('select max(closed_to) as closed_to from journal_period');
+  return rows[0]!.closed_to?.toISOString() ?? null;
+};
+
+const COLUMNS = [
+  'position', 'number', 'entry_id', 'event_id', 'rule', 'part', 'payment_id', 'recorded_at', 'effective_at', 'booked_at', 'accounts', 'cents',
+]; // prettier-ignore
+
+const columnsOf = (one: JournalEntry): (string | null)[] => [
+  one.position,
+  String(one.number),
+  one.entryId,
+  one.eventId,
+  one.rule,
+  one.part === null ? null : String(one.part),
+  one.paymentId,
+  one.recordedAt,
+  one.effectiveAt,
+  one.bookedAt,
+  // Names of accounts hold nothing that an array's text would have to quote.
+  `{${one.postings.map(({ account }) => account).join(',')}}`,
+  `{${one.postings.map(({ cents }) => cents).join(',')}}`,
+];
+
+const writeEntries = async (client: Queryable, entries: readonly JournalEntry[]): Promise<void> => {
+  if (entries.length === 0) return;
+  const rows = entries.map(columnsOf);
+  await client.query({
+    name: 'journal-write',
+    text: `
+      insert into journal_entry (${COLUMNS.join(', ')})
+      select u.position, u.number, u.entry_id, u.event_id, u.rule, u.part, u.payment_id, u.recorded_at, u.effective_at, u.booked_at, u.accounts::text[], u.cents::bigint[]
+      from unnest($1::text[], $2::int[], $3::uuid[], $4::uuid[], $5::text[], $6::int[], $7::uuid[], $8::timestamptz[], $9::timestamptz[], $10::timestamptz[],
+        $11::text[], $12::text[]) as u (${COLUMNS.join(', ')})`,
+    values: COLUMNS.map((_, index) => rows.map((row) => row[index])),
+  });
+};
+
+interface Total {
+  readonly account: string;
+  readonly recordedOn: string;
+  readonly effectiveOn: string;
+  debitCents: number;
+  creditCents: number;
+}
+
+const addTotals = (totals: Map<string, Total>, entries: readonly JournalEntry[]): void => {
+  for (const { recordedAt, effectiveAt, postings } of entries)
+    for (const { account, cents } of postings) {
+      const [recordedOn, effectiveOn] = [recordedAt.slice(0, 10), effectiveAt.slice(0, 10)];
+      const key = `${account} ${recordedOn} ${effectiveOn}`;
+      let total = totals.get(key);
+      if (!total) totals.set(key, (total = { account, recordedOn, effectiveOn, debitCents: 0, creditCents: 0 }));
+      if (cents > 0) total.debitCents += cents;
+      else total.creditCents -= cents;
+    }
+};
+
+const writeTotals = async (client: Queryable, entries: readonly JournalEntry[]): Promise<void> => {
+  const totals = new Map<string, Total>();
+  addTotals(totals, entries);
+  await writeTotalRows(client, [...totals.values()]);
+};
+
+const writeTotalRows = async (client: Queryable, rows: readonly Total[]): Promise<void> => {
+  if (rows.length === 0) return;
+  await client.query({
+    name: 'journal-total',
+    text: `
+      insert into journal_total as t (account, recorded_on, effective_on, debit_cents, credit_cents)
+      select * from unnest($1::text[], $2::date[], $3::date[], $4::numeric[], $5::numeric[])
+      on conflict (account, recorded_on, effective_on) do update
+        set debit_cents = t.debit_cents + excluded.debit_cents, credit_cents = t.credit_cents + excluded.credit_cents`,
+    values: [
+      rows.map(({ account }) => account),
+      rows.map(({ recordedOn }) => recordedOn),
+      rows.map(({ effectiveOn }) => effectiveOn),
+      rows.map(({ debitCents }) => debitCents),
+      rows.map(({ creditCents }) => creditCents),
+    ],
+  });
+};
+
+const writePayments = async (client: Queryable, payments: ReadonlyMap<string, Remembered>): Promise<void> => {
+  if (payments.size === 0) return;
+  const rows = [...payments];
+  await client.query({
+    name: 'journal-payment',
+    text: `
+      insert into journal_payment as p (payment_id, revision, books) select * from unnest($1::uuid[], $2::bigint[], $3::json[])
+      on conflict (payment_id) do update set revision = excluded.revision, books = excluded.books`,
+    values: [rows.map(([id]) => id), rows.map(([, { revision }]) => String(revision)), rows.map(([, { books }]) => books && JSON.stringify(books))],
+  });
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Reading.
+
+export interface Balance {
+  readonly account: string;
+  readonly debitCents: number;
+  readonly creditCents: number;
+  /** Debits less credits. */
+  readonly balanceCents: number;
+}
+
+export interface BalanceQuery {
+  /** What was known then (RFC 3339, inclusive); null: all that is known. */
+  readonly asOf: string | null;
+  /** What had taken effect before then (exclusive); null: whenever. */
+  readonly effectiveTo: string | null;
+}
+
+const MAX_SAFE = BigInt(Number.MAX_SAFE_INTEGER);
+
+/** Balances as of either time, or both: whole days come from their totals, the rest of the last day from its entries. */
+export const balances = async (db: Queryable, { asOf, effectiveTo }: BalanceQuery): Promise<Balance[]> => {
+  const knownDay = asOf?.slice(0, 10) ?? 'infinity';
+  const effectiveDay = effectiveTo?.slice(0, 10) ?? 'infinity';
+  const { rows } = await db.query<{ account: string; debit: string; credit: string }>(
+    `select account, sum(debit) as debit, sum(credit) as credit from (
+       select account, debit_cents as debit, credit_cents as credit from journal_total where recorded_on < $1::date and effective_on < $2::date
+       union all
+       select p.account, greatest(p.cents, 0), greatest(-p.cents, 0)
+       from journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents)
+       where (e.recorded_at >= $1::timestamptz or e.effective_at >= $2::timestamptz)
+         and e.recorded_at <= $3::timestamptz and e.effective_at < $4::timestamptz) as postings
+     group by account order by account collate "C"`,
+    [knownDay, effectiveDay, asOf ?? 'infinity', effectiveTo ?? 'infinity'],
+  );
+  return rows.map(({ account, debit, credit }) => balanceOf(account, debit, credit));
+};
+
+const balanceOf = (account: string, debit: string, credit: string): Balance => {
+  const [debitCents, creditCents] = [BigInt(debit), BigInt(credit)];
+  if (debitCents > MAX_SAFE || creditCents > MAX_SAFE) throw new Error(`${account}: a sum beyond what a number can say`);
+  return { account, debitCents: Number(debitCents), creditCents: Number(creditCents), balanceCents: Number(debitCents - creditCents) };
+};
+
+/** Invariant 2. */
+export const bookSumCents = (rows: readonly Balance[]): number => rows.reduce((sum, { balanceCents }) => sum + balanceCents, 0);
+
+/** A place between two entries of the journal. */
+export interface JournalPlace {
+  readonly position: string;
+  readonly number: number;
+}
+export const JOURNAL_START: JournalPlace = { position: '', number: -1 };
+
+export interface JournalQuery {
+  /** Booked from (inclusive) and to (exclusive), RFC 3339; null: unbounded. */
+  readonly from: string | null;
+  readonly to: string | null;
+  /** Only what events up to this place posted. */
+  readonly until: string | null;
+}
+
+type EntryRow = Record<'position' | 'entry_id' | 'event_id' | 'rule' | 'payment_id' | 'recorded' | 'effective' | 'booked', string> & {
+  number: number;
+  part: number | null;
+  accounts: string[];
+  cents: string[];
+};
+
+export const ENTRY_COLUMNS = `position, number, entry_id, event_id, rule, part, payment_id, recorded_at, effective_at, booked_at, accounts, cents`;
+const ISO = (column: string) => `to_char(${column}, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')`;
+const SELECT_ENTRY = `select position, number, entry_id, event_id, rule, part, payment_id, ${ISO('recorded_at')} as recorded, ${ISO('effective_at')} as effective,
+  ${ISO('booked_at')} as booked, accounts, cents from journal_entry`;
+
+const entryOf = (row: EntryRow): JournalEntry => ({
+  entryId: row.entry_id,
+  eventId: row.event_id,
+  position: row.position,
+  number: row.number,
+  rule: row.rule as Entry['rule'],
+  part: row.part,
+  paymentId: row.payment_id,
+  recordedAt: row.recorded,
+  effectiveAt: row.effective,
+  bookedAt: row.booked,
+  postings: row.accounts.map((account, index) => ({ account, cents: Number(row.cents[index]) })),
+});
+
+/** The next entries after a place, in log order. */
+export const journalPage = async (db: Queryable, after: JournalPlace, { from, to, until }: JournalQuery, limit: number): Promise<JournalEntry[]> => {
+  const { rows } = await db.query<EntryRow>({
+    name: 'journal-page',
+    text: `${SELECT_ENTRY} where (position, number) > ($1, $2::int) and booked_at >= $3::timestamptz and booked_at < $4::timestamptz
+             and ($5::text is null or position <= $5) order by position, number limit $6::int`,
+    values: [after.position, after.number, from ?? '-infinity', to ?? 'infinity', until, limit],
+  });
+  return rows.map(entryOf);
+};
+
+/** Entries of payments, in log order. */
+export const entriesOfPayments = async (db: Queryable, paymentIds: readonly string[]): Promise<JournalEntry[]> => {
+  const { rows } = await db.query<EntryRow>({
+    name: 'journal-of-payments',
+    text: `${SELECT_ENTRY} where payment_id = any($1::uuid[]) order by position, number`,
+    values: [paymentIds],
+  });
+  return rows.map(entryOf);
+};

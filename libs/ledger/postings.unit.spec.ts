@@ -1,0 +1,466 @@
+/** The posting rules over random lives of payments: the books balance whatever happens, and say what the payment says (invariants 1 to 9). */
+import { describe, expect, test } from '@jest/globals';
+import fc from 'fast-check';
+import { fold, sumCents } from '#kernel';
+import {
+  type Dispute,
+  DISPUTE_STATUSES,
+  disputedCents,
+  type Leg,
+  payment as decider,
+  type Payment,
+  type PaymentCommand,
+  type PaymentEvent,
+  type PaymentTerms,
+  type RecordedLine,
+  remaining,
+} from '#payments';
+import { adjust, bookedAt, periods } from './adjustment.js';
+import { account, isAccount } from './chart.js';
+import { settlementException } from './exception.js';
+import { type Books, type Entry, postAdjustment, postException, postPayment, postSettlement, refuseUnbalanced } from './postings.js';
+
+const PORTAL = '01890000-0000-7000-8000-000000000001';
+const PAYMENT = '01890000-0000-7000-8000-000000000002';
+const AT = '2026-03-01T10:00:00.000Z';
+const CLOSED = '2026-03-02T05:00:00.000Z';
+
+const termsOf = (principal: number, fee: number, chargeMode: 'separate' | 'combined'): PaymentTerms => {
+  const at = (merchantAccount: string) => ({ gateway: 'simulator', merchantAccount, credentialsRef: 'sandbox', environment: 'sandbox' as const });
+  const leg = (name: Leg, principalCents: number, feeCents: number, mid: string) => ({
+    leg: name,
+    principalCents,
+    feeCents,
+    account: at(mid),
+    references: { charge: `c-${name}`, reversal: `r-${name}` },
+  });
+  return {
+    accountId: PORTAL,
+    portalId: PORTAL,
+    referenceId: null,
+    amountCents: principal,
+    serviceFeeCents: fee,
+    feeVersion: 1,
+    chargeMode,
+    lineItems: [{ id: 'l1', amountCents: principal, serviceFeeCents: fee, referenceId: 'r', description: null, metadata: null }],
+    payer: null,
+    paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
+    legs:
+      chargeMode === 'combined'
+        ? [leg('combined', principal, fee, 'mid-agency')]
+        : [leg('principal', principal, 0, 'mid-agency'), ...(fee > 0 ? [leg('fee', 0, fee, 'mid-fees')] : [])],
+  };
+};
+
+/** Runs a command against the decider, and posts what it decided; a refusal changes nothing. */
+class Life {
+  payment: Payment = decider.initial;
+  books: Books = null;
+  readonly events: PaymentEvent[] = [];
+  readonly entries: Entry[] = [];
+
+  run(command: PaymentCommand): boolean {
+    let decided: readonly PaymentEvent[];
+    try {
+      decided = decider.decide(this.payment, command);
+    } catch (error) {
+      if ((error as { code?: string }).code === undefined) throw error;
+      return false;
+    }
+    for (const event of decided) {
+      this.payment = decider.evolve(this.payment, event);
+      const posted = postPayment(PAYMENT, this.books, event);
+      this.books = posted.books;
+      this.events.push(event);
+      this.entries.push(...posted.entries);
+    }
+    return true;
+  }
+
+  balance(prefix: string): number {
+    return sumCents(
+      this.entries.flatMap(({ postings }) => postings).filter((posting) => posting.account.startsWith(prefix)),
+      ({ cents }) => cents,
+    );
+  }
+}
+
+const STEPS = fc.array(
+  fc.oneof(
+    fc.record({ do: fc.constant('void' as const), upTo: fc.nat(2) }),
+    fc.record({ do: fc.constant('refund' as const), share: fc.double({ min: 0.01, max: 1, noNaN: true }), fee: fc.boolean(), upTo: fc.nat(2) }),
+    fc.record({ do: fc.constant('settle' as const), leg: fc.nat(1), accepted: fc.boolean() }),
+    fc.record({ do: fc.constant('dispute' as const), id: fc.nat(1), status: fc.constantFrom(...DISPUTE_STATUSES), share: fc.double({ min: 0.01, max: 1, noNaN: true }) }), // prettier-ignore
+  ),
+  { maxLength: 14 },
+);
+const CASE = fc.record({
+  principal: fc.integer({ min: 1, max: 99_999_999 }),
+  fee: fc.oneof(fc.constant(0), fc.integer({ min: 1, max: 9_999_999 })),
+  mode: fc.constantFrom('separate' as const, 'combined' as const),
+  ending: fc.constantFrom('charged' as const, 'resolved' as const, 'declined' as const, 'voided' as const),
+  steps: STEPS,
+});
+
+const live = ({ principal, fee, mode, ending, steps }: typeof CASE extends fc.Arbitrary<infer T> ? T : never): Life => {
+  const life = new Life();
+  const terms = termsOf(principal, fee, mode);
+  life.run({ type: 'Initiate', at: AT, attemptId: 'a0', terms });
+  const charge = {
+    confirmationNumber: 'X',
+    legs: terms.legs.map(({ leg }) => ({ leg, transactionId: `t-${leg}`, authCode: '1', avs: null, cvv: null })),
+  };
+  switch (ending) {
+    case 'charged':
+      life.run({ type: 'RecordChargeOutcome', at: AT, attemptId: 'a0', outcome: { kind: 'charged', ...charge } });
+      break;
+    case 'declined':
+      life.run({
+        type: 'RecordChargeOutcome',
+        at: AT,
+        attemptId: 'a0',
+        outcome: { kind: 'declined', leg: terms.legs[0]!.leg, code: 'generic_decline', transactionId: null, raw: null },
+      });
+      break;
+    default:
+      life.run({ type: 'StartReconciliation', at: AT, attemptId: 'a0' });
+      if (ending === 'resolved') life.run({ type: 'Resolve', at: AT, as: 'succeeded', charge, evidence: 'seen', by: 'me', forced: false });
+      else
+        life.run({
+          type: 'RecordChargeFindings',
+          at: AT,
+          attemptId: 'a0',
+          findings: terms.legs.map(({ leg }) => ({ leg, found: 'reversed' as const, transactionId: `t-${leg}` })),
+        });
+  }
+  let attempts = 0;
+  const references = (leg: Leg) => ({ void: `v-${leg}`, refund: `f-${leg}` });
+  for (const step of steps) {
+    switch (step.do) {
+      case 'void':
+      case 'refund': {
+        const attemptId = `a${++attempts}`;
+        const common = { at: AT, attemptId, initiatedBy: 'partner' as const, reason: null, references };
+        const asked =
+          step.do === 'void'
+            ? life.run({ type: 'RequestVoid', ...common })
+            : life.run({
+                type: 'RequestRefund',
+                ...common,
+                amountCents: step.fee ? null : Math.max(1, Math.floor(principal * step.share)),
+                includeFee: step.fee,
+                capabilities: () => ({ partialVoid: true, refundUnsettled: false }),
+              });
+        if (!asked || life.payment.phase !== 'charged') break;
+        const moves = life.payment.attempts.at(-1)!.legs.slice(0, step.upTo);
+        for (const { leg, means } of moves)
+          life.run({ type: 'RecordLegReturned', at: AT, attemptId, leg, means, transactionId: `${attemptId}-${leg}` });
+        life.run({ type: 'EndReversal', at: AT, attemptId, unfinished: 'rejected' });
+        break;
+      }
+      case 'settle': {
+        if (life.payment.phase !== 'charged') break;
+        const leg = life.payment.legs[Math.min(step.leg, life.payment.legs.length - 1)]!;
+        const booked = life.books!.legs.find((one) => one.leg === leg.leg)!;
+        const grossCents = booked.principalCents + booked.feeCents - booked.voidedPrincipalCents - booked.voidedFeeCents;
+        // What was voided whole never settles.
+        if (grossCents > 0)
+          life.run({
+            type: 'RecordSettlement',
+            at: AT,
+            leg: leg.leg,
+            batchId: 'b1',
+            closedAt: CLOSED,
+            accepted: step.accepted,
+            grossCents,
+            feeCents: 7,
+          });
+        break;
+      }
+      case 'dispute': {
+        const disputeId = `d${step.id}`;
+        const known = life.payment.phase === 'charged' && life.payment.disputes.some((one) => one.disputeId === disputeId);
+        const dispute: Dispute = {
+          disputeId,
+          status: step.status,
+          stage: 'chargeback',
+          reasonCode: '1',
+          reason: 'r',
+          disputedAmountCents: Math.max(1, Math.floor((principal + fee) * step.share)),
+          openedOn: '2026-03-05',
+          dueDate: '2026-03-20',
+        };
+        if (known) life.run({ type: 'UpdateDispute', at: AT, disputeId, status: step.status, stage: null });
+        else life.run({ type: 'OpenDispute', at: AT, dispute });
+      }
+    }
+  }
+  return life;
+};
+
+describe('over random lives of a payment', () => {
+  test('every entry balances, with two postings or more, in whole cents, on accounts of the chart (invariants 1, 2)', () => {
+    fc.assert(
+      fc.property(CASE, (one) => {
+        for (const entry of live(one).entries) {
+          refuseUnbalanced(entry);
+          expect(entry.postings.every((posting) => isAccount(posting.account))).toBe(true);
+        }
+      }),
+    );
+  });
+
+  test('no event posts under one rule twice (invariant 8)', () => {
+    fc.assert(
+      fc.property(CASE, (one) => {
+        let books: Books = null;
+        for (const event of live(one).events) {
+          const posted = postPayment(PAYMENT, books, event);
+          books = posted.books;
+          const rules = posted.entries.map(({ rule, part }) => `${rule} ${part}`);
+          expect(new Set(rules).size).toBe(rules.length);
+        }
+      }),
+    );
+  });
+
+  test('what is unsettled, in transit, taken back, owed and earned is what the payment says (invariants 3 to 6, 9)', () => {
+    fc.assert(
+      fc.property(CASE, (one) => {
+        const life = live(one);
+        const { payment } = life;
+        if (payment.phase !== 'charged') {
+          expect(life.entries).toEqual([]);
+          return;
+        }
+        const returned = payment.attempts.flatMap((attempt) => attempt.returned);
+        const sum = (means: 'void' | 'refund', part: 'principalCents' | 'feeCents', leg?: Leg) =>
+          sumCents(
+            returned.filter((back) => back.means === means && (leg === undefined || back.leg === leg)),
+            (back) => back[part],
+          );
+        // 3: a leg is unsettled until its batch, less voids; its refunds wait for a batch of their own.
+        const unsettled = sumCents(payment.legs, ({ leg, principalCents, feeCents, settledBatchId, settlementRejected }) => {
+          const sale = principalCents + feeCents - sum('void', 'principalCents', leg) - sum('void', 'feeCents', leg);
+          return (settledBatchId !== null || settlementRejected ? 0 : sale) - sum('refund', 'principalCents', leg) - sum('refund', 'feeCents', leg);
+        });
+        expect(life.balance('assets:processor:mid-agency:unsettled') + life.balance('assets:processor:mid-fees:unsettled')).toBe(unsettled);
+        // 4: taken back and undecided.
+        const undecided = sumCents(
+          payment.disputes.filter(({ status }) => status === 'debited' || status === 'in_dispute'),
+          (dispute) => dispute.disputedAmountCents,
+        );
+        expect(life.balance('assets:disputes')).toBe(undecided);
+        // 5 and 6: less what was rejected, and what the agency bears of lost disputes.
+        const rejected = (part: 'principalCents' | 'feeCents') =>
+          sumCents(
+            payment.legs.filter(({ settlementRejected }) => settlementRejected),
+            (leg) => leg[part] - sum('void', part, leg.leg),
+          );
+        const left = remaining(payment);
+        expect(0 - life.balance('revenue:')).toBe(left.fee - rejected('feeCents'));
+        const lost = payment.disputes.filter(({ status }) => status === 'lost');
+        expect(0 - life.balance('liabilities:agency') - life.balance('expense:chargeback_loss')).toBe(
+          left.principal - rejected('principalCents') - sumCents(lost, (dispute) => dispute.disputedAmountCents),
+        );
+        // 9: in transit is what settled, less the processor's fees and what disputes took.
+        const settled = payment.legs.filter(({ settledBatchId }) => settledBatchId !== null);
+        const gross = sumCents(
+          settled,
+          ({ leg, principalCents, feeCents }) => principalCents + feeCents - sum('void', 'principalCents', leg) - sum('void', 'feeCents', leg),
+        );
+        expect(life.balance('assets:processor:mid-agency:in_transit') + life.balance('assets:processor:mid-fees:in_transit')).toBe(
+          gross - 7 * settled.length - disputedCents(payment),
+        );
+      }),
+      { numRuns: 400 },
+    );
+  });
+
+  test('posting the same events again gives the same entries (invariant 11)', () => {
+    fc.assert(
+      fc.property(CASE, (one) => {
+        const life = live(one);
+        let books: Books = null;
+        const again = life.events.flatMap((event) => {
+          const posted = postPayment(PAYMENT, JSON.parse(JSON.stringify(books)) as Books, event);
+          books = posted.books;
+          return posted.entries;
+        });
+        expect(again).toEqual(life.entries);
+      }),
+    );
+  });
+});
+
+describe('one rule after the other', () => {
+  const charged = (mode: 'separate' | 'combined', steps: Parameters<typeof live>[0]['steps'] = []) =>
+    live({ principal: 10_000, fee: 300, mode, ending: 'charged', steps });
+  const shown = (entries: readonly Entry[]) =>
+    entries.map(({ rule, postings }) => [rule, Object.fromEntries(postings.map((one) => [one.account, one.cents]))]);
+  const name = {
+    payable: account.payable(PORTAL),
+    fee: account.serviceFee(PORTAL),
+    refunded: account.serviceFeeRefunded(PORTAL),
+    loss: account.chargebackLoss(PORTAL),
+  };
+  const agency = { unsettled: account.unsettled('mid-agency'), transit: account.inTransit('mid-agency'), disputes: account.disputes('mid-agency') };
+  const fees = { unsettled: account.unsettled('mid-fees'), transit: account.inTransit('mid-fees'), disputes: account.disputes('mid-fees') };
+  const dispute = (status: (typeof DISPUTE_STATUSES)[number], share = 1) => ({ do: 'dispute' as const, id: 0, status, share });
+
+  test('R1, R2: a charge is owed to the agency, its fee is earned', () => {
+    expect(shown(charged('separate').entries)).toEqual([
+      ['R1', { [agency.unsettled]: 10_000, [name.payable]: -10_000 }],
+      ['R2', { [fees.unsettled]: 300, [name.fee]: -300 }],
+    ]);
+  });
+  test('R4, R5: a batch closes; its time is the effective one', () => {
+    const { entries } = charged('combined', [{ do: 'settle', leg: 0, accepted: true }]);
+    expect(shown(entries.slice(2))).toEqual([
+      ['R4', { [agency.transit]: 10_300, [agency.unsettled]: -10_300 }],
+      ['R5', { [account.processing('mid-agency')]: 7, [agency.transit]: -7 }],
+    ]);
+    expect(entries[2]!.effectiveAt).toBe(CLOSED);
+  });
+  test('R14: a rejected settlement takes everything back', () => {
+    expect(shown(charged('combined', [{ do: 'settle', leg: 0, accepted: false }]).entries.slice(2))).toEqual([
+      ['R14', { [name.payable]: 10_000, [name.fee]: 300, [agency.unsettled]: -10_300 }],
+    ]);
+  });
+  test('R3, then R7 and R8: before settlement a void, after it a refund whose fee is contra revenue', () => {
+    expect(shown(charged('combined', [{ do: 'refund', share: 1, fee: true, upTo: 2 }]).entries.slice(2))).toEqual([
+      ['R3', { [name.payable]: 10_000, [name.fee]: 300, [agency.unsettled]: -10_300 }],
+    ]);
+    const settled = charged('combined', [{ do: 'settle', leg: 0, accepted: true }, { do: 'refund', share: 1, fee: true, upTo: 2 }]); // prettier-ignore
+    expect(shown(settled.entries.slice(4))).toEqual([
+      ['R7', { [name.payable]: 10_000, [agency.unsettled]: -10_000 }],
+      ['R8', { [name.refunded]: 300, [agency.unsettled]: -300 }],
+    ]);
+  });
+  test.each([
+    [['debited'], ['R9']],
+    [['debited', 'in_dispute'], ['R9']],
+    [
+      ['debited', 'lost'],
+      ['R9', 'R11'],
+    ],
+    [['lost'], ['R9', 'R11']],
+    [
+      ['debited', 'recovered'],
+      ['R9', 'R12'],
+    ],
+    [
+      ['debited', 'lost', 'recovered'],
+      ['R9', 'R11', "R12'"],
+    ],
+    [
+      ['lost', 'in_dispute'],
+      ['R9', 'R11', "R12''"],
+    ],
+    [
+      ['debited', 'recovered', 'debited'],
+      ['R9', 'R12', 'R9'],
+    ],
+    [['recovered'], []],
+  ] as const)('a dispute that goes %j posts %j (R9 to R12)', (statuses, rules) => {
+    const { entries } = charged('combined', statuses.map((status) => dispute(status))); // prettier-ignore
+    expect(entries.slice(2).map(({ rule }) => rule)).toEqual(rules);
+  });
+  test('a lost dispute: the agency bears its principal, the operator the fee; by leg where they were charged apart', () => {
+    expect(shown(charged('combined', [dispute('lost', 0.5)]).entries.slice(3))).toEqual([
+      ['R11', { [name.payable]: 5_000, [name.loss]: 150, [agency.disputes]: -5_150 }],
+    ]);
+    expect(shown(charged('separate', [dispute('lost')]).entries.slice(2))).toEqual([
+      ['R9', { [agency.disputes]: 10_000, [fees.disputes]: 300, [agency.transit]: -10_000, [fees.transit]: -300 }],
+      ['R11', { [name.payable]: 10_000, [name.loss]: 300, [agency.disputes]: -10_000, [fees.disputes]: -300 }],
+    ]);
+  });
+
+  const line = (over: Partial<RecordedLine>): RecordedLine => ({
+    number: 3,
+    transactionId: 't',
+    ref: null,
+    type: 'sale',
+    accepted: true,
+    grossCents: 500,
+    feeCents: 20,
+    netCents: 480,
+    result: 'MISSING_HERE',
+    paymentId: null,
+    leg: null,
+    expectedCents: null,
+    ...over,
+  });
+  const batch = { gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1' };
+  const lines = (...all: RecordedLine[]) =>
+    shown(postSettlement({ type: 'SettlementLinesRecorded', at: AT, data: { ...batch, closedAt: CLOSED, lines: all } }));
+  const suspense = account.suspense('mid-agency');
+  const kept = account.processing('mid-agency');
+  test('R15: what nobody can explain goes into suspense; a rejected line moves nothing', () => {
+    expect(lines(line({}))).toEqual([
+      ['R15', { [agency.transit]: 500, [suspense]: -500 }],
+      ['R5', { [kept]: 20, [agency.transit]: -20 }],
+    ]);
+    expect(lines(line({ accepted: false }))).toEqual([]);
+  });
+  test('a matched sale posts with its payment, a matched refund and fee here (R4′, R5, R13)', () => {
+    expect(lines(line({ result: 'MATCHED' }))).toEqual([]);
+    expect(lines(line({ result: 'MATCHED', type: 'refund', grossCents: -500, feeCents: 0, netCents: -500 }))).toEqual([
+      ["R4'", { [agency.transit]: -500, [agency.unsettled]: 500 }],
+    ]);
+    expect(lines(line({ result: 'MATCHED', type: 'fee', grossCents: 0, feeCents: 995, netCents: -995 }))).toEqual([
+      ['R5', { [kept]: 995, [agency.transit]: -995 }],
+    ]);
+    expect(lines(line({ result: 'MATCHED', type: 'chargeback', grossCents: -500, feeCents: 1_500, netCents: -2_000 }))).toEqual([
+      ['R13', { [account.disputeFee('mid-agency')]: 1_500, [agency.transit]: -1_500 }],
+    ]);
+  });
+  test('R6, R6′: funding reaches the operator’s bank, or the agency’s; a negative batch is mirrored', () => {
+    const funded = (netCents: number, agencyPortalId?: string) =>
+      shown(
+        postSettlement({
+          type: 'BatchFunded',
+          at: AT,
+          data: { ...batch, fundedOn: '2026-03-03', netCents, ...(agencyPortalId && { agencyPortalId }) },
+        }),
+      );
+    expect(funded(480)).toEqual([['R6', { 'assets:bank:operating': 480, [agency.transit]: -480 }]]);
+    expect(funded(-480)).toEqual([['R6', { 'assets:bank:operating': -480, [agency.transit]: 480 }]]);
+    expect(funded(480, PORTAL)).toEqual([["R6'", { [name.payable]: 480, [agency.transit]: -480 }]]);
+    expect(funded(0)).toEqual([]);
+  });
+  test('R16: suspense is resolved into what is unsettled, or adopted for an agency with its fee', () => {
+    const opened = { exceptionId: 'e', kind: 'MISSING_HERE' as const, gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1', line: 3, transactionId: 't', ref: null, paymentId: null, leg: null, grossCents: 500, expectedCents: null, suspenseCents: 500 }; // prettier-ignore
+    const resolve = (resolution: 'refund' | 'adopt', portalId: string | null, feeCents: number) =>
+      settlementException
+        .decide({ opened, status: 'opened' }, { type: 'Resolve', at: AT, resolution, reason: 'r', by: 'me', portalId, feeCents })
+        .flatMap(postException);
+    expect(shown(resolve('refund', null, 0))).toEqual([['R16', { [suspense]: 500, [agency.unsettled]: -500 }]]);
+    expect(shown(resolve('adopt', PORTAL, 20))).toEqual([['R16', { [suspense]: 500, [name.payable]: -480, [name.fee]: -20 }]]);
+    expect(() => resolve('adopt', null, 0)).toThrow('name its portal');
+    expect(() => resolve('adopt', PORTAL, 501)).toThrow('part of the amount');
+  });
+  test('R17: an adjustment balances over accounts of the chart, or is refused', () => {
+    const by = (postings: { account: string; cents: number }[]) =>
+      adjust(AT, { adjustmentId: 'a', postings, effectiveAt: AT, reason: 'r', by: 'me' });
+    expect(shown(postAdjustment(by([{ account: suspense, cents: 5 }, { account: 'equity:adjustment', cents: -5 }])))).toEqual([['R17', { [suspense]: 5, 'equity:adjustment': -5 }]]); // prettier-ignore
+    expect(() => by([{ account: suspense, cents: 5 }, { account: 'equity:adjustment', cents: -4 }])).toThrow('must be equal'); // prettier-ignore
+    expect(() => by([{ account: 'assets:cash', cents: 5 }, { account: 'equity:adjustment', cents: -5 }])).toThrow('no account'); // prettier-ignore
+  });
+});
+
+describe('periods', () => {
+  test('are closed in order, when they are over, and once', () => {
+    const close = (to: string) => ({ type: 'ClosePeriod' as const, at: AT, to, by: 'me' });
+    const [closed] = periods.decide(periods.initial, close('2026-02-01T00:00:00.000Z'));
+    const state = fold(periods, [closed!]);
+    expect(periods.decide(state, close('2026-02-01T00:00:00.000Z'))).toEqual([]);
+    expect(() => periods.decide(state, close('2026-01-01T00:00:00.000Z'))).toThrow('closed to');
+    expect(() => periods.decide(state, close('2026-04-01T00:00:00.000Z'))).toThrow('over');
+  });
+  test('what comes late is booked at the first instant that is open, and keeps its effective time', () => {
+    expect(bookedAt('2026-01-31T23:00:00.000Z', '2026-02-01T00:00:00.000Z')).toBe('2026-02-01T00:00:00.000Z');
+    expect(bookedAt('2026-02-03T00:00:00.000Z', '2026-02-01T00:00:00.000Z')).toBe('2026-02-03T00:00:00.000Z');
+    expect(bookedAt('2026-01-31T23:00:00.000Z', null)).toBe('2026-01-31T23:00:00.000Z');
+  });
+});

@@ -1,0 +1,57 @@
+/**
+ * The journal and its figures as text for other tools: RFC 4180 CSV whose formulas are defused, NDJSON without loss, and hledger's plain text, so that books
+ * can be added up again with a program that we did not write. Pure.
+ */
+import { decimal } from '#kernel';
+import type { JournalEntry } from './journal.js';
+import { RULE_WORDS } from './postings.js';
+
+export type Cell = string | number | boolean | null;
+
+/** A text that begins like a formula is one to a spreadsheet (ASVS 1.2.10); numbers stay what they are. */
+const csvCell = (value: Cell): string => {
+  if (value === null) return '';
+  if (typeof value !== 'string') return String(value);
+  const safe = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+};
+
+export const csvLine = (cells: readonly Cell[]): string => `${cells.map(csvCell).join(',')}\r\n`;
+
+export type JournalFormat = 'csv' | 'ndjson' | 'hledger';
+export const JOURNAL_FORMATS: readonly JournalFormat[] = ['csv', 'ndjson', 'hledger'];
+
+const CSV_HEADINGS = [
+  'position', 'entry_id', 'event_id', 'rule', 'description', 'payment_id', 'recorded_at', 'effective_at', 'booked_at', 'account', 'debit_cents', 'credit_cents',
+]; // prettier-ignore
+
+/** What stands before the first entry. */
+export const journalHeading = (format: JournalFormat): string =>
+  format === 'csv' ? csvLine(CSV_HEADINGS) : format === 'hledger' ? '; USD\ncommodity USD 1000.00\n\n' : '';
+
+/** One entry. In CSV a line for each posting. */
+export const journalText = (format: JournalFormat, one: JournalEntry): string => {
+  const { position, entryId, eventId, rule, part, paymentId, recordedAt, effectiveAt, bookedAt, postings } = one;
+  switch (format) {
+    case 'csv':
+      return postings
+        .map(
+          ({ account, cents }) =>
+          csvLine([
+            position, entryId, eventId, rule, RULE_WORDS[rule], paymentId, recordedAt, effectiveAt, bookedAt, account, Math.max(cents, 0), Math.max(-cents, 0),
+          ]), // prettier-ignore
+        )
+        .join('');
+    case 'ndjson':
+      return `${JSON.stringify({ position, entryId, eventId, rule, part, description: RULE_WORDS[rule], paymentId, recordedAt, effectiveAt, bookedAt, postings })}\n`;
+    case 'hledger': {
+      const lines = [
+        `${bookedAt.slice(0, 10)} * (${rule}) ${RULE_WORDS[rule]}${paymentId === null ? '' : ` | ${paymentId}`}`,
+        `    ; entry: ${entryId}, event: ${eventId}, position: ${position}`,
+        `    ; recorded: ${recordedAt}, effective: ${effectiveAt}`,
+        ...postings.map(({ account, cents }) => `    ${account}  USD ${decimal(cents)}`),
+      ];
+      return `${lines.join('\n')}\n\n`;
+    }
+  }
+};
