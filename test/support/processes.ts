@@ -49,7 +49,8 @@ export interface SystemProcess {
   readonly args: string;
 }
 
-const ROOT = new URL('../../', import.meta.url).pathname;
+/** Of the checkout, also when this file was built into its `dist`. */
+const ROOT = new URL('../../', import.meta.url).pathname.replace(/dist\/$/, '');
 const START_TIMEOUT_MS = 30_000;
 const STOP_TIMEOUT_MS = 45_000;
 const GONE_TIMEOUT_MS = 10_000;

@@ -1,0 +1,173 @@
+/**
+ * Whose is it? (broken object level authorization): every operation of the served document × every kind of id × two accounts. The matrix is made from the document: a new
+ * operation joins by itself, and one with a parameter that nobody has told it about fails until somebody does.
+ */
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { type Answer, type Client, paymentOf, PAYMENTS, type Service, startService, type TestAccount } from '../support/service.js';
+
+interface Parameter {
+  readonly in: string;
+  readonly name: string;
+  readonly required?: boolean;
+}
+interface Route {
+  readonly method: string;
+  readonly path: string;
+  readonly parameters: readonly Parameter[];
+  readonly body: string | null;
+}
+
+let service: Service;
+let owner: TestAccount;
+let stranger: TestAccount;
+let portalId: string;
+let strangersPortal: string;
+let paymentId: string;
+let lineItemId: string;
+let routes: Route[];
+/** Texts that only the owner may ever see. */
+let secrets: string[];
+
+beforeAll(async () => {
+  service = await startService();
+  owner = await service.account('Owner');
+  stranger = await service.account('Stranger');
+  portalId = await service.portal(owner);
+  strangersPortal = await service.portal(stranger);
+  const payment = await owner.client.created(paymentOf(portalId, { referenceId: 'OWNERS-CASE' }));
+  paymentId = payment.id;
+  lineItemId = payment.lineItems[0]!.id;
+  secrets = [paymentId, lineItemId, payment.confirmationNumber!, payment.gateway.transactionId!, 'OWNERS-CASE'];
+  const { paths } = service.judge.document as unknown as {
+    paths: Record<string, Record<string, { parameters?: Parameter[]; requestBody?: { content: Record<string, { schema: { $ref?: string } }> }; security?: unknown[] }>>;
+  }; // prettier-ignore
+  routes = Object.entries(paths).flatMap(([path, methods]) =>
+    Object.entries(methods)
+      .filter(([, { security }]) => (security?.length ?? 0) > 0)
+      .map(([method, { parameters = [], requestBody }]) => ({
+        method: method.toUpperCase(),
+        path,
+        parameters,
+        body: requestBody?.content['application/json']?.schema.$ref?.split('/').at(-1) ?? null,
+      })),
+  );
+});
+afterAll(() => service.stop());
+
+const NOWHERE = '018f0000-0000-7000-8000-00000000dead';
+/** Refused before anything is looked up, whosever it is (C6). */
+const UNSUPPORTED = /\/(capture|vault)$/;
+
+/** What a parameter names. One that is not here must be thought about first. */
+const NAMES: Readonly<Record<string, 'payment' | 'portal' | 'cursor' | 'nothing'>> = {
+  'path id': 'payment',
+  'query portalId': 'portal',
+  'query cursor': 'cursor',
+  'query amountCents': 'nothing',
+  'query limit': 'nothing',
+  'query status': 'nothing',
+  'query from': 'nothing',
+  'query to': 'nothing',
+  'header Idempotency-Key': 'nothing',
+};
+const bodyOf = (route: Route, portal: string): object | undefined => {
+  if (route.body === null) return undefined;
+  if (route.body === 'CreatePaymentRequest') return paymentOf(portal);
+  return {};
+};
+const send = (client: Client, route: Route, ids: { payment?: string; portal?: string; cursor?: string }): Promise<Answer<unknown>> => {
+  const query = new URLSearchParams();
+  for (const { in: where, name, required } of route.parameters) {
+    if (where !== 'query') continue;
+    const kind = NAMES[`query ${name}`];
+    if (kind === 'portal' && (ids.portal || required)) query.set(name, ids.portal ?? strangersPortal);
+    else if (kind === 'cursor' && ids.cursor) query.set(name, ids.cursor);
+    else if (required) query.set(name, name === 'amountCents' ? '100' : 'x');
+  }
+  const path = route.path.replace('{id}', ids.payment ?? paymentId);
+  return client.send(route.method, query.size > 0 ? `${path}?${query.toString()}` : path, bodyOf(route, ids.portal ?? strangersPortal));
+};
+const expectNothingTold = (answer: Answer<unknown>) => {
+  for (const secret of secrets) expect(answer.text).not.toContain(secret);
+};
+
+test('every parameter of every operation is known to the matrix', () => {
+  expect(routes.length).toBeGreaterThan(7);
+  expect(routes.flatMap(({ parameters }) => parameters.map((one) => `${one.in} ${one.name}`)).filter((name) => !(name in NAMES))).toEqual([]);
+  expect(routes.flatMap(({ path }) => [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)).filter((name) => name !== 'id')).toEqual([]);
+});
+
+describe('a payment’s id', () => {
+  const withPayment = () => routes.filter(({ path }) => path.includes('{id}') && !UNSUPPORTED.test(path));
+  test('of another account, absent, a line item’s or no id at all: 404, byte for byte the same (C7)', async () => {
+    for (const route of withPayment()) {
+      const texts = new Map<string, string>();
+      const kinds = { 'another account’s': paymentId, absent: NOWHERE, 'a line item’s': lineItemId, 'another account’s, in capitals': paymentId.toUpperCase(), 'a portal’s': portalId, 'no id': 'no-id', 'a number': '1' }; // prettier-ignore
+      for (const [kind, id] of Object.entries(kinds)) {
+        const answer = await send(stranger.client, route, { payment: id });
+        expect([route.method, route.path, kind, answer.status, answer.code]).toEqual([route.method, route.path, kind, 404, 'PAYMENT_NOT_FOUND']);
+        expectNothingTold(answer);
+        texts.set(kind, answer.text);
+      }
+      // The owner's own line item is no payment either.
+      texts.set('the owner’s line item', (await send(owner.client, route, { payment: lineItemId })).text);
+      expect(new Set(texts.values()).size).toBe(1);
+    }
+    // Nothing that the stranger did has moved money.
+    expect((await owner.client.find(paymentId)).data).toMatchObject({ status: 'succeeded', refundedAmountCents: 0 });
+  });
+  test('the owner is answered on the same routes, so that the matrix tests what it says', async () => {
+    for (const route of withPayment().filter(({ method }) => method === 'GET')) expect((await send(owner.client, route, {})).status).toBe(200);
+  });
+  test('nobody without credentials, with another environment’s or a half key', async () => {
+    const key = owner.apiKey;
+    for (const route of routes)
+      for (const authorization of [null, `ApiKey ${key.slice(0, -4)}`, `ApiKey ${key.replace('pc_test', 'pc_live')}`, `Bearer ${key}`]) {
+        const answer = await send(service.anonymous.as(authorization), route, { portal: portalId });
+        expect([route.path, authorization === null, answer.status]).toEqual([route.path, authorization === null, 401]);
+        expectNothingTold(answer);
+      }
+  });
+});
+
+describe('a portal’s id', () => {
+  test('another account’s and an unknown one: the same 403 (specification, Portal)', async () => {
+    const withPortal = routes.filter(({ parameters, body }) => body === 'CreatePaymentRequest' || parameters.some(({ name }) => name === 'portalId'));
+    expect(withPortal.length).toBeGreaterThanOrEqual(3);
+    for (const route of withPortal) {
+      const [others, absent] = [await send(stranger.client, route, { portal: portalId }), await send(stranger.client, route, { portal: NOWHERE })];
+      expect([others.status, others.code]).toEqual([403, 'PORTAL_ACCESS_DENIED']);
+      expect(absent.text).toBe(others.text);
+      expectNothingTold(others);
+    }
+  });
+});
+
+describe('what is not named by an id', () => {
+  test('a list shows the account’s own payments only, also with another account’s cursor', async () => {
+    for (let count = 0; count < 2; count++) await owner.client.created(paymentOf(portalId));
+    const { nextCursor } = (await owner.client.list({ limit: 1 })).data;
+    expect(nextCursor).not.toBeNull();
+    const stolen = await stranger.client.list({ limit: 1, cursor: nextCursor! });
+    expect([stolen.status, stolen.code]).toEqual([400, 'VALIDATION_ERROR']);
+    const own = await stranger.client.list();
+    expect(own.data.payments).toEqual([]);
+    expectNothingTold(own);
+  });
+  test('an idempotency key is the account’s own: another account’s replays nothing', async () => {
+    const key = 'shared-key';
+    const first = await owner.client.create(paymentOf(portalId), { key });
+    const other = await stranger.client.create(paymentOf(strangersPortal), { key });
+    expect([other.status, other.headers['idempotent-replayed']]).toEqual([200, undefined]);
+    expect(other.data.id).not.toBe(first.data.id);
+    // A refund of the stranger under the key of the owner's refund finds nothing of it.
+    await owner.client.refund(first.data.id, {}, { key: 'shared-refund' });
+    const refund = await stranger.client.refund(first.data.id, {}, { key: 'shared-refund' });
+    expect([refund.status, refund.code]).toEqual([404, 'PAYMENT_NOT_FOUND']);
+  });
+  test('an access token is good for its own account only', async () => {
+    const token = (await stranger.client.post<{ accessToken: string }>('/api/partner/v1/auth/token')).data.accessToken;
+    const answer = await service.anonymous.as(`Bearer ${token}`).get(`${PAYMENTS}/${paymentId}`);
+    expect([answer.status, answer.code]).toEqual([404, 'PAYMENT_NOT_FOUND']);
+  });
+});

@@ -1,0 +1,32 @@
+/** What the long proofs leave behind: one JSON line per run in `reports/`, with the commit that it was taken at; and a progress bar on a terminal. */
+import { execFileSync } from 'node:child_process';
+import { appendFileSync, mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { SingleBar } from 'cli-progress';
+
+const ROOT = process.cwd();
+
+/** Appends a line to `reports/<name>.ndjson` of the checkout that the command runs in. */
+export const writeReport = (name: string, figures: Readonly<Record<string, unknown>>): void => {
+  mkdirSync(join(ROOT, 'reports'), { recursive: true });
+  const line = { at: new Date().toISOString(), commit: commit(), node: process.version, ...figures };
+  appendFileSync(join(ROOT, 'reports', `${name}.ndjson`), `${JSON.stringify(line)}\n`);
+};
+
+/** `+` behind it: with changes that are not committed. Null outside of a checkout. */
+const commit = (): string | null => {
+  try {
+    const git = (...args: string[]) => execFileSync('git', args, { cwd: ROOT, encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim();
+    return git('rev-parse', '--short', 'HEAD') + (git('status', '--porcelain', '--untracked-files=no') === '' ? '' : '+');
+  } catch {
+    return null;
+  }
+};
+
+export const progress = (name: string, total: number | null): { update(done: number): void; stop(): void } => {
+  if (!process.stderr.isTTY) return { update: () => undefined, stop: () => undefined };
+  const format = total === null ? `${name} {value}` : `${name} {bar} {percentage} % | {value}/{total} | {eta_formatted} left`;
+  const bar = new SingleBar({ format, hideCursor: true, fps: 5, stream: process.stderr });
+  bar.start(total ?? 0, 0);
+  return { update: (done) => bar.update(done), stop: () => bar.stop() };
+};
