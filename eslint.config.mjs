@@ -8,6 +8,9 @@ const PURE = [
   'libs/payments/{payment,payment.view,fee}.ts',
   'libs/accounts/{account,portal,case-restriction}.ts',
   'libs/webhooks/{notification,schedule}.ts',
+  'libs/checkout/{checkout,addresses}.ts',
+  'libs/checkout/pages/{text,format}.ts',
+  'libs/checkout/pages/{layout,pay,outcome}.tsx',
 ];
 
 export default tseslint.config(
@@ -48,7 +51,7 @@ export default tseslint.config(
     },
   },
   {
-    files: ['libs/**/*.ts'],
+    files: ['libs/**/*.{ts,tsx}'],
     ignores: ['libs/kernel/clock.ts', 'libs/platform/postgres/embedded.ts', '**/*.spec.ts'],
     rules: {
       'no-restricted-properties': [
@@ -59,7 +62,7 @@ export default tseslint.config(
     },
   },
   {
-    files: ['libs/**/*.ts'],
+    files: ['libs/**/*.{ts,tsx}'],
     ignores: ['libs/platform/config.ts', '**/*.spec.ts', 'libs/platform/postgres/embedded.ts', 'libs/platform/logging.ts'],
     rules: { 'no-restricted-globals': ['error', { name: 'process', message: 'The environment is read in platform/config only.' }] },
   },
@@ -72,6 +75,18 @@ export default tseslint.config(
       '@typescript-eslint/no-unsafe-argument': 'off',
       '@typescript-eslint/no-unsafe-call': 'off',
       '@typescript-eslint/no-unsafe-return': 'off',
+    },
+  },
+  {
+    // Runs in the payer's browser.
+    files: ['libs/checkout/pages/checkout.js'],
+    languageOptions: {
+      globals: Object.fromEntries(
+        ['document', 'window', 'location', 'fetch', 'setTimeout', 'addEventListener', 'URLSearchParams', 'FormData'].map((name) => [
+          name,
+          'readonly',
+        ]),
+      ),
     },
   },
   {

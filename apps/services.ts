@@ -9,6 +9,7 @@ import {
   type AuthenticationDeps,
   type Directory,
 } from '#accounts';
+import { checkoutUnfinishedMigration, checkoutUnfinishedModel, type CheckoutPorts, CheckoutSessions } from '#checkout';
 import {
   createSubscriber,
   type EventStore,
@@ -77,6 +78,7 @@ export const MIGRATIONS: readonly Migration[] = [
   paymentRegisterMigration,
   ...webhookMigrations,
   journalMigration,
+  checkoutUnfinishedMigration,
 ];
 
 /** The configuration with the addresses filled in that were found or started. */
@@ -96,12 +98,14 @@ export interface Services {
   readonly directory: Directory;
   readonly authentication: AuthenticationDeps;
   readonly payments: PaymentServices;
+  readonly checkout: CheckoutPorts;
   readonly settlement: SettlementPorts;
   /** What follows the log, by name; a worker starts them, the command line brings the directory up to its own events. */
   readonly projections: {
     readonly directory: Subscriber;
     readonly paymentList: Subscriber;
     readonly paymentRegister: Subscriber;
+    readonly checkoutUnfinished: Subscriber;
     readonly webhookOutbox: Subscriber;
     readonly journal: Subscriber;
   };
@@ -112,6 +116,7 @@ export interface Services {
     readonly directory: ReadModel;
     readonly paymentList: ReadModel;
     readonly paymentRegister: ReadModel;
+    readonly checkoutUnfinished: ReadModel;
     readonly journal: ReadModel;
   };
   /** Throws when something that payments need cannot be used. */
@@ -203,6 +208,7 @@ export const openServices = async (
       paymentList: paymentListModel((paymentId) => log.warn({ paymentId }, 'a payment has an unusually long stream')),
       paymentRegister: paymentRegisterModel,
       journal: journalModel,
+      checkoutUnfinished: checkoutUnfinishedModel,
     };
     const projections = {
       directory: createSubscriber(models.directory.projection, { store, pool: projectionPool, clock, onError }),
@@ -210,6 +216,7 @@ export const openServices = async (
       paymentRegister: createSubscriber(models.paymentRegister.projection, { store, pool: projectionPool, clock, onError }),
       webhookOutbox: createSubscriber(webhookOutbox(store), { store, pool: projectionPool, clock, onError }),
       journal: createSubscriber(models.journal.projection, { store, pool: projectionPool, clock, onError }),
+      checkoutUnfinished: createSubscriber(models.checkoutUnfinished.projection, { store, pool: projectionPool, clock, onError }),
     };
     // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
     const watch = watchProjection(pool, PAYMENT_LIST, clock);
@@ -268,6 +275,7 @@ export const openServices = async (
       },
       payments,
       settlement: { payments: ports, store, register: postgresRegister(pool, registerCaughtUp) },
+      checkout: { payments: ports, sessions: new CheckoutSessions(store, clock, ids), directory },
       projections,
       models,
       webhooks: { dispatcher, watch: (watcher) => void watchers.add(watcher) },

@@ -1,4 +1,4 @@
-/** The HTTP service: Nest on Fastify with the partner endpoints, health and the OpenAPI document. Composition only. */
+/** The HTTP service: Nest on Fastify with the partner endpoints, the payer's pages, health and the OpenAPI document. Composition only. */
 import type { Server } from 'node:http';
 import { Server as TcpServer } from 'node:net';
 import { type DynamicModule, Module } from '@nestjs/common';
@@ -7,9 +7,10 @@ import { CqrsModule } from '@nestjs/cqrs';
 import type { NestFastifyApplication } from '@nestjs/platform-fastify';
 import type { FastifyInstance } from 'fastify';
 import type { AuthenticationDeps } from '#accounts';
+import type { CheckoutPorts } from '#checkout';
 import type { Clock } from '#kernel';
 import { PAYMENT_HANDLERS, PAYMENT_SERVICES, type PaymentServices } from '#payments';
-import type { Config, Logger } from '#platform';
+import type { Config, KeyRing, Logger } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
 import { HealthController } from './health.controller.js';
 import { Health, type ReadinessChecks } from './health.js';
@@ -19,29 +20,47 @@ import { FeesController } from './partner/fees.controller.js';
 import { AUTHENTICATION } from './partner/http.js';
 import { PaymentsController } from './partner/payments.controller.js';
 import { UnsupportedController } from './partner/unsupported.controller.js';
+import { CheckoutController } from './payer/checkout.controller.js';
+import { addSecurityHeaders, CHECKOUT_SERVICES, type CheckoutServices, isPayerPath } from './payer/http.js';
+import { IntakeController } from './payer/intake.controller.js';
+import { PayerPages } from './payer/pages.js';
+import { createRateLimits } from './payer/rate-limits.js';
 
 export interface ApiParts {
   readonly authentication: AuthenticationDeps;
   readonly payments: PaymentServices;
+  readonly checkout: CheckoutPorts;
+  readonly keys: KeyRing;
   readonly readiness: ReadinessChecks;
   readonly clock: Clock;
   readonly log: Logger;
+  /** Where partners and payers reach this service. */
   readonly publicUrl: string;
-  readonly config: Pick<Config, 'webhooks'>;
+  readonly config: Pick<Config, 'environment' | 'webhooks' | 'checkoutRatePerAddress' | 'checkoutRatePerPortal' | 'proxyHops'>;
   readonly onAnswer?: ServerOptions['onAnswer'];
   readonly timeouts?: ServerOptions['timeouts'];
 }
 
 @Module({})
 class ApiModule {
-  static of(parts: ApiParts, health: Health): DynamicModule {
+  static of(parts: ApiParts, checkout: CheckoutServices, health: Health): DynamicModule {
     return {
       module: ApiModule,
       imports: [CqrsModule.forRoot()],
-      controllers: [PaymentsController, FeesController, AuthController, UnsupportedController, HealthController],
+      controllers: [
+        PaymentsController,
+        FeesController,
+        AuthController,
+        UnsupportedController,
+        IntakeController,
+        CheckoutController,
+        HealthController,
+      ],
       providers: [
         { provide: AUTHENTICATION, useValue: parts.authentication },
         { provide: PAYMENT_SERVICES, useValue: parts.payments },
+        { provide: CHECKOUT_SERVICES, useValue: checkout },
+        PayerPages,
         { provide: Health, useValue: health },
         ...PAYMENT_HANDLERS,
       ],
@@ -64,7 +83,15 @@ const LINGER_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
 
 export const createApi = async (parts: ApiParts): Promise<Api> => {
-  const { log, clock, config } = parts;
+  const { log, clock, config, publicUrl } = parts;
+  const checkout: CheckoutServices = {
+    ports: parts.checkout,
+    keys: parts.keys,
+    publicUrl,
+    sandbox: config.environment === 'sandbox',
+    limits: createRateLimits({ perAddress: config.checkoutRatePerAddress, perPortal: config.checkoutRatePerPortal }, clock),
+    proxyHops: config.proxyHops,
+  };
   const health = new Health(parts.readiness, clock, config.webhooks.privateTargets.length > 0 ? { webhookPrivateTargets: true } : {});
   const adapter = createHttpAdapter({
     log,
@@ -77,17 +104,24 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     if (leaving) void reply.header('connection', 'close');
     done(null, payload);
   });
+  addSecurityHeaders(adapter.getInstance<FastifyInstance>(), publicUrl);
   const routes: { method: string; url: string }[] = [];
   adapter.getInstance<FastifyInstance>().addHook('onRoute', ({ method, url }) => {
     for (const one of [method].flat()) routes.push({ method: one, url });
   });
-  const app = await NestFactory.create<NestFastifyApplication>(ApiModule.of(parts, health), adapter, {
+  const app = await NestFactory.create<NestFastifyApplication>(ApiModule.of(parts, checkout, health), adapter, {
     bodyParser: false,
     logger: false,
     abortOnError: false,
   });
-  app.useGlobalFilters(new ErrorsFilter(log, routes));
-  serveOpenApi(app, buildOpenApi(app, parts.publicUrl));
+  const pages = app.get(PayerPages);
+  app.useGlobalFilters(
+    new ErrorsFilter(log, routes, {
+      covers: (request) => isPayerPath(request.url.split('?')[0]!),
+      send: (request, reply, status) => pages.failed(request, reply, status),
+    }),
+  );
+  serveOpenApi(app, buildOpenApi(app, publicUrl));
   await app.init();
   await adapter.getInstance<FastifyInstance>().ready();
   return {

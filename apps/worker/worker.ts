@@ -1,4 +1,5 @@
 /** The worker: the subscribers that follow the log, the loops that look at the clock, and the dispatcher of webhooks. Any number may run; each piece of work is guarded by itself. */
+import { finishSessions } from '#checkout';
 import { Deadline, timestamp } from '#kernel';
 import { purgeVelocity, recordSettlements, settleCreate } from '#payments';
 import { purgeAttempts } from '#webhooks';
@@ -8,6 +9,7 @@ const RECOVERY_EVERY_MS = 5_000;
 const SWEEP_EVERY_MS = 5_000;
 /** Batches close once a day; this is soon enough to learn of it. */
 const SETTLEMENT_EVERY_MS = 20_000;
+const FINISH_CHECKOUTS_EVERY_MS = 5_000;
 const PURGE_EVERY_MS = 10 * 60_000;
 const BATCH = 100;
 const PURGE_BATCH = 1_000;
@@ -25,13 +27,14 @@ export interface Worker {
 }
 
 export const startWorker = (services: Services): Worker => {
-  const { clock, log, payments, pool, projections, settlement, webhooks } = services;
+  const { checkout, clock, log, payments, pool, projections, settlement, webhooks } = services;
   const subscribers = Object.values(projections);
   const stop = new AbortController();
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
     { name: 'settlement', everyMs: SETTLEMENT_EVERY_MS, run: () => recordSettlements(settlement, stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
+    { name: 'checkout finisher', everyMs: FINISH_CHECKOUTS_EVERY_MS, run: () => finishSessions(checkout, pool, { stop: stop.signal }) },
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },
     { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool) },

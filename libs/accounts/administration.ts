@@ -21,6 +21,7 @@ import {
   type PortalEvent,
   type PortalGateway,
   type PortalRules,
+  type SealedSecret,
   type VelocityLimits,
 } from './portal.js';
 
@@ -151,7 +152,7 @@ export class Administration {
     const [ownerAccountId, ...grantedAccountIds] = accountIds;
     if (ownerAccountId === undefined) throw new ServiceError('VALIDATION_ERROR', 'A portal belongs to at least one account.');
     for (const accountId of accountIds) await this.account(accountId);
-    const signingSecret = `psec_${keyEnvironment(this.deps.environment)}_${newSecret()}`;
+    const { signingSecret, sealed } = this.drawSigningSecret(portalId);
     const done = await this.changePortal(portalId, {
       type: 'CreatePortal',
       portalId,
@@ -160,9 +161,25 @@ export class Administration {
       grantedAccountIds,
       gateway: gatewayOf(portalId, gateway),
       fee,
-      signingSecret: this.deps.keys.seal(signingSecret, signingSecretContext(portalId)),
+      signingSecret: sealed,
     });
     return { ...done, signingSecret };
+  }
+
+  private drawSigningSecret(portalId: string): { signingSecret: string; sealed: SealedSecret } {
+    const signingSecret = `psec_${keyEnvironment(this.deps.environment)}_${newSecret()}`;
+    return { signingSecret, sealed: this.deps.keys.seal(signingSecret, signingSecretContext(portalId)) };
+  }
+
+  /** `signingSecret` is shown once. Links signed with it are taken from now on; returns are signed with it after {@link activateSigningSecret}. */
+  async stageSigningSecret(portalId: string): Promise<Done<Portal> & { readonly signingSecret: string }> {
+    const { signingSecret, sealed } = this.drawSigningSecret(portalId);
+    return { ...(await this.changePortal(portalId, { type: 'StageSigningSecret', signingSecret: sealed })), signingSecret };
+  }
+
+  /** The staged secret takes the active one's place. */
+  activateSigningSecret(portalId: string): Promise<Done<Portal>> {
+    return this.changePortal(portalId, { type: 'ActivateSigningSecret' });
   }
 
   /** Parts that are not named stay as they are; a change that changes anything makes a new fee version. */
@@ -293,6 +310,12 @@ const signingSecretContext = (portalId: string) => `${portalStream(portalId)}/si
 /** The portal's signing secret in the clear, for `sig` of hosted checkout (C60). Never log it. */
 export const openSigningSecret = (keys: KeyRing, { portalId, signingSecret }: Pick<Portal, 'portalId' | 'signingSecret'>): string =>
   keys.open(signingSecret, signingSecretContext(portalId));
+
+/** Every secret that a link or a signed intake may be signed with: the active one, and the staged one. Never log them. */
+export const openAcceptedSecrets = (keys: KeyRing, portal: Pick<Portal, 'portalId' | 'signingSecret' | 'stagedSecret'>): readonly string[] =>
+  [portal.signingSecret, portal.stagedSecret]
+    .filter((sealed) => sealed !== null)
+    .map((sealed) => openSigningSecret(keys, { portalId: portal.portalId, signingSecret: sealed }));
 
 /** What the first start of a sandbox prints. */
 export interface SandboxDefaults extends NewKey {

@@ -11,7 +11,7 @@ import type { Projection, Recorded } from '#eventstore';
 import { account, type Account, type AccountEvent, type AccountStatus, type KeyEnvironment } from './account.js';
 import { type Case, type CaseEvent, caseRestriction, type CaseRestriction } from './case-restriction.js';
 import { factOf } from './events.js';
-import { portal, type Portal, type PortalEvent } from './portal.js';
+import { asNow, portal, type Portal, type PortalEvent } from './portal.js';
 
 /** The streams that the directory folds. */
 export const DIRECTORY_STREAMS = ['account-', 'portal-', 'case-'] as const;
@@ -192,7 +192,7 @@ const readPortals = async (client: Queryable, rows: Rows, portalIds: readonly st
     'select portal_id, revision, state from directory_portal where portal_id = any ($1::uuid[])',
     [portalIds],
   );
-  for (const { portal_id, revision, state } of found.rows) rows.portals.set(portal_id, { state, revision: BigInt(revision) });
+  for (const { portal_id, revision, state } of found.rows) rows.portals.set(portal_id, { state: asNow(state), revision: BigInt(revision) });
 };
 
 interface RestrictionColumns {
@@ -332,7 +332,7 @@ const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[
     text: 'select portal_id, state from directory_portal where portal_id = any ($1::uuid[])',
     values: [portalIds.filter((id) => isUuid(id))],
   });
-  const portalOf = new Map(portals.map(({ portal_id, state }) => [portal_id, state]));
+  const portalOf = new Map(portals.map(({ portal_id, state }) => [portal_id, asNow(state)]));
   const { rows } = await db.query<GrantColumns & RestrictionColumns & { status: AccountStatus | null }>({
     name: 'directory-charge-terms',
     text: `select a.status, g.active, g.once_granted, c.kind, c.until, c.reason
@@ -385,12 +385,12 @@ export const postgresDirectory = (db: Queryable): Directory => {
         text: 'select state from directory_portal where portal_id = $1::uuid',
         values: [portalId],
       });
-      return rows[0]?.state ?? null;
+      return rows[0] ? asNow(rows[0].state) : null;
     },
 
     portals: async () => {
       const { rows } = await db.query<{ state: Portal }>('select state from directory_portal order by portal_id');
-      return rows.map(({ state }) => state);
+      return rows.map(({ state }) => asNow(state));
     },
 
     grant: async (accountId, portalId) => {

@@ -1,8 +1,8 @@
 /** The event types of this lib, each at its newest version, and how a stored one is read. */
-import { type Recorded, upcast, upcasters } from '#eventstore';
+import { type Recorded, type Upcast, upcast, upcasters } from '#eventstore';
 import type { AccountEvent } from './account.js';
 import type { CaseEvent } from './case-restriction.js';
-import type { PortalEvent } from './portal.js';
+import { checkoutConfiguredFromV1, type PortalEvent } from './portal.js';
 
 type EventType = (AccountEvent | PortalEvent | CaseEvent)['type'];
 
@@ -19,11 +19,13 @@ const TYPES = {
   PortalLimitsSet: [],
   PortalRulesSet: [],
   PortalGatewaySet: [],
-  PortalCheckoutConfigured: [],
+  PortalCheckoutConfigured: [checkoutConfiguredFromV1],
+  PortalSigningSecretStaged: [],
+  PortalSigningSecretActivated: [],
   CaseBlocked: [],
   CaseHeld: [],
   CaseAllowed: [],
-} satisfies Record<EventType, readonly []>;
+} satisfies Record<EventType, readonly Upcast[]>;
 
 upcasters.register(TYPES);
 

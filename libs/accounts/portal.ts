@@ -3,7 +3,7 @@
  *
  * Configuration is history, not a row: a payment's intent names the fee version that it was charged under, and this stream can still show it.
  */
-import { canonicalJson, type Cents, type Decider, isCents, MAX_AMOUNT_CENTS, ServiceError, unreachable } from '#kernel';
+import { canonicalJson, type Cents, type Decider, isCents, type Json, MAX_AMOUNT_CENTS, ServiceError, unreachable } from '#kernel';
 import { validName } from './account.js';
 
 /** 100 %: a percentage above it is a slip of the decimal point. */
@@ -64,14 +64,25 @@ export interface PortalRules {
   readonly brands: readonly RuleBrand[] | null;
 }
 
+/** Languages that the checkout pages are written in. */
+export const CHECKOUT_LOCALES = ['en', 'es'] as const;
+export type CheckoutLocale = (typeof CHECKOUT_LOCALES)[number];
+
 /** Hosted checkout (checkout.md 3, 4). */
 export interface CheckoutConfig {
   readonly enabled: boolean;
   /** `https://host[:port][/path-prefix]`, normalised, no trailing slash; the host may begin with `*.`. */
   readonly allow: readonly string[];
   readonly requireSignedIntake: boolean;
+  /** What payers see at the top of each page; null: the portal's own name. */
   readonly agencyName: string | null;
+  /** `#rrggbb`, lower case, of the button and the head of each page; null: the service's own. */
+  readonly colour: string | null;
+  /** Language of payers whose partner names none; null: the browser's. */
+  readonly locale: CheckoutLocale | null;
 }
+
+const CHECKOUT_OFF: CheckoutConfig = { enabled: false, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null };
 
 /** What `KeyRing.seal` made of a secret. */
 export interface SealedSecret {
@@ -103,7 +114,17 @@ export type PortalEvent =
     }
   | { readonly type: 'PortalRulesSet'; readonly data: { readonly portalId: string; readonly rules: PortalRules } }
   | { readonly type: 'PortalGatewaySet'; readonly data: { readonly portalId: string; readonly gateway: PortalGateway | null } }
-  | { readonly type: 'PortalCheckoutConfigured'; readonly data: { readonly portalId: string; readonly checkout: CheckoutConfig } };
+  | { readonly type: 'PortalCheckoutConfigured'; readonly data: { readonly portalId: string; readonly checkout: CheckoutConfig } }
+  /** A new signing secret exists beside the active one: links signed with either are taken, returns are still signed with the active one. */
+  | { readonly type: 'PortalSigningSecretStaged'; readonly data: { readonly portalId: string; readonly signingSecret: SealedSecret } }
+  /** The staged secret took the active one's place, which counts no more. */
+  | { readonly type: 'PortalSigningSecretActivated'; readonly data: { readonly portalId: string } };
+
+/** Steps of event types whose shape has changed (events.ts registers them). Version 1 knew neither colour nor language. */
+export const checkoutConfiguredFromV1 = (data: Json): Json => {
+  const { checkout, ...rest } = data as { checkout: Record<string, Json> };
+  return { ...rest, checkout: { ...checkout, colour: null, locale: null } };
+};
 
 // State.
 
@@ -119,6 +140,8 @@ export interface Portal {
   readonly rules: PortalRules;
   readonly checkout: CheckoutConfig;
   readonly signingSecret: SealedSecret;
+  /** The next signing secret, from staging to activation. */
+  readonly stagedSecret: SealedSecret | null;
   /** Every account that ever had access, and whether it still has: a portal the account once had may still be read (C46, C47). */
   readonly access: Readonly<Record<string, 'granted' | 'revoked'>>;
 }
@@ -131,7 +154,8 @@ const evolve = (state: Portal | null, event: PortalEvent): Portal => {
       ...event.data,
       limits: { card: null, case: null },
       rules: { minCents: null, maxCents: null, brands: null },
-      checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null },
+      checkout: CHECKOUT_OFF,
+      stagedSecret: null,
       access: { [ownerAccountId]: 'granted' },
     };
   }
@@ -151,6 +175,11 @@ const evolve = (state: Portal | null, event: PortalEvent): Portal => {
       return { ...state, gateway: event.data.gateway };
     case 'PortalCheckoutConfigured':
       return { ...state, checkout: event.data.checkout };
+    case 'PortalSigningSecretStaged':
+      return { ...state, stagedSecret: event.data.signingSecret };
+    case 'PortalSigningSecretActivated':
+      if (!state.stagedSecret) throw new Error(`portal ${state.portalId} has no staged signing secret to activate`);
+      return { ...state, signingSecret: state.stagedSecret, stagedSecret: null };
     default:
       return unreachable(event);
   }
@@ -177,7 +206,10 @@ export type PortalCommand =
   | { readonly type: 'SetLimits'; readonly scope: LimitScope; readonly limits: VelocityLimits }
   | { readonly type: 'SetRules'; readonly change: Partial<PortalRules> }
   | { readonly type: 'SetGateway'; readonly gateway: PortalGateway | null }
-  | { readonly type: 'ConfigureCheckout'; readonly change: Partial<CheckoutConfig> };
+  | { readonly type: 'ConfigureCheckout'; readonly change: Partial<CheckoutConfig> }
+  /** Staging again takes the place of what was staged: a secret that was lost on its way is not waited for. */
+  | { readonly type: 'StageSigningSecret'; readonly signingSecret: SealedSecret }
+  | { readonly type: 'ActivateSigningSecret' };
 
 type Ask<T extends PortalCommand['type']> = Extract<PortalCommand, { type: T }>;
 
@@ -217,6 +249,11 @@ const decide = (state: Portal | null, command: PortalCommand): readonly PortalEv
       const checkout = validCheckout({ ...portal.checkout, ...command.change });
       return same(checkout, portal.checkout) ? [] : [{ type: 'PortalCheckoutConfigured', data: { portalId, checkout } }];
     }
+    case 'StageSigningSecret':
+      return [{ type: 'PortalSigningSecretStaged', data: { portalId, signingSecret: command.signingSecret } }];
+    case 'ActivateSigningSecret':
+      if (!portal.stagedSecret) throw new ServiceError('INVALID_STATE', 'No signing secret is staged.');
+      return [{ type: 'PortalSigningSecretActivated', data: { portalId } }];
     default:
       return unreachable(command);
   }
@@ -294,10 +331,22 @@ const validRules = (rules: PortalRules): PortalRules => {
   return { minCents, maxCents, brands: RULE_BRANDS.filter((brand) => rules.brands?.includes(brand)) };
 };
 
-const validCheckout = ({ enabled, allow, requireSignedIntake, agencyName }: CheckoutConfig): CheckoutConfig => {
+const COLOUR = /^#[0-9a-f]{6}$/;
+
+const validCheckout = ({ enabled, allow, requireSignedIntake, agencyName, colour, locale }: CheckoutConfig): CheckoutConfig => {
   const addresses = [...new Set(allow.map(allowedAddress))];
   if (addresses.length > MAX_ALLOWED_ADDRESSES) refuse(`The allow-list holds at most ${MAX_ALLOWED_ADDRESSES} addresses.`);
-  return { enabled, allow: addresses, requireSignedIntake, agencyName: agencyName === null ? null : validName('agencyName', agencyName) };
+  const hex = colour?.toLowerCase() ?? null;
+  if (hex !== null && !COLOUR.test(hex)) refuse('colour must read #rrggbb.');
+  if (locale !== null && !CHECKOUT_LOCALES.includes(locale)) refuse(`locale must be of ${CHECKOUT_LOCALES.join(', ')}.`);
+  return {
+    enabled,
+    allow: addresses,
+    requireSignedIntake,
+    agencyName: agencyName === null ? null : validName('agencyName', agencyName),
+    colour: hex,
+    locale,
+  };
 };
 
 const WILDCARD_HOST = /^\*(?:\.[a-z0-9-]+){2,}$/;
@@ -321,6 +370,13 @@ const existing = (state: Portal | null): Portal => {
   if (!state) throw new ServiceError('PORTAL_ACCESS_DENIED', 'There is no such portal.');
   return state;
 };
+
+/** A state as an earlier version of the directory stored it, with what has come since. */
+export const asNow = (stored: Portal): Portal => ({
+  ...stored,
+  checkout: { ...CHECKOUT_OFF, ...stored.checkout },
+  stagedSecret: stored.stagedSecret ?? null,
+});
 
 const same = (a: unknown, b: unknown) => canonicalJson(a) === canonicalJson(b);
 

@@ -1,16 +1,24 @@
 import { describe, expect, test } from '@jest/globals';
+import { fileURLToPath } from 'node:url';
+import { upcasters } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
+import { goldenEvents } from '../../test/support/event-store.contract.js';
+import './events.js';
 import {
+  asNow,
   type CheckoutConfig,
   type FeeConfig,
   NO_FEE,
   portal,
+  type Portal,
   type PortalCommand,
   type PortalEvent,
   type PortalGateway,
   type PortalRules,
   type VelocityLimits,
 } from './portal.js';
+
+goldenEvents(fileURLToPath(new URL('./golden/', import.meta.url)), upcasters);
 
 const portalId = '018f0000-0000-7000-8000-00000000000a';
 const [owner, other, stranger] = [
@@ -82,7 +90,8 @@ describe('a portal', () => {
       signingSecret,
       limits: { card: null, case: null },
       rules: { minCents: null, maxCents: null, brands: null },
-      checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null },
+      checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null },
+      stagedSecret: null,
       access: { [owner]: 'granted' },
     }));
   test.each<PortalCommand>([
@@ -235,14 +244,14 @@ describe('the gateway (C47)', () => {
 
 describe('hosted checkout (checkout.md 3, 4)', () => {
   const configured = (checkout: CheckoutConfig): PortalEvent => ({ type: 'PortalCheckoutConfigured', data: { portalId, checkout } });
-  const off: CheckoutConfig = { enabled: false, allow: [], requireSignedIntake: false, agencyName: null };
+  const off: CheckoutConfig = { enabled: false, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null };
   test('a change names what changes', () => {
     given(created)
       .when({ type: 'ConfigureCheckout', change: { enabled: true } })
       .then(configured({ ...off, enabled: true }));
     given(created, configured({ ...off, enabled: true, agencyName: 'Springfield' }))
       .when({ type: 'ConfigureCheckout', change: { requireSignedIntake: true } })
-      .then(configured({ enabled: true, allow: [], requireSignedIntake: true, agencyName: 'Springfield' }));
+      .then(configured({ ...off, enabled: true, requireSignedIntake: true, agencyName: 'Springfield' }));
   });
   test.each([
     ['https://Agency.example', 'https://agency.example'],
@@ -276,6 +285,39 @@ describe('hosted checkout (checkout.md 3, 4)', () => {
       .when({ type: 'ConfigureCheckout', change: { allow: [address] } })
       .thenRefused('VALIDATION_ERROR', /^An allowed address reads https/),
   );
+  test('a colour is #rrggbb, a language one that the pages are written in', () => {
+    given(created)
+      .when({ type: 'ConfigureCheckout', change: { colour: '#0B5FFF', locale: 'es' } })
+      .then(configured({ ...off, colour: '#0b5fff', locale: 'es' }));
+    for (const colour of ['blue', '#fff', '#12345g', '#1234567', 'red;}body{display:none'])
+      given(created)
+        .when({ type: 'ConfigureCheckout', change: { colour } })
+        .thenRefused('VALIDATION_ERROR', /^colour must read #rrggbb/);
+    given(created)
+      .when({ type: 'ConfigureCheckout', change: { locale: 'fr' as 'en' } })
+      .thenRefused('VALIDATION_ERROR', /^locale must be of en, es/);
+  });
+  test('a signing secret is staged beside the active one and then takes its place', () => {
+    const next = { kid: 'k1', ciphertext: 'next' };
+    const staged: PortalEvent = { type: 'PortalSigningSecretStaged', data: { portalId, signingSecret: next } };
+    const activated: PortalEvent = { type: 'PortalSigningSecretActivated', data: { portalId } };
+    given(created).when({ type: 'StageSigningSecret', signingSecret: next }).then(staged);
+    given(created, staged).when({ type: 'ActivateSigningSecret' }).then(activated);
+    given(created)
+      .when({ type: 'ActivateSigningSecret' })
+      .thenRefused('INVALID_STATE', /No signing secret is staged/);
+    given(created, staged, activated)
+      .when({ type: 'ActivateSigningSecret' })
+      .thenRefused('INVALID_STATE', /No signing secret is staged/);
+    expect(fold(portal, [created, staged])).toMatchObject({ signingSecret, stagedSecret: next });
+    expect(fold(portal, [created, staged, activated])).toMatchObject({ signingSecret: next, stagedSecret: null });
+    expect(() => fold(portal, [created, activated])).toThrow('no staged signing secret');
+  });
+  test('a row that an earlier version stored gets what came since', () => {
+    const { stagedSecret: _, ...old } = fold(portal, [created])!;
+    const { colour: _colour, locale: _locale, ...checkout } = old.checkout;
+    expect(asNow({ ...old, checkout } as unknown as Portal)).toEqual(fold(portal, [created]));
+  });
   test('at most 50 addresses', () =>
     given(created)
       .when({ type: 'ConfigureCheckout', change: { allow: Array.from({ length: 51 }, (_, index) => `https://a${index}.example`) } })

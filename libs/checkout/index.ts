@@ -1,1 +1,10 @@
-export {};
+export * from './addresses.js';
+export * from './capability.js';
+export * from './checkout.js';
+export * from './intake.js';
+export * from './pages/index.js';
+export * from './pay.js';
+export * from './sessions.js';
+export * from './signature.js';
+export * from './unfinished.js';
+export * from './way-back.js';

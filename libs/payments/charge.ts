@@ -2,7 +2,7 @@
  * Creating a payment: facts → refusals (contract §2, steps 7–11) → intent → gateway → outcome. The intent is durable before money moves, and no
  * success is answered without a durable outcome. Whatever ends without certainty is left to recovery, which undoes it.
  */
-import { type ChargeTerms, type Directory, type PortalGateway, restrictionInForce } from '#accounts';
+import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict } from '#eventstore';
 import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
 import { brandOf, crockford, type Logger } from '#platform';
@@ -50,6 +50,8 @@ export interface ChargeRequest {
   }[];
   readonly payer: Payer | null;
   readonly instrument: PaymentInstrument;
+  /** What a payer was shown and agreed to: another total is refused before anything is charged. Left out, the fee in force counts (C49). */
+  readonly quotedTotalCents?: Cents;
 }
 
 /** Drawn when the attempt begins: with a key at its claim, so that the stream's name is known before anything happens. */
@@ -145,7 +147,7 @@ export const reconciliationRequired = (paymentId: string, payment: Payment | nul
 
 /** A card is good until the last place on earth leaves its month (C5). */
 const EXPIRY_ZONE_MS = 12 * 3_600_000;
-const refuseExpiredCard = (instrument: PaymentInstrument, now: number): void => {
+export const refuseExpiredCard = (instrument: PaymentInstrument, now: number): void => {
   if (instrument.type !== 'card') return;
   const today = new Date(now - EXPIRY_ZONE_MS);
   const { year, month } = instrument.expiry;
@@ -155,32 +157,45 @@ const refuseExpiredCard = (instrument: PaymentInstrument, now: number): void => 
     });
 };
 
+/** Steps 8–10 of contract §2 as far as no card is needed: whether the account may take this amount on this portal for this case now. */
+export const refuseByTerms = (
+  { gateways, clock }: Pick<PaymentPorts, 'gateways' | 'clock'>,
+  amountCents: Cents,
+  { accountStatus, access, portal, restriction }: ChargeTerms,
+): { portal: Portal; portalGateway: PortalGateway; gateway: PaymentGateway } => {
+  // A deactivated owner of a hosted checkout gets the same answer (C66).
+  if (!portal || access !== 'granted' || accountStatus !== 'active')
+    throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
+  const gateway = portal.gateway && gateways.find(accountOf(portal.gateway, 'principal'));
+  if (!portal.gateway || !gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
+
+  const inForce = restrictionInForce(restriction, clock.now());
+  if (inForce?.kind === 'blocked') throw new ServiceError('PAYMENT_BLOCKED', 'Payments for this case are blocked.');
+  if (inForce?.kind === 'held')
+    throw new ServiceError('PAYMENT_HELD', 'Payments for this case are on hold; try later.', inForce.until ? { retryAt: inForce.until } : {});
+  const { minCents, maxCents } = portal.rules;
+  if (minCents !== null && amountCents < minCents) throw notAllowed(`This portal accepts payments from ${minCents} cents.`);
+  if (maxCents !== null && amountCents > maxCents) throw notAllowed(`This portal accepts payments up to ${maxCents} cents.`);
+  return { portal, portalGateway: portal.gateway, gateway };
+};
+
+const notAllowed = (message: string, details = {}) => new ServiceError('PAYMENT_NOT_ALLOWED', message, details);
+
 /** Steps 8–10 of contract §2, then the plan of the charge: fee, lines, legs and every reference that the attempt may use. */
 const refuseOrPlan = (
   ports: PaymentPorts,
   request: ChargeRequest,
   { attemptId }: ChargeAttempt,
-  { accountStatus, access, portal, restriction }: ChargeTerms,
+  terms: ChargeTerms,
 ): { gateway: PaymentGateway; plan: PaymentTerms } => {
-  // A deactivated owner of a hosted checkout gets the same answer (C66).
-  if (!portal || access !== 'granted' || accountStatus !== 'active')
-    throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
-  const gateway = portal.gateway && ports.gateways.find(accountOf(portal.gateway, 'principal'));
-  if (!portal.gateway || !gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
-
+  const { portal, portalGateway, gateway } = refuseByTerms(ports, request.amountCents, terms);
   const method = methodOf(request.instrument);
-  const inForce = restrictionInForce(restriction, ports.clock.now());
-  if (inForce?.kind === 'blocked') throw new ServiceError('PAYMENT_BLOCKED', 'Payments for this case are blocked.');
-  if (inForce?.kind === 'held')
-    throw new ServiceError('PAYMENT_HELD', 'Payments for this case are on hold; try later.', inForce.until ? { retryAt: inForce.until } : {});
-  const { minCents, maxCents, brands } = portal.rules;
-  const notAllowed = (message: string) => new ServiceError('PAYMENT_NOT_ALLOWED', message);
-  if (minCents !== null && request.amountCents < minCents) throw notAllowed(`This portal accepts payments from ${minCents} cents.`);
-  if (maxCents !== null && request.amountCents > maxCents) throw notAllowed(`This portal accepts payments up to ${maxCents} cents.`);
+  const { brands } = portal.rules;
   if (brands !== null && !brands.some((brand) => brand === method.brand)) throw notAllowed('This portal does not accept this card brand.');
 
-  const portalGateway = portal.gateway;
   const serviceFeeCents = serviceFee(request.amountCents, portal.fee);
+  if (request.quotedTotalCents !== undefined && request.amountCents + serviceFeeCents !== request.quotedTotalCents)
+    throw notAllowed('The service fee has changed since it was shown.', { reason: 'fee_changed' });
   const { chargeMode } = portal.fee;
   if (chargeMode === 'combined' && request.amountCents + serviceFeeCents > MAX_AMOUNT_CENTS)
     throw notAllowed(`Amount and service fee exceed ${MAX_AMOUNT_CENTS} cents together.`);

@@ -52,6 +52,11 @@ export interface Config {
   readonly masterKeyMayBeCreated: boolean;
   readonly environment: 'sandbox' | 'production';
   readonly cardInTextCheck: boolean;
+  /** Checkout requests a minute that one client address, and one portal, may make; null: no limit (C65). */
+  readonly checkoutRatePerAddress: number | null;
+  readonly checkoutRatePerPortal: number | null;
+  /** How many proxies of the operator stand in front and add to `X-Forwarded-For`; 0: the header is not believed. */
+  readonly proxyHops: number;
   /** Named crash point for tests, `<port call>:<before|after>`; null otherwise. */
   readonly failpoint: string | null;
   readonly webhooks: WebhookSettings;
@@ -60,6 +65,8 @@ export interface Config {
 /** About every 2 minutes (specification, Retries). */
 const WEBHOOK_RETRY_SECONDS = 120;
 const WEBHOOK_PORTS: readonly number[] = [443, 8443];
+const MAX_RATE = 1_000_000;
+const MAX_PROXY_HOPS = 10;
 
 export class ConfigError extends Error {
   constructor(readonly faults: readonly string[]) {
@@ -105,6 +112,13 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     return value;
   };
 
+  const count = (name: string, most: number): number => {
+    const value = text(name, '0');
+    if (/^\d{1,7}$/.test(value) && Number(value) <= most) return Number(value);
+    faults.push(`${name}=${value}: must be a whole number, 0 to ${most}`);
+    return 0;
+  };
+
   const environment = oneOf('ENVIRONMENT', ['sandbox', 'production'], 'sandbox');
   const production = environment === 'production';
   const host = text('HOST', '127.0.0.1');
@@ -117,6 +131,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
   if (production && !env.MASTER_KEY_FILE) faults.push('MASTER_KEY_FILE: required in production');
   if (production && !databaseUrl && !faults.some((fault) => fault.startsWith('DATABASE_URL'))) faults.push('DATABASE_URL: required in production');
   if (production && !publicUrl.startsWith('https:')) faults.push('PUBLIC_URL: must be https in production');
+  if (URL.canParse(publicUrl) && new URL(publicUrl).pathname !== '/') faults.push('PUBLIC_URL: must have no path; checkout pages stand at the root');
   if (failpoint && production) faults.push('FAILPOINT: refused in production');
   if (failpoint && !/^[\w.]+:(before|after)$/.test(failpoint)) faults.push(`FAILPOINT=${failpoint}: must read <call>:<before|after>`);
 
@@ -161,6 +176,9 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     masterKeyMayBeCreated: !production && !env.MASTER_KEY_FILE,
     environment,
     cardInTextCheck: oneOf('CARD_IN_TEXT_CHECK', ['on', 'off'], 'on') === 'on',
+    checkoutRatePerAddress: count('CHECKOUT_RATE_PER_ADDRESS', MAX_RATE) || null,
+    checkoutRatePerPortal: count('CHECKOUT_RATE_PER_PORTAL', MAX_RATE) || null,
+    proxyHops: count('PROXY_HOPS', MAX_PROXY_HOPS),
     failpoint,
     webhooks,
   };

@@ -17,7 +17,8 @@ export type Purpose =
   | 'secret'
   | 'csrf'
   | 'log-head'
-  | 'webhook-listen';
+  | 'webhook-listen'
+  | 'checkout';
 
 const KEY_BYTES = 32;
 const NONCE_BYTES = 12;

@@ -163,7 +163,7 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
       feeVersion: 1,
       limits: { card: null, case: null },
       rules: { minCents: null, maxCents: null, brands: null },
-      checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null },
+      checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null },
     });
     const terms = await postgresDirectory(pool).chargeTerms(accountId, made.portalId, null);
     expect(terms).toMatchObject({ accountStatus: 'active', access: 'granted', portal: { gateway: { gateway: 'simulator' } }, restriction: null });

@@ -208,6 +208,10 @@ export interface ServiceOptions {
   /** API instances, each with stores of its own over the same database. */
   readonly instances?: number;
   readonly timeouts?: NonNullable<ServerOptions['timeouts']>;
+  /** Where payers reach the service; specs of the checkout say it. Default: what an empty environment gives. */
+  readonly publicUrl?: string;
+  /** Further settings, by the names of the environment. */
+  readonly env?: Readonly<Record<string, string>>;
   /** Puts a proxy in front of Postgres, so that a spec can take the database away. */
   readonly cuttable?: boolean;
 }
@@ -264,7 +268,13 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
     const { url: bankUrl } = bank;
 
     const places = { databaseUrl: proxy?.url ?? database.url, simulatorUrl: bankUrl };
-    const config = readConfig({ DATABASE_URL: places.databaseUrl, SIMULATOR_URL: places.simulatorUrl, DATA_DIR: directory });
+    const config = readConfig({
+      ...options.env,
+      DATABASE_URL: places.databaseUrl,
+      SIMULATOR_URL: places.simulatorUrl,
+      DATA_DIR: directory,
+      PUBLIC_URL: options.publicUrl,
+    });
     const keys = newKeyRing();
     const clock = new MovableClock();
     const log: string[] = [];

@@ -16,7 +16,7 @@ import {
   validationError,
 } from '#platform/http';
 
-const UuidField = (options: { optional?: boolean; description?: string } = {}) =>
+export const UuidField = (options: { optional?: boolean; description?: string } = {}) =>
   Field({
     ...options,
     schema: { type: 'string', format: 'uuid', ...(options.description ? { description: options.description } : {}) },
@@ -25,7 +25,8 @@ const UuidField = (options: { optional?: boolean; description?: string } = {}) =
 
 /** Linear, and after the length limit: no backtracking to abuse. */
 const EMAIL = /^[^\s@<>()",;:\\[\]]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z][A-Za-z0-9-]{0,61}[A-Za-z0-9]$/;
-const MAX_EMAIL_LENGTH = 254;
+export const MAX_EMAIL_LENGTH = 254;
+export const isEmail = (value: unknown): value is string => typeof value === 'string' && value.length <= MAX_EMAIL_LENGTH && EMAIL.test(value);
 
 class AddressRequest {
   @TextField({ optional: true, max: 200, free: true }) line1?: string;
@@ -42,8 +43,7 @@ class PayerRequest {
   @Field({
     optional: true,
     schema: { type: 'string', format: 'email', maxLength: MAX_EMAIL_LENGTH },
-    check: (value) =>
-      typeof value === 'string' && value.length <= MAX_EMAIL_LENGTH && EMAIL.test(value) ? cardInText(value) : 'must be an e-mail address',
+    check: (value) => (isEmail(value) ? cardInText(value) : 'must be an e-mail address'),
   })
   email?: string;
   @TextField({ optional: true, max: 40, free: true }) phone?: string;
@@ -55,7 +55,7 @@ const MAX_METADATA_BYTES = 8 * 1024;
 const MAX_METADATA_DEPTH = 8;
 
 /** Any keys, kept exactly; bounded, and searched for card numbers, keys and numbers included (C8, C9). */
-const checkMetadata = (value: unknown): string | null => {
+export const checkMetadata = (value: unknown): string | null => {
   if (value === null || typeof value !== 'object' || Array.isArray(value)) return 'must be an object';
   if (Object.keys(value).length > MAX_METADATA_KEYS) return `must have at most ${MAX_METADATA_KEYS} keys`;
   if (depthOf(value) > MAX_METADATA_DEPTH) return `must be nested at most ${MAX_METADATA_DEPTH} levels deep`;

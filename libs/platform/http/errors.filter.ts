@@ -40,10 +40,11 @@ const transportError = (error: unknown): ServiceError | null => {
 
 @Catch()
 export class ErrorsFilter implements ExceptionFilter {
-  /** `routes`: what exists, so that a known path under another method answers 405. */
+  /** `routes`: what exists, so that a known path under another method answers 405. `pages`: where people, not programs, read what went wrong. */
   constructor(
     private readonly log: Logger,
     private readonly routes: readonly Route[],
+    private readonly pages: ErrorPages | null = null,
   ) {}
 
   catch(error: unknown, host: ArgumentsHost): void {
@@ -54,12 +55,21 @@ export class ErrorsFilter implements ExceptionFilter {
       const allowed = allowedMethods(this.routes, request.url.split('?')[0]!);
       if (allowed.length > 0) {
         void reply.header('allow', allowed.join(', '));
+        if (this.pages?.covers(request)) return this.pages.send(request, reply, 405);
         sendAnswer(reply, errorAnswer(new ServiceError('VALIDATION_ERROR', `This path allows ${allowed.join(', ')} only.`, {}, { status: 405 })));
         return;
       }
     }
-    sendAnswer(reply, answerFor(error, this.log, String(request.id)));
+    const answer = answerFor(error, this.log, String(request.id));
+    if (this.pages?.covers(request)) return this.pages.send(request, reply, answer.status);
+    sendAnswer(reply, answer);
   }
+}
+
+/** Answers for requests that a person's browser makes: a page instead of the envelope, under the same status. */
+export interface ErrorPages {
+  covers(request: FastifyRequest): boolean;
+  send(request: FastifyRequest, reply: FastifyReply, status: number): void;
 }
 
 export interface Route {

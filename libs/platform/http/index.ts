@@ -1,6 +1,7 @@
 export * from './envelope.js';
 export * from './errors.filter.js';
 export * from './fields.js';
+export * from './form.js';
 export * from './headers.js';
 export * from './idempotency.js';
 export * from './server.js';

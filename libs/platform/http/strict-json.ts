@@ -23,6 +23,13 @@ export const parseStrictJson = (bytes: Uint8Array, { emptyIsObject = false } = {
   } catch {
     throw invalid('The body is not valid UTF-8.');
   }
+  const value = parseStrictText(text);
+  if (value === null || typeof value !== 'object' || Array.isArray(value)) throw invalid('The body must be a JSON object.');
+  return value as JsonObject;
+};
+
+/** Any JSON value that stands as text in a field of something else, under the same rules; of {@link parseStrictJson} for a whole body. */
+export const parseStrictText = (text: string): unknown => {
   let value: unknown;
   try {
     value = JSON.parse(text);
@@ -30,10 +37,9 @@ export const parseStrictJson = (bytes: Uint8Array, { emptyIsObject = false } = {
     // The parser's own error quotes the body, which may hold a card number: it is not passed on.
     throw invalid('The body is not valid JSON.');
   }
-  if (value === null || typeof value !== 'object' || Array.isArray(value)) throw invalid('The body must be a JSON object.');
   // The parser keeps the last of two equal keys; counting members in the text and keys in the value tells that there were two.
   if (checkValue(value, 1) !== countMembers(text)) throw invalid('The body has a duplicate key.');
-  return value as JsonObject;
+  return value;
 };
 
 /** Checks a value and all below it; returns how many object members it has. */

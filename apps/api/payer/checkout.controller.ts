@@ -1,0 +1,366 @@
+/**
+ * The pages of a checkout. Every route first looks what the session is now, and shows that: a payer who presses Back, opens a second tab or comes an hour late
+ * always lands on the one page that is true (checkout.md 3).
+ */
+import { Controller, Get, HttpCode, Inject, Param, Post, Query, Req, Res } from '@nestjs/common';
+import { ApiExcludeController } from '@nestjs/swagger';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import type { Portal } from '#accounts';
+import {
+  assetNamed,
+  AttemptsUsedUp,
+  type By,
+  cancelAddress,
+  cancellationOf,
+  Cancelled,
+  Capabilities,
+  Expired,
+  followNow,
+  type Frame,
+  mayLeave,
+  type Notice,
+  PaidBefore,
+  Pay,
+  pay,
+  type PayPage,
+  paymentOf,
+  quoteOf,
+  Receipt,
+  render,
+  returnAddress,
+  type Session,
+  type View,
+  viewOf,
+  Waiting,
+} from '#checkout';
+import { Conflict } from '#eventstore';
+import { isUuid, ServiceError } from '#kernel';
+import type { PaymentView } from '#payments';
+import { parseFormBody } from '#platform/http';
+import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, isFromOurPage, redirect, sendPage, setCookie } from './http.js';
+import { PayerPages } from './pages.js';
+import { payFormOf, type PayForm } from './requests.js';
+
+/** Immutable: the name holds the hash. */
+const ASSET_CACHE = 'public, max-age=31536000, immutable';
+
+/** A session, the portal that it pays to, and whether this browser may act in it. */
+interface Visit {
+  readonly session: Session;
+  readonly portal: Portal;
+  /** The cookie that made it so; null where the browser has none of this session. */
+  readonly cookie: string | null;
+  readonly view: View;
+  readonly frame: Frame;
+}
+type Bound = Visit & { readonly cookie: string };
+
+@ApiExcludeController()
+@Controller('checkout')
+export class CheckoutController {
+  private readonly capabilities: Capabilities;
+
+  constructor(
+    @Inject(CHECKOUT_SERVICES) private readonly services: CheckoutServices,
+    @Inject(PayerPages) private readonly pages: PayerPages,
+  ) {
+    this.capabilities = new Capabilities(services.keys);
+  }
+
+  @Get('error')
+  error(@Query() query: Record<string, string | undefined>, @Req() request: FastifyRequest, @Res() reply: FastifyReply): void {
+    this.pages.cannotStart(request, reply, query.code, query.ref);
+  }
+
+  @Get('assets/:name')
+  asset(@Param('name') name: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): void {
+    const asset = assetNamed(name);
+    if (!asset) return this.pages.refuse(request, reply, 'notFound');
+    void reply.header('content-type', asset.type).header('cache-control', ASSET_CACHE).send(asset.body);
+  }
+
+  @Get(':id')
+  async page(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    let visit = await this.visit(id, request, reply);
+    if (!visit) return;
+    // The first browser that comes to a session which a server has started gets the cookie; of two, the one whose append counts.
+    if (visit.cookie === null && visit.view === 'pay' && !visit.session.checkout.opened) visit = await this.open(visit, request, reply);
+    if (!isBound(visit)) return this.showOutsider(visit, request, reply);
+    const { frame, session, view } = visit;
+    const { checkoutId } = session;
+    switch (view) {
+      case 'pay':
+        return this.showForm(visit, reply, { status: 200, notice: refusedBefore(session) });
+      case 'processing':
+      case 'receipt':
+        return redirect(reply, `/checkout/${checkoutId}/${view}`);
+      case 'attempts_used_up':
+        return sendPage(reply, 200, render(AttemptsUsedUp({ frame, checkoutId })));
+      case 'cancelled':
+        return sendPage(reply, 200, render(Cancelled({ frame, checkoutId })));
+      case 'expired':
+        return sendPage(reply, 200, render(Expired({ frame, checkoutId })));
+    }
+  }
+
+  @Post(':id/pay')
+  @HttpCode(303)
+  async pay(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const posted = await this.posted(id, request, reply);
+    if (!posted) return;
+    const { visit, form } = posted;
+    const { session, portal } = visit;
+    // Whatever the form says: what is paid, on its way or over stays what it is.
+    if (visit.view !== 'pay') return this.backToTruth(visit, reply);
+    const attemptId = form.get('attempt_id') ?? '';
+    if (session.checkout.attemptIds.includes(attemptId)) return this.backToTruth(visit, reply);
+    if (!this.isOurForm(visit, form)) return this.showForm(visit, reply, { status: 403, notice: { kind: 'out_of_date' } });
+    if (this.pages.limited(request, reply, portal.portalId)) return;
+    const { ports } = this.services;
+    const read = payFormOf(form, ports.payments.clock.now());
+    if (read.instrument === null || Object.keys(read.faults).length > 0) return this.showForm(visit, reply, { status: 422, form: read });
+    const { totalCents } = quoteOf(session.checkout.terms, portal);
+    if (form.get('quoted_total_cents') !== String(totalCents))
+      return this.showForm(visit, reply, { status: 409, form: read, notice: { kind: 'fee_changed' } });
+    if (!portal.checkout.enabled)
+      return this.showForm(visit, reply, {
+        status: 403,
+        form: read,
+        notice: { kind: 'refused', refusal: { code: 'PORTAL_ACCESS_DENIED', declineCode: null } },
+      });
+    const { values, instrument } = read;
+    const payer = {
+      ...session.checkout.terms.payer,
+      firstName: values.first_name,
+      lastName: values.last_name,
+      email: values.email,
+      zip: values.postal_code,
+    };
+    const after = await this.settled(session, () =>
+      pay(ports, session, { attemptId, quotedTotalCents: totalCents, instrument, payer }, by(request, id)),
+    );
+    this.backToTruth({ ...visit, session: after, view: viewOf(after.checkout, ports.payments.clock.now()) }, reply);
+  }
+
+  @Post(':id/extend')
+  @HttpCode(303)
+  async extend(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const posted = await this.posted(id, request, reply);
+    if (!posted) return;
+    const { visit, form } = posted;
+    if (visit.view !== 'pay' || !this.isOurForm(visit, form)) return redirect(reply, `/checkout/${id}`);
+    const { session } = visit;
+    const { sessions } = this.services.ports;
+    const { expiresAt } = (await this.settled(session, () => sessions.execute(session, { type: 'Extend' }, by(request, id)))).checkout;
+    if (request.headers.accept === 'application/json')
+      void reply.status(200).header('content-type', 'application/json; charset=utf-8').send(JSON.stringify({ expiresAt }));
+    else redirect(reply, `/checkout/${id}`);
+  }
+
+  @Get(':id/processing')
+  async processing(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const before = await this.visit(id, request, reply);
+    if (!before) return;
+    if (!isBound(before)) return this.showOutsider(before, request, reply);
+    const visit = await this.followed(before, request);
+    if (visit.view !== 'processing') return this.backToTruth(visit, reply);
+    const { checkout, checkoutId } = visit.session;
+    const late = mayLeave(checkout, this.services.ports.payments.clock.now());
+    void reply.header('checkout-stage', late ? 'late' : 'waiting');
+    sendPage(reply, 200, render(Waiting({ frame: visit.frame, checkoutId, reference: late ? checkout.attempt.paymentId : null })));
+  }
+
+  @Get(':id/receipt')
+  async receipt(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const visit = await this.visit(id, request, reply);
+    if (!visit) return;
+    if (!isBound(visit)) return this.showOutsider(visit, request, reply);
+    if (visit.view !== 'receipt') return redirect(reply, `/checkout/${id}`);
+    this.renewCookie(visit, reply);
+    sendPage(reply, 200, render(Receipt({ frame: visit.frame, checkoutId: id, payment: await this.paid(visit.session) })));
+  }
+
+  /** Where the link leads that was paid already. */
+  @Get(':id/paid')
+  async paidBefore(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const visit = await this.visit(id, request, reply);
+    if (!visit) return;
+    if (visit.view !== 'receipt') return redirect(reply, `/checkout/${id}`);
+    await this.showPaidBefore(visit, reply, true);
+  }
+
+  @Get(':id/done')
+  async done(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const before = await this.visit(id, request, reply);
+    if (!before) return;
+    if (!isBound(before)) return this.showOutsider(before, request, reply);
+    const visit = await this.followed(before, request);
+    const { ports, keys } = this.services;
+    const { session, portal } = visit;
+    const { terms } = session.checkout;
+    const nowMs = ports.payments.clock.now();
+    if (session.checkout.phase === 'paid') return redirect(reply, returnAddress(keys, portal, terms, 'paid', await this.paid(session), nowMs));
+    if (!mayLeave(session.checkout, nowMs)) return redirect(reply, `/checkout/${id}`);
+    const payment = await paymentOf(ports, session.checkout.attempt);
+    const after = await this.settled(session, () => ports.sessions.execute(session, { type: 'Leave' }, by(request, id)));
+    // Told only when it is written down: from now on this session takes no other card.
+    if (!payment || after.checkout.phase !== 'unknown' || !after.checkout.left) return redirect(reply, `/checkout/${id}`);
+    redirect(reply, returnAddress(keys, portal, terms, 'unknown', payment, nowMs));
+  }
+
+  @Get(':id/cancel')
+  async cancel(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const visit = await this.visit(id, request, reply);
+    if (!visit) return;
+    const { ports, keys } = this.services;
+    const { session, portal, view } = visit;
+    // What is over may be left by anybody; what is open only by the browser that is in it.
+    if (view !== 'cancelled' && view !== 'expired') {
+      if (!isBound(visit)) return this.showOutsider(visit, request, reply);
+      if (view === 'processing' || view === 'receipt') return this.backToTruth(visit, reply);
+    }
+    const after = await this.settled(session, () =>
+      ports.sessions.execute(session, { type: view === 'expired' ? 'Expire' : 'Cancel' }, by(request, id)),
+    );
+    const told = cancellationOf(after.checkout);
+    if (!told) return redirect(reply, `/checkout/${id}`);
+    redirect(reply, cancelAddress(keys, portal, after.checkout.terms.cancelUrl, told, ports.payments.clock.now()));
+  }
+
+  // ----------------------------------------------------------------------------------------------------------------------------------
+
+  private async visit(id: string, request: FastifyRequest, reply: FastifyReply): Promise<Visit | null> {
+    const { ports, publicUrl } = this.services;
+    const session = await ports.sessions.load(id);
+    const portal = session && (await ports.directory.portal(session.checkout.terms.portalId));
+    if (!session || !portal) {
+      this.pages.refuse(request, reply, 'notFound');
+      return null;
+    }
+    const cookie = cookiesOf(request, publicUrl).find((value) => this.capabilities.holds(id, value)) ?? null;
+    const view = viewOf(session.checkout, ports.payments.clock.now());
+    return { session, portal, cookie, view, frame: this.pages.frame(request, portal, session.checkout.terms) };
+  }
+
+  /** A POST of one of our own forms by the browser that holds the session; anything else has been answered. */
+  private async posted(
+    id: string,
+    request: FastifyRequest,
+    reply: FastifyReply,
+  ): Promise<{ visit: Bound; form: ReadonlyMap<string, string> } | null> {
+    if (!isFromOurPage(request, this.services) || !isForm(request)) {
+      this.pages.refuse(request, reply, 'notFromHere');
+      return null;
+    }
+    const visit = await this.visit(id, request, reply);
+    if (!visit) return null;
+    if (!isBound(visit)) {
+      this.pages.refuse(request, reply, 'notFromHere', visit.portal);
+      return null;
+    }
+    try {
+      return { visit, form: parseFormBody(bytesOf(request)) };
+    } catch (error) {
+      if (!(error instanceof ServiceError)) throw error;
+      this.pages.refuse(request, reply, 'notFromHere', visit.portal, 400);
+      return null;
+    }
+  }
+
+  private isOurForm({ session, cookie }: Bound, form: ReadonlyMap<string, string>): boolean {
+    const attemptId = form.get('attempt_id');
+    return isUuid(attemptId) && this.capabilities.isToken(session.checkoutId, cookie, attemptId, form.get('csrf') ?? '');
+  }
+
+  private async open(visit: Visit, request: FastifyRequest, reply: FastifyReply): Promise<Visit> {
+    const { ports } = this.services;
+    const { checkoutId } = visit.session;
+    try {
+      const session = await ports.sessions.execute(visit.session, { type: 'Open' }, by(request, checkoutId));
+      const opened = { ...visit, session };
+      return { ...opened, cookie: this.renewCookie(opened, reply) };
+    } catch (error) {
+      if (error instanceof Conflict) return visit;
+      throw error;
+    }
+  }
+
+  /** A new cookie is what makes a browser drop the page that it keeps for Back, with the card in it (checkout.md 2). */
+  private renewCookie({ session: { checkoutId } }: Visit, reply: FastifyReply): string {
+    const cookie = this.capabilities.cookie(checkoutId, this.services.ports.payments.ids.uuid());
+    setCookie(reply, this.services.publicUrl, checkoutId, cookie);
+    return cookie;
+  }
+
+  /** Where the session is now; the page with the card in it is dropped on the way. */
+  private backToTruth(visit: Bound, reply: FastifyReply): void {
+    this.renewCookie(visit, reply);
+    const { view, session } = visit;
+    redirect(reply, `/checkout/${session.checkoutId}${view === 'processing' || view === 'receipt' ? `/${view}` : ''}`);
+  }
+
+  /** `change`, or the session as it is where somebody else changed it first, or its phase does not allow it any more. */
+  private async settled(session: Session, change: () => Promise<Session>): Promise<Session> {
+    try {
+      return await change();
+    } catch (error) {
+      if (!(error instanceof Conflict) && !(error instanceof ServiceError && error.code === 'INVALID_STATE')) throw error;
+      return (await this.services.ports.sessions.load(session.checkoutId)) ?? session;
+    }
+  }
+
+  private async followed(visit: Bound, request: FastifyRequest): Promise<Bound> {
+    const { ports } = this.services;
+    const session = await this.settled(visit.session, () => followNow(ports, visit.session, by(request, visit.session.checkoutId)));
+    return { ...visit, session, view: viewOf(session.checkout, ports.payments.clock.now()) };
+  }
+
+  private async paid({ checkout }: Session): Promise<PaymentView> {
+    const payment = checkout.phase === 'paid' ? await paymentOf(this.services.ports, checkout.attempt) : null;
+    if (!payment) throw new Error('a paid checkout without its payment');
+    return payment;
+  }
+
+  private showForm(visit: Bound, reply: FastifyReply, shown: { status: number; form?: PayForm; notice?: Notice | null }): void {
+    const { session, portal, cookie, frame } = visit;
+    const { terms, expiresAt } = session.checkout;
+    const { amountCents, serviceFeeCents } = quoteOf(terms, portal);
+    const attemptId = this.services.ports.payments.ids.uuid();
+    const { firstName = '', lastName = '', email = '', zip = '' } = terms.payer;
+    const page: PayPage = {
+      checkoutId: session.checkoutId,
+      lines: terms.lineItems,
+      amountCents,
+      serviceFeeCents,
+      attemptId,
+      token: this.capabilities.token(session.checkoutId, cookie, attemptId),
+      expiresAt,
+      values: shown.form?.values ?? { first_name: firstName, last_name: lastName, email, postal_code: zip },
+      faults: shown.form?.faults ?? {},
+      notice: shown.notice ?? null,
+    };
+    sendPage(reply, shown.status, render(Pay({ frame, page })));
+  }
+
+  /** A browser without the cookie: nothing of the payer, and nothing to press that moves money. */
+  private async showOutsider(visit: Visit, request: FastifyRequest, reply: FastifyReply): Promise<void> {
+    const { view, frame, session, portal } = visit;
+    const { checkoutId } = session;
+    if (view === 'receipt') return this.showPaidBefore(visit, reply, false);
+    if (view === 'cancelled') return sendPage(reply, 200, render(Cancelled({ frame, checkoutId })));
+    if (view === 'expired') return sendPage(reply, 200, render(Expired({ frame, checkoutId })));
+    this.pages.refuse(request, reply, 'otherBrowser', portal);
+  }
+
+  private async showPaidBefore({ session, frame, cookie }: Visit, reply: FastifyReply, byLink: boolean): Promise<void> {
+    const { confirmationNumber } = await this.paid(session);
+    const { checkoutId } = session;
+    sendPage(reply, 200, render(PaidBefore({ frame, checkoutId, confirmationNumber: confirmationNumber ?? '', bound: cookie !== null, byLink })));
+  }
+}
+
+const isBound = (visit: Visit): visit is Bound => visit.cookie !== null;
+
+const by = (request: FastifyRequest, checkoutId: string): By => ({ actor: { type: 'payer', id: checkoutId }, correlationId: String(request.id) });
+
+const refusedBefore = ({ checkout: { lastRefusal } }: Session): Notice | null => lastRefusal && { kind: 'refused', refusal: lastRefusal };

@@ -1,0 +1,94 @@
+/** How a payer's browser is spoken to: security headers on everything below our paths, the session's cookie, pages and redirects, and whether a form is ours. */
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import type { CheckoutPorts } from '#checkout';
+import type { KeyRing } from '#platform';
+import type { RateLimits } from './rate-limits.js';
+
+/** What the payer controllers work with; provided by the process that composes them. */
+export interface CheckoutServices {
+  readonly ports: CheckoutPorts;
+  readonly keys: KeyRing;
+  /** Where payers reach us; its scheme decides cookie and HSTS. No trailing slash. */
+  readonly publicUrl: string;
+  readonly sandbox: boolean;
+  readonly limits: RateLimits;
+  /** Proxies of one's own in front of us. */
+  readonly proxyHops: number;
+}
+export const CHECKOUT_SERVICES = Symbol('checkout services');
+
+export const INTAKE_PATH = '/api/v1/payer/intake';
+export const LINK_PATH = `${INTAKE_PATH}/link`;
+
+/** Paths that a payer's browser asks for. */
+export const isPayerPath = (path: string): boolean => path === '/checkout' || path.startsWith('/checkout/') || path.startsWith('/api/v1/payer/');
+
+/** checkout.md 6, word for word. `same-origin`, not `no-referrer`: the latter makes our own forms carry `Origin: null`. */
+const SECURITY_HEADERS = {
+  'content-security-policy':
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+  'referrer-policy': 'same-origin',
+  'x-frame-options': 'DENY',
+  'cache-control': 'no-store',
+  'x-content-type-options': 'nosniff',
+  'cross-origin-opener-policy': 'same-origin',
+  'permissions-policy': 'camera=(), microphone=(), geolocation=()',
+  'x-robots-tag': 'noindex',
+} as const;
+const HSTS = 'max-age=63072000; includeSubDomains';
+
+/** Everything below our paths gets the headers, refusals of the framework included. */
+export const addSecurityHeaders = (fastify: FastifyInstance, publicUrl: string): void => {
+  const headers = { ...SECURITY_HEADERS, ...(publicUrl.startsWith('https:') ? { 'strict-transport-security': HSTS } : {}) };
+  fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
+    if (isPayerPath(request.url.split('?')[0]!)) void reply.headers(headers);
+    done();
+  });
+};
+
+// Cookie. `__Secure-` is refused by browsers on http, so a sandbox on a laptop has the plain name (checkout.md 3).
+
+const isHttps = (publicUrl: string) => publicUrl.startsWith('https:');
+const cookieName = (publicUrl: string) => (isHttps(publicUrl) ? '__Secure-co' : 'co');
+
+export const setCookie = (reply: FastifyReply, publicUrl: string, checkoutId: string, value: string): void => {
+  const secure = isHttps(publicUrl) ? '; Secure' : '';
+  void reply.header('set-cookie', `${cookieName(publicUrl)}=${value}; Path=/checkout/${checkoutId}; HttpOnly; SameSite=Lax${secure}`);
+};
+
+/** Every value that came under our name: a browser sends the one with the longest path first, but somebody else may have set another. */
+export const cookiesOf = (request: FastifyRequest, publicUrl: string): string[] => {
+  const prefix = `${cookieName(publicUrl)}=`;
+  return (request.headers.cookie ?? '')
+    .split(';')
+    .map((part) => part.trim())
+    .filter((part) => part.startsWith(prefix))
+    .map((part) => part.slice(prefix.length));
+};
+
+/**
+ * Whether a POST comes from one of our own pages. Browsers say where a form stood: `Sec-Fetch-Site` where they know it, `Origin` always (`null` from a sandboxed
+ * frame). On a laptop the service may be open under another name than PUBLIC_URL's; what counts there is the name that the browser asked for.
+ */
+export const isFromOurPage = ({ headers }: FastifyRequest, { publicUrl, sandbox }: Pick<CheckoutServices, 'publicUrl' | 'sandbox'>): boolean => {
+  const site = headers['sec-fetch-site'];
+  if (site !== undefined && site !== 'same-origin') return false;
+  const { origin, protocol } = new URL(publicUrl);
+  return headers.origin === origin || (sandbox && headers.host !== undefined && headers.origin === `${protocol}//${headers.host}`);
+};
+
+export const isForm = ({ headers }: FastifyRequest): boolean =>
+  /^application\/x-www-form-urlencoded\s*(;|$)/i.test(headers['content-type'] ?? '') && headers['content-encoding'] === undefined;
+export const isJson = ({ headers }: FastifyRequest): boolean =>
+  /^application\/json\s*(;|$)/i.test(headers['content-type'] ?? '') && headers['content-encoding'] === undefined;
+
+export const bytesOf = ({ body }: FastifyRequest): Uint8Array => (Buffer.isBuffer(body) ? body : Buffer.alloc(0));
+
+export const sendPage = (reply: FastifyReply, status: number, html: string): void => {
+  void reply.status(status).header('content-type', 'text/html; charset=utf-8').send(html);
+};
+
+/** 303: whatever was asked with, the next is a GET. */
+export const redirect = (reply: FastifyReply, location: string, body = ''): void => {
+  void reply.status(303).header('location', location).header('content-type', 'text/plain; charset=utf-8').send(body);
+};

@@ -1,0 +1,112 @@
+/** Intake of hosted checkout (specification, Hosted checkout): a form or JSON, or a signed link. Always a 303; where to, decides `takeIn`. */
+import { Controller, Get, Inject, Post, Req, Res } from '@nestjs/common';
+import { ApiBody, ApiConsumes, ApiOperation, ApiQuery, ApiResponse, ApiTags } from '@nestjs/swagger';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import { Capabilities, type IntakeKind, type IntakeOutcome, takeIn } from '#checkout';
+import { ServiceError } from '#kernel';
+import { parseForm, parseFormBody, parseStrictJson } from '#platform/http';
+import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
+import { PayerPages } from './pages.js';
+import { intakeContentOf, IntakeRequest, pairsOf } from './requests.js';
+
+const Redirects = (what: string) =>
+  ApiResponse({
+    status: 303,
+    description: `${what} On failure to \`cancel_url\` with \`result=failed&error=CODE\`, signed; to an error page of this service where \`portal_id\` or \`cancel_url\` is not good. The body names what was wrong.`,
+    headers: { Location: { schema: { type: 'string', format: 'uri-reference' } } },
+  });
+
+@ApiTags('Hosted checkout')
+@Controller()
+export class IntakeController {
+  private readonly capabilities: Capabilities;
+
+  constructor(
+    @Inject(CHECKOUT_SERVICES) private readonly services: CheckoutServices,
+    @Inject(PayerPages) private readonly pages: PayerPages,
+  ) {
+    this.capabilities = new Capabilities(services.keys);
+  }
+
+  @Post(INTAKE_PATH)
+  @ApiOperation({
+    summary: 'Start a checkout from a form or a JSON body',
+    operationId: 'startCheckout',
+    description:
+      'A form comes with the payer’s browser. JSON comes from the partner’s server, which hands the `Location` to the payer. In a form `line_items` is JSON text. Needs no API key: the portal’s settings authorise it.',
+  })
+  @ApiConsumes('application/x-www-form-urlencoded', 'application/json')
+  @ApiBody({ type: IntakeRequest })
+  @Redirects('To the checkout page.')
+  async start(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const json = isJson(request);
+    await this.answer(json ? 'json' : 'form', request, reply, () => {
+      if (json) return pairsAndFields(parseStrictJson(bytesOf(request)));
+      if (!isForm(request)) throw new ServiceError('VALIDATION_ERROR', 'The body must be a form (application/x-www-form-urlencoded) or JSON.');
+      return pairsAndFields(Object.fromEntries(parseFormBody(bytesOf(request))));
+    });
+  }
+
+  @Get(LINK_PATH)
+  @ApiOperation({
+    summary: 'Start a checkout from a signed launch link',
+    operationId: 'startCheckoutByLink',
+    description:
+      'The parameters of `POST /api/v1/payer/intake` as a query, with `exp`, `nonce` and `sig`. A link starts one checkout: opened again, it resumes that checkout, or shows that it is paid.',
+  })
+  @ApiQuery({ name: 'portal_id', required: true, schema: { type: 'string', format: 'uuid' } })
+  @ApiQuery({ name: 'line_items', required: true, description: 'JSON text.', schema: { type: 'string' } })
+  @ApiQuery({ name: 'amount_cents', required: true, schema: { type: 'integer' } })
+  @ApiQuery({ name: 'return_url', required: true, schema: { type: 'string', format: 'uri' } })
+  @ApiQuery({ name: 'cancel_url', required: true, schema: { type: 'string', format: 'uri' } })
+  @ApiQuery({ name: 'exp', required: true, description: 'Unix seconds, at most 7 days ahead.', schema: { type: 'integer' } })
+  @ApiQuery({ name: 'nonce', required: true, schema: { type: 'string', minLength: 16, maxLength: 64 } })
+  @ApiQuery({ name: 'sig', required: true, description: 'Lower-case hex HMAC-SHA256.', schema: { type: 'string' } })
+  @Redirects('To the checkout page, or to the page that says that it is paid.')
+  async link(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    await this.answer('link', request, reply, () => {
+      const at = request.url.indexOf('?');
+      return pairsAndFields(Object.fromEntries(parseForm(at < 0 ? '' : request.url.slice(at + 1))));
+    });
+  }
+
+  private async answer(kind: IntakeKind, request: FastifyRequest, reply: FastifyReply, read: () => PairsAndFields): Promise<void> {
+    const { ports, keys, publicUrl } = this.services;
+    let received: PairsAndFields;
+    try {
+      received = read();
+    } catch (error) {
+      if (!(error instanceof ServiceError)) throw error;
+      return this.send(request, reply, kind, { to: 'error_page', code: error.code, message: error.message });
+    }
+    const { pairs, fields } = received;
+    if (this.pages.limited(request, reply, pairs.get('portal_id') ?? null)) return;
+    const address = publicUrl + (kind === 'link' ? LINK_PATH : INTAKE_PATH);
+    const by = { actor: { type: 'payer' as const, id: 'intake' }, correlationId: String(request.id) };
+    const outcome = await takeIn(ports, keys, { kind, address, pairs, content: () => intakeContentOf(kind, fields) }, by);
+    this.send(request, reply, kind, outcome);
+  }
+
+  private send(request: FastifyRequest, reply: FastifyReply, kind: IntakeKind, outcome: IntakeOutcome): void {
+    const { ports, publicUrl } = this.services;
+    const { log, ids } = ports.payments;
+    if (outcome.to === 'session') {
+      const { checkoutId, checkout } = outcome.session;
+      if (outcome.bound) setCookie(reply, publicUrl, checkoutId, this.capabilities.cookie(checkoutId, ids.uuid()));
+      const path = `/checkout/${checkoutId}${checkout.phase === 'paid' ? '/paid' : ''}`;
+      // A server needs to know the host; a browser stays on the one under which it found us.
+      return redirect(reply, kind === 'json' ? publicUrl + path : path);
+    }
+    const { code, message } = outcome;
+    log.info({ requestId: String(request.id), code, message, to: outcome.to }, 'an intake was refused');
+    const location = outcome.to === 'cancel_url' ? outcome.location : this.pages.errorPath(code, request);
+    redirect(reply, location, `${code}: ${message}\n`);
+  }
+}
+
+interface PairsAndFields {
+  readonly pairs: ReadonlyMap<string, string>;
+  readonly fields: Record<string, unknown>;
+}
+
+const pairsAndFields = (fields: Record<string, unknown>): PairsAndFields => ({ pairs: pairsOf(fields), fields });

@@ -1,0 +1,65 @@
+/** The pages as answers: in the right language and colours, under the right status; and the refusals that any route may end in. */
+import { Inject, Injectable } from '@nestjs/common';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import type { Portal } from '#accounts';
+import { assetsFor, CannotStart, type CheckoutTerms, type Frame, localeOf, Refused, type RefusedRequest, render } from '#checkout';
+import { type ErrorCode, STATUS_OF } from '#kernel';
+import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, redirect, sendPage } from './http.js';
+import { clientAddress } from './rate-limits.js';
+
+const STATUS: Readonly<Record<RefusedRequest, number>> = { notFound: 404, otherBrowser: 403, notFromHere: 403, tooMany: 429, failedInside: 500 };
+/** What a request id looks like; anything else is not repeated on a page. */
+const REFERENCE = /^[\w.:-]{1,64}$/;
+
+@Injectable()
+export class PayerPages {
+  constructor(@Inject(CHECKOUT_SERVICES) private readonly services: CheckoutServices) {}
+
+  /** A payer's page of a portal: the language that the partner named, else the portal's, else the browser's. */
+  frame(request: FastifyRequest, portal: Portal | null, terms: CheckoutTerms | null = null): Frame {
+    return {
+      locale: localeOf(terms?.locale, portal?.checkout.locale, request.headers['accept-language']),
+      agency: portal ? (portal.checkout.agencyName ?? portal.name) : null,
+      sandbox: this.services.sandbox,
+      assets: assetsFor(portal?.checkout.colour ?? null),
+    };
+  }
+
+  refuse(request: FastifyRequest, reply: FastifyReply, what: RefusedRequest, portal: Portal | null = null, status = STATUS[what]): void {
+    sendPage(reply, status, render(Refused({ frame: this.frame(request, portal), what, reference: String(request.id) })));
+  }
+
+  /** Where an intake ends that may go nowhere else. */
+  errorPath(code: ErrorCode, request: FastifyRequest): string {
+    return `/checkout/error?code=${code}&ref=${encodeURIComponent(String(request.id))}`;
+  }
+
+  /** That page. What it is asked with was made by anybody: only a code of the catalogue and something like a request id are repeated. */
+  cannotStart(request: FastifyRequest, reply: FastifyReply, code: string | undefined, reference: string | undefined): void {
+    const known = code !== undefined && Object.hasOwn(STATUS_OF, code) ? (code as ErrorCode) : 'VALIDATION_ERROR';
+    const shown = reference !== undefined && REFERENCE.test(reference) ? reference : null;
+    sendPage(reply, 200, render(CannotStart({ frame: this.frame(request, null), code: known, reference: shown })));
+  }
+
+  /** True where a rate limit is reached; the answer has been sent then (C65). */
+  limited(request: FastifyRequest, reply: FastifyReply, portalId: string | null): boolean {
+    const forwarded = request.headers['x-forwarded-for'];
+    const address = clientAddress(
+      request.socket.remoteAddress ?? '',
+      Array.isArray(forwarded) ? forwarded.join(',') : forwarded,
+      this.services.proxyHops,
+    );
+    const seconds = this.services.limits.admit({ address, portalId });
+    if (seconds === null) return false;
+    void reply.header('retry-after', String(seconds));
+    this.refuse(request, reply, 'tooMany');
+    return true;
+  }
+
+  /** What a payer sees where an API client would get the envelope: of a refusal of the transport, or of a fault of ours. */
+  failed(request: FastifyRequest, reply: FastifyReply, status: number): void {
+    const code: ErrorCode = status >= 500 ? 'INTERNAL_ERROR' : 'VALIDATION_ERROR';
+    if (request.url.startsWith(INTAKE_PATH) && status !== 404 && status !== 405) return redirect(reply, this.errorPath(code, request));
+    this.refuse(request, reply, status >= 500 ? 'failedInside' : 'notFound', null, status);
+  }
+}

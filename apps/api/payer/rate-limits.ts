@@ -1,0 +1,63 @@
+/**
+ * Rate limits of hosted checkout, for an operator who turns them on (C65): so many intakes and card submissions a minute per address and per portal. Counted in
+ * this process: with N of them behind a balancer a payer may get N times as much, which is enough against a script and costs no round trip.
+ */
+import type { Clock } from '#kernel';
+
+export interface RateLimits {
+  /** Seconds to wait where a limit is reached, else null; counts the request where it is not. */
+  admit(key: { readonly address: string; readonly portalId: string | null }): number | null;
+}
+
+export interface RateLimitOptions {
+  /** A minute, per client address; null: no limit. */
+  readonly perAddress: number | null;
+  /** A minute, per portal; null: no limit. */
+  readonly perPortal: number | null;
+}
+
+const MINUTE_MS = 60_000;
+/** Addresses that are remembered at most; then all begin anew, which lets through one minute's worth. */
+const MAX_BUCKETS = 100_000;
+
+interface Bucket {
+  tokens: number;
+  at: number;
+}
+
+/** Buckets that hold a minute's worth and fill evenly. */
+export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, clock: Pick<Clock, 'monotonic'>): RateLimits => {
+  const buckets = new Map<string, Bucket>();
+  const filled = (key: string, limit: number): Bucket => {
+    const now = clock.monotonic();
+    const bucket = buckets.get(key) ?? { tokens: limit, at: now };
+    bucket.tokens = Math.min(limit, bucket.tokens + ((now - bucket.at) / MINUTE_MS) * limit);
+    bucket.at = now;
+    if (buckets.size >= MAX_BUCKETS) buckets.clear();
+    buckets.set(key, bucket);
+    return bucket;
+  };
+  return {
+    admit: ({ address, portalId }) => {
+      const asked = [
+        ...(perAddress === null ? [] : [{ bucket: filled(`address ${address}`, perAddress), limit: perAddress }]),
+        ...(perPortal === null || portalId === null ? [] : [{ bucket: filled(`portal ${portalId}`, perPortal), limit: perPortal }]),
+      ];
+      const empty = asked.filter(({ bucket }) => bucket.tokens < 1);
+      if (empty.length > 0) return Math.max(...empty.map(({ bucket, limit }) => Math.ceil(((1 - bucket.tokens) / limit) * 60)));
+      // Nobody pays from one bucket for a request that another refused.
+      for (const { bucket } of asked) bucket.tokens -= 1;
+      return null;
+    },
+  };
+};
+
+/**
+ * The client's address. Behind proxies of one's own, `hops` of them, it is that many from the end of `X-Forwarded-For`: what stands further left was written by
+ * whoever asked.
+ */
+export const clientAddress = (socketAddress: string, forwardedFor: string | undefined, hops: number): string => {
+  if (hops === 0 || forwardedFor === undefined) return socketAddress;
+  const addresses = forwardedFor.split(',').map((address) => address.trim());
+  return addresses.at(-hops) ?? socketAddress;
+};

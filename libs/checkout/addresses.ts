@@ -1,0 +1,80 @@
+/**
+ * Addresses of a partner that a payer's browser may be sent to: vetted by parsed origin and path segment, never by a string prefix
+ * (`https://agency.gov.evil.com`), before anything is redirected anywhere (checkout.md 3).
+ */
+
+export const MAX_ADDRESS_LENGTH = 2_048;
+
+/** Names of C59: an address that uses one itself could be made to say something that we did not. */
+export const RETURN_PARAMETERS = [
+  'result',
+  'checkout_id',
+  'error',
+  'payment_id',
+  'confirmation_number',
+  'reference_id',
+  'amount_cents',
+  'service_fee_cents',
+  'total_charged_cents',
+  'state',
+  't',
+  'sig',
+] as const;
+
+export type Vetted =
+  | { readonly accepted: true; /** As parsed. */ readonly address: string; /** The entry of the allow-list that it fits. */ readonly entry: string }
+  | { readonly accepted: false; readonly why: string };
+
+const refused = (why: string): Vetted => ({ accepted: false, why });
+
+const IPV4 = /^\d{1,3}(?:\.\d{1,3}){3}$/;
+/** An encoded slash, backslash or dot in a path: some servers decode it before they look for `..`, and would leave the allowed path. */
+const ENCODED_PATH_SYNTAX = /%(?:2f|5c|2e)/i;
+
+/** Whether a payer may be sent to `text`. `allow` holds entries in the normal form of the portal's decider. */
+export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
+  if (typeof text !== 'string' || text === '') return refused('is missing');
+  if (text.length > MAX_ADDRESS_LENGTH) return refused(`is longer than ${MAX_ADDRESS_LENGTH} characters`);
+  if (/[\\\s\p{Cc}\p{Surrogate}]/u.test(text)) return refused('holds a backslash, a space or a control character');
+  if (!/^https:\/\//i.test(text) || !URL.canParse(text)) return refused('is not an absolute https address');
+  const url = new URL(text);
+  if (url.username !== '' || url.password !== '' || /^https:\/\/[^/?#]*@/i.test(text)) return refused('names a user');
+  if (text.includes('#')) return refused('has a fragment');
+  if (IPV4.test(url.hostname) || url.hostname.startsWith('[')) return refused('names a host by its IP address');
+  if (ENCODED_PATH_SYNTAX.test(url.pathname)) return refused('has an encoded slash, backslash or dot in its path');
+  const pairs = queryPairs(url.search);
+  if (!pairs) return refused('has a query that cannot be decoded');
+  const reserved = pairs.find(([name]) => (RETURN_PARAMETERS as readonly string[]).includes(name));
+  if (reserved) return refused(`uses the parameter ${reserved[0]}, which is ours`);
+  const entry = allow.find((candidate) => fits(url, candidate));
+  return entry === undefined ? refused("is not on the portal's allow-list") : { accepted: true, address: url.href, entry };
+};
+
+const fits = ({ protocol, hostname, port, pathname }: URL, entry: string): boolean => {
+  const wildcard = entry.startsWith('https://*.');
+  const allowed = new URL(wildcard ? entry.replace('*.', 'any.') : entry);
+  if (protocol !== allowed.protocol || port !== allowed.port) return false;
+  if (wildcard ? !hostname.endsWith(allowed.hostname.slice('any'.length)) : hostname !== allowed.hostname) return false;
+  // At least one label in front of the dot: `*.agency.gov` does not speak of agency.gov itself.
+  if (wildcard && hostname.length <= allowed.hostname.length - 'any'.length) return false;
+  const prefix = allowed.pathname === '/' ? '' : allowed.pathname;
+  return prefix === '' || pathname === prefix || pathname.startsWith(`${prefix}/`);
+};
+
+/** Names and values of a query, decoded as a form is (`+` is a space); null where it cannot be decoded. `search` may begin with `?`. */
+export const queryPairs = (search: string): [name: string, value: string][] | null => {
+  try {
+    return search
+      .replace(/^\?/, '')
+      .split('&')
+      .filter((pair) => pair !== '')
+      .map((pair) => {
+        const at = pair.indexOf('=');
+        return [decode(at < 0 ? pair : pair.slice(0, at)), at < 0 ? '' : decode(pair.slice(at + 1))];
+      });
+  } catch {
+    return null;
+  }
+};
+
+const decode = (text: string): string => decodeURIComponent(text.replaceAll('+', ' '));

@@ -1,0 +1,287 @@
+/**
+ * A hosted checkout: one payer's visit to our page, from the partner's hand-over to the way back. Stream `checkout-<checkoutId>`.
+ *
+ * At most one attempt is on its way at any moment, and at most one is ever paid: an attempt begins only out of `open`, at the exact revision (C66). What became
+ * of it is not decided here but read from its payment's stream; this stream only repeats it, so that a page need not guess.
+ */
+import { type Cents, type Decider, type ErrorCode, type Json, ServiceError, unreachable } from '#kernel';
+
+/** Life of a session, from its start or its last extension. */
+export const SESSION_LIFE_MS = 60 * 60_000;
+/** A payer may ask for more time at least ten times (WCAG 2.2.1); a script that asks for ever is not a payer. */
+export const MAX_EXTENSIONS = 24;
+/** Asking again a moment later changes nothing worth writing down. */
+const MIN_EXTENSION_MS = 60_000;
+/** Attempts that one session takes: a card tester must start anew, where rate and velocity limits see him. */
+export const MAX_ATTEMPTS = 10;
+/** A payer waits this long for an unknown outcome before he is offered to leave without it. */
+export const OFFER_TO_LEAVE_AFTER_MS = 30_000;
+
+export interface CheckoutLine {
+  readonly amountCents: Cents;
+  readonly referenceId: string;
+  readonly description: string | null;
+  readonly metadata: Readonly<Record<string, Json>> | null;
+}
+
+/** What the partner knew of the payer; the payer may correct the names, the e-mail and the postal code. */
+export interface CheckoutPayer {
+  readonly firstName?: string;
+  readonly lastName?: string;
+  readonly email?: string;
+  readonly phone?: string;
+  readonly line1?: string;
+  readonly line2?: string;
+  readonly city?: string;
+  readonly state?: string;
+  readonly zip?: string;
+}
+
+/** How the session was handed over; a form or a link comes with the payer's browser, JSON from the partner's server. */
+export type IntakeKind = 'form' | 'json' | 'link';
+
+/** What the partner asked for (C58). */
+export interface CheckoutTerms {
+  readonly checkoutId: string;
+  readonly intake: IntakeKind;
+  readonly portalId: string;
+  /** The portal's owner, whose payment it becomes (C66). */
+  readonly accountId: string;
+  readonly referenceId: string | null;
+  readonly amountCents: Cents;
+  readonly lineItems: readonly CheckoutLine[];
+  readonly payer: CheckoutPayer;
+  readonly returnUrl: string;
+  readonly cancelUrl: string;
+  /** Echoed to the partner as it came. */
+  readonly state: string | null;
+  /** As asked for, a language tag; null: the portal's, or the browser's. */
+  readonly locale: string | null;
+  /** Keyed hash of everything that came with the nonce: the same nonce with other content is refused. null without a nonce. */
+  readonly fingerprint: string | null;
+}
+
+// Events. `at` is the event's recordedAt. No card data, no fee: what was charged stands in the payment's stream.
+
+type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
+
+export type CheckoutEvent =
+  | Fact<'CheckoutStarted', CheckoutTerms & { readonly opened: boolean; readonly expiresAt: string }>
+  /** The first browser came to a session that a server had started. */
+  | Fact<'CheckoutOpened', Record<string, never>>
+  | Fact<'CheckoutExtended', { readonly expiresAt: string }>
+  | Fact<'AttemptStarted', { readonly attemptId: string; readonly paymentId: string }>
+  /** Definitely not charged, for whatever reason. */
+  | Fact<'AttemptDeclined', { readonly attemptId: string } & Refusal>
+  | Fact<'OutcomeUnknown', { readonly attemptId: string; readonly paymentId: string }>
+  | Fact<'CheckoutPaid', { readonly attemptId: string; readonly paymentId: string }>
+  /** The payer went back with `result=unknown`; whatever is found out later, this session takes no further card. */
+  | Fact<'PayerLeft', Record<string, never>>
+  | Fact<'CheckoutCancelled', Record<string, never>>
+  /** The partner was told that it expired. Before that, expiry is a matter of the clock, and a valid link begins another hour. */
+  | Fact<'CheckoutExpired', Record<string, never>>;
+
+/** Why an attempt ended without a charge: the API's code, and what tells two reasons under one code apart. */
+export interface Refusal {
+  readonly code: ErrorCode;
+  readonly declineCode: string | null;
+}
+
+// State.
+
+export interface Attempt {
+  readonly attemptId: string;
+  readonly paymentId: string;
+  readonly startedAt: string;
+}
+
+interface Known {
+  readonly terms: CheckoutTerms;
+  /** Whether a browser holds, or has held, the cookie. */
+  readonly opened: boolean;
+  readonly startedAt: string;
+  readonly expiresAt: string;
+  readonly extensions: number;
+  /** Ids of every attempt that was begun, oldest first: none of them begins again. */
+  readonly attemptIds: readonly string[];
+  readonly lastRefusal: Refusal | null;
+}
+
+export type Checkout =
+  | { readonly phase: 'none' }
+  | Open
+  | (Known & { readonly phase: 'processing'; readonly attempt: Attempt })
+  | (Known & { readonly phase: 'unknown'; readonly attempt: Attempt; readonly left: boolean })
+  | (Known & { readonly phase: 'paid'; readonly attempt: Attempt })
+  /** `afterUnknown`: nothing was charged in the end, but the partner had been told that nobody knows. */
+  | (Known & { readonly phase: 'cancelled'; readonly afterUnknown: boolean })
+  | (Known & { readonly phase: 'expired' });
+
+export type Open = Known & { readonly phase: 'open' };
+export type KnownCheckout = Exclude<Checkout, { phase: 'none' }>;
+
+const evolve = (checkout: Checkout, event: CheckoutEvent): Checkout => {
+  const { at } = event;
+  if (event.type === 'CheckoutStarted') {
+    if (checkout.phase !== 'none') throw impossible(checkout, event);
+    const { opened, expiresAt, ...terms } = event.data;
+    return { phase: 'open', terms, opened, startedAt: at, expiresAt, extensions: 0, attemptIds: [], lastRefusal: null };
+  }
+  switch (event.type) {
+    case 'CheckoutOpened':
+      return { ...inPhase(checkout, event, 'open'), opened: true };
+    case 'CheckoutExtended': {
+      const open = inPhase(checkout, event, 'open');
+      return { ...open, expiresAt: event.data.expiresAt, extensions: open.extensions + 1 };
+    }
+    case 'AttemptStarted': {
+      const open = inPhase(checkout, event, 'open');
+      const { attemptId, paymentId } = event.data;
+      if (open.attemptIds.includes(attemptId)) throw impossible(checkout, event);
+      return { ...open, phase: 'processing', attemptIds: [...open.attemptIds, attemptId], attempt: { attemptId, paymentId, startedAt: at } };
+    }
+    case 'AttemptDeclined': {
+      const { attempt, ...rest } = underWay(checkout, event);
+      const { attemptId, code, declineCode } = event.data;
+      if (attempt.attemptId !== attemptId) throw impossible(checkout, event);
+      const known = { ...rest, lastRefusal: { code, declineCode } };
+      return rest.phase === 'unknown' && rest.left ? { ...known, phase: 'cancelled', afterUnknown: true } : { ...known, phase: 'open' };
+    }
+    case 'OutcomeUnknown':
+      return { ...inPhase(checkout, event, 'processing'), phase: 'unknown', left: false };
+    case 'CheckoutPaid': {
+      const before = underWay(checkout, event);
+      if (before.attempt.paymentId !== event.data.paymentId) throw impossible(checkout, event);
+      return { ...before, phase: 'paid' };
+    }
+    case 'PayerLeft':
+      return { ...inPhase(checkout, event, 'unknown'), left: true };
+    case 'CheckoutCancelled':
+      return { ...inPhase(checkout, event, 'open'), phase: 'cancelled', afterUnknown: false };
+    case 'CheckoutExpired':
+      return { ...inPhase(checkout, event, 'open'), phase: 'expired' };
+    default:
+      return unreachable(event);
+  }
+};
+
+const impossible = (checkout: Checkout, event: CheckoutEvent) => new Error(`${event.type} cannot follow in phase ${checkout.phase}`);
+
+const inPhase = <Phase extends Checkout['phase']>(checkout: Checkout, event: CheckoutEvent, phase: Phase): Extract<Checkout, { phase: Phase }> => {
+  if (checkout.phase !== phase) throw impossible(checkout, event);
+  return checkout as Extract<Checkout, { phase: Phase }>;
+};
+
+const underWay = (checkout: Checkout, event: CheckoutEvent) => {
+  if (checkout.phase !== 'processing' && checkout.phase !== 'unknown') throw impossible(checkout, event);
+  return checkout;
+};
+
+// What a visitor may see: the guard of every route.
+
+export type View = 'pay' | 'attempts_used_up' | 'processing' | 'receipt' | 'cancelled' | 'expired';
+
+/** The one page that a session shows at a moment, whichever was asked for. */
+export const viewOf = (checkout: KnownCheckout, now: number): View => {
+  switch (checkout.phase) {
+    case 'open':
+      if (isLapsed(checkout, now)) return 'expired';
+      return checkout.attemptIds.length >= MAX_ATTEMPTS ? 'attempts_used_up' : 'pay';
+    case 'processing':
+    case 'unknown':
+      return 'processing';
+    case 'paid':
+      return 'receipt';
+    case 'cancelled':
+      return 'cancelled';
+    case 'expired':
+      return 'expired';
+    default:
+      return unreachable(checkout);
+  }
+};
+
+const isLapsed = ({ expiresAt }: Open, now: number): boolean => now >= Date.parse(expiresAt);
+
+/** Whether a payer who waits may go back without an outcome: the outcome is unknown, and he has waited. */
+export const mayLeave = (checkout: KnownCheckout, now: number): checkout is Extract<Checkout, { phase: 'unknown' }> =>
+  checkout.phase === 'unknown' && now - Date.parse(checkout.attempt.startedAt) >= OFFER_TO_LEAVE_AFTER_MS;
+
+// Commands.
+
+type Ask<Type extends string, More = unknown> = { readonly type: Type; readonly at: string } & More;
+
+export type CheckoutCommand =
+  | Ask<'Start', { readonly terms: CheckoutTerms }>
+  | Ask<'Open'>
+  | Ask<'Extend'>
+  | Ask<'StartAttempt', { readonly attemptId: string; readonly paymentId: string }>
+  | Ask<'RecordDeclined', { readonly attemptId: string } & Refusal>
+  | Ask<'RecordUnknown'>
+  | Ask<'RecordPaid'>
+  | Ask<'Leave'>
+  | Ask<'Cancel'>
+  | Ask<'Expire'>;
+
+const decide = (checkout: Checkout, command: CheckoutCommand): readonly CheckoutEvent[] => {
+  const { at } = command;
+  if (command.type === 'Start') {
+    if (checkout.phase !== 'none') throw refusal('The checkout has begun already.');
+    const { terms } = command;
+    return [{ type: 'CheckoutStarted', at, data: { ...terms, opened: terms.intake !== 'json', expiresAt: lifeFrom(at) } }];
+  }
+  if (checkout.phase === 'none') throw refusal('There is no such checkout.');
+  switch (command.type) {
+    case 'Open':
+      return checkout.phase === 'open' && !checkout.opened ? [{ type: 'CheckoutOpened', at, data: {} }] : [];
+    case 'Extend': {
+      if (checkout.phase !== 'open') throw refusal('Only an open checkout can be extended.');
+      const expiresAt = lifeFrom(at);
+      if (Date.parse(expiresAt) - Date.parse(checkout.expiresAt) < MIN_EXTENSION_MS) return [];
+      if (checkout.extensions >= MAX_EXTENSIONS) throw refusal('The checkout was extended too often.');
+      return [{ type: 'CheckoutExtended', at, data: { expiresAt } }];
+    }
+    case 'StartAttempt': {
+      const { attemptId, paymentId } = command;
+      if (checkout.phase !== 'open' || viewOf(checkout, Date.parse(at)) !== 'pay') throw refusal('The checkout takes no card now.');
+      if (checkout.attemptIds.includes(attemptId)) throw refusal('This attempt was made already.');
+      return [{ type: 'AttemptStarted', at, data: { attemptId, paymentId } }];
+    }
+    case 'RecordDeclined': {
+      const { attemptId, code, declineCode } = command;
+      // Somebody else was there first: the worker, or the request itself.
+      if (!isUnderWay(checkout) || checkout.attempt.attemptId !== attemptId) return [];
+      return [{ type: 'AttemptDeclined', at, data: { attemptId, code, declineCode } }];
+    }
+    case 'RecordUnknown':
+      return checkout.phase === 'processing'
+        ? [{ type: 'OutcomeUnknown', at, data: { attemptId: checkout.attempt.attemptId, paymentId: checkout.attempt.paymentId } }]
+        : [];
+    case 'RecordPaid':
+      return isUnderWay(checkout)
+        ? [{ type: 'CheckoutPaid', at, data: { attemptId: checkout.attempt.attemptId, paymentId: checkout.attempt.paymentId } }]
+        : [];
+    case 'Leave':
+      if (!mayLeave(checkout, Date.parse(at))) throw refusal('The outcome is still being looked for.');
+      return checkout.left ? [] : [{ type: 'PayerLeft', at, data: {} }];
+    case 'Cancel':
+      if (checkout.phase === 'cancelled') return [];
+      if (checkout.phase !== 'open') throw refusal('Only an open checkout can be cancelled.');
+      return [{ type: 'CheckoutCancelled', at, data: {} }];
+    case 'Expire':
+      if (checkout.phase === 'expired') return [];
+      if (checkout.phase !== 'open' || !isLapsed(checkout, Date.parse(at))) throw refusal('The checkout has not expired.');
+      return [{ type: 'CheckoutExpired', at, data: {} }];
+    default:
+      return unreachable(command);
+  }
+};
+
+const isUnderWay = (checkout: Checkout): checkout is Extract<Checkout, { phase: 'processing' | 'unknown' }> =>
+  checkout.phase === 'processing' || checkout.phase === 'unknown';
+
+const lifeFrom = (at: string): string => new Date(Date.parse(at) + SESSION_LIFE_MS).toISOString();
+
+const refusal = (message: string) => new ServiceError('INVALID_STATE', message);
+
+export const checkout: Decider<Checkout, CheckoutCommand, CheckoutEvent> = { initial: { phase: 'none' }, decide, evolve };

@@ -1,0 +1,168 @@
+/**
+ * Intake: from what a partner sent to a session, or to the place that a refusal belongs to. Nothing is ever redirected to an address before it is vetted: until
+ * `cancel_url` is known to be the portal's, a refusal ends on our own error page; from then on it goes back to the partner with a code (checkout.md 3).
+ */
+import { openAcceptedSecrets, type Portal } from '#accounts';
+import { Conflict } from '#eventstore';
+import { type Cents, type ErrorCode, isUuid, ServiceError } from '#kernel';
+import { refuseByTerms } from '#payments';
+import type { KeyRing } from '#platform';
+import { vetAddress } from './addresses.js';
+import type { CheckoutLine, CheckoutPayer, IntakeKind } from './checkout.js';
+import { viewOf } from './checkout.js';
+import type { CheckoutPorts } from './pay.js';
+import { type By, newCheckoutId, type Session } from './sessions.js';
+import { canonical, isSigned } from './signature.js';
+import { cancelAddress } from './way-back.js';
+
+/** A link lives at most this long. */
+export const MAX_LINK_LIFE_SECONDS = 7 * 24 * 3_600;
+const NONCE = /^[\w.~-]{16,64}$/;
+const UNIX_SECONDS = /^[1-9]\d{8,10}$/;
+const MAX_STATE_LENGTH = 512;
+const MAX_REFERENCE_LENGTH = 255;
+
+/** What a partner sent. */
+export interface IntakeRequest {
+  readonly kind: IntakeKind;
+  /** Our own address that it was sent to, as partners know it: the third line of its signature. */
+  readonly address: string;
+  /** Every parameter as text: what a signature speaks for (C58). */
+  readonly pairs: ReadonlyMap<string, string>;
+  /** Reads and checks what is to be paid; throws VALIDATION_ERROR. Called only when `cancel_url` is vetted. */
+  readonly content: () => IntakeContent;
+}
+
+/** C58, without what decides where a refusal goes. */
+export interface IntakeContent {
+  readonly referenceId: string | null;
+  readonly amountCents: Cents;
+  readonly lineItems: readonly CheckoutLine[];
+  readonly payer: CheckoutPayer;
+  readonly state: string | null;
+  readonly locale: string | null;
+}
+
+export type IntakeOutcome =
+  /** `bound`: this browser may have the cookie; otherwise it sees what everybody with the address sees. */
+  | { readonly to: 'session'; readonly session: Session; readonly bound: boolean }
+  | { readonly to: 'cancel_url'; readonly location: string; readonly code: ErrorCode; readonly message: string }
+  | { readonly to: 'error_page'; readonly code: ErrorCode; readonly message: string };
+
+export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: IntakeRequest, by: By): Promise<IntakeOutcome> => {
+  const { pairs } = request;
+  const portalId = pairs.get('portal_id')?.toLowerCase();
+  if (!isUuid(portalId)) return { to: 'error_page', code: 'VALIDATION_ERROR', message: 'portal_id must be a UUID.' };
+  const portal = await ports.directory.portal(portalId);
+  // One answer for both, so that nobody learns which portals exist.
+  if (!portal?.checkout.enabled)
+    return { to: 'error_page', code: 'PORTAL_ACCESS_DENIED', message: 'The portal is unknown, or hosted checkout is off.' };
+  const cancelUrl = vetAddress(pairs.get('cancel_url'), portal.checkout.allow);
+  if (!cancelUrl.accepted) return { to: 'error_page', code: 'VALIDATION_ERROR', message: `cancel_url ${cancelUrl.why}.` };
+  try {
+    return await accepted(ports, keys, portal, request, cancelUrl.address, by);
+  } catch (error) {
+    if (!(error instanceof ServiceError)) throw error;
+    const told = {
+      result: 'failed' as const,
+      error: error.code,
+      checkoutId: null,
+      paymentId: null,
+      referenceId: echoed(pairs.get('reference_id'), MAX_REFERENCE_LENGTH),
+      state: echoed(pairs.get('state'), MAX_STATE_LENGTH),
+    };
+    const location = cancelAddress(keys, portal, cancelUrl.address, told, ports.payments.clock.now());
+    return { to: 'cancel_url', location, code: error.code, message: error.message };
+  }
+};
+
+/** A value that is itself at fault is not sent back. */
+const echoed = (value: string | undefined, max: number): string | null => (value !== undefined && value !== '' && value.length <= max ? value : null);
+
+const invalid = (message: string) => new ServiceError('VALIDATION_ERROR', message);
+
+const accepted = async (
+  ports: CheckoutPorts,
+  keys: KeyRing,
+  portal: Portal,
+  request: IntakeRequest,
+  cancelUrl: string,
+  by: By,
+): Promise<IntakeOutcome> => {
+  const { kind, pairs } = request;
+  refuseWrongSignature(keys, portal, request);
+  const nonce = pairs.get('nonce');
+  if (kind === 'link' && nonce === undefined) throw invalid('A link needs a nonce.');
+  if (nonce !== undefined && !NONCE.test(nonce)) throw invalid('nonce must be 16 to 64 letters, digits or -._~.');
+  const checkoutId = newCheckoutId(keys, nonce === undefined ? { fresh: ports.payments.ids.uuid() } : { portalId: portal.portalId, nonce });
+  const fingerprint =
+    nonce === undefined
+      ? null
+      : keys.mac('fingerprint', canonical(kind === 'link' ? 'link' : 'intake', request.address, pairs), keys.kids[0]).toString('base64url');
+
+  const known = nonce === undefined ? null : await ports.sessions.load(checkoutId);
+  if (known) return resumed(ports, known, fingerprint, request, by);
+  refuseLapsed(request, ports.payments.clock.now());
+  const content = request.content();
+  const returnUrl = vetAddress(pairs.get('return_url'), portal.checkout.allow);
+  if (!returnUrl.accepted) throw invalid(`return_url ${returnUrl.why}.`);
+  const terms = await ports.directory.chargeTerms(portal.ownerAccountId, portal.portalId, content.referenceId);
+  refuseByTerms(ports.payments, content.amountCents, terms);
+  try {
+    const { portalId, ownerAccountId: accountId } = portal;
+    const begun = { checkoutId, intake: kind, portalId, accountId, ...content, returnUrl: returnUrl.address, cancelUrl, fingerprint };
+    const session = await ports.sessions.start({ type: 'Start', terms: begun }, by);
+    return { to: 'session', session, bound: kind !== 'json' };
+  } catch (error) {
+    // The same nonce at the same moment, in another request.
+    const other = error instanceof Conflict && nonce !== undefined ? await ports.sessions.load(checkoutId) : null;
+    if (!other) throw error;
+    return resumed(ports, other, fingerprint, request, by);
+  }
+};
+
+/** A link is signed; a POST where the portal requires it. A signature that is there must be right wherever it is. */
+const refuseWrongSignature = (keys: KeyRing, portal: Portal, { kind, address, pairs }: IntakeRequest): void => {
+  const sig = pairs.get('sig');
+  if (sig === undefined) {
+    if (kind === 'link') throw invalid('A link needs a sig.');
+    if (portal.checkout.requireSignedIntake) throw invalid('This portal takes signed intake only: sig is missing.');
+    return;
+  }
+  if (!isSigned(openAcceptedSecrets(keys, portal), kind === 'link' ? 'link' : 'intake', address, pairs, sig)) throw invalid('sig does not match.');
+};
+
+/** `exp`: in the future, and not further away than links may live. A POST may do without. */
+const refuseLapsed = ({ kind, pairs }: IntakeRequest, nowMs: number): void => {
+  const exp = pairs.get('exp');
+  if (exp === undefined) {
+    if (kind === 'link') throw invalid('A link needs an exp.');
+    return;
+  }
+  if (!UNIX_SECONDS.test(exp)) throw invalid('exp must be unix seconds.');
+  const leftSeconds = Number(exp) - nowMs / 1_000;
+  if (leftSeconds <= 0) throw invalid('The link has expired.');
+  if (leftSeconds > MAX_LINK_LIFE_SECONDS) throw invalid(`exp must be at most ${MAX_LINK_LIFE_SECONDS / 86_400} days ahead.`);
+};
+
+/**
+ * The same nonce again: the checkout that it began, never another one. One that merely ran out of time goes on while the link is good: a mail scanner may have
+ * opened it first. A browser is bound to what can still be paid, not to a receipt.
+ */
+const resumed = async (ports: CheckoutPorts, known: Session, fingerprint: string | null, request: IntakeRequest, by: By): Promise<IntakeOutcome> => {
+  if (known.checkout.terms.fingerprint !== fingerprint) throw invalid('This nonce was used with other content.');
+  const nowMs = ports.payments.clock.now();
+  const { phase } = known.checkout;
+  const bound = request.kind !== 'json' && (phase === 'open' || phase === 'processing' || phase === 'unknown');
+  if (phase !== 'open') return { to: 'session', session: known, bound };
+  const lapsed = viewOf(known.checkout, nowMs) === 'expired';
+  if (lapsed) refuseLapsed(request, nowMs);
+  try {
+    const awake = lapsed ? await ports.sessions.execute(known, { type: 'Extend' }, by) : known;
+    return { to: 'session', session: bound ? await ports.sessions.execute(awake, { type: 'Open' }, by) : awake, bound };
+  } catch (error) {
+    // Somebody else went on with it at the same moment; what it is now, its page shows.
+    if (error instanceof Conflict) return { to: 'session', session: known, bound };
+    throw error;
+  }
+};

@@ -1,0 +1,5 @@
+/** A page as the text that is sent. */
+import type { VNode } from 'preact';
+import { renderToString } from 'preact-render-to-string';
+
+export const render = (page: VNode): string => `<!doctype html>${renderToString(page)}`;

@@ -1,0 +1,196 @@
+/**
+ * Paying in a session: the attempt is written down, then the partner API's own `charge` charges (C66), then the session repeats what the payment's stream says.
+ * The same look at that stream serves the request itself, a page that waits, and the worker after a crash: a session is never stuck in `processing`.
+ */
+import type { Directory, Portal } from '#accounts';
+import { Conflict } from '#eventstore';
+import { type Cents, Deadline, type ErrorCode, ServiceError, timestamp, unreachable } from '#kernel';
+import {
+  charge,
+  type ChargeRequest,
+  isVisible,
+  type Payment,
+  type PaymentPorts,
+  type PaymentView,
+  paymentView,
+  REQUEST_DEADLINE_MS,
+  serviceFee,
+} from '#payments';
+import type { Attempt, CheckoutPayer, CheckoutTerms, Refusal } from './checkout.js';
+import type { By, CheckoutSessions, Session } from './sessions.js';
+
+/** Longer than any request may live (C42): whoever began the attempt and left no payment behind is gone, or will find it fenced. */
+export const ABANDONED_AFTER_MS = 60_000;
+/** Time for fencing one payment stream. */
+const FENCE_MS = 10_000;
+
+export interface CheckoutPorts {
+  readonly payments: PaymentPorts;
+  readonly sessions: CheckoutSessions;
+  readonly directory: Directory;
+}
+
+/** What the payer sees before paying, and agrees to by paying. */
+export interface Quote {
+  readonly amountCents: Cents;
+  readonly serviceFeeCents: Cents;
+  readonly totalCents: Cents;
+}
+
+/** By the charge's own function, with the fee in force now (C49). */
+export const quoteOf = ({ amountCents }: Pick<CheckoutTerms, 'amountCents'>, portal: Portal): Quote => {
+  const serviceFeeCents = serviceFee(amountCents, portal.fee);
+  return { amountCents, serviceFeeCents, totalCents: amountCents + serviceFeeCents };
+};
+
+export interface PayRequest {
+  readonly attemptId: string;
+  readonly quotedTotalCents: Cents;
+  readonly instrument: ChargeRequest['instrument'];
+  /** As the payer left it in the form. */
+  readonly payer: CheckoutPayer;
+}
+
+/**
+ * One attempt. Resolves with the session as it is afterwards: paid, open again, unknown, or still processing where the outcome could not be written down (the
+ * worker does it then). Throws Conflict and ServiceError INVALID_STATE before anything has happened: look at the session again and show what it shows.
+ */
+export const pay = async (ports: CheckoutPorts, session: Session, request: PayRequest, by: By): Promise<Session> => {
+  const { payments, sessions } = ports;
+  const { terms } = session.checkout;
+  const deadline = new Deadline(payments.clock, REQUEST_DEADLINE_MS);
+  const { attemptId } = request;
+  const paymentId = payments.ids.uuid();
+  const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, by);
+  let refused: Refusal | null = null;
+  try {
+    await charge(payments, chargeRequestOf(terms, request), { paymentId, attemptId }, by, deadline);
+  } catch (error) {
+    if (!(error instanceof ServiceError))
+      payments.log.error({ requestId: by.correlationId, paymentId, err: error }, 'a checkout attempt was cut short');
+    else if (REFUSED_BEFORE_THE_INTENT.has(error.code)) refused = refusalOf(error);
+  }
+  return retold(ports, begun, by, (latest) =>
+    // Drawn here and refused before its intent: nobody can ever begin that payment.
+    refused ? sessions.execute(latest, { type: 'RecordDeclined', attemptId, ...refused }, by) : follow(ports, latest, by),
+  );
+};
+
+/** The outcome is in the payment's stream; that this session cannot repeat it now must not look like a failure to the payer. */
+const retold = async (ports: CheckoutPorts, session: Session, by: By, tell: (latest: Session) => Promise<Session>): Promise<Session> => {
+  try {
+    return await tell(session);
+  } catch (error) {
+    if (!(error instanceof Conflict))
+      ports.payments.log.warn({ requestId: by.correlationId, err: error }, 'a checkout cannot repeat an outcome yet; the worker does it');
+    return (await ports.sessions.load(session.checkoutId).catch(() => null)) ?? session;
+  }
+};
+
+/** Codes that `charge` only throws before it has written the intent (contract §2, steps 7–11). */
+const REFUSED_BEFORE_THE_INTENT: ReadonlySet<ErrorCode> = new Set<ErrorCode>([
+  'VALIDATION_ERROR',
+  'PORTAL_ACCESS_DENIED',
+  'GATEWAY_NOT_CONFIGURED',
+  'PAYMENT_BLOCKED',
+  'PAYMENT_HELD',
+  'PAYMENT_NOT_ALLOWED',
+  'DECLINE_BLOCKED',
+  'VELOCITY_LIMIT',
+]);
+
+const refusalOf = ({ code, details }: ServiceError): Refusal => ({ code, declineCode: details.reason === 'fee_changed' ? 'fee_changed' : null });
+
+const chargeRequestOf = (terms: CheckoutTerms, { instrument, payer, quotedTotalCents }: PayRequest): ChargeRequest => {
+  const { firstName, lastName, email, phone, line1, line2, city, state, zip } = payer;
+  const named = <T extends object>(fields: T) =>
+    Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined && value !== ''));
+  const address = named({ line1, line2, city, state, zip });
+  const known = {
+    ...named({ firstName, lastName, email, phone }),
+    ...(Object.keys(address).length > 0 ? { address: { ...address, country: 'US' } } : {}),
+  };
+  const { accountId, portalId, referenceId, amountCents, lineItems } = terms;
+  return {
+    accountId,
+    portalId,
+    referenceId,
+    amountCents,
+    lineItems,
+    payer: Object.keys(known).length > 0 ? known : null,
+    instrument,
+    quotedTotalCents,
+  };
+};
+
+/**
+ * Repeats in the session what its last attempt's payment says (the table of checkout.md 3). Returns the session as it is afterwards; where nothing is known
+ * yet, as it was. Throws Conflict where somebody else was quicker, and what the store throws.
+ */
+export const follow = async (
+  ports: CheckoutPorts,
+  session: Session,
+  by: By,
+  { abandonedAfterMs = ABANDONED_AFTER_MS }: { abandonedAfterMs?: number } = {},
+): Promise<Session> => {
+  const { sessions, payments } = ports;
+  const { checkout } = session;
+  if (checkout.phase !== 'processing' && checkout.phase !== 'unknown') return session;
+  const { attempt } = checkout;
+  const { payment, revision } = await payments.streams.load(attempt.paymentId);
+  const declined = (refusal: Refusal) => sessions.execute(session, { type: 'RecordDeclined', attemptId: attempt.attemptId, ...refusal }, by);
+  switch (payment.phase) {
+    case 'charged':
+      return sessions.execute(session, { type: 'RecordPaid' }, by);
+    case 'failed':
+      return declined(
+        payment.declineCode ? { code: 'PAYMENT_DECLINED', declineCode: payment.declineCode } : { code: 'PAYMENT_GATEWAY_ERROR', declineCode: null },
+      );
+    case 'voided':
+      return declined({ code: 'PAYMENT_TIMEOUT', declineCode: null });
+    case 'unknown':
+      return sessions.execute(session, { type: 'RecordUnknown' }, by);
+    case 'pending':
+      return session;
+    case 'abandoned':
+      return declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
+    case 'none':
+      if (payments.clock.now() - Date.parse(attempt.startedAt) < abandonedAfterMs) return session;
+      // Fenced first: a process that wakes late must find that this payment can never begin. If it began just now, this conflicts, and we look again.
+      await payments.streams.execute(
+        { paymentId: attempt.paymentId, payment, revision },
+        [
+          {
+            type: 'Abandon',
+            at: timestamp(payments.clock.now()),
+            attemptId: attempt.attemptId,
+            accountId: checkout.terms.accountId,
+            reason: 'the checkout request vanished before it began',
+          },
+        ],
+        by,
+        new Deadline(payments.clock, FENCE_MS),
+      );
+      return declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
+    default:
+      return unreachable(payment);
+  }
+};
+
+/** {@link follow}, once more where somebody else was quicker. */
+export const followNow = async (ports: CheckoutPorts, session: Session, by: By, options: { abandonedAfterMs?: number } = {}): Promise<Session> => {
+  try {
+    return await follow(ports, session, by, options);
+  } catch (error) {
+    if (!(error instanceof Conflict)) throw error;
+    const latest = await ports.sessions.load(session.checkoutId);
+    if (!latest) throw new Error('a checkout stream has vanished', { cause: error });
+    return follow(ports, latest, by, options);
+  }
+};
+
+/** The payment of a session as the partner sees it; null while it has none. */
+export const paymentOf = async ({ payments }: CheckoutPorts, { paymentId }: Attempt): Promise<PaymentView | null> => {
+  const { payment }: { payment: Payment } = await payments.streams.load(paymentId);
+  return isVisible(payment) ? paymentView(paymentId, payment) : null;
+};

@@ -1,0 +1,63 @@
+/**
+ * `sig` (C60): how a portal's signing secret speaks for an address and its query, in both directions. Four lines joined by \n: the version, what the signature
+ * is for (a cancel must not pass as a return), where it leads (the address is bound), and every pair, encoded one way only, sorted by bytes.
+ */
+import { createHmac, timingSafeEqual } from 'node:crypto';
+import { queryPairs } from './addresses.js';
+
+export type SignatureKind = 'return' | 'cancel' | 'link' | 'intake';
+export type Pairs = Iterable<readonly [name: string, value: string]>;
+
+/** How far the receiver's clock may be from `t`. */
+export const SIGNATURE_TOLERANCE_SECONDS = 300;
+
+const SIGNATURE = /^[0-9a-f]{64}$/;
+
+/** RFC 3986: everything but the unreserved characters, upper-case hex. `encodeURIComponent` leaves five more as they are. */
+const encode = (text: string): string =>
+  encodeURIComponent(text).replace(/[!'()*]/g, (character) => `%${character.charCodeAt(0).toString(16).toUpperCase()}`);
+
+/** Encoded text is ASCII, so comparing characters compares bytes. */
+const byText = (a: string, b: string) => (a < b ? -1 : a > b ? 1 : 0);
+
+/** The text that is signed. `address` is origin and path; a query on it is not looked at. */
+export const canonical = (kind: SignatureKind, address: string, pairs: Pairs): string => {
+  const { origin, pathname } = new URL(address);
+  const encoded = [...pairs].filter(([name]) => name !== 'sig').map(([name, value]) => [encode(name), encode(value)] as const);
+  const query = encoded.sort(([a, x], [b, y]) => byText(a, b) || byText(x, y)).map(([name, value]) => `${name}=${value}`);
+  return `v1\n${kind}\n${origin}${pathname}\n${query.join('&')}`;
+};
+
+/** Lower-case hex HMAC-SHA256 of {@link canonical}. */
+export const sign = (secret: string, kind: SignatureKind, address: string, pairs: Pairs): string =>
+  createHmac('sha256', secret)
+    .update(canonical(kind, address, pairs))
+    .digest('hex');
+
+/** Whether `sig` was made with one of the secrets. In constant time; anything that is no signature is simply wrong. */
+export const isSigned = (secrets: readonly string[], kind: SignatureKind, address: string, pairs: Pairs, sig: unknown): boolean => {
+  if (typeof sig !== 'string' || !SIGNATURE.test(sig)) return false;
+  const given = Buffer.from(sig, 'hex');
+  const all = [...pairs];
+  return secrets.filter((secret) => timingSafeEqual(Buffer.from(sign(secret, kind, address, all), 'hex'), given)).length > 0;
+};
+
+/**
+ * The address with parameters of ours behind its own query, signed as a whole. Values that are null are left out; `t` (unix seconds) and `sig` come last.
+ * `address` was vetted, so its own query can be decoded and uses none of our names.
+ */
+export const signedAddress = (
+  secret: string,
+  kind: 'return' | 'cancel',
+  address: string,
+  parameters: Readonly<Record<string, string | null>>,
+  nowMs: number,
+): string => {
+  const { search } = new URL(address);
+  const own = queryPairs(search);
+  if (!own) throw new Error('an address whose query cannot be decoded was vetted');
+  const ours = Object.entries({ ...parameters, t: String(Math.floor(nowMs / 1_000)) }).filter((pair): pair is [string, string] => pair[1] !== null);
+  const sig = sign(secret, kind, address, [...own, ...ours]);
+  const added = [...ours, ['sig', sig] as const].map(([name, value]) => `${name}=${encode(value)}`).join('&');
+  return `${address}${search === '' ? (address.endsWith('?') ? '' : '?') : '&'}${added}`;
+};

@@ -1,0 +1,72 @@
+/** The way back to the partner (C59): what its addresses are told, signed with the portal's active secret. */
+import { openSigningSecret, type Portal } from '#accounts';
+import type { ErrorCode } from '#kernel';
+import type { PaymentView } from '#payments';
+import type { KeyRing } from '#platform';
+import { type CheckoutTerms, type KnownCheckout, MAX_ATTEMPTS } from './checkout.js';
+import { signedAddress } from './signature.js';
+
+/** Where Done leads. The amounts are those of the payment: what a payer may have changed on the way here shows (checkout.md 4). */
+export const returnAddress = (
+  keys: KeyRing,
+  portal: Portal,
+  terms: CheckoutTerms,
+  result: 'paid' | 'unknown',
+  payment: PaymentView,
+  nowMs: number,
+): string =>
+  signedAddress(
+    openSigningSecret(keys, portal),
+    'return',
+    terms.returnUrl,
+    {
+      result,
+      checkout_id: terms.checkoutId,
+      payment_id: payment.id,
+      confirmation_number: result === 'paid' ? payment.confirmationNumber : null,
+      reference_id: terms.referenceId,
+      amount_cents: String(payment.amountCents),
+      service_fee_cents: String(payment.serviceFeeCents),
+      total_charged_cents: String(payment.totalChargedCents),
+      state: terms.state,
+    },
+    nowMs,
+  );
+
+/** What a cancel address is told; `checkoutId` is null where the intake was refused and no checkout began. */
+export interface Cancellation {
+  readonly result: 'cancelled' | 'failed' | 'expired';
+  readonly error: ErrorCode | null;
+  readonly checkoutId: string | null;
+  readonly paymentId: string | null;
+  readonly referenceId: string | null;
+  readonly state: string | null;
+}
+
+/** What the partner is told of a checkout that was left; null for one that was not. */
+export const cancellationOf = (checkout: KnownCheckout): Cancellation | null => {
+  const { terms, attemptIds } = checkout;
+  const { checkoutId, referenceId, state } = terms;
+  const told = { error: null, checkoutId, paymentId: null, referenceId, state };
+  if (checkout.phase === 'expired') return { ...told, result: 'expired' };
+  if (checkout.phase !== 'cancelled') return null;
+  // He was sent back with `unknown` before; that nothing was charged in the end is news of a failure, not of a change of mind.
+  if (checkout.afterUnknown) return { ...told, result: 'failed', error: 'PAYMENT_TIMEOUT' };
+  return attemptIds.length >= MAX_ATTEMPTS ? { ...told, result: 'failed', error: 'PAYMENT_DECLINED' } : { ...told, result: 'cancelled' };
+};
+
+export const cancelAddress = (keys: KeyRing, portal: Portal, cancelUrl: string, told: Cancellation, nowMs: number): string =>
+  signedAddress(
+    openSigningSecret(keys, portal),
+    'cancel',
+    cancelUrl,
+    {
+      result: told.result,
+      checkout_id: told.checkoutId,
+      error: told.error,
+      payment_id: told.paymentId,
+      reference_id: told.referenceId,
+      state: told.state,
+    },
+    nowMs,
+  );

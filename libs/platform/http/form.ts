@@ -1,0 +1,51 @@
+/**
+ * `application/x-www-form-urlencoded` as a payment service may accept it, for form bodies and for queries: valid UTF-8, each name once, no NUL and no lone
+ * surrogate, no `__proto__`. The platform's own parser takes the last of two equal names, or both, and replaces what it cannot decode.
+ */
+import { ServiceError } from '#kernel';
+import { NUL_OR_LONE_SURROGATE } from './strict-json.js';
+
+/** More pairs than any form of ours has; each is looked at. */
+const MAX_PAIRS = 200;
+
+const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
+
+/** Names and values in the order in which they came. Throws VALIDATION_ERROR; the message repeats nothing of the text. */
+export const parseForm = (text: string): ReadonlyMap<string, string> => {
+  const pairs = new Map<string, string>();
+  for (const pair of text.split('&')) {
+    if (pair === '') continue;
+    const at = pair.indexOf('=');
+    const name = decode(at < 0 ? pair : pair.slice(0, at));
+    if (name === '__proto__') throw invalid('The request has a parameter that is not allowed: __proto__.');
+    if (pairs.has(name)) throw invalid('The request has a parameter that was sent more than once.');
+    if (pairs.size >= MAX_PAIRS) throw invalid(`The request has more than ${MAX_PAIRS} parameters.`);
+    pairs.set(name, at < 0 ? '' : decode(pair.slice(at + 1)));
+  }
+  return pairs;
+};
+
+/** {@link parseForm} of a body. */
+export const parseFormBody = (bytes: Uint8Array): ReadonlyMap<string, string> => {
+  let text: string;
+  try {
+    text = utf8.decode(bytes);
+  } catch {
+    throw invalid('The request is not valid UTF-8.');
+  }
+  return parseForm(text);
+};
+
+const decode = (text: string): string => {
+  let decoded: string;
+  try {
+    // Throws for what is no UTF-8, and for a % that stands alone.
+    decoded = decodeURIComponent(text.replaceAll('+', ' '));
+  } catch {
+    throw invalid('The request has a parameter that cannot be decoded.');
+  }
+  if (NUL_OR_LONE_SURROGATE.test(decoded)) throw invalid('The request has a NUL or a lone surrogate in a parameter.');
+  return decoded;
+};
+
+const invalid = (message: string) => new ServiceError('VALIDATION_ERROR', message);
