@@ -63,6 +63,8 @@ export interface Context {
    * processor too, which is started for the time of the command where none runs.
    */
   readonly services: (options?: { withGateway?: boolean }) => Promise<Services>;
+  /** For a command that runs until it is told to stop: from now on Ctrl-C and SIGTERM abort this signal, and the command ends by itself. */
+  readonly untilInterrupted: () => AbortSignal;
   readonly close: () => Promise<void>;
 }
 
@@ -78,18 +80,20 @@ export const openContext = async (env: Readonly<Record<string, string | undefine
       for (const closer of closers.reverse()) await closer().catch((error: unknown) => logger.warn({ err: error }, 'could not close'));
     })());
 
+  let interrupt: AbortController | null = null;
+  const untilInterrupted = () => (interrupt ??= new AbortController()).signal;
   const opening = open(config, logger, closers);
   // An interrupted command stops what it started; what is just being started must first be there to be stopped.
   for (const [signal, exitCode] of [
     ['SIGINT', 130],
     ['SIGTERM', 143],
   ] as const) {
-    const listener = () => void opening.then(close, close).then(() => process.exit(exitCode));
+    const listener = () => (interrupt ? interrupt.abort() : void opening.then(close, close).then(() => process.exit(exitCode)));
     process.once(signal, listener);
     closers.push(async () => process.off(signal, listener));
   }
   try {
-    return { ...(await opening), close };
+    return { ...(await opening), untilInterrupted, close };
   } catch (error) {
     await close();
     if (!isUnavailable(error)) throw error;
@@ -97,7 +101,7 @@ export const openContext = async (env: Readonly<Record<string, string | undefine
   }
 };
 
-const open = async (config: Config, logger: Logger, closers: (() => Promise<unknown>)[]): Promise<Omit<Context, 'close'>> => {
+const open = async (config: Config, logger: Logger, closers: (() => Promise<unknown>)[]): Promise<Omit<Context, 'untilInterrupted' | 'close'>> => {
   await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
   const { url: databaseUrl, runtime, release } = await findDatabase(config);
   closers.push(release);

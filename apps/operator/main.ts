@@ -10,6 +10,7 @@ import { addPayments } from './payments.js';
 import { addPortals } from './portals.js';
 import { addProjections } from './projections.js';
 import { addSettlement } from './settlement.js';
+import { addWebhooks } from './webhooks.js';
 import { refuse, refuseUsage, Terminal, wantsJson } from './terminal.js';
 
 const { version } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
@@ -34,6 +35,7 @@ addPayments(program, terminal);
 addDisputes(program, terminal);
 addSettlement(program, terminal);
 addLedger(program, terminal);
+addWebhooks(program, terminal);
 addProjections(program, terminal);
 
 try {

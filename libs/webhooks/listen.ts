@@ -48,10 +48,6 @@ interface Row {
 const LOOK_EVERY_MS = 500;
 const BATCH = 100;
 
-/** Only this machine: the body goes unencrypted. */
-export const isLoopback = ({ protocol, hostname }: URL): boolean =>
-  protocol === 'http:' && (hostname === 'localhost' || hostname === '[::1]' || /^127\.\d+\.\d+\.\d+$/.test(hostname));
-
 /** Until `signal` aborts. Throws the errors of the database. */
 export const listenTo = async ({ pool, keys, clock, accountId, forwardTo, onForwarded, onReady }: Listening, signal: AbortSignal): Promise<void> => {
   const secret = listenSecretOf(keys, accountId);
