@@ -1,4 +1,5 @@
 /** What every process is made of: stores, ports and read models, opened from the configuration in one place. Composition only. */
+import { join } from 'node:path';
 import {
   AccessTokens,
   directoryProjection,
@@ -22,7 +23,7 @@ import {
   watchProjection,
 } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
-import { journalMigration, journalModel } from '#ledger';
+import { journalMigration, journalModel, logSeal, logSealMigration, type ProvePorts } from '#ledger';
 import {
   createRecovery,
   createSimulatorGateway,
@@ -79,6 +80,7 @@ export const MIGRATIONS: readonly Migration[] = [
   ...webhookMigrations,
   journalMigration,
   checkoutUnfinishedMigration,
+  logSealMigration,
 ];
 
 /** The configuration with the addresses filled in that were found or started. */
@@ -108,10 +110,11 @@ export interface Services {
     readonly checkoutUnfinished: Subscriber;
     readonly webhookOutbox: Subscriber;
     readonly journal: Subscriber;
+    readonly logSeal: Subscriber;
   };
   /** Webhooks: what a worker runs, and who counts what it does. */
   readonly webhooks: { readonly dispatcher: Dispatcher; watch(watcher: DispatcherWatch): void };
-  /** How each read model is made again from the log. The outbox is none: its effects leave the house. */
+  /** How each read model is made again from the log. The outbox is none: its effects leave the house; nor is the seal. */
   readonly models: {
     readonly directory: ReadModel;
     readonly paymentList: ReadModel;
@@ -119,6 +122,8 @@ export interface Services {
     readonly checkoutUnfinished: ReadModel;
     readonly journal: ReadModel;
   };
+  /** The sealed log: its tiles, and where its signed heads go. */
+  readonly seal: ProvePorts;
   /** Throws when something that payments need cannot be used. */
   readonly readiness: Readonly<Record<string, () => Promise<void>>>;
   close(): Promise<void>;
@@ -217,6 +222,7 @@ export const openServices = async (
       webhookOutbox: createSubscriber(webhookOutbox(store), { store, pool: projectionPool, clock, onError }),
       journal: createSubscriber(models.journal.projection, { store, pool: projectionPool, clock, onError }),
       checkoutUnfinished: createSubscriber(models.checkoutUnfinished.projection, { store, pool: projectionPool, clock, onError }),
+      logSeal: createSubscriber(logSeal, { store, pool: projectionPool, clock, onError }),
     };
     // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
     const watch = watchProjection(pool, PAYMENT_LIST, clock);
@@ -274,6 +280,7 @@ export const openServices = async (
         environment: config.environment,
       },
       payments,
+      seal: { store, db: pool, keys, folder: join(config.dataDir, 'heads'), now: () => clock.now() },
       settlement: { payments: ports, store, register: postgresRegister(pool, registerCaughtUp) },
       checkout: { payments: ports, sessions: new CheckoutSessions(store, clock, ids), directory },
       projections,

@@ -2,6 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
 import { addAccounts } from './accounts.js';
+import { addAudit } from './audit.js';
 import { addCases } from './cases.js';
 import { addDisputes } from './disputes.js';
 import { addKeys } from './keys.js';
@@ -36,6 +37,7 @@ addDisputes(program, terminal);
 addSettlement(program, terminal);
 addLedger(program, terminal);
 addWebhooks(program, terminal);
+addAudit(program, terminal);
 addProjections(program, terminal);
 
 try {

@@ -1,6 +1,7 @@
 /** The worker: the subscribers that follow the log, the loops that look at the clock, and the dispatcher of webhooks. Any number may run; each piece of work is guarded by itself. */
 import { finishSessions } from '#checkout';
 import { Deadline, timestamp } from '#kernel';
+import { BrokenPromise, ForgedHead, signLog } from '#ledger';
 import { purgeVelocity, recordSettlements, settleCreate } from '#payments';
 import { purgeAttempts } from '#webhooks';
 import type { Services } from '../services.js';
@@ -10,6 +11,8 @@ const SWEEP_EVERY_MS = 5_000;
 /** Batches close once a day; this is soon enough to learn of it. */
 const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
+/** How much of the log a broken disk and a forger together could take without a signed head to tell of it. */
+const HEAD_EVERY_MS = 60_000;
 const PURGE_EVERY_MS = 10 * 60_000;
 const BATCH = 100;
 const PURGE_BATCH = 1_000;
@@ -36,6 +39,7 @@ export const startWorker = (services: Services): Worker => {
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
     { name: 'checkout finisher', everyMs: FINISH_CHECKOUTS_EVERY_MS, run: () => finishSessions(checkout, pool, { stop: stop.signal }) },
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },
+    { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },
     { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool) },
   ];
@@ -89,4 +93,14 @@ const purgeKeys = async ({ payments, clock, ids }: Services): Promise<void> => {
     await ports.streams.execute(loaded, [abandon], owner, new Deadline(clock, SWEEP_DEADLINE_MS));
     return true;
   });
+};
+
+/** A log that does not begin with what was signed is an alarm, not a warning: nothing is signed over it. */
+const signHeads = async ({ seal, log }: Services): Promise<void> => {
+  try {
+    await signLog(seal);
+  } catch (error) {
+    if (!(error instanceof BrokenPromise || error instanceof ForgedHead)) throw error;
+    log.error({ err: error }, 'the log is not the one that was signed; run payfold audit verify');
+  }
 };

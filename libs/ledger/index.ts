@@ -4,3 +4,8 @@ export * from './exception.js';
 export * from './journal.js';
 export * from './postings.js';
 export * from './text.js';
+export * from './head.js';
+export * from './merkle.js';
+export * from './prove.js';
+export * from './seal.js';
+export * from './verify.js';

@@ -1,0 +1,160 @@
+/**
+ * Signed heads of the log: C2SP checkpoints (c2sp.org/tlog-checkpoint), signed notes of origin, size and root, with the time and the place in the store's log as
+ * extension lines. The Ed25519 key is derived from the master key ring; heads are written outside the database, one file each, and never again.
+ */
+import { createHash, createPrivateKey, createPublicKey, type KeyObject, sign, verify } from 'node:crypto';
+import {
+  closeSync,
+  existsSync,
+  fsyncSync,
+  linkSync,
+  mkdirSync,
+  mkdtempSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+  writeSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import type { KeyRing } from '#platform';
+
+export interface Head {
+  readonly origin: string;
+  readonly size: number;
+  readonly root: Buffer;
+  /** RFC 3339: when it was signed. */
+  readonly at: string;
+  /** Of the last event that it covers; '' for none. */
+  readonly position: string;
+}
+
+/** PKCS #8 and SPKI of an Ed25519 key are these bytes and the key's own 32. */
+const PKCS8 = Buffer.from('302e020100300506032b657004220420', 'hex');
+const SPKI = Buffer.from('302a300506032b6570032100', 'hex');
+const ED25519 = 1;
+const KEY_HASH_BYTES = 4;
+
+/** Whoever signs heads of one log. */
+export interface HeadKey {
+  readonly name: string;
+  readonly publicKey: Buffer;
+  /** C2SP verifier key: what an auditor keeps. */
+  readonly vkey: string;
+}
+
+const keyHash = (name: string, publicKey: Buffer): Buffer =>
+  createHash('sha256')
+    .update(Buffer.concat([Buffer.from(`${name}\n`), Buffer.from([ED25519]), publicKey]))
+    .digest()
+    .subarray(0, KEY_HASH_BYTES);
+
+const privateKey = (keys: KeyRing, kid: string): KeyObject =>
+  createPrivateKey({ key: Buffer.concat([PKCS8, keys.derive('log-head', kid)]), format: 'der', type: 'pkcs8' });
+
+const headKey = (name: string, keys: KeyRing, kid: string): HeadKey => {
+  const publicKey = createPublicKey(privateKey(keys, kid)).export({ format: 'der', type: 'spki' }).subarray(SPKI.length);
+  const vkey = `${name}+${keyHash(name, publicKey).toString('hex')}+${Buffer.concat([Buffer.from([ED25519]), publicKey]).toString('base64')}`;
+  return { name, publicKey, vkey };
+};
+
+/** The keys of a log, one for each key of the ring: heads of an earlier one stay good. */
+export const headKeys = (origin: string, keys: KeyRing): HeadKey[] => keys.kids.map((kid) => headKey(origin, keys, kid));
+
+const textOf = ({ origin, size, root, at, position }: Head): string =>
+  `${origin}\n${size}\n${root.toString('base64')}\nat ${at}\nposition ${position}\n`;
+
+export const signHead = (head: Head, keys: KeyRing): string => {
+  const text = textOf(head);
+  const { name, publicKey } = headKey(head.origin, keys, keys.current);
+  const signature = sign(null, Buffer.from(text), privateKey(keys, keys.current));
+  return `${text}\n— ${name} ${Buffer.concat([keyHash(name, publicKey), signature]).toString('base64')}\n`;
+};
+
+export class ForgedHead extends Error {}
+
+/** Opens a signed head. Throws {@link ForgedHead} where it is none, or none of these keys signed it. */
+export const openHead = (note: string, keys: readonly HeadKey[]): Head => {
+  const [, text, signatures] = /^([^]*?\n)\n((?:— [^\n]+\n)+)$/.exec(note) ?? [];
+  const lines = text?.split('\n') ?? [];
+  const [origin, size, root, at, position] = lines;
+  if (
+    text === undefined ||
+    signatures === undefined ||
+    lines.length !== 6 ||
+    !/^(0|[1-9]\d{0,15})$/.test(size!) ||
+    !at!.startsWith('at ') ||
+    !position!.startsWith('position ')
+  )
+    // prettier-ignore
+    throw new ForgedHead('it is no signed head');
+  const bytes = Buffer.from(root!, 'base64');
+  if (bytes.length !== 32 || bytes.toString('base64') !== root) throw new ForgedHead('its root is no hash');
+  const good = signatures.split('\n').some((line) => {
+    const [, name, value] = /^— (\S+) (\S+)$/.exec(line) ?? [];
+    const signed = Buffer.from(value ?? '', 'base64');
+    const key = keys.find((one) => one.name === name && keyHash(one.name, one.publicKey).equals(signed.subarray(0, KEY_HASH_BYTES)));
+    if (!key || origin !== key.name) return false;
+    const publicKey = createPublicKey({ key: Buffer.concat([SPKI, key.publicKey]), format: 'der', type: 'spki' });
+    return verify(null, Buffer.from(text), publicKey, signed.subarray(KEY_HASH_BYTES));
+  });
+  if (!good) throw new ForgedHead('no key of this log signed it');
+  return { origin: origin!, size: Number(size), root: bytes, at: at!.slice('at '.length), position: position!.slice('position '.length) };
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Files: `<day>/<size>.head`. An operator copies the folder to where the database's administrators cannot reach.
+
+const DIGITS = 20;
+const EXTENSION = '.head';
+
+/** Writes a head once. One that is there is left as it is. Returns its file. */
+export const writeHead = (folder: string, head: Head, note: string, name: string = String(head.size).padStart(DIGITS, '0')): string => {
+  const day = join(folder, head.at.slice(0, 10));
+  mkdirSync(day, { recursive: true, mode: 0o755 });
+  const file = join(day, `${name}${EXTENSION}`);
+  if (existsSync(file)) return file;
+  const place = mkdtempSync(join(day, '.draft-'));
+  const draft = join(place, 'head');
+  const descriptor = openSync(draft, 'w', 0o644);
+  writeSync(descriptor, note);
+  fsyncSync(descriptor);
+  closeSync(descriptor);
+  try {
+    linkSync(draft, file);
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error; // another worker was first
+  } finally {
+    rmSync(place, { recursive: true, force: true });
+  }
+  return file;
+};
+
+/** The keys that sign this log, for auditors to note down. */
+export const writeKeys = (folder: string, keys: readonly HeadKey[]): void => {
+  mkdirSync(folder, { recursive: true, mode: 0o755 });
+  writeFileSync(join(folder, 'keys.txt'), keys.map(({ vkey }) => `${vkey}\n`).join(''), { mode: 0o644 });
+};
+
+/** All files of heads in a folder, oldest first; none where there is no folder. */
+export const headFiles = (folder: string): string[] =>
+  existsSync(folder) && statSync(folder).isDirectory()
+    ? readdirSync(folder, { recursive: true, encoding: 'utf8' })
+        .filter((name) => name.endsWith(EXTENSION))
+        .sort()
+        .map((name) => join(folder, name))
+    : [];
+
+/** The newest file of heads; a year has half a million of them, so only the last day is looked through. */
+export const newestHeadFile = (folder: string): string | null => {
+  const days = existsSync(folder) ? readdirSync(folder).sort().reverse() : [];
+  for (const day of days) {
+    const [newest] = headFiles(join(folder, day)).reverse();
+    if (newest) return newest;
+  }
+  return null;
+};
+
+export const readHeadFile = (file: string): string => readFileSync(file, 'utf8');

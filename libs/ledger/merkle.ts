@@ -1,0 +1,158 @@
+/**
+ * The Merkle tree of RFC 9162, 2.1, over tiles: hashes of leaves and nodes, the root of a tree of any size, and the two proofs. A tile holds up to 256 hashes of
+ * one level; level L counts nodes over 256^L leaves. Whoever can fetch tiles can compute everything here with a few of them.
+ */
+import { hash } from 'node:crypto';
+import type { Recorded } from '#eventstore';
+import { canonicalJson } from '#kernel';
+
+export const TILE_HASHES = 256;
+const TILE_HEIGHT = 8;
+export const HASH_BYTES = 32;
+
+const sha256 = (bytes: Uint8Array): Buffer => hash('sha256', bytes, 'buffer');
+
+export const leafHash = (bytes: Uint8Array): Buffer => {
+  const prefixed = Buffer.allocUnsafe(bytes.length + 1);
+  prefixed[0] = 0;
+  prefixed.set(bytes, 1);
+  return sha256(prefixed);
+};
+
+export const nodeHash = (left: Uint8Array, right: Uint8Array): Buffer => {
+  const both = Buffer.allocUnsafe(1 + 2 * HASH_BYTES);
+  both[0] = 1;
+  both.set(left, 1);
+  both.set(right, 1 + HASH_BYTES);
+  return sha256(both);
+};
+
+/** Root of the empty tree. */
+export const EMPTY_ROOT = sha256(Buffer.alloc(0));
+
+/** What of an event is sealed: all that a reader is shown. The store's own clock is not. */
+export const leafOf = ({ position, stream, revision, type, id, v, data, meta }: Recorded) => ({
+  position,
+  stream,
+  revision: Number(revision),
+  type,
+  id,
+  version: v,
+  data,
+  metadata: meta,
+});
+
+export const eventHash = (event: Recorded): Buffer => leafHash(Buffer.from(canonicalJson(leafOf(event)), 'utf8'));
+
+/** Root over a power of two of hashes that lie one after the other. */
+const perfectRoot = (hashes: Uint8Array): Buffer => {
+  let level = Buffer.from(hashes);
+  while (level.length > HASH_BYTES) {
+    const next = Buffer.allocUnsafe(level.length / 2);
+    for (let at = 0; at < next.length; at += HASH_BYTES)
+      next.set(nodeHash(level.subarray(2 * at, 2 * at + HASH_BYTES), level.subarray(2 * at + HASH_BYTES, 2 * at + 2 * HASH_BYTES)), at);
+    level = next;
+  }
+  return level;
+};
+
+/** Hash of a full tile: its node on the level above. */
+export const tileRoot = (tile: Uint8Array): Buffer => {
+  if (tile.length !== TILE_HASHES * HASH_BYTES) throw new Error('only a full tile has a root');
+  return perfectRoot(tile);
+};
+
+/** Hashes of a tile, one after the other; at least as many as the size asked about needs. */
+export type FetchTile = (level: number, number: number) => Promise<Uint8Array>;
+
+/** Remembers what was fetched, for one piece of work. */
+export const rememberingTiles = (fetch: FetchTile): FetchTile => {
+  const known = new Map<string, Promise<Uint8Array>>();
+  return (level, number) => {
+    const name = `${level}/${number}`;
+    let tile = known.get(name);
+    if (!tile) known.set(name, (tile = fetch(level, number)));
+    return tile;
+  };
+};
+
+/** Node over the 2^height leaves that begin at `index · 2^height`. */
+const node = async (tiles: FetchTile, height: number, index: number): Promise<Buffer> => {
+  const level = Math.floor(height / TILE_HEIGHT);
+  const count = 2 ** (height % TILE_HEIGHT);
+  const first = index * count;
+  const tile = await tiles(level, Math.floor(first / TILE_HASHES));
+  const from = (first % TILE_HASHES) * HASH_BYTES;
+  const hashes = tile.subarray(from, from + count * HASH_BYTES);
+  if (hashes.length !== count * HASH_BYTES) throw new Error(`tile ${level}/${Math.floor(first / TILE_HASHES)} is too short`);
+  return perfectRoot(hashes);
+};
+
+/** Largest power of two below `count`. */
+const splitOf = (count: number): number => {
+  let split = 1;
+  while (split * 2 < count) split *= 2;
+  return split;
+};
+
+const isPowerOfTwo = (count: number): boolean => Number.isInteger(Math.log2(count));
+
+/** Root over leaves `start` to before `end`. */
+const rangeRoot = async (tiles: FetchTile, start: number, end: number): Promise<Buffer> => {
+  const count = end - start;
+  if (count === 0) return EMPTY_ROOT;
+  if (isPowerOfTwo(count) && start % count === 0) return node(tiles, Math.log2(count), start / count);
+  const split = start + splitOf(count);
+  return nodeHash(await rangeRoot(tiles, start, split), await rangeRoot(tiles, split, end));
+};
+
+/** Root of the tree of the first `size` leaves. */
+export const rootOf = (tiles: FetchTile, size: number): Promise<Buffer> => rangeRoot(tiles, 0, size);
+
+/** That leaf `index` is in the tree of `size` leaves (RFC 9162, 2.1.3.1). */
+export const inclusionProof = async (tiles: FetchTile, index: number, size: number): Promise<Buffer[]> => {
+  const path = async (start: number, end: number): Promise<Buffer[]> => {
+    if (end - start === 1) return [];
+    const split = start + splitOf(end - start);
+    return index < split
+      ? [...(await path(start, split)), await rangeRoot(tiles, split, end)]
+      : [...(await path(split, end)), await rangeRoot(tiles, start, split)];
+  };
+  if (index < 0 || index >= size) throw new Error(`leaf ${index} is not in a tree of ${size}`);
+  return path(0, size);
+};
+
+/** That the tree of `size` leaves only appended to the one of `before` (RFC 9162, 2.1.4.1). */
+export const consistencyProof = async (tiles: FetchTile, before: number, size: number): Promise<Buffer[]> => {
+  const part = async (start: number, end: number, whole: boolean): Promise<Buffer[]> => {
+    if (before === end) return whole ? [] : [await rangeRoot(tiles, start, end)];
+    const split = start + splitOf(end - start);
+    return before <= split
+      ? [...(await part(start, split, whole)), await rangeRoot(tiles, split, end)]
+      : [...(await part(split, end, false)), await rangeRoot(tiles, start, split)];
+  };
+  if (before > size) throw new Error(`a tree of ${size} is no later one than of ${before}`);
+  return before === 0 || before === size ? [] : part(0, size, true);
+};
+
+/** A tree that grows leaf by leaf and only keeps what its root needs. */
+export class GrowingTree {
+  size = 0;
+  /** Perfect subtrees from left to right, largest first. */
+  private readonly subtrees: { readonly height: number; readonly hash: Buffer }[] = [];
+
+  add(leaf: Buffer): void {
+    let added = { height: 0, hash: leaf };
+    for (let last = this.subtrees.at(-1); last?.height === added.height; last = this.subtrees.at(-1)) {
+      this.subtrees.pop();
+      added = { height: added.height + 1, hash: nodeHash(last.hash, added.hash) };
+    }
+    this.subtrees.push(added);
+    this.size += 1;
+  }
+
+  root(): Buffer {
+    if (this.size === 0) return EMPTY_ROOT;
+    return this.subtrees.slice(0, -1).reduceRight<Buffer>((right, { hash: left }) => nodeHash(left, right), this.subtrees.at(-1)!.hash);
+  }
+}

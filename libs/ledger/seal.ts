@@ -1,0 +1,186 @@
+/**
+ * The sealer: a subscriber that reads the log without a filter, so that a gap cannot pass unseen, and appends every event to a Merkle tree kept as tiles in
+ * Postgres, in the transaction that moves its checkpoint. Never rebuilt: a tree that is made again from changed events would prove nothing. Its heads are
+ * signed every minute while events arrive, after looking that the last signed one is still a beginning of the tree.
+ */
+import type { Projection, Recorded } from '#eventstore';
+import { timestamp } from '#kernel';
+import type { KeyRing, Migration, Queryable } from '#platform';
+import { type Head, headKeys, newestHeadFile, openHead, readHeadFile, signHead, writeHead, writeKeys } from './head.js';
+import { eventHash, type FetchTile, HASH_BYTES, rememberingTiles, rootOf, TILE_HASHES, tileRoot } from './merkle.js';
+
+/** Name of the subscriber and of its checkpoint. */
+export const LOG_SEAL = 'log-seal';
+
+export const logSealMigration: Migration = {
+  name: '0101-log-seal',
+  sql: `
+create table log_state (
+  one bool primary key default true check (one),
+  origin text not null,
+  size bigint not null,
+  position text collate "C" not null
+);
+insert into log_state (origin, size, position) values ('payfold/log/' || gen_random_uuid(), 0, '');
+
+-- Up to 256 hashes of a level, one after the other. first_position (level 0): of the event of the first leaf.
+create table log_tile (
+  level int not null,
+  number bigint not null,
+  hashes bytea not null,
+  first_position text collate "C",
+  primary key (level, number)
+);
+alter table log_tile alter column hashes set storage external;
+create index log_tile_position on log_tile (first_position) where level = 0;
+
+create table log_head (size bigint primary key, note text not null);
+`,
+};
+
+interface Tile {
+  readonly level: number;
+  readonly number: number;
+  hashes: Buffer;
+  firstPosition: string | null;
+}
+
+export interface LogState {
+  readonly origin: string;
+  readonly size: number;
+  /** Of the last event in the tree; '' for none. */
+  readonly position: string;
+}
+
+export const logState = async (db: Queryable): Promise<LogState> => {
+  const { rows } = await db.query<{ origin: string; size: string; position: string }>('select origin, size, position from log_state');
+  if (!rows[0]) throw new Error('the state of the sealed log is missing');
+  return { origin: rows[0].origin, size: Number(rows[0].size), position: rows[0].position };
+};
+
+export const logSeal: Projection = {
+  name: LOG_SEAL,
+  apply: async (client, events) => {
+    const { size, position } = await logState(client);
+    refuseGap(size, position, events);
+    const tree = new TiledTree(client, size);
+    for (const event of events) await tree.add(eventHash(event), event.position);
+    await tree.write();
+    await client.query('update log_state set size = $1, position = $2', [size + events.length, events.at(-1)!.position]);
+  },
+};
+
+/** Where positions count events, the first event is leaf 0 and nothing is left out. */
+const refuseGap = (size: number, position: string, events: readonly Recorded[]): void => {
+  for (const [index, event] of events.entries()) {
+    if (/^\d+$/.test(event.position) && BigInt(event.position) !== BigInt(size + index + 1))
+      throw new Error(`the log has a gap: after ${size + index} events comes position ${event.position}`);
+    if (event.position <= (index === 0 ? position : events[index - 1]!.position)) throw new Error(`the log runs backwards at ${event.position}`);
+  }
+};
+
+/** The growing edge of the tree: the last tile of each level. */
+class TiledTree {
+  private readonly edge: Tile[] = [];
+  private readonly written = new Map<string, Tile>();
+
+  constructor(
+    private readonly db: Queryable,
+    private readonly size: number,
+  ) {}
+
+  async add(hash: Buffer, position: string | null, level = 0): Promise<void> {
+    const tile = (this.edge[level] ??= await this.lastTile(level));
+    if (tile.hashes.length === 0) tile.firstPosition = position;
+    tile.hashes = Buffer.concat([tile.hashes, hash]);
+    this.written.set(`${level}/${tile.number}`, tile);
+    if (tile.hashes.length < TILE_HASHES * HASH_BYTES) return;
+    this.edge[level] = { level, number: tile.number + 1, hashes: Buffer.alloc(0), firstPosition: null };
+    await this.add(tileRoot(tile.hashes), null, level + 1);
+  }
+
+  private async lastTile(level: number): Promise<Tile> {
+    const nodes = Math.floor(this.size / TILE_HASHES ** level);
+    const number = Math.floor(nodes / TILE_HASHES);
+    const held = nodes % TILE_HASHES;
+    if (held === 0) return { level, number, hashes: Buffer.alloc(0), firstPosition: null };
+    const { rows } = await this.db.query<{ hashes: Buffer; first_position: string | null }>(
+      'select hashes, first_position from log_tile where level = $1 and number = $2',
+      [level, number],
+    );
+    if (rows[0]?.hashes.length !== held * HASH_BYTES) throw new Error(`tile ${level}/${number} of the sealed log is damaged`);
+    return { level, number, hashes: rows[0].hashes, firstPosition: rows[0].first_position };
+  }
+
+  async write(): Promise<void> {
+    const tiles = [...this.written.values()];
+    await this.db.query({
+      name: 'log-tile-write',
+      text: `insert into log_tile (level, number, hashes, first_position) select * from unnest($1::int[], $2::bigint[], $3::bytea[], $4::text[])
+             on conflict (level, number) do update set hashes = excluded.hashes`,
+      values: [
+        tiles.map(({ level }) => level),
+        tiles.map(({ number }) => number),
+        tiles.map(({ hashes }) => hashes),
+        tiles.map(({ firstPosition }) => firstPosition),
+      ],
+    });
+  }
+}
+
+/** Tiles as they are stored. */
+export const storedTiles =
+  (db: Queryable): FetchTile =>
+  async (level, number) => {
+    const { rows } = await db.query<{ hashes: Buffer }>('select hashes from log_tile where level = $1 and number = $2', [level, number]);
+    if (!rows[0]) throw new Error(`tile ${level}/${number} of the sealed log is missing`);
+    return rows[0].hashes;
+  };
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Heads.
+
+export interface HeadPorts {
+  readonly db: Queryable;
+  readonly keys: KeyRing;
+  /** Folder of the signed heads, outside the database. */
+  readonly folder: string;
+  readonly now: () => number;
+}
+
+/** What was signed does not begin the tree any more: the log was changed, and nothing may be signed over it. */
+export class BrokenPromise extends Error {}
+
+/** The head that was signed last, in the database or beside it; null while there is none. */
+export const lastHead = async ({ db, keys, folder }: HeadPorts): Promise<{ head: Head; note: string } | null> => {
+  const { origin } = await logState(db);
+  const { rows } = await db.query<{ note: string }>('select note from log_head order by size desc limit 1');
+  const file = newestHeadFile(folder);
+  const notes = [...rows.map(({ note }) => note), ...(file ? [readHeadFile(file)] : [])];
+  const heads = notes.map((note) => ({ note, head: openHead(note, headKeys(origin, keys)) }));
+  return heads.sort((a, b) => b.head.size - a.head.size)[0] ?? null;
+};
+
+/**
+ * Signs the tree as it is now, unless nothing was added since the last head. Throws {@link BrokenPromise} where the last head is no beginning of it any more,
+ * ForgedHead where that is none of ours.
+ */
+export const signLog = async (ports: HeadPorts): Promise<{ head: Head; note: string } | null> => {
+  const { db, keys, folder, now } = ports;
+  const { origin, size, position } = await logState(db);
+  const before = await lastHead(ports);
+  if (size === 0 && !before) return null;
+  const tiles = rememberingTiles(storedTiles(db));
+  if (before && (before.head.size > size || !(await rootOf(tiles, before.head.size)).equals(before.head.root)))
+    throw new BrokenPromise(`the log of ${size} events does not begin with the ${before.head.size} that were signed at ${before.head.at}`);
+  if (before?.head.size === size) {
+    writeHead(folder, before.head, before.note);
+    return before;
+  }
+  const head: Head = { origin, size, position, root: await rootOf(tiles, size), at: timestamp(now()) };
+  const note = signHead(head, keys);
+  writeKeys(folder, headKeys(origin, keys));
+  writeHead(folder, head, note);
+  await db.query('insert into log_head (size, note) values ($1, $2) on conflict (size) do nothing', [size, note]);
+  return { head, note };
+};

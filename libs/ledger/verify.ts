@@ -1,0 +1,268 @@
+/**
+ * Verification of the sealed log: every event is read again, its leaf made again and compared with the tiles, every tile with the one above it, and every signed
+ * head with the tree of that size. What differs is named: the first event that was changed, removed, inserted or swapped; the tile; the head.
+ */
+import type { EventStore, Position, Recorded } from '#eventstore';
+import type { KeyRing, Queryable } from '#platform';
+import { headFiles, headKeys, openHead, readHeadFile } from './head.js';
+import { eventHash, GrowingTree, HASH_BYTES, TILE_HASHES, tileRoot } from './merkle.js';
+import { logState } from './seal.js';
+
+export interface Check {
+  readonly name: string;
+  readonly ok: boolean;
+  readonly detail: string;
+}
+
+export interface LogVerified {
+  readonly position: string | null;
+  readonly size: number;
+  /** Root over the events as they are now, base64. */
+  readonly root: string;
+  readonly checks: readonly Check[];
+}
+
+export interface VerifyPorts {
+  readonly store: EventStore;
+  readonly db: Queryable;
+  readonly keys: KeyRing;
+  readonly headFolder: string;
+}
+
+/** Findings beyond these are counted only: after one removed event nothing fits any more. */
+const NAMED_FINDINGS = 5;
+/** Around a difference this many events are tried as its cause. */
+const NEIGHBOURS = 64;
+const TILES_PER_READ = 64;
+
+class Findings {
+  private readonly named: string[] = [];
+  private count = 0;
+  add(text: string): void {
+    if (this.count++ < NAMED_FINDINGS) this.named.push(text);
+  }
+  check(name: string, good: string): Check {
+    const more = this.count - this.named.length;
+    return { name, ok: this.count === 0, detail: this.count === 0 ? good : this.named.join('; ') + (more > 0 ? `; and ${more} more` : '') };
+  }
+  get any(): boolean {
+    return this.count > 0;
+  }
+}
+
+interface SignedHead {
+  readonly where: string;
+  readonly size: number;
+  readonly root: Buffer;
+  readonly at: string;
+}
+
+/** Reads everything that is sealed. Memory does not grow with the log, but for a hundred bytes a signed head. */
+export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number) => void): Promise<LogVerified> => {
+  const { store, db } = ports;
+  const { origin, size, position } = await logState(db);
+  const [events, tiles, heads] = [new Findings(), new Findings(), new Findings()];
+  const signed = await readHeads(ports, origin, heads);
+  const tree = new GrowingTree();
+  const roots = new StoredTiles(db, tiles);
+  let nextHead = 0;
+  let agreed: SignedHead | null = null;
+  const checkHeads = () => {
+    for (let head = signed[nextHead]; head && head.size <= tree.size; head = signed[++nextHead]) {
+      if (head.size === tree.size && tree.root().equals(head.root)) agreed = head;
+      else if (head.size === tree.size)
+        heads.add(
+          `${head.where} was signed at ${head.at} over other events than the first ${head.size} of now; ${agreed ? `up to ${agreed.size} they are those of ${agreed.at}` : 'no earlier head agrees'}`,
+        );
+    }
+  };
+  checkHeads();
+
+  let batch: { event: Recorded; hash: Buffer }[] = [];
+  const flush = async () => {
+    if (batch.length === 0) return;
+    await roots.compare(batch, tree.size - batch.length, (event, index, guilty) =>
+      guilty === null ? nameDifference(ports, event, index, size).then((text) => events.add(text)) : Promise.resolve(tiles.add(guilty)),
+    );
+    batch = [];
+  };
+  let last: string = '';
+  try {
+    if (size > 0)
+      for await (const read of store.readAll(null, { until: position as Position })) {
+        for (const event of read) {
+          if (tree.size >= size) break;
+          const hash = eventHash(event);
+          tree.add(hash);
+          batch.push({ event, hash });
+          last = event.position;
+          checkHeads();
+          if (tree.size % TILE_HASHES === 0) await flush();
+        }
+        onProgress?.(tree.size);
+      }
+  } catch (error) {
+    const gap = /the log has a gap: position (\d+) is missing/.exec((error as Error).message);
+    if (!gap && !/lies beyond the end of the log/.test((error as Error).message)) throw error;
+    events.add(gap ? `the event at position ${gap[1]} was removed (of ${size} that are sealed)` : (error as Error).message);
+  }
+  await flush();
+  await roots.end(tree.size, size);
+  if (tree.size < size && !events.any)
+    events.add(`the log ends after ${tree.size} events (position ${last || 'none'}); ${size} were sealed, up to position ${position}`);
+  // A log that was cut short together with its tiles has only its heads to tell of it.
+  for (const head of signed.slice(nextHead))
+    if (head.size > size) heads.add(`${head.where} was signed at ${head.at} over ${head.size} events; only ${size} are sealed now`);
+  return {
+    position: position === '' ? null : position,
+    size,
+    root: tree.root().toString('base64'),
+    checks: [
+      events.check('events', `${tree.size} events are those that were sealed`),
+      tiles.check('tiles', 'the tree is whole'),
+      heads.check('heads', `${signed.length} signed heads agree`),
+    ],
+  };
+};
+
+/** Every signed head, in the files and in the database, smallest first; one that is forged is a finding. */
+const readHeads = async ({ db, keys, headFolder }: VerifyPorts, origin: string, findings: Findings): Promise<SignedHead[]> => {
+  const { rows } = await db.query<{ size: string; note: string }>('select size, note from log_head order by size');
+  const notes = [
+    ...rows.map(({ size, note }) => ({ where: `the head of ${size} in the database`, note })),
+    ...headFiles(headFolder).map((file) => ({ where: file, note: readHeadFile(file) })),
+  ];
+  const ours = headKeys(origin, keys);
+  return notes
+    .flatMap(({ where, note }): SignedHead[] => {
+      try {
+        const { size, root, at } = openHead(note, ours);
+        return [{ where, size, root, at }];
+      } catch (error) {
+        findings.add(`${where} is forged: ${(error as Error).message}`);
+        return [];
+      }
+    })
+    .sort((a, b) => a.size - b.size);
+};
+
+/** null: the event; else what is said of the tile. */
+type Guilty = string | null;
+
+/** The tiles as they are stored, read in their order, level by level as they fill up. */
+class StoredTiles {
+  private readonly ahead = new Map<number, Buffer>();
+  /** Per level above the leaves: what its last tile holds so far. */
+  private readonly above: Buffer[][] = [];
+
+  constructor(
+    private readonly db: Queryable,
+    private readonly findings: Findings,
+  ) {}
+
+  /** Compares the leaves from `first` on, at most a tile of them, with what is stored. */
+  async compare(
+    leaves: readonly { readonly event: Recorded; readonly hash: Buffer }[],
+    first: number,
+    onDifference: (event: Recorded, index: number, guilty: Guilty) => Promise<void>,
+  ): Promise<void> {
+    const number = Math.floor(first / TILE_HASHES);
+    const stored = await this.leafTile(number);
+    if (!stored) return this.findings.add(`tile 0/${number} is missing`);
+    const computed = Buffer.concat(leaves.map(({ hash }) => hash));
+    const same = computed.equals(stored.subarray(0, computed.length));
+    if (leaves.length === TILE_HASHES) await this.addRoot(1, number, tileRoot(computed), same);
+    if (same) return;
+    const parent = leaves.length === TILE_HASHES ? await this.storedNode(1, number) : null;
+    // Where the tile above bears the events out, it is the tile that was changed.
+    const tileIsGuilty = parent?.equals(tileRoot(computed)) === true;
+    for (const [index, { event, hash }] of leaves.entries()) {
+      if (hash.equals(stored.subarray(index * HASH_BYTES, (index + 1) * HASH_BYTES))) continue;
+      return onDifference(
+        event,
+        first + index,
+        tileIsGuilty ? `tile 0/${number} was changed at ${event.position}; the tree above it bears the event out` : null,
+      );
+    }
+  }
+
+  /** A full tile's root belongs on the level above; from there on what is stored is held against what is stored. */
+  private async addRoot(level: number, index: number, root: Buffer, genuine: boolean): Promise<void> {
+    const stored = await this.storedNode(level, index);
+    if (genuine && !stored?.equals(root))
+      this.findings.add(`tile ${level}/${Math.floor(index / TILE_HASHES)} was changed: it does not hold the root of tile ${level - 1}/${index}`);
+    const nodes = (this.above[level] ??= []);
+    nodes.push(stored ?? root);
+    if (nodes.length < TILE_HASHES) return;
+    this.above[level] = [];
+    await this.addRoot(level + 1, Math.floor(index / TILE_HASHES), tileRoot(Buffer.concat(nodes)), true);
+  }
+
+  /** What is stored beyond the tree was put there by somebody else. */
+  async end(read: number, size: number): Promise<void> {
+    if (read !== size) return;
+    const { rows } = await this.db.query<{ level: number; number: string; held: number }>(
+      `select level, number, length(hashes) / ${HASH_BYTES} as held from log_tile order by level, number desc`,
+    );
+    const last = new Map<number, { number: number; held: number }>();
+    for (const { level, number, held } of rows) if (!last.has(level)) last.set(level, { number: Number(number), held });
+    for (const [level, { number, held }] of last) {
+      const nodes = Math.floor(size / TILE_HASHES ** level);
+      if (number * TILE_HASHES + held !== nodes) this.findings.add(`level ${level} holds ${number * TILE_HASHES + held} hashes instead of ${nodes}`);
+    }
+  }
+
+  private async leafTile(number: number): Promise<Buffer | undefined> {
+    if (!this.ahead.has(number)) {
+      this.ahead.clear();
+      const { rows } = await this.db.query<{ number: string; hashes: Buffer }>(
+        'select number, hashes from log_tile where level = 0 and number >= $1 and number < $2',
+        [number, number + TILES_PER_READ],
+      );
+      for (const row of rows) this.ahead.set(Number(row.number), row.hashes);
+    }
+    return this.ahead.get(number);
+  }
+
+  private async storedNode(level: number, index: number): Promise<Buffer | null> {
+    const { rows } = await this.db.query<{ hash: Buffer }>(
+      `select substr(hashes, $3::int, ${HASH_BYTES}) as hash from log_tile where level = $1 and number = $2`,
+      [level, Math.floor(index / TILE_HASHES), (index % TILE_HASHES) * HASH_BYTES + 1],
+    );
+    return rows[0]?.hash ?? null;
+  }
+}
+
+/** What became of the event at a place: tried against what was sealed around it. */
+const nameDifference = async ({ store, db }: VerifyPorts, event: Recorded, index: number, size: number): Promise<string> => {
+  const name = `the event at position ${event.position} (${event.type} ${event.id} in ${event.stream})`;
+  if (!/^\d+$/.test(event.position)) return `${name} was changed`;
+  const sealed = await sealedHashes(db, index, Math.min(size, index + NEIGHBOURS));
+  const places = sealed.map((_, offset) => String(BigInt(event.position) + BigInt(offset)).padStart(event.position.length, '0') as Position);
+  const at = (one: Recorded, offset: number) => eventHash({ ...one, position: places[offset]! });
+  const around: Recorded[] = [];
+  const before = BigInt(event.position) - 1n;
+  const after = before === 0n ? null : (String(before).padStart(event.position.length, '0') as Position);
+  // The rest of the log may have gaps of its own.
+  try {
+    for await (const batch of store.readAll(after, { max: places.length })) around.push(...batch);
+  } catch {
+    around.push(...(around.length === 0 ? [event] : []));
+  }
+  const other = around.findIndex((one, offset) => offset > 0 && sealed[0]!.equals(at(one, 0)));
+  if (other > 0 && at(event, other).equals(sealed[other]!)) return `${name} was swapped with the one at position ${places[other]}`;
+  if (other > 0) return `${name} was inserted: the one that was sealed there now lies at position ${places[other]}`;
+  const moved = sealed.findIndex((hash, offset) => offset > 0 && hash.equals(at(event, offset)));
+  if (moved > 0) return `the event that was sealed at position ${event.position} was removed: ${name} was sealed at position ${places[moved]}`;
+  return `${name} was changed`;
+};
+
+const sealedHashes = async (db: Queryable, from: number, to: number): Promise<Buffer[]> => {
+  const { rows } = await db.query<{ number: string; hashes: Buffer }>(
+    'select number, hashes from log_tile where level = 0 and number between $1 and $2 order by number',
+    [Math.floor(from / TILE_HASHES), Math.floor(Math.max(from, to - 1) / TILE_HASHES)],
+  );
+  const bytes = Buffer.concat(rows.map(({ hashes }) => hashes));
+  const start = from - Math.floor(from / TILE_HASHES) * TILE_HASHES;
+  return Array.from({ length: to - from }, (_, index) => bytes.subarray((start + index) * HASH_BYTES, (start + index + 1) * HASH_BYTES));
+};
