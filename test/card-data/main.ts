@@ -1,0 +1,122 @@
+/**
+ * `npm run pan-grep -- [--rounds N]`: card numbers and security codes through every way into a service of its own, successes and failures, then every place where the service leaves
+ * something is searched: what it answered, what it logged at level debug, its metrics, every row of every table, and the raw bytes of its data directory with Postgres' files and write-ahead
+ * log, the processor's journal included. Before that ten leaks are planted in those places, and each must be found. Exit 1 where a card was found, or a planted one was not.
+ */
+import { readFileSync, readdirSync, statSync } from 'node:fs';
+import { appendFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { createPool, freePort, type Pool } from '#platform';
+import { createSimulatorControl } from '../../apps/simulator/control.js';
+import { DataDir, runtimeOf, start, welcomeOf } from '../support/processes.js';
+import { writeReport } from '../support/report.js';
+import { driveCards, newCard } from './drive.js';
+import { CardSearch, securityCodes } from './scan.js';
+
+const { values } = parseArgs({ options: { rounds: { type: 'string', default: '5' } } });
+
+interface Sink {
+  readonly name: string;
+  readonly bytes: Buffer;
+}
+
+const tablesOf = async (pool: Pool): Promise<Sink[]> => {
+  const { rows } = await pool.query<{ name: string }>(
+    `select quote_ident(n.nspname) || '.' || quote_ident(c.relname) as name from pg_class c join pg_namespace n on n.oid = c.relnamespace
+     where c.relkind in ('r', 'p', 'm') and n.nspname not in ('pg_catalog', 'information_schema', 'pg_toast')`,
+  );
+  const sinks: Sink[] = [];
+  for (const { name } of rows) {
+    const { rows: found } = await pool.query<{ row: string }>(`select t::text as row from ${name} t`);
+    sinks.push({ name: `table ${name}`, bytes: Buffer.from(found.map(({ row }) => row).join('\n')) });
+  }
+  return sinks;
+};
+
+const filesOf = (directory: string): Sink[] =>
+  readdirSync(directory, { recursive: true, encoding: 'utf8' })
+    .map((name) => join(directory, name))
+    .filter((path) => statSync(path).isFile())
+    .map((path) => ({ name: `file ${path.slice(directory.length + 1)}`, bytes: readFileSync(path) }));
+
+/** One leak per kind of place and of spelling, as programs make them. */
+const LEAKS: readonly { readonly name: string; plant(card: string, places: { pool: Pool; dataDir: string }): Promise<Sink | void> }[] = [
+  { name: 'a log line', plant: async (card) => ({ name: 'log', bytes: Buffer.from(`{"level":20,"msg":"body","body":{"cardNumber":"${card}"}}\n`) }) },
+  { name: 'a log line, in groups', plant: async (card) => ({ name: 'log', bytes: Buffer.from(`refused ${card.replaceAll(/(\d{4})(?=\d)/g, '$1 ')}`) }) },
+  { name: 'an answer', plant: async (card) => ({ name: 'answer', bytes: Buffer.from(`{"success":false,"message":"${card} is not valid"}`) }) },
+  { name: 'a metric’s label', plant: async (card) => ({ name: 'metrics', bytes: Buffer.from(`x_total{route="/payments/${card}"} 1\n`) }) },
+  { name: 'an event’s metadata', plant: async (card, { pool }) => void (await pool.query(`update es.events set meta = (meta::jsonb || jsonb_build_object('card', $1::text))::json where position = 1`, [card])) },
+  { name: 'a table, as hex', plant: async (card, { pool }) => void (await pool.query('create table leak_hex as select encode($1::bytea, $2) as value', [Buffer.from(card), 'hex'])) },
+  { name: 'a table, as base64 within something', plant: async (card, { pool }) => void (await pool.query('create table leak_base64 as select $1::text as value', [Buffer.from(`x{"pan":"${card}"}`).toString('base64')])) },
+  { name: 'a row that was deleted again', plant: async (card, { pool }) => { await pool.query('create table leak_deleted (value text)'); await pool.query('insert into leak_deleted values ($1)', [card]); await pool.query('delete from leak_deleted'); } },
+  { name: 'a file', plant: async (card, { dataDir }) => writeFile(join(dataDir, 'dump.bin'), Buffer.concat([Buffer.alloc(1_000, 7), Buffer.from(card, 'utf16le')])) },
+  { name: 'the processor’s journal', plant: async (card, { dataDir }) => appendFile(join(dataDir, 'simulator', 'leak.log'), encodeURIComponent(card.replaceAll(/(\d{4})(?=\d)/g, '$1 '))) },
+]; // prettier-ignore
+
+/** The first start prints a `curl` with the same test number; what comes after it is log. */
+const afterWelcome = (stdout: string): string => stdout.slice(stdout.indexOf('\nready '));
+
+const rounds = Number(values.rounds);
+const begun = performance.now();
+const dataDir = await DataDir.create();
+try {
+  const metricsPort = await freePort();
+  const service = await start('standalone', dataDir, { LOG_LEVEL: 'debug', METRICS_PORT: String(metricsPort) });
+  const { apiKey, portalId } = welcomeOf(service.stdout())!;
+  const { apiUrl, simulatorUrl, databaseUrl } = runtimeOf(dataDir);
+  const driven = await driveCards({ url: apiUrl, apiKey, portalId, bank: createSimulatorControl(simulatorUrl), rounds });
+  const metrics = await (await fetch(`http://127.0.0.1:${metricsPort}/metrics`)).text();
+
+  const pool = createPool(databaseUrl, { name: 'pan-grep', max: 1, statementTimeoutMs: 0 });
+  const sinks: Sink[] = [
+    // The sandbox says on its page which card to try: a public test number, and the only one.
+    { name: 'answers', bytes: Buffer.from(driven.answers.replaceAll('Try card 4242 4242 4242 4242', '')) },
+    { name: 'metrics', bytes: Buffer.from(metrics) },
+    ...(await tablesOf(pool)),
+  ];
+  // Leaks that go into stores are planted before the files are read, under cards of their own.
+  const planted = new Map<string, string>();
+  for (const { name, plant } of LEAKS) {
+    const card = newCard();
+    planted.set(card, name);
+    const sink = await plant(card, { pool, dataDir: dataDir.data });
+    if (sink) sinks.push({ ...sink, name: `planted ${sink.name}` });
+  }
+  await pool.query('checkpoint');
+  await pool.end();
+  // Killed, so that nothing is tidied away at the end.
+  await service.killTree();
+  sinks.push({ name: 'log', bytes: Buffer.from(afterWelcome(service.stdout()) + service.stderr()) }, ...filesOf(dataDir.data));
+
+  const search = new CardSearch([...driven.cards, ...planted.keys()]);
+  const hits: { sink: string; digits: string; form: string; around: string }[] = [];
+  const seen = new Set<string>();
+  for (const { name, bytes } of sinks) {
+    for (const found of search.scan(bytes)) {
+      if (planted.has(found.digits)) seen.add(found.digits);
+      else hits.push({ sink: name, ...found });
+    }
+    for (const text of securityCodes(bytes)) hits.push({ sink: name, digits: '', form: 'security code', around: text });
+  }
+  const missed = [...planted].filter(([card]) => !seen.has(card)).map(([, name]) => name);
+  const bytes = sinks.reduce((sum, sink) => sum + sink.bytes.length, 0);
+  for (const { sink, form, around } of hits.slice(0, 20)) console.log(`✗ ${sink}: ${form}: ${around}`);
+  for (const name of missed) console.log(`✗ planted and not found: ${name}`);
+  console.log(
+    `${driven.cards.length} card numbers in ${driven.requests} requests; ${sinks.length} places, ${(bytes / 1_048_576).toFixed(0)} MiB searched: ${hits.length} hits, ${planted.size - missed.length} of ${planted.size} planted leaks found`,
+  );
+  writeReport('pan-grep', {
+    seconds: Math.round((performance.now() - begun) / 1_000),
+    cards: driven.cards.length,
+    requests: driven.requests,
+    places: sinks.length,
+    mebibytes: Math.round(bytes / 1_048_576),
+    hits: hits.length,
+    planted: planted.size,
+    plantedFound: planted.size - missed.length,
+  });
+  if (hits.length > 0 || missed.length > 0) process.exitCode = 1;
+} finally {
+  await dataDir.remove();
+}

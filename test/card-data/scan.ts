@@ -1,0 +1,73 @@
+/**
+ * Looks for known card numbers in bytes of any kind: as digits, in groups, percent-encoded, as hex, as base64 at any alignment, backwards, and in two-byte characters. Runs of digits are
+ * taken out and looked up in a set, so that thousands of numbers are searched for in one pass.
+ */
+export interface Found {
+  readonly digits: string;
+  readonly form: 'digits' | 'groups' | 'hex' | 'base64' | 'two-byte' | 'backwards';
+  /** A little of what stands around it. */
+  readonly around: string;
+}
+
+const CHUNK_BYTES = 8 * 1024 * 1024;
+/** Longer than any form of a card number. */
+const OVERLAP_BYTES = 256;
+const MAX_FOUND = 100;
+
+export class CardSearch {
+  private readonly cards: ReadonlySet<string>;
+  private readonly lengths: readonly number[];
+
+  constructor(cards: Iterable<string>) {
+    this.cards = new Set(cards);
+    this.lengths = [...new Set([...this.cards].map(({ length }) => length))].sort((a, b) => b - a);
+  }
+
+  /** Everything that is found, at most {@link MAX_FOUND}. */
+  scan(bytes: Buffer): Found[] {
+    const found: Found[] = [];
+    for (let from = 0; from < bytes.length; from += CHUNK_BYTES) {
+      this.scanChunk(bytes.subarray(from, from + CHUNK_BYTES + OVERLAP_BYTES), found);
+      if (found.length >= MAX_FOUND) break;
+    }
+    return found;
+  }
+
+  private scanChunk(bytes: Buffer, found: Found[]): void {
+    const text = bytes.toString('latin1');
+    const take = (form: Found['form'], digits: string | null, at: number, source = text) => {
+      if (digits !== null) found.push({ digits, form, around: source.slice(Math.max(0, at - 40), at + 60).replaceAll(/[^\x20-\x7e]/g, '·') });
+    };
+    for (const match of text.matchAll(/\d{12,}/g)) {
+      take('digits', this.known(match[0]), match.index);
+      take('backwards', this.known([...match[0]].reverse().join('')), match.index);
+    }
+    // Groups: single separators between digits, percent-encoded ones among them.
+    for (const match of text.matchAll(/\d(?:(?: |-|\+|\.|_|%20|%2D|\\u0020)?\d){11,18}/gi))
+      if (/\D/.test(match[0])) take('groups', this.known(match[0].replaceAll(/%20|%2D|\\u0020/gi, '').replaceAll(/\D/g, '')), match.index);
+    for (const match of text.matchAll(/(?:3\d){12,}/g)) take('hex', this.known(match[0].replaceAll(/3(\d)/g, '$1')), match.index);
+    for (const match of text.matchAll(/(?:\d\0){12,}/g)) take('two-byte', this.known(match[0].replaceAll('\0', '')), match.index);
+    for (const match of text.matchAll(/[A-Za-z0-9+/_-]{16,}/g))
+      // A run may begin in the middle of a group of four.
+      for (let shift = 0; shift < 4; shift++) {
+        const decoded = Buffer.from(match[0].slice(shift), 'base64').toString('latin1');
+        for (const run of decoded.matchAll(/\d{12,}/g)) take('base64', this.known(run[0]), run.index, decoded);
+      }
+  }
+
+  /** A card that a run of digits holds. */
+  private known(run: string): string | null {
+    for (const length of this.lengths)
+      for (let at = 0; at + length <= run.length; at++) {
+        const digits = run.slice(at, at + length);
+        if (this.cards.has(digits)) return digits;
+      }
+    return null;
+  }
+}
+
+/** A security code under its name, in any spelling that a program would write. */
+const SECURITY_CODE = /(?:cvv|cvc|cvv2|security.?code|card.?code)["'\\]*\s*[:=]\s*["'\\]*\d{3,4}\b/gi;
+
+export const securityCodes = (bytes: Buffer): string[] =>
+  [...bytes.toString('latin1').matchAll(SECURITY_CODE)].map(([text]) => text).slice(0, MAX_FOUND);
