@@ -41,7 +41,7 @@ const filesOf = (directory: string): Sink[] =>
     .map((path) => ({ name: `file ${path.slice(directory.length + 1)}`, bytes: readFileSync(path) }));
 
 /** One leak per kind of place and of spelling, as programs make them. */
-const LEAKS: readonly { readonly name: string; plant(card: string, places: { pool: Pool; dataDir: string }): Promise<Sink | void> }[] = [
+const LEAKS: readonly { readonly name: string; readonly plant: (card: string, places: { pool: Pool; dataDir: string }) => Promise<Sink | void>; }[] = [
   { name: 'a log line', plant: async (card) => ({ name: 'log', bytes: Buffer.from(`{"level":20,"msg":"body","body":{"cardNumber":"${card}"}}\n`) }) },
   { name: 'a log line, in groups', plant: async (card) => ({ name: 'log', bytes: Buffer.from(`refused ${card.replaceAll(/(\d{4})(?=\d)/g, '$1 ')}`) }) },
   { name: 'an answer', plant: async (card) => ({ name: 'answer', bytes: Buffer.from(`{"success":false,"message":"${card} is not valid"}`) }) },

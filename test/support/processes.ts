@@ -148,6 +148,8 @@ export class DataDir {
       kill(postmaster);
       await eventually(() => !isAlive(postmaster), { timeoutMs: GONE_TIMEOUT_MS });
     }
+    // Now it is waited for, so it keeps us alive.
+    this.guard.ref();
     const ended = once(this.guard, 'exit');
     this.guard.stdin!.end();
     await ended;
