@@ -11,8 +11,8 @@ export const RETRY_SECONDS = 120;
 export const RETRY_SPREAD = 0.1;
 /** An attempt has this long for look-up, connection, TLS and answer together (specification, Retries 1). */
 export const ATTEMPT_BUDGET_MS = 10_000;
-/** A claimed delivery is its worker's for this long; an attempt, and the writing down of it, fit in twice. */
-export const LEASE_MS = 20_000;
+/** A claimed delivery is its worker's for this long: an attempt, and half as much again for writing it down. */
+export const LEASE_MS = 15_000;
 /**
  * A lease that has run out is looked at for this long before it is taken away. A living worker ends its attempt within that time by a clock that never jumps,
  * so a jump of the database's clock takes no delivery out of its hands.

@@ -4,7 +4,7 @@ import { isIP } from 'node:net';
 
 /** Addresses of a name; `drop` answers nothing at all, `fail` is SERVFAIL, `none` says that there is no such name. */
 export type NameAnswer =
-  readonly string[] | 'drop' | 'fail' | 'none' | { readonly cname: string; readonly addresses: readonly string[]; readonly ttl?: number };
+  readonly string[] | 'drop' | 'fail' | 'none' | { readonly cname?: string; readonly addresses: readonly string[]; readonly ttl?: number };
 
 export interface NameServer {
   /** `127.0.0.1:port`. */
@@ -59,15 +59,12 @@ export const startNameServer = async (): Promise<NameServer> => {
     if (answer === 'drop') return;
     const wanted = (addresses: readonly string[]) => addresses.filter((address) => type !== undefined && isIP(address) === (type === 'A' ? 4 : 6));
     const typeNumber = type === 'AAAA' ? 28 : 1;
-    const records =
-      typeof answer === 'string'
-        ? []
-        : 'cname' in answer
-          ? [
-              record(POINTER_TO_QUESTION, 5, answer.ttl ?? 0, encodeName(answer.cname)),
-              ...wanted(answer.addresses).map((address) => record(encodeName(answer.cname), typeNumber, answer.ttl ?? 0, encodeAddress(address))),
-            ]
-          : wanted(answer).map((address) => record(POINTER_TO_QUESTION, typeNumber, 0, encodeAddress(address)));
+    const { cname, addresses, ttl = 0 } = typeof answer === 'string' ? { addresses: [] } : 'addresses' in answer ? answer : { addresses: answer };
+    const owner = cname === undefined ? POINTER_TO_QUESTION : encodeName(cname);
+    const records = [
+      ...(cname === undefined ? [] : [record(POINTER_TO_QUESTION, 5, ttl, encodeName(cname))]),
+      ...wanted(addresses).map((address) => record(owner, typeNumber, ttl, encodeAddress(address))),
+    ];
     const header = Buffer.alloc(HEADER_BYTES);
     message.copy(header, 0, 0, 2);
     header.writeUInt16BE(0x8180 | (answer === 'fail' ? 2 : answer === 'none' ? 3 : 0), 2);

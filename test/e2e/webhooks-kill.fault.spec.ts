@@ -1,0 +1,197 @@
+/**
+ * `kill -9` of workers in the middle of deliveries: real worker processes over one database, real receivers with TLS. Nothing is lost, every delivery keeps its
+ * id, attempts keep to their schedule, and what a receiver hears twice it can tell by the id.
+ */
+import { mkdir, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, test } from '@jest/globals';
+import { Administration, NO_FEE } from '#accounts';
+import { Deadline, timestamp } from '#kernel';
+import { charge, Secret } from '#payments';
+import { createLogger, readConfig, readKeyRing } from '#platform';
+import { createResolve, createSender, Endpoints } from '#webhooks';
+import { openServices, type Services } from '../../apps/services.js';
+import { eventually } from '../support/eventually.js';
+import { type NameServer, startNameServer } from '../support/name-server.js';
+import { freshDatabase } from '../support/postgres.js';
+import { DataDir, type Environment, kill, launch, type RunningProcess, start } from '../support/processes.js';
+import { createAuthority, type Receiver, startReceiver, status } from '../support/receiver.js';
+import { FIRST_DISPUTE } from '../support/webhooks.js';
+
+const RETRY_SECONDS = 1;
+const KILLS = 20;
+const EVENTS = 300;
+/** And one for each fail point. */
+const ALL = EVENTS + 5;
+/** A lease and its grace, and as much again for a busy machine. */
+const TAKEN_OVER_MS = 70_000;
+
+let dataDir: DataDir;
+let database: Awaited<ReturnType<typeof freshDatabase>>;
+let names: NameServer;
+let env: Environment;
+let services: Services;
+let accountId: string;
+let paymentId: string;
+const receivers: Receiver[] = [];
+
+beforeAll(async () => {
+  dataDir = await DataDir.create();
+  await mkdir(dataDir.data);
+  database = await freshDatabase();
+  names = await startNameServer();
+  const authority = await createAuthority();
+  await writeFile(join(dataDir.path, 'ca.pem'), authority.cert);
+  const targets: string[] = [];
+  const urls: string[] = [];
+  for (const host of ['good1.receiver.test', 'good2.receiver.test', 'bad.receiver.test']) {
+    names.answer(host, ['127.0.0.1']);
+    const receiver = await startReceiver(await authority.issue(host));
+    receivers.push(receiver);
+    targets.push(`${host}:${receiver.port}=127.0.0.1/32`);
+    urls.push(`https://${host}:${receiver.port}/`);
+  }
+  const simulator = await start('simulator', dataDir);
+  env = {
+    DATABASE_URL: database.url,
+    SIMULATOR_URL: simulator.url,
+    WEBHOOK_PRIVATE_TARGETS: targets.join(','),
+    WEBHOOK_EXTRA_CA_FILE: join(dataDir.path, 'ca.pem'),
+    WEBHOOK_DNS_SERVERS: names.address,
+    WEBHOOK_RETRY_SECONDS: String(RETRY_SECONDS),
+  };
+  // The first worker makes schema and key file.
+  await (await start('worker', dataDir, env)).stop();
+  const config = readConfig({ ...env, DATA_DIR: dataDir.data });
+  const keys = readKeyRing(config.masterKeyFile);
+  services = await openServices(config, { databaseUrl: database.url, simulatorUrl: simulator.url }, keys, createLogger('silent', 'spec'));
+  const { store, clock, ids, pool, projections, payments } = services;
+  const actor = { type: 'system', id: 'spec' } as const;
+  const administration = new Administration({ store, clock, ids, keys, environment: 'sandbox', cardInTextCheck: true, actor });
+  ({ accountId } = (await administration.createAccount('City')).state);
+  const portal = await administration.createPortal({ accountIds: [accountId], name: 'Water', gateway: 'simulator', fee: NO_FEE });
+  await projections.directory.runUntil(portal.position!, { timeoutMs: 10_000 });
+  paymentId = ids.uuid();
+  await charge(
+    payments.ports,
+    {
+      accountId,
+      portalId: portal.state.portalId,
+      referenceId: null,
+      amountCents: 10_000,
+      lineItems: [{ amountCents: 10_000, referenceId: 'INV-1', description: null, metadata: null }],
+      payer: null,
+      instrument: { type: 'card', number: new Secret('4242424242424242'), expiry: { month: 12, year: 2040 }, cvv: new Secret('987') },
+    },
+    { paymentId, attemptId: ids.uuid() },
+    { actor, correlationId: ids.uuid() },
+    new Deadline(clock, 20_000),
+  );
+  const sender = createSender({ settings: config.webhooks, resolve: createResolve(config.webhooks.dnsServers, clock), clock });
+  const endpoints = new Endpoints({ pool, store, clock, ids, keys, sender, actor });
+  for (const [index, url] of urls.entries()) receivers[index]!.accept((await endpoints.add(accountId, url)).secret);
+}, 60_000);
+afterAll(async () => {
+  await services?.close();
+  await dataDir?.remove();
+  for (const receiver of receivers) await receiver.close();
+  names?.close();
+  await database?.drop();
+}, 30_000);
+
+/** So many events for the account: a dispute that moves on. */
+const moveOn = async (count: number, name: string): Promise<void> => {
+  const { clock, ids, payments } = services;
+  const owner = { actor: { type: 'staff' as const, id: 'spec' }, correlationId: ids.uuid() };
+  for (let number = 0; number < count;) {
+    const loaded = await payments.ports.streams.load(paymentId);
+    const at = timestamp(clock.now());
+    const disputed = loaded.payment.phase === 'charged' && loaded.payment.disputes.length > 0;
+    const opened = disputed ? [] : [{ type: 'OpenDispute' as const, at, dispute: { ...FIRST_DISPUTE, stage: `${name} ${number}` } }];
+    const changes = Array.from({ length: Math.min(80, count - number) - opened.length }, (_, index) => ({
+      type: 'UpdateDispute' as const,
+      at,
+      disputeId: FIRST_DISPUTE.disputeId,
+      status: null,
+      stage: `${name} ${number + opened.length + index}`,
+    }));
+    await payments.ports.streams.execute(loaded, [...opened, ...changes], owner, new Deadline(clock, 20_000));
+    number += opened.length + changes.length;
+  }
+};
+const states = async (): Promise<Record<string, number>> => {
+  const { rows } = await services.pool.query<{ state: string; count: string }>(
+    'select state, count(*) as count from webhook_delivery group by state',
+  );
+  return Object.fromEntries(rows.map(({ state, count }) => [state, Number(count)]));
+};
+const open = async () => {
+  const { pending = 0, in_flight = 0 } = await states();
+  return pending + in_flight;
+};
+
+/** Each is right before or right after one call of the dispatcher. */
+const FAILPOINTS = ['claimDue:after', 'post:before', 'post:after', 'complete:before', 'complete:after'];
+
+test('a worker dies at each step of a delivery', async () => {
+  receivers[2]!.behave(status(500));
+  for (const failpoint of FAILPOINTS) {
+    await moveOn(1, failpoint);
+    const ended = await launch('worker', dataDir, { ...env, FAILPOINT: failpoint }).exited;
+    expect(ended.signal).toBe('SIGKILL');
+  }
+}, 60_000);
+
+test(`${KILLS} kills of two workers: nothing lost, same ids, five attempts by schedule where a receiver fails`, async () => {
+  const [good1, good2, bad] = receivers as [Receiver, Receiver, Receiver];
+  for (const receiver of [good1, good2]) receiver.behave((_request, response) => void setTimeout(() => response.writeHead(200).end(), 30));
+  const workers: RunningProcess[] = [await start('worker', dataDir, env), await start('worker', dataDir, env)];
+  await moveOn(EVENTS / 3, 'first');
+  for (let kills = 0; kills < KILLS; kills++) {
+    const victim = kills % 2;
+    const before = good1.requests + good2.requests + bad.requests;
+    // In the middle of deliveries, where there still are any.
+    await eventually(async () => good1.requests + good2.requests + bad.requests >= before + 10 || (await open()) === 0, {
+      timeoutMs: 60_000,
+      everyMs: 5,
+    });
+    kill(workers[victim]!.pid);
+    // Now and then both are gone at once.
+    if (kills % 5 === 4) kill(workers[1 - victim]!.pid);
+    if (kills === 6 || kills === 12) await moveOn(EVENTS / 3, `kill ${kills}`);
+    for (const index of kills % 5 === 4 ? [0, 1] : [victim]) {
+      await workers[index]!.exited;
+      workers[index] = await start('worker', dataDir, env);
+    }
+  }
+  const { rows: told } = await services.pool.query<{ id: string }>('select id from webhook_event order by number');
+  expect(told).toHaveLength(ALL);
+  await eventually(async () => (await open()) === 0, { timeoutMs: TAKEN_OVER_MS, everyMs: 250 });
+  for (const worker of workers) expect((await worker.stop()).code).toBe(0);
+
+  expect(await states()).toEqual({ delivered: 2 * ALL, held: ALL });
+  const ids = told.map(({ id }) => id).sort();
+  for (const receiver of receivers) {
+    expect([...receiver.ids].sort()).toEqual(ids);
+    expect(receiver.refusals).toEqual([]);
+  }
+  const { rows: lost } = await services.pool.query<{ lost: string }>('select sum(lease_losses) as lost from webhook_delivery');
+  expect(Number(lost[0]!.lost)).toBeGreaterThan(0);
+  // Lost workers use up no attempt: each failing delivery was written down five times, in order, and never sooner than its wait.
+  const { rows: attempts } = await services.pool.query<{ count: string; most: number; soonest: string }>(
+    `select count(*) as count, max(attempt) as most,
+            min(extract(epoch from started_at - previous)) filter (where previous is not null) as soonest
+     from (select a.*, lag(a.started_at + a.duration_ms * interval '1 ms') over (partition by a.delivery_id order by a.attempt) as previous
+           from webhook_attempt a where a.outcome = 'http_5xx') as a`,
+  );
+  expect([Number(attempts[0]!.count), attempts[0]!.most]).toEqual([5 * ALL, 5]);
+  expect(Number(attempts[0]!.soonest)).toBeGreaterThanOrEqual(RETRY_SECONDS * 0.9);
+}, 240_000);
+
+test('what died at a step was taken over: sent and not written down is sent again, and nothing else is', () => {
+  const good = receivers.slice(0, 2);
+  /** How often each of the two good receivers heard of it. */
+  const heard = (name: string) => good.map(({ deliveries }) => deliveries.filter(({ event }) => event.data.stage === `${name} 0`).length);
+  expect(heard('claimDue:after')).toEqual([1, 1]);
+  for (const name of FAILPOINTS) for (const count of heard(name)) expect([1, 2]).toContain(count);
+});
