@@ -23,7 +23,7 @@ import {
   watchProjection,
 } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
-import { journalMigration, journalModel, logSeal, logSealMigration, type ProvePorts } from '#ledger';
+import { driftMigration, journalMigration, journalModel, logSeal, logSealMigration, type ProvePorts } from '#ledger';
 import {
   createRecovery,
   createSimulatorGateway,
@@ -81,6 +81,7 @@ export const MIGRATIONS: readonly Migration[] = [
   journalMigration,
   checkoutUnfinishedMigration,
   logSealMigration,
+  driftMigration,
 ];
 
 /** The configuration with the addresses filled in that were found or started. */
@@ -331,6 +332,7 @@ const watchAppends = (store: EventStore, clock: Clock, appends: { failedAt: numb
   },
   read: (stream, from, max) => store.read(stream, from, max),
   readAll: (after, options) => store.readAll(after, options),
+  ...(store.readStreams && { readStreams: (streams) => store.readStreams!(streams) }),
   subscribe: (after, options) => store.subscribe(after, options),
   head: () => store.head(),
   close: () => store.close(),

@@ -1,7 +1,7 @@
 /** `payfold audit`: the sealed log, its proofs, and whether the books are what the events say. */
 import { readFileSync, writeFileSync } from 'node:fs';
 import type { Command } from 'commander';
-import type { Check } from '#ledger';
+import type { Check, Difference, DriftKind, DriftReport } from '#ledger';
 import type { Services } from '../services.js';
 import { progressBar, table, type Terminal, UsageError, uuid } from './terminal.js';
 
@@ -22,8 +22,33 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const bar = progressBar('events', Number((await all.projections.logSeal.status()).position ?? 0) || null);
         const log = await verifyLog({ ...all.seal, headFolder: all.seal.folder }, (events) => bar.update(events)).finally(() => bar.stop());
         const { position, size, root } = log;
-        const checks = [...sealing, ...log.checks];
-        return reported({ position, size, root }, checks);
+        const drift = await driftOf(all, log.payments);
+        const of = (name: string, kinds: readonly DriftKind[], good: string): Check => {
+          const found = drift.differences.filter(({ kind }) => kinds.includes(kind));
+          return { name, ok: found.length === 0, detail: found.length === 0 ? good : found.slice(0, SHOWN_DIFFERENCES).map(inWords).join('; ') };
+        };
+        return reported({ position, size, root }, [
+          ...sealing,
+          ...log.checks,
+          of('read models', ['list', 'settlement'], `the list and the settlement of ${drift.payments} payments equal their replay`),
+          of('journal', ['journal', 'amounts'], `${drift.entries} entries equal their replay`),
+          of('books', ['books'], 'they sum to 0'),
+        ]);
+      }),
+    );
+
+  audit
+    .command('drift')
+    .description('compare replay, list, journal and settlement of every payment; prints only differences')
+    .action(
+      action(async ({ services }) => {
+        const { payments, position, digest, entries, differences } = await driftOf(await services(), null);
+        const said = `verified ${payments} payments up to position ${position ?? 'none'}, ${entries} entries, digest ${digest}`;
+        return {
+          json: { ok: differences.length === 0, payments, position, entries, digest, differences },
+          text: [...differences.map(inWords), said].join('\n'),
+          exitCode: differences.length === 0 ? 0 : 1,
+        };
       }),
     );
 
@@ -69,6 +94,26 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       }),
     );
 };
+
+/** Brings the read models up to everything that has been appended, and compares them. */
+const driftOf = async (all: Services, streams: number | null): Promise<DriftReport> => {
+  const { findDrift } = await import('#ledger');
+  const head = await all.store.head();
+  const { paymentList, paymentRegister, journal } = all.projections;
+  if (head !== null) for (const projection of [paymentList, paymentRegister, journal]) await projection.runUntil(head, { timeoutMs: CATCH_UP_MS });
+  const { rows } = await all.pool.query<{ count: string }>('select count(*) as count from journal_payment');
+  const bar = progressBar('payments', Number(rows[0]!.count));
+  try {
+    return await findDrift(all.seal, { streams, onProgress: (payments) => bar.update(payments) });
+  } finally {
+    bar.stop();
+  }
+};
+
+/** Of so many that no screen holds them, the first say where to look. */
+const SHOWN_DIFFERENCES = 5;
+const inWords = ({ paymentId, position, message }: Difference): string =>
+  `${paymentId === null ? '' : `payment ${paymentId}: `}${message}${position === null ? '' : ` (position ${position})`}`;
 
 const readHead = (file: string): string => {
   try {

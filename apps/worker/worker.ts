@@ -1,7 +1,7 @@
 /** The worker: the subscribers that follow the log, the loops that look at the clock, and the dispatcher of webhooks. Any number may run; each piece of work is guarded by itself. */
 import { finishSessions } from '#checkout';
 import { Deadline, timestamp } from '#kernel';
-import { BrokenPromise, ForgedHead, signLog } from '#ledger';
+import { BrokenPromise, ForgedHead, signLog, sweepDrift } from '#ledger';
 import { purgeVelocity, recordSettlements, settleCreate } from '#payments';
 import { purgeAttempts } from '#webhooks';
 import type { Services } from '../services.js';
@@ -13,6 +13,8 @@ const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
 /** How much of the log a broken disk and a forger together could take without a signed head to tell of it. */
 const HEAD_EVERY_MS = 60_000;
+/** A page of payments at a time: a million in a few hours, next to nothing of a core. */
+const DRIFT_EVERY_MS = 5_000;
 const PURGE_EVERY_MS = 10 * 60_000;
 const BATCH = 100;
 const PURGE_BATCH = 1_000;
@@ -39,6 +41,7 @@ export const startWorker = (services: Services): Worker => {
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
     { name: 'checkout finisher', everyMs: FINISH_CHECKOUTS_EVERY_MS, run: () => finishSessions(checkout, pool, { stop: stop.signal }) },
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },
+    { name: 'drift', everyMs: DRIFT_EVERY_MS, run: () => lookForDrift(services) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },
     { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool) },
@@ -103,4 +106,10 @@ const signHeads = async ({ seal, log }: Services): Promise<void> => {
     if (!(error instanceof BrokenPromise || error instanceof ForgedHead)) throw error;
     log.error({ err: error }, 'the log is not the one that was signed; run payfold audit verify');
   }
+};
+
+/** A difference between what is shown and what the events say is a fault of ours, or tampering. */
+const lookForDrift = async ({ seal: { store, db, now }, log }: Services): Promise<void> => {
+  for (const { paymentId, kind, position, message } of (await sweepDrift({ store, db, now })) ?? [])
+    log.error({ paymentId, kind, position, difference: message }, 'a payment is shown otherwise than its events say');
 };

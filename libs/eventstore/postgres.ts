@@ -168,6 +168,7 @@ export const createPostgresEventStore = (url: string, options: { clock?: Clock; 
   return {
     append: (stream, expected, events, { timeoutMs = APPEND_TIMEOUT_MS } = {}) => appends.add(stream, expected, events, timeoutMs),
     read: (stream, from = 0n, max = Number.POSITIVE_INFINITY) => reads.stream(stream, from, max),
+    readStreams: (streams) => reads.streams(streams),
     readAll: (after, { max = Number.POSITIVE_INFINITY, until, streamPrefixes } = {}) => reads.log(after, max, until, streamPrefixes),
     subscribe: (after, { streamPrefixes } = {}) => {
       const subscription = followPages(
@@ -590,6 +591,8 @@ const recorded = ([position, stream, revision, id, type, data, meta, storedAtMs]
 
 const READ_STREAM = `select ${COLUMNS} from es.events e where e.stream_id = $1 and e.revision >= $2::bigint order by e.revision limit $3::int`;
 
+const READ_STREAMS = `select ${COLUMNS} from es.events e where e.stream_id = any($1::text[]) order by e.stream_id, e.revision`;
+
 /** One snapshot for the head and the events up to it: what lies between is complete, so "looked at up to here" is exact even with a filter. Lateral
  * with a limit, so that both bounds reach the index: as a plain join every page scanned the log to its end. */
 const READ_LOG = `select h.position, ${COLUMNS}
@@ -624,6 +627,12 @@ class Reads {
       left -= rows.length;
       from += BigInt(rows.length);
     }
+  }
+
+  async streams(streams: readonly string[]): Promise<Recorded[][]> {
+    const found = new Map(streams.map((stream): [string, Recorded[]] => [stream, []]));
+    for (const row of await this.query<EventRow>('es_read_streams', READ_STREAMS, [streams])) found.get(row[1])!.push(recorded(row));
+    return streams.map((stream) => found.get(stream)!);
   }
 
   async *log(after: Position | null, max: number, until: Position | undefined, prefixes: readonly string[] | undefined) {

@@ -109,6 +109,8 @@ export const rebuild = async (
     return { name: projection.name, ...swapped, events, seconds: (now() - started) / 1000 };
   } finally {
     if (!clean) await guard.query(`drop schema if exists ${schema} cascade`).catch(() => undefined);
+    // The server hears of a closed connection a moment later; the next rebuild would find the lock taken.
+    await guard.query('select pg_advisory_unlock($1)', [REBUILD_LOCK]).catch(() => undefined);
     // Session settings and the advisory lock must not travel to the next user of these connections.
     for (const connection of [guard, client, late]) connection.release(true);
   }

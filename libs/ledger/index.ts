@@ -9,3 +9,5 @@ export * from './merkle.js';
 export * from './prove.js';
 export * from './seal.js';
 export * from './verify.js';
+export * from './drift.js';
+export * from './replay.js';

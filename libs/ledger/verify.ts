@@ -19,6 +19,8 @@ export interface LogVerified {
   readonly size: number;
   /** Root over the events as they are now, base64. */
   readonly root: string;
+  /** Streams of payments that were seen to begin. */
+  readonly payments: number;
   readonly checks: readonly Check[];
 }
 
@@ -86,7 +88,8 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
     );
     batch = [];
   };
-  let last: string = '';
+  let last = '';
+  let payments = 0;
   try {
     if (size > 0)
       for await (const read of store.readAll(null, { until: position as Position })) {
@@ -96,6 +99,7 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
           tree.add(hash);
           batch.push({ event, hash });
           last = event.position;
+          if (event.revision === 0n && event.stream.startsWith('payment-')) payments += 1;
           checkHeads();
           if (tree.size % TILE_HASHES === 0) await flush();
         }
@@ -117,6 +121,7 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
     position: position === '' ? null : position,
     size,
     root: tree.root().toString('base64'),
+    payments,
     checks: [
       events.check('events', `${tree.size} events are those that were sealed`),
       tiles.check('tiles', 'the tree is whole'),

@@ -1,0 +1,437 @@
+/**
+ * Drift: whether what is shown is what the events say. For every payment four accounts of it are held against each other: the replay of its stream, its row in the
+ * list, its entries in the journal, and what settlement has recorded of its legs. Only differences are told. Each row is compared at its own revision, so that
+ * a running service is no difference; what lags too far behind its own checkpoint is one.
+ */
+import { createHash } from 'node:crypto';
+import { type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
+import { canonicalJson, sumCents } from '#kernel';
+import {
+  type Charged,
+  isVisible,
+  PAYMENT_LIST,
+  PAYMENT_REGISTER,
+  payment as decider,
+  type Payment,
+  paymentStream,
+  statusOf,
+  toPaymentEvent,
+} from '#payments';
+import type { Migration, Queryable } from '#platform';
+import { balances, bookSumCents, entriesOfPayments, JOURNAL, type JournalEntry, journalise, journalPage } from './journal.js';
+import type { Books, Rule } from './postings.js';
+
+export type DriftKind = 'list' | 'journal' | 'amounts' | 'settlement' | 'books';
+
+export interface Difference {
+  readonly kind: DriftKind;
+  readonly paymentId: string | null;
+  /** Place in the log of what is told otherwise; null where it is a sum. */
+  readonly position: string | null;
+  readonly message: string;
+}
+
+export interface DriftReport {
+  readonly payments: number;
+  /** Everything up to here was held against the events. */
+  readonly position: string | null;
+  /** SHA-256 over the canonical JSON of every payment, in the order of their ids. */
+  readonly digest: string;
+  /** Journal entries that the events post. */
+  readonly entries: number;
+  readonly differences: readonly Difference[];
+}
+
+export interface DriftPorts {
+  readonly store: EventStore;
+  readonly db: Queryable;
+  readonly now: () => number;
+}
+
+/** Differences beyond these are counted by the message of the last one only. */
+const MAX_DIFFERENCES = 1_000;
+const PAGE_PAYMENTS = 400;
+/** A settlement's line follows the payment's own fact within moments; a crash in between is mended by the next round. */
+const LINE_FOLLOWS_MS = 10 * 60_000;
+
+interface Checkpoints {
+  readonly list: string;
+  readonly journal: string;
+  readonly register: string;
+  readonly periods: readonly { readonly position: string; readonly closedTo: string }[];
+}
+
+const readCheckpoints = async (db: Queryable): Promise<Checkpoints> => {
+  const { rows } = await db.query<{ name: string; position: string }>(
+    'select name, position from projection_checkpoint where name = any($1::text[])',
+    [[PAYMENT_LIST, JOURNAL, PAYMENT_REGISTER]],
+  );
+  const at = (name: string) => rows.find((row) => row.name === name)?.position ?? '';
+  const { rows: periods } = await db.query<{ position: string; closed_to: Date }>('select position, closed_to from journal_period order by position');
+  return {
+    list: at(PAYMENT_LIST),
+    journal: at(JOURNAL),
+    register: at(PAYMENT_REGISTER),
+    periods: periods.map(({ position, closed_to: to }) => ({ position, closedTo: to.toISOString() })),
+  };
+};
+
+/** What a place of the log knew of closed periods. */
+const closedToAt = ({ periods }: Checkpoints, position: string): string | null =>
+  periods.findLast((period) => period.position < position)?.closedTo ?? null;
+
+interface Rows {
+  readonly list: ReadonlyMap<
+    string,
+    { readonly revision: bigint; readonly status: string; readonly accountId: string; readonly portalId: string; readonly state: Payment }
+  >;
+  readonly journal: ReadonlyMap<string, { readonly revision: bigint; readonly books: Books }>;
+  readonly entries: ReadonlyMap<string, readonly JournalEntry[]>;
+  readonly settled: ReadonlyMap<string, ReadonlyMap<string, string>>;
+}
+
+const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> => {
+  const list = db.query<{ payment_id: string; revision: string; status: string; account_id: string; portal_id: string; state: Payment }>({
+    name: 'drift-list',
+    text: 'select payment_id, revision, status, account_id, portal_id, state from payment_list where payment_id = any($1::uuid[])',
+    values: [ids],
+  });
+  const journal = db.query<{ payment_id: string; revision: string; books: Books }>({
+    name: 'drift-journal',
+    text: 'select payment_id, revision, books from journal_payment where payment_id = any($1::uuid[])',
+    values: [ids],
+  });
+  const settled = db.query<{ payment_id: string; leg: string; settled_batch_id: string }>({
+    name: 'drift-settled',
+    text: `select payment_id, leg, settled_batch_id from gateway_transaction where payment_id = any($1::uuid[]) and op = 'charge' and settled_batch_id is not null`,
+    values: [ids],
+  });
+  const entries = entriesOfPayments(db, ids);
+  const legs = new Map<string, Map<string, string>>();
+  for (const row of (await settled).rows)
+    legs.set(row.payment_id, (legs.get(row.payment_id) ?? new Map<string, string>()).set(row.leg, row.settled_batch_id));
+  return {
+    list: new Map(
+      (await list).rows.map((row) => [
+        row.payment_id,
+        { revision: BigInt(row.revision), status: row.status, accountId: row.account_id, portalId: row.portal_id, state: row.state },
+      ]),
+    ),
+    journal: new Map((await journal).rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), books: row.books }])),
+    entries: grouped(await entries),
+    settled: legs,
+  };
+};
+
+const grouped = (entries: readonly JournalEntry[]): Map<string, JournalEntry[]> => {
+  const groups = new Map<string, JournalEntry[]>();
+  for (const entry of entries) {
+    const group = groups.get(entry.paymentId!);
+    if (group) group.push(entry);
+    else groups.set(entry.paymentId!, [entry]);
+  }
+  return groups;
+};
+
+/** Rules whose entries stand in a payment's own stream; R5 stands there too, and with settlement lines, where it names its line. */
+const PAYMENT_RULES: ReadonlySet<Rule> = new Set<Rule>(['R1', 'R2', 'R3', 'R4', 'R7', 'R8', 'R9', 'R11', 'R12', "R12'", "R12''", 'R14']);
+const isOfPayment = ({ rule, part }: JournalEntry): boolean => PAYMENT_RULES.has(rule) || (rule === 'R5' && part === null);
+
+/** One payment: its events against everything that was made of them. */
+const checkPayment = (
+  id: string,
+  events: readonly Recorded[],
+  at: Checkpoints,
+  rows: Rows,
+  now: number,
+): { differences: Difference[]; text: string; entries: readonly JournalEntry[] } => {
+  const differences: Difference[] = [];
+  const differs = (kind: DriftKind, position: string | null, message: string) => differences.push({ kind, paymentId: id, position, message });
+  const row = rows.list.get(id);
+  const booked = rows.journal.get(id);
+
+  let payment: Payment = decider.initial;
+  let books: Books = null;
+  let [inList, inJournal] = [decider.initial, decider.initial];
+  let booksThen: Books = null;
+  const expected: JournalEntry[] = [];
+  let settledAt = new Map<string, string>();
+  for (const recorded of events) {
+    const event = toPaymentEvent(recorded);
+    payment = decider.evolve(payment, event);
+    const posted = journalise(recorded, books, closedToAt(at, recorded.position));
+    books = posted.books;
+    if (row && recorded.revision <= row.revision) inList = payment;
+    if (booked && recorded.revision <= booked.revision) {
+      inJournal = payment;
+      booksThen = books;
+      expected.push(...posted.entries);
+    }
+    if (event.type === 'PaymentSettled') settledAt = settledAt.set(event.data.leg, recorded.meta.recordedAt);
+  }
+  const reached = (checkpoint: string) => events.findLast(({ position }) => position <= checkpoint);
+
+  // (b) the list.
+  const listed = reached(at.list);
+  const last = events.at(-1)?.position ?? null;
+  if (row && row.revision >= BigInt(events.length))
+    differs('list', last, `its row is at revision ${row.revision}, its stream ends at ${events.length - 1}`);
+  else if (!row && listed && isVisible(payment)) differs('list', listed.position, 'it has no row in the list');
+  else if (row && listed && row.revision < listed.revision)
+    differs('list', listed.position, `its row stands at revision ${row.revision}, the list has passed ${listed.revision}`); // prettier-ignore
+  else if (row && isVisible(inList)) {
+    if (canonicalJson(inList) !== canonicalJson(row.state))
+      differs('list', events[Number(row.revision)]!.position, `its row says ${firstDifference(inList, row.state)}`);
+    else if (row.status !== statusOf(inList) || row.accountId !== inList.terms.accountId || row.portalId !== inList.terms.portalId)
+      differs(
+        'list',
+        events[Number(row.revision)]!.position,
+        `its row is found under ${row.status}, account ${row.accountId}, portal ${row.portalId}`,
+      );
+  }
+
+  // (c) the journal: entry by entry, and in sums that know nothing of posting rules.
+  const journalled = reached(at.journal);
+  const stored = (rows.entries.get(id) ?? []).filter(isOfPayment);
+  if (journalled && (!booked || booked.revision < journalled.revision))
+    differs('journal', journalled.position, `the journal has passed revision ${journalled.revision} without it`);
+  else if (booked) {
+    if (canonicalJson(booked.books) !== canonicalJson(booksThen))
+      differs('journal', last, `what the journal remembers of it says ${firstDifference(booksThen, booked.books)}`);
+    compareEntries(expected, stored, (position, message) => differs('journal', position, message));
+    if (isVisible(inJournal)) for (const message of wrongAmounts(inJournal, stored)) differs('amounts', last, message);
+  } else for (const extra of stored) differs('journal', extra.position, `entry ${extra.entryId} (${extra.rule}) belongs to no event`);
+
+  // (d) settlement.
+  const evidence = rows.settled.get(id);
+  const legs = payment.phase === 'charged' ? payment.legs : [];
+  for (const { leg, settledBatchId } of legs) {
+    const line = evidence?.get(leg) ?? null;
+    const fresh = settledAt.has(leg) && now - Date.parse(settledAt.get(leg)!) < LINE_FOLLOWS_MS;
+    if (line !== settledBatchId && !(line === null && fresh) && !(settledBatchId !== null && last !== null && last > at.register))
+      differs('settlement', last, `its ${leg} leg settled in ${settledBatchId ?? 'no batch'}, the processor's lines say ${line ?? 'none'}`);
+  }
+  if (evidence && payment.phase !== 'charged')
+    differs('settlement', last, `it was not charged, and lines of ${[...evidence.values()].join(', ')} settled it`);
+  return { differences, text: canonicalJson({ id, revision: events.length - 1, payment }), entries: expected };
+};
+
+const compareEntries = (
+  expected: readonly JournalEntry[],
+  stored: readonly JournalEntry[],
+  differs: (position: string, message: string) => void,
+): void => {
+  const byId = new Map(stored.map((entry) => [entry.entryId, entry]));
+  for (const entry of expected) {
+    const found = byId.get(entry.entryId);
+    byId.delete(entry.entryId);
+    if (!found) differs(entry.position, `entry ${entry.entryId} (${entry.rule}) is missing`);
+    else if (canonicalJson(found) !== canonicalJson(entry))
+      differs(entry.position, `entry ${entry.entryId} (${entry.rule}) says ${firstDifference(entry, found)}`);
+  }
+  for (const extra of byId.values()) differs(extra.position, `entry ${extra.entryId} (${extra.rule}) belongs to no event`);
+};
+
+/** What the payment's own state says of money, against sums over its entries. */
+const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>, entries: readonly JournalEntry[]): string[] => {
+  const sum = (rules: readonly Rule[], prefix: string) =>
+    sumCents(
+      entries.filter(({ rule }) => rules.includes(rule)).flatMap(({ postings }) => postings.filter(({ account }) => account.startsWith(prefix))),
+      ({ cents }) => cents,
+    );
+  const charge: Charged | null = payment.phase === 'charged' ? payment : null;
+  const legs = charge?.legs ?? [];
+  const figures: readonly [what: string, replay: number, journal: number][] = [
+    ['principal charged', charge ? payment.terms.amountCents : 0, 0 - sum(['R1'], 'liabilities:agency')],
+    ['service fee charged', charge ? payment.terms.serviceFeeCents : 0, 0 - sum(['R2'], 'revenue:service_fee:')],
+    ['principal returned', sumCents(legs, (leg) => leg.principalReturnedCents), sum(['R3', 'R7'], 'liabilities:agency')],
+    [
+      'service fee returned',
+      sumCents(legs, (leg) => leg.feeReturnedCents),
+      sum(['R3'], 'revenue:service_fee:') + sum(['R8'], 'revenue:service_fee_refunded:'),
+    ],
+    [
+      'taken back by disputes',
+      sumCents((charge?.disputes ?? []).filter(({ status }) => status === 'debited' || status === 'in_dispute'), ({ disputedAmountCents }) => disputedAmountCents), // prettier-ignore
+      sum(['R9', 'R11', 'R12', "R12''"], 'assets:disputes'),
+    ],
+  ];
+  return figures
+    .filter(([, replay, journal]) => replay !== journal)
+    .map(([what, replay, journal]) => `${what}: ${replay} cents by its events, ${journal} by the journal`);
+};
+
+/** The first field in which two values differ, and both; for people. */
+const firstDifference = (right: unknown, wrong: unknown, path = ''): string => {
+  const [a, b] = [right, wrong] as [Record<string, unknown>, Record<string, unknown>];
+  if (a !== null && b !== null && typeof a === 'object' && typeof b === 'object')
+    for (const key of new Set([...Object.keys(a), ...Object.keys(b)]))
+      if (canonicalJson(a[key] ?? null) !== canonicalJson(b[key] ?? null))
+        return firstDifference(a[key], b[key], path === '' ? key : `${path}.${key}`);
+  return `${path} ${canonicalJson(wrong ?? null).slice(0, 200)} instead of ${canonicalJson(right ?? null).slice(0, 200)}`;
+};
+
+/** Differences of these payments. `entries`: how many their events post up to a place. */
+export const checkPayments = async (
+  { store, db, now }: DriftPorts,
+  ids: readonly string[],
+  until = '',
+): Promise<{ readonly differences: Difference[]; readonly texts: string[]; readonly entries: number }> => {
+  // Checkpoints first, events last: the rows stand at or after the ones, at or before the others.
+  const at = await readCheckpoints(db);
+  const rows = await readRows(db, ids);
+  const streams = await readStreams(store, ids.map(paymentStream));
+  const found = ids.map((id, index) => checkPayment(id, streams[index]!, at, rows, now()));
+  return {
+    differences: found.flatMap(({ differences }) => differences),
+    texts: found.map(({ text }) => text),
+    entries: sumCents(found, ({ entries }) => entries.filter(({ position }) => position <= until).length),
+  };
+};
+
+/** Payments that list or journal know, in the order of their ids, after one. */
+export const paymentIdsAfter = async (db: Queryable, after: string | null, limit = PAGE_PAYMENTS): Promise<string[]> => {
+  const { rows } = await db.query<{ payment_id: string }>({
+    name: 'drift-ids',
+    text: `select payment_id from (
+             (select payment_id from journal_payment where payment_id > $1 order by payment_id limit $2)
+             union (select payment_id from payment_list where payment_id > $1 order by payment_id limit $2)) as known
+           order by payment_id limit $2`,
+    values: [after ?? '00000000-0000-0000-0000-000000000000', limit],
+  });
+  return rows.map((row) => row.payment_id);
+};
+
+/** Compares everything. `streams`: payment streams in the log, where somebody has counted them. */
+export const findDrift = async (
+  ports: DriftPorts,
+  { streams = null, onProgress }: { streams?: number | null; onProgress?: (payments: number) => void } = {},
+): Promise<DriftReport> => {
+  const differences: Difference[] = [];
+  const digest = createHash('sha256');
+  const { journal: position } = await readCheckpoints(ports.db);
+  let [payments, entries] = [0, 0];
+  let next = paymentIdsAfter(ports.db, null);
+  for (;;) {
+    const ids = await next;
+    if (ids.length === 0) break;
+    next = paymentIdsAfter(ports.db, ids.at(-1)!);
+    next.catch(() => undefined);
+    const checked = await checkPayments(ports, ids, position);
+    for (const text of checked.texts) digest.update(text).update('\n');
+    for (const difference of checked.differences) if (differences.length < MAX_DIFFERENCES) differences.push(difference);
+    payments += ids.length;
+    entries += checked.entries;
+    onProgress?.(payments);
+  }
+  if (streams !== null && streams > payments)
+    differences.push({
+      kind: 'list',
+      paymentId: null,
+      position: null,
+      message: `the log holds ${streams} payments, list and journal know ${payments}`,
+    });
+  const others = await checkOtherEntries(ports, position);
+  differences.push(...others.differences, ...(await checkBooks(ports.db, position, entries + others.entries)));
+  return { payments, position: position === '' ? null : position, digest: digest.digest('hex'), entries: entries + others.entries, differences };
+};
+
+/** Entries of settlement, exceptions and adjustments, up to where the journal stands. */
+const checkOtherEntries = async ({ store, db }: DriftPorts, until: string): Promise<{ differences: Difference[]; entries: number }> => {
+  const differences: Difference[] = [];
+  let entries = 0;
+  if (until === '') return { differences, entries };
+  const at = await readCheckpoints(db);
+  for await (const events of store.readAll(null, { until: until as Position, streamPrefixes: ['settlement-', 'exception-', 'adjustment-'] })) {
+    const expected = events.flatMap((recorded) => journalise(recorded, null, closedToAt(at, recorded.position)).entries);
+    entries += expected.length;
+    const stored: JournalEntry[] = [];
+    for (const { position } of events)
+      stored.push(...(await journalPage(db, { position, number: -1 }, { from: null, to: null, until: position }, 1_000)));
+    compareEntries(expected, stored, (position, message) => differences.push({ kind: 'journal', paymentId: null, position, message }));
+  }
+  return { differences, entries };
+};
+
+/** Invariants 1 and 2 over all of the journal, and its day totals. */
+const checkBooks = async (db: Queryable, until: string, expectedEntries: number): Promise<Difference[]> => {
+  const differs = (message: string, position: string | null = null): Difference => ({ kind: 'books', paymentId: null, position, message });
+  const sum = bookSumCents(await balances(db, { asOf: null, effectiveTo: null }));
+  const { rows: unbalanced } = await db.query<{ entry_id: string; position: string }>(
+    `select entry_id, position from journal_entry
+     where cardinality(cents) < 2 or cardinality(cents) <> cardinality(accounts) or (select sum(c) from unnest(cents) as c) <> 0 limit 10`,
+  );
+  const { rows: counted } = await db.query<{ count: string }>('select count(*) as count from journal_entry where position <= $1', [until]);
+  const { rows: totals } = await db.query<{ account: string }>(
+    `select account from (
+       select p.account, sum(greatest(p.cents, 0)) as debit, sum(greatest(-p.cents, 0)) as credit
+       from journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents) group by p.account) as entries
+     full join (select account, sum(debit_cents) as debit, sum(credit_cents) as credit from journal_total group by account) as totals using (account)
+     where entries.debit is distinct from totals.debit or entries.credit is distinct from totals.credit`,
+  );
+  const count = Number(counted[0]!.count);
+  return [
+    ...(sum === 0 ? [] : [differs(`the books sum to ${sum} cents instead of 0`)]),
+    ...unbalanced.map((row) => differs(`entry ${row.entry_id} does not balance`, row.position)),
+    ...(count === expectedEntries ? [] : [differs(`the journal holds ${count} entries, the events post ${expectedEntries}`)]),
+    ...totals.map(({ account }) => differs(`the day totals of ${account} are not those of its entries`)),
+  ];
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Without end, at low priority: a page of payments at a time, by whichever worker is there.
+
+export const driftMigration: Migration = {
+  name: '0102-drift',
+  sql: `
+create table drift_sweep (
+  one bool primary key default true check (one),
+  after uuid,
+  busy_until timestamptz,
+  payments bigint not null,
+  completed_at timestamptz
+);
+insert into drift_sweep (payments) values (0);
+
+create table drift_difference (
+  payment_id uuid not null,
+  kind text not null,
+  position text collate "C",
+  message text not null,
+  found_at timestamptz not null default now(),
+  primary key (payment_id, kind)
+);
+`,
+};
+
+/** A worker that died in the middle of a page is replaced after this long. */
+const PAGE_SECONDS = 60;
+
+/** Checks the next page of payments, and begins again after the last; null while another worker is at it. What is no difference any more is forgotten. */
+export const sweepDrift = async (ports: DriftPorts): Promise<readonly Difference[] | null> => {
+  const { db } = ports;
+  const { rows } = await db.query<{ after: string | null }>(
+    `update drift_sweep set busy_until = now() + $1::int * interval '1 second' where busy_until is null or busy_until < now() returning after`,
+    [PAGE_SECONDS],
+  );
+  if (!rows[0]) return null;
+  const ids = await paymentIdsAfter(db, rows[0].after);
+  const { differences } = await checkPayments(ports, ids);
+  await db.query('delete from drift_difference where payment_id = any($1::uuid[]) and not (payment_id::text || kind = any($2::text[]))', [
+    ids,
+    differences.map(({ paymentId, kind }) => `${paymentId}${kind}`),
+  ]);
+  for (const { paymentId, kind, position, message } of differences)
+    await db.query(
+      `insert into drift_difference (payment_id, kind, position, message) values ($1, $2, $3, $4)
+       on conflict (payment_id, kind) do update set position = excluded.position, message = excluded.message`,
+      [paymentId, kind, position, message],
+    );
+  await db.query(
+    ids.length === 0
+      ? 'update drift_sweep set after = null, busy_until = null, payments = 0, completed_at = now()'
+      : 'update drift_sweep set after = $1, busy_until = null, payments = payments + $2',
+    ids.length === 0 ? [] : [ids.at(-1), ids.length],
+  );
+  return differences;
+};

@@ -1,0 +1,169 @@
+/**
+ * The past, replayed: a payment at a revision, a place in the log or an instant, the list as it was at an instant, and the timeline of a payment with who did what
+ * under which version of which rule. Everything is folded with the decider's own `evolve`, from the events alone.
+ */
+import { type EventStore, readStreams, type Recorded, upcast } from '#eventstore';
+import { type Json, ServiceError } from '#kernel';
+import {
+  isVisible,
+  payment as decider,
+  type Payment,
+  paymentStream,
+  type PaymentStatus,
+  paymentView,
+  type PaymentView,
+  statusOf,
+  toPaymentEvent,
+} from '#payments';
+import type { Queryable } from '#platform';
+import { journalise } from './journal.js';
+import type { Books } from './postings.js';
+
+/** Up to where history is told; nothing named: all of it. */
+export interface Until {
+  /** RFC 3339, inclusive: what had been recorded. */
+  readonly asOf?: string | undefined;
+  readonly revision?: bigint | undefined;
+  /** A place in the log, inclusive. */
+  readonly position?: string | undefined;
+}
+
+const isWithin = ({ asOf, revision, position }: Until, event: Recorded): boolean =>
+  (asOf === undefined || event.meta.recordedAt <= asOf) &&
+  (revision === undefined || event.revision <= revision) &&
+  (position === undefined || event.position <= position);
+
+const until = (events: readonly Recorded[], end: Until): readonly Recorded[] => events.filter((event) => isWithin(end, event));
+
+const foldPayment = (events: readonly Recorded[]): Payment => {
+  let payment: Payment = decider.initial;
+  for (const event of events) payment = decider.evolve(payment, toPaymentEvent(event));
+  return payment;
+};
+
+export interface PaymentThen {
+  readonly payment: PaymentView & { readonly accountId: string };
+  /** Of the last event that it was folded from. */
+  readonly revision: number;
+  readonly position: string;
+}
+
+/** A payment as it was. Where there was none yet → PAYMENT_NOT_FOUND. */
+export const paymentAsOf = async (store: EventStore, paymentId: string, end: Until): Promise<PaymentThen> => {
+  const events: Recorded[] = [];
+  for await (const event of store.read(paymentStream(paymentId))) events.push(event);
+  const told = until(events, end);
+  const payment = foldPayment(told);
+  const last = told.at(-1);
+  if (!last || !isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
+  return {
+    payment: { ...paymentView(paymentId, payment), accountId: payment.terms.accountId },
+    revision: Number(last.revision),
+    position: last.position,
+  };
+};
+
+/** One fact of a payment's life. */
+export interface Moment {
+  readonly revision: number;
+  readonly position: string;
+  readonly eventId: string;
+  readonly type: string;
+  readonly version: number;
+  readonly recordedAt: string;
+  readonly effectiveAt: string | null;
+  readonly actor: Recorded['meta']['actor'];
+  readonly correlationId: string;
+  /** What the payment was after it. */
+  readonly status: PaymentStatus | null;
+  /** Version of the fee configuration that gave the fee; with the intent. */
+  readonly feeVersion: number | null;
+  /** Rules under which it posted. */
+  readonly rules: readonly string[];
+  /** Everything that the gateway said, references and transactions among it. */
+  readonly data: Json;
+}
+
+/** Every event of a payment, with what it changed and posted. */
+export const timeline = async (store: EventStore, paymentId: string, end: Until = {}): Promise<Moment[]> => {
+  let payment: Payment = decider.initial;
+  let books: Books = null;
+  const moments: Moment[] = [];
+  for await (const recorded of store.read(paymentStream(paymentId))) {
+    if (!isWithin(end, recorded)) continue;
+    const event = toPaymentEvent(recorded);
+    payment = decider.evolve(payment, event);
+    const posted = journalise(recorded, books, null);
+    books = posted.books;
+    const { meta } = recorded;
+    moments.push({
+      revision: Number(recorded.revision),
+      position: recorded.position,
+      eventId: recorded.id,
+      type: recorded.type,
+      version: recorded.v,
+      recordedAt: meta.recordedAt,
+      effectiveAt: meta.effectiveAt ?? null,
+      actor: meta.actor,
+      correlationId: meta.correlationId,
+      status: isVisible(payment) ? statusOf(payment) : null,
+      feeVersion: event.type === 'PaymentInitiated' ? event.data.feeVersion : null,
+      rules: posted.entries.map(({ rule }) => rule),
+      data: upcast(recorded).data,
+    });
+  }
+  if (moments.length === 0) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
+  return moments;
+};
+
+export interface ListThenQuery {
+  /** RFC 3339; null: now. */
+  readonly asOf: string | null;
+  readonly accountId: string | null;
+  readonly portalId: string | null;
+  /** Of createdAt, inclusive and exclusive. */
+  readonly from: string | null;
+  readonly to: string | null;
+  readonly status: PaymentStatus | null;
+  /** The last payment of the page before. */
+  readonly after: { readonly createdAt: string; readonly id: string } | null;
+  readonly limit: number;
+}
+
+/** Rows that are looked at for one page at most: a rare status must not read all of history in one request. */
+const MAX_LOOKED_AT = 5_000;
+const LOOK_AT = 250;
+
+/** A page of the list as it was at an instant, newest first. `next` is null at its end; a page may hold less than was asked for, and even nothing, before it. */
+export const listAsOf = async (
+  { store, db }: { readonly store: EventStore; readonly db: Queryable },
+  { asOf, accountId, portalId, from, to, status, after, limit }: ListThenQuery,
+): Promise<{ readonly payments: PaymentThen['payment'][]; readonly next: ListThenQuery['after'] }> => {
+  const payments: PaymentThen['payment'][] = [];
+  let place = after;
+  for (let looked = 0; looked < MAX_LOOKED_AT;) {
+    // Payments keep their place in the list for ever, so the rows of now name all candidates of then.
+    const { rows } = await db.query<{ payment_id: string; created: string }>(
+      `select payment_id, to_char(created_at, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as created from payment_list
+       where ($1::uuid is null or account_id = $1) and ($2::uuid is null or portal_id = $2) and created_at <= $3::timestamptz
+         and created_at >= $4::timestamptz and created_at < $5::timestamptz
+         and ($6::timestamptz is null or (created_at, payment_id) < ($6::timestamptz, $7::uuid))
+       order by created_at desc, payment_id desc limit $8`,
+      [accountId, portalId, asOf ?? 'infinity', from ?? '-infinity', to ?? 'infinity', place?.createdAt ?? null, place?.id ?? null, LOOK_AT],
+    );
+    const streams = await readStreams(
+      store,
+      rows.map((row) => paymentStream(row.payment_id)),
+    );
+    for (const [index, row] of rows.entries()) {
+      const payment = foldPayment(until(streams[index]!, { asOf: asOf ?? undefined }));
+      place = { createdAt: row.created, id: row.payment_id };
+      if (!isVisible(payment) || (status !== null && statusOf(payment) !== status)) continue;
+      payments.push({ ...paymentView(row.payment_id, payment), accountId: payment.terms.accountId });
+      if (payments.length === limit) return { payments, next: place };
+    }
+    looked += rows.length;
+    if (rows.length < LOOK_AT) return { payments, next: null };
+  }
+  return { payments, next: place };
+};

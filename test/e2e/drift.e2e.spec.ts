@@ -1,0 +1,209 @@
+/** Replay against what is shown (four accounts of every payment), and the past as it was known then. */
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { rebuild } from '#eventstore';
+import { checkPayments, findDrift, listAsOf, type ListThenQuery, paymentAsOf, paymentIdsAfter, sweepDrift, timeline } from '#ledger';
+import { type BusyDay, busyDay } from '../support/books.js';
+import { type Service, startService } from '../support/service.js';
+
+let service: Service;
+let day: BusyDay;
+beforeAll(async () => {
+  service = await startService();
+  day = await busyDay(service);
+  const head = (await service.services.store.head())!;
+  for (const projection of Object.values(service.services.projections)) await projection.runUntil(head, { timeoutMs: 20_000 });
+}, 120_000);
+afterAll(() => service.stop());
+
+const ports = () => service.services.seal;
+const sql = (text: string, ...values: unknown[]) => service.services.pool.query(text, values);
+
+describe('drift', () => {
+  test('of a busy day there is none; the digest is that of any order of looking, and of a rebuild', async () => {
+    const report = await findDrift(ports(), { streams: (await paymentIdsAfter(service.services.pool, null, 1_000)).length });
+    expect(report.differences).toEqual([]);
+    expect(report.payments).toBeGreaterThan(12);
+    const { models, store, pool, clock } = service.services;
+    for (const model of [models.paymentList, models.journal]) await rebuild(model, { store, pool, now: () => clock.now() });
+    expect(await findDrift(ports())).toEqual(report);
+  });
+
+  const settledPayment = () => day.payments.find(({ amountCents }) => amountCents === 777)!.id;
+  const tampered = async (table: string, change: () => Promise<unknown>) => {
+    await sql(`create table kept as table ${table}`);
+    try {
+      await change();
+      return (await findDrift(ports())).differences;
+    } finally {
+      await sql(`begin; truncate ${table}; insert into ${table} table kept; drop table kept; commit`);
+    }
+  };
+  test.each([
+    [
+      'a cent in the list',
+      'payment_list',
+      `update payment_list set state = replace(state::text, '"amountCents":777', '"amountCents":778')::json where payment_id = $1`,
+      'list',
+      /its row says terms\.amountCents 778 instead of 777/,
+    ],
+    [
+      'a status in the list',
+      'payment_list',
+      `update payment_list set status = 'succeeded' where payment_id = $1`,
+      'list',
+      /its row is found under succeeded/,
+    ],
+    ['a row that is missing', 'payment_list', `delete from payment_list where payment_id = $1`, 'list', /it has no row in the list/],
+    [
+      'a row that stands still',
+      'payment_list',
+      `update payment_list set revision = 2 where payment_id = $1`,
+      'list',
+      /its row stands at revision 2, the list has passed/,
+    ],
+    [
+      'a cent in the journal',
+      'journal_entry',
+      `update journal_entry set cents = array[cents[1] + 1, cents[2] - 1] where payment_id = $1 and rule = 'R1'`,
+      'journal',
+      /entry .* \(R1\) says postings\.0\.cents 778 instead of 777/,
+    ],
+    [
+      'an account in the journal',
+      'journal_entry',
+      `update journal_entry set accounts = array['assets:bank:mine', accounts[2]] where payment_id = $1 and rule = 'R1'`,
+      'journal',
+      /assets:bank:mine/,
+    ],
+    [
+      'a time in the journal',
+      'journal_entry',
+      `update journal_entry set effective_at = effective_at - interval '1 day' where payment_id = $1 and rule = 'R7'`,
+      'journal',
+      /\(R7\) says effectiveAt/,
+    ],
+    ['an entry that is missing', 'journal_entry', `delete from journal_entry where payment_id = $1 and rule = 'R4'`, 'journal', /\(R4\) is missing/],
+    [
+      'an entry that nobody posted',
+      'journal_entry',
+      `insert into journal_entry select position, 90, gen_random_uuid(), event_id, 'R7', null, payment_id, recorded_at, effective_at, booked_at, accounts, cents from journal_entry where payment_id = $1 and rule = 'R1'`,
+      'journal',
+      /\(R7\) belongs to no event/,
+    ],
+    [
+      'what the journal remembers',
+      'journal_payment',
+      `update journal_payment set books = replace(books::text, '777', '770')::json where payment_id = $1`,
+      'journal',
+      /what the journal remembers of it says legs/,
+    ],
+    [
+      'another batch',
+      'gateway_transaction',
+      `update gateway_transaction set settled_batch_id = 'bat_other' where payment_id = $1 and op = 'charge'`,
+      'settlement',
+      /the processor's lines say bat_other/,
+    ],
+    [
+      'no batch',
+      'gateway_transaction',
+      `update gateway_transaction set settled_batch_id = null where payment_id = $1 and op = 'charge'`,
+      'settlement',
+      /the processor's lines say none/,
+    ],
+  ] as const)('%s', async (_name, table, change, kind, message) => {
+    // Long after the day: no line is on its way any more.
+    service.clock.advance(3_600_000);
+    const found = await tampered(table, () => sql(change, settledPayment()));
+    expect(found.filter((one) => one.kind === kind && one.paymentId === settledPayment())[0]?.message).toMatch(message);
+    expect(found.every(({ paymentId, kind: is }) => paymentId === settledPayment() || is === 'books')).toBe(true);
+  });
+  test('entries of settlement, and entries of no event at all', async () => {
+    const funding = await tampered('journal_entry', () =>
+      sql(`update journal_entry set cents = array[cents[1] + 5, cents[2] - 5] where rule = 'R6'`),
+    );
+    expect(funding.map(({ kind, message }) => `${kind} ${message}`).join()).toMatch(/journal entry .* \(R6\) says postings/);
+    const forged = await tampered('journal_entry', () =>
+      sql(`insert into journal_entry select position || 'x', number, gen_random_uuid(), gen_random_uuid(), 'R17', null, null, recorded_at, effective_at, booked_at,
+             array['assets:bank:mine', 'equity:adjustment'], array[100, -100] from journal_entry order by position limit 1`),
+    );
+    expect(forged.map(({ message }) => message).join()).toMatch(/the journal holds \d+ entries, the events post \d+/);
+    const oneSided = await tampered('journal_entry', () => sql(`update journal_entry set cents = array[cents[1] + 5, cents[2]] where rule = 'R6'`));
+    expect(oneSided.map(({ message }) => message).join()).toContain('does not balance');
+  });
+  test('without end: a page at a time, told once found, forgotten once mended', async () => {
+    const [kept] = (await sql('select status from payment_list where payment_id = $1', settledPayment())).rows as { status: string }[];
+    await sql(`update payment_list set status = 'failed' where payment_id = $1`, settledPayment());
+    const known = async () => (await sql('select payment_id from drift_difference')).rows.map((row) => (row as { payment_id: string }).payment_id);
+    const sweep = async () => {
+      await sql('update drift_sweep set after = null, busy_until = null');
+      for (;;) if ((await sweepDrift(ports())) !== null) return;
+    };
+    await sweep();
+    expect(await known()).toEqual([settledPayment()]);
+    await sql('update payment_list set status = $2 where payment_id = $1', settledPayment(), kept!.status);
+    await sweep();
+    expect(await known()).toEqual([]);
+  });
+  test('a service in motion is no difference', async () => {
+    const { client } = day.partner;
+    const ids = await paymentIdsAfter(service.services.pool, null, 1_000);
+    const moving = Promise.all(day.payments.slice(0, 6).map(({ id }) => client.refund(id, {})));
+    for (let round = 0; round < 5; round++) expect((await checkPayments(ports(), ids)).differences).toEqual([]);
+    await moving;
+  });
+});
+
+describe('as it was known then', () => {
+  test('a payment after each of its events, by revision, place and instant', async () => {
+    const { store } = service.services;
+    const { id } = day.payments.find(({ amountCents }) => amountCents === 10_000)!;
+    const moments = await timeline(store, id);
+    for (const { revision, position, status, recordedAt } of moments) {
+      expect((await paymentAsOf(store, id, { revision: BigInt(revision) })).payment.status).toBe(status);
+      expect(await paymentAsOf(store, id, { position })).toMatchObject({ revision, position, payment: { status } });
+      const then = await paymentAsOf(store, id, { asOf: recordedAt });
+      expect(then.revision).toBe(moments.findLast((one) => one.recordedAt <= recordedAt)!.revision);
+    }
+    expect(moments[0]).toMatchObject({
+      type: 'PaymentInitiated',
+      feeVersion: 1,
+      actor: { type: 'partner', id: day.partner.accountId },
+      status: 'pending',
+      rules: [],
+    });
+    expect(moments[1]).toMatchObject({ type: 'PaymentCreated', status: 'succeeded', rules: ['R1', 'R2'] });
+    await expect(paymentAsOf(store, id, { asOf: '2020-01-01T00:00:00.000Z' })).rejects.toMatchObject({ code: 'PAYMENT_NOT_FOUND' });
+  });
+  test('the list at the instant of any event is the list of the payments as they were then', async () => {
+    const { store, pool } = service.services;
+    const query: ListThenQuery = {
+      asOf: null,
+      accountId: day.partner.accountId,
+      portalId: null,
+      from: null,
+      to: null,
+      status: null,
+      after: null,
+      limit: 5,
+    };
+    const pages = async (asked: Partial<ListThenQuery>) => {
+      const all = [];
+      for (let after: ListThenQuery['after'] = null; ;) {
+        const page = await listAsOf({ store, db: pool }, { ...query, ...asked, after });
+        all.push(...page.payments);
+        after = page.next;
+        if (!after) return all;
+      }
+    };
+    const now = await pages({});
+    expect(now.map(({ id }) => id)).toEqual((await day.partner.client.list({ limit: 100 })).data.payments.map(({ id }) => id));
+    for (const { createdAt: asOf } of now) {
+      const then = await pages({ asOf });
+      expect(then.every(({ createdAt, updatedAt }) => createdAt <= asOf && updatedAt <= asOf)).toBe(true);
+      expect(then.map(({ id }) => id)).toEqual(now.filter(({ createdAt }) => createdAt <= asOf).map(({ id }) => id));
+      const succeeded = then.filter(({ status }) => status === 'succeeded').map(({ id }) => id);
+      expect((await pages({ asOf, status: 'succeeded' })).map(({ id }) => id)).toEqual(succeeded);
+    }
+  });
+});
