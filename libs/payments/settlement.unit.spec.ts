@@ -1,0 +1,208 @@
+/** What a settlement line means to a payment (C23, C24, C29, ledger-audit 2.3), and a batch as its stream tells it. */
+import { describe, expect, test } from '@jest/globals';
+import { fold } from '#kernel';
+import {
+  emptyBatch,
+  evolveBatch,
+  judgeLine,
+  payment as decider,
+  type PaymentEvent,
+  type RecordedLine,
+  type Registered,
+  type SettlementEvent,
+  type SettlementRecord,
+} from '#payments';
+import {
+  AT,
+  charged,
+  combined,
+  declined,
+  disputed,
+  ended,
+  initiated,
+  move,
+  principals,
+  refundRequested,
+  returned,
+  settled,
+  unknown,
+  voidRequested,
+  wholeLines,
+} from '../../test/support/given.js';
+
+const NOW = Date.parse(AT) + 60_000;
+const HOUR = 3_600_000;
+const BATCH = { merchantAccount: 'm', batchId: 'bat_1' };
+const line = (change: Partial<SettlementRecord> = {}): SettlementRecord => ({
+  batchId: 'bat_1',
+  closedAt: AT,
+  transactionId: 'ch_principal',
+  type: 'sale',
+  accepted: true,
+  grossCents: 10_000,
+  feeCents: 230,
+  netCents: 9_770,
+  ...change,
+});
+const registered = (change: Partial<Registered> = {}): Registered => ({
+  paymentId: 'p',
+  leg: 'principal',
+  op: 'charge',
+  attemptId: 'a',
+  merchantAccount: 'm',
+  settledBatchId: null,
+  ...change,
+});
+const judge = (facts: readonly PaymentEvent[], change: Partial<SettlementRecord> = {}, found: Partial<Registered> = {}, now = NOW) =>
+  judgeLine(line(change), BATCH, registered(found), fold(decider, facts), now);
+
+/** 2,500 cents of the principal are being returned, and came back by `means`. */
+const asked = (means: 'void' | 'refund') =>
+  refundRequested('R', { legs: [move('R', 'principal', 2_500, 0, means)], lines: principals(833, 833, 834) });
+const cameBack = (means: 'void' | 'refund') => [
+  asked(means),
+  returned('R', 'principal', 2_500, 0, means),
+  ended('R', { outcome: 'completed', reversalType: means, amountCents: 2_500 }),
+];
+
+describe('a sale', () => {
+  const ok = { result: 'MATCHED', expectedCents: null, settles: true };
+  test('of what was charged matches, and settles its leg', () => {
+    expect(judge(charged())).toEqual(ok);
+    expect(judge(charged(), { transactionId: 'ch_fee', grossCents: 325 }, { leg: 'fee', merchantAccount: 'm' })).toEqual(ok);
+    expect(judge(charged(combined), { transactionId: 'ch_combined', grossCents: 10_325 }, { leg: 'combined' })).toEqual(ok);
+  });
+  test('of more or less does not, and settles its leg all the same', () => {
+    for (const grossCents of [9_999, 10_001])
+      expect(judge(charged(), { grossCents })).toEqual({ result: 'AMOUNT_MISMATCH', expectedCents: 10_000, settles: true });
+  });
+  test('is expected without what was voided, and with what was refunded', () => {
+    expect(judge([...charged(), ...cameBack('void')], { grossCents: 7_500 })).toEqual(ok);
+    expect(judge([...charged(), ...cameBack('void')])).toMatchObject({ result: 'AMOUNT_MISMATCH', expectedCents: 7_500 });
+    expect(judge([...charged(), ...cameBack('refund')])).toEqual(ok);
+    // What was voided of the principal says nothing about the fee.
+    expect(judge([...charged(), ...cameBack('void')], { transactionId: 'ch_fee', grossCents: 325 }, { leg: 'fee' })).toEqual(ok);
+  });
+  test('of a leg that was voided whole is a contradiction', () => {
+    const voided = [
+      voidRequested('V', { legs: [move('V', 'principal', 10_000, 0), move('V', 'fee', 0, 325)], lines: wholeLines.both }),
+      returned('V', 'principal', 10_000, 0),
+      returned('V', 'fee', 0, 325),
+      ended('V', { outcome: 'completed', reversalType: 'void', amountCents: 10_325 }),
+    ];
+    expect(judge([...charged(), ...voided])).toEqual({ result: 'STATUS_MISMATCH', expectedCents: 0, settles: false });
+  });
+  test('of another transaction under our reference, or of a refund’s, was paid twice', () => {
+    const twice = { result: 'DUPLICATE_AT_GATEWAY', expectedCents: null, settles: false };
+    expect(judge(charged(), { transactionId: 'ch_other' })).toEqual(twice);
+    expect(judge(charged(), {}, { op: 'refund' })).toEqual(twice);
+  });
+  test('again in another batch was paid twice, in the same batch it is the same line, read again', () => {
+    const before = [...charged(), settled('principal', 'bat_0')];
+    expect(judge(before)).toMatchObject({ result: 'DUPLICATE_AT_GATEWAY', settles: false });
+    expect(judge(charged(), {}, { settledBatchId: 'bat_0' })).toMatchObject({ result: 'DUPLICATE_AT_GATEWAY' });
+    expect(judge([...charged(), settled('principal', 'bat_1')])).toEqual(ok);
+    expect(judge(charged(), {}, { settledBatchId: 'bat_1' })).toEqual(ok);
+  });
+  test('while a reversal is under way waits for its end, an hour at most; not where the leg has settled already', () => {
+    const open = [...charged(), asked('void')];
+    expect(judge(open)).toBe('wait');
+    expect(judge(open, {}, {}, Date.parse(AT) + HOUR - 1)).toBe('wait');
+    expect(judge(open, {}, {}, Date.parse(AT) + HOUR)).toEqual(ok);
+    expect(judge([...charged(), settled('principal', 'bat_1'), asked('refund')])).toEqual(ok);
+  });
+});
+
+describe('whatever the line', () => {
+  test('on another merchant account than was charged', () =>
+    expect(judge(charged(), {}, { merchantAccount: 'other' })).toEqual({ result: 'WRONG_ACCOUNT', expectedCents: null, settles: false }));
+  test('a payment that is being charged waits; unknown and failed are contradictions (C29)', () => {
+    expect(judge([initiated()])).toBe('wait');
+    for (const outcome of [unknown, declined])
+      expect(judge([initiated(), outcome])).toEqual({ result: 'STATUS_MISMATCH', expectedCents: 0, settles: false });
+  });
+  test('a leg that the payment does not have', () =>
+    expect(judge(charged(), {}, { leg: 'combined' })).toMatchObject({ result: 'STATUS_MISMATCH', settles: false }));
+});
+
+describe('a refund', () => {
+  const refund = { type: 'refund', transactionId: 'R-principal-txn', grossCents: -2_500 } as const;
+  test('that was made here matches by transaction and amount', () => {
+    expect(judge([...charged(), ...cameBack('refund')], refund)).toEqual({ result: 'MATCHED', expectedCents: null, settles: false });
+    expect(judge([...charged(), ...cameBack('refund')], { ...refund, grossCents: -2_499 })).toEqual({
+      result: 'AMOUNT_MISMATCH',
+      expectedCents: -2_500,
+      settles: false,
+    });
+  });
+  test('that was not made here, or was a void, or of another leg, is a contradiction', () => {
+    for (const facts of [charged(), [...charged(), ...cameBack('void')]])
+      expect(judge(facts, refund)).toEqual({ result: 'STATUS_MISMATCH', expectedCents: 0, settles: false });
+    expect(judge([...charged(), ...cameBack('refund')], { ...refund, transactionId: 'rf_other' })).toMatchObject({ result: 'STATUS_MISMATCH' });
+    expect(judge([...charged(), ...cameBack('refund')], refund, { leg: 'fee' })).toMatchObject({ result: 'STATUS_MISMATCH' });
+  });
+  test('that is under way waits, an hour at most', () => {
+    expect(judge([...charged(), asked('refund')], refund)).toBe('wait');
+    expect(judge([...charged(), asked('refund')], refund, {}, NOW + HOUR)).toMatchObject({ result: 'STATUS_MISMATCH' });
+  });
+  test('in a second batch was made twice', () => {
+    const facts = [...charged(), ...cameBack('refund')];
+    expect(judge(facts, refund, { settledBatchId: 'bat_0' })).toMatchObject({ result: 'DUPLICATE_AT_GATEWAY' });
+    expect(judge(facts, refund, { settledBatchId: 'bat_1' })).toMatchObject({ result: 'MATCHED' });
+  });
+});
+
+describe('other lines', () => {
+  test.each([
+    ['a chargeback with its dispute', 'chargeback', [...charged(), disputed()], 'MATCHED'],
+    ['a chargeback without one', 'chargeback', charged(), 'STATUS_MISMATCH'],
+    ['a chargeback whose dispute was recovered', 'chargeback', [...charged(), disputed({ status: 'recovered' })], 'STATUS_MISMATCH'],
+    ['a chargeback that comes back with its dispute recovered', 'chargeback_reversal', [...charged(), disputed({ status: 'recovered' })], 'MATCHED'],
+    ['a chargeback that comes back too early', 'chargeback_reversal', [...charged(), disputed()], 'STATUS_MISMATCH'],
+    ['a fee', 'fee', charged(), 'MATCHED'],
+    ['an adjustment', 'adjustment', charged(), 'MISSING_HERE'],
+  ] as const)('%s', (_, type, facts, result) => {
+    expect(judge(facts, { type })).toEqual({ result, expectedCents: null, settles: false });
+  });
+});
+
+describe('a batch', () => {
+  const name = { gateway: 'simulator', merchantAccount: 'm', batchId: 'bat_1' };
+  const recorded = (number: number): RecordedLine => ({
+    ...line(),
+    ref: null,
+    number,
+    result: 'MATCHED',
+    paymentId: null,
+    leg: null,
+    expectedCents: null,
+  });
+  const lines = (...numbers: number[]): SettlementEvent => ({
+    type: 'SettlementLinesRecorded',
+    at: AT,
+    data: { ...name, closedAt: AT, lines: numbers.map(recorded) },
+  });
+  const complete = (lineCount: number): SettlementEvent => ({
+    type: 'SettlementBatchRecorded',
+    at: AT,
+    data: { ...name, closedAt: AT, fundedOn: null, lineCount, grossCents: 0, feeCents: 0, netCents: 0 },
+  });
+  const funded: SettlementEvent = { type: 'BatchFunded', at: AT, data: { ...name, fundedOn: '2026-01-06', netCents: 0 } };
+  const after = (...events: SettlementEvent[]) => events.reduce(evolveBatch, emptyBatch);
+
+  test('its lines in order, then its end, then its funding', () => {
+    expect(after(lines(0, 1), lines(2))).toMatchObject({ complete: false, funded: false });
+    expect(after(lines(0, 1), lines(2)).lines.map(({ number }) => number)).toEqual([0, 1, 2]);
+    expect(after(lines(0), complete(1))).toMatchObject({ complete: true, funded: false });
+    expect(after(lines(0), complete(1), funded)).toMatchObject({ complete: true, funded: true });
+  });
+  test.each([
+    ['a line that was passed over', [lines(0, 2)]],
+    ['a line twice', [lines(0), lines(0)]],
+    ['a line after the end', [lines(0), complete(1), lines(1)]],
+    ['an end of other lines', [lines(0), complete(2)]],
+    ['a second end', [lines(0), complete(1), complete(1)]],
+    ['funding before the end', [lines(0), funded]],
+    ['funding twice', [lines(0), complete(1), funded, funded]],
+  ])('%s cannot be', (_, events) => expect(() => after(...events)).toThrow(/impossible history/));
+});

@@ -1,0 +1,103 @@
+/**
+ * `npm run mutate -- [--only money,auth,…]`: Stryker changes the code one small step at a time, and the specs must notice. By groups, because each has specs of its own; the
+ * share of noticed changes and every survivor go to `reports/`. Survivors that no spec can notice are explained in `docs/proof.md`. Exit 1 below the floor.
+ */
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { Stryker } from '@stryker-mutator/core';
+import { startEmbeddedPostgres } from '#platform';
+import { writeReport } from '../support/report.js';
+
+interface Group {
+  readonly mutate: readonly string[];
+  /** Specs that run, as a regular expression. */
+  readonly specs: string;
+}
+
+const GROUPS: Readonly<Record<string, Group>> = {
+  money: {
+    mutate: [
+      'libs/kernel/money.ts',
+      'libs/payments/fee.ts',
+      'libs/payments/payment.ts',
+      'libs/payments/payment.view.ts',
+      'libs/payments/settlement.ts',
+    ],
+    specs: String.raw`libs/(kernel/kernel|payments/(fee|payment|settlement))\.unit\.spec\.ts$`,
+  },
+  ledger: { mutate: ['libs/ledger/postings.ts', 'libs/ledger/chart.ts'], specs: String.raw`libs/ledger/postings\.unit\.spec\.ts$` },
+  idempotency: { mutate: ['libs/platform/http/idempotency.ts'], specs: String.raw`libs/platform/http/idempotency\.int\.spec\.ts$` },
+  auth: {
+    mutate: ['libs/accounts/access-token.ts', 'libs/accounts/api-key.ts'],
+    specs: String.raw`libs/accounts/(access-token|account)\.unit\.spec\.ts$`,
+  },
+  cursor: { mutate: ['libs/payments/list.ts:255-310'], specs: String.raw`libs/payments/list\.int\.spec\.ts$` },
+  signature: {
+    mutate: ['libs/webhooks/signature.ts', 'libs/checkout/signature.ts', 'libs/platform/http/strict-json.ts', 'libs/platform/card-text.ts'],
+    specs: String.raw`libs/(webhooks/notification|checkout/signature|platform/http/strict-json|platform/card-text)\.unit\.spec\.ts$`,
+  },
+};
+/** Per cent of the changes that a spec can reach. */
+const FLOOR = 85;
+
+const { values } = parseArgs({ options: { only: { type: 'string' }, concurrency: { type: 'string', default: '2' } } });
+const names = values.only?.split(',') ?? Object.keys(GROUPS);
+const unknown = names.filter((name) => !(name in GROUPS));
+if (unknown.length > 0) throw new Error(`no such group: ${unknown.join(', ')}; there are ${Object.keys(GROUPS).join(', ')}`);
+
+const directory = await mkdtemp(join(tmpdir(), 'payfold-mutation-'));
+const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off', max_connections: '200' } });
+process.env.TEST_POSTGRES_URL = postgres.url;
+try {
+  for (const name of names) {
+    const { mutate, specs } = GROUPS[name]!;
+    const begun = performance.now();
+    const { default: jestConfig } = (await import(new URL('../../../jest.config.mjs', import.meta.url).href)) as { default: object };
+    const stryker = new Stryker({
+      mutate: [...mutate],
+      testRunner: 'jest',
+      testRunnerNodeArgs: ['--experimental-vm-modules', '--no-warnings'],
+      plugins: ['@stryker-mutator/jest-runner'],
+      coverageAnalysis: 'perTest',
+      jest: {
+        projectType: 'custom',
+        config: { ...jestConfig, testRegex: specs, globalSetup: null, globalTeardown: null },
+        enableFindRelatedTests: false,
+      },
+      concurrency: Number(values.concurrency),
+      // Texts of messages are for people; specs pin those that programs read.
+      mutator: { excludedMutations: ['StringLiteral'] },
+      ignoreStatic: true,
+      ignorePatterns: ['docs', 'bench', 'reports', 'examples', '.payfold'],
+      reporters: process.stderr.isTTY ? ['progress'] : [],
+      tempDirName: join(directory, name),
+      timeoutMS: 20_000,
+      dryRunTimeoutMinutes: 10,
+    });
+    const results = await stryker.runMutationTest();
+    const count = (...statuses: string[]) => results.filter(({ status }) => statuses.includes(status)).length;
+    const noticed = count('Killed', 'Timeout');
+    const survivors = results.filter(({ status }) => status === 'Survived' || status === 'NoCoverage');
+    const percent = (100 * noticed) / Math.max(1, noticed + survivors.length);
+    console.log(`${name}: ${noticed} of ${noticed + survivors.length} noticed, ${percent.toFixed(1)} %`);
+    writeReport('mutation', {
+      group: name,
+      seconds: Math.round((performance.now() - begun) / 1_000),
+      noticed,
+      survived: count('Survived'),
+      notReached: count('NoCoverage'),
+      percent: Number(percent.toFixed(1)),
+    });
+    const lines = survivors.map(({ fileName, location, mutatorName, replacement = '', status }) => {
+      const place = `${fileName.replace(/^.*\/(?=libs\/)/, '')}:${location.start.line}:${location.start.column}`;
+      return `${place} ${mutatorName} ${status === 'NoCoverage' ? '(not reached) ' : ''}→ ${replacement.replaceAll(/\s+/g, ' ').slice(0, 120)}`;
+    });
+    await writeFile(join('reports', `survivors-${name}.txt`), `${lines.sort().join('\n')}\n`);
+    if (percent < FLOOR) process.exitCode = 1;
+  }
+} finally {
+  await postgres.stop();
+  await rm(directory, { recursive: true, force: true });
+}
