@@ -3,6 +3,9 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal } from '#kernel';
 import {
   type ChargeMode,
+  CHECKOUT_LOCALES,
+  type CheckoutLocale,
+  type Done,
   type FeeConfig,
   LIMIT_SCOPES,
   type LimitScope,
@@ -51,6 +54,11 @@ interface CheckoutOptions {
   readonly allow?: readonly string[];
   readonly requireSignedIntake?: boolean;
   readonly agencyName?: string;
+  readonly colour?: string | 'none';
+  readonly locale?: CheckoutLocale | 'none';
+  readonly stageSecret?: boolean;
+  readonly activateSecret?: boolean;
+  readonly testAddress?: readonly string[];
 }
 
 export const addPortals = (program: Command, { action }: Terminal): void => {
@@ -195,7 +203,7 @@ export const addPortals = (program: Command, { action }: Terminal): void => {
 
   portals
     .command('checkout')
-    .description('turn hosted checkout on or off; settings that are not named stay as they are')
+    .description('settings of hosted checkout; those that are not named stay as they are')
     .argument('<portal>', 'portal id', uuid)
     .addOption(new Option('--enable', 'turn it on').conflicts('disable'))
     .option('--disable', 'turn it off')
@@ -203,15 +211,60 @@ export const addPortals = (program: Command, { action }: Terminal): void => {
     .option('--require-signed-intake', 'accept signed intake only')
     .option('--no-require-signed-intake', 'accept unsigned intake again')
     .option('--agency-name <name>', 'name that payers see')
+    .option('--colour <#rrggbb>', "colour of the pages' head and button, or none", orNone(anyText))
+    .addOption(
+      new Option('--locale <locale>', 'language of payers whose partner names none; none: the browser decides').choices([
+        ...CHECKOUT_LOCALES,
+        'none',
+      ]),
+    )
+    .option('--stage-secret', 'make a new signing secret, shown once: links signed with it are taken, returns still carry the old one')
+    .addOption(new Option('--activate-secret', 'sign with the staged secret from now on; the old one counts no more').conflicts('stageSecret'))
+    .option('--test-address <url>', 'change nothing, and say whether payers could be sent there; may be repeated', each(anyText))
     .action(
-      action(async ({ administration, inForce }, portalId: string, { enable, disable, allow, requireSignedIntake, agencyName }: CheckoutOptions) => {
-        if (!enable && !disable) throw new UsageError('say --enable or --disable');
-        const change = { enabled: enable === true, ...named({ allow, requireSignedIntake, agencyName }) };
-        const { state, position } = await administration.configureCheckout(portalId, change);
+      action(async ({ administration, inForce }, portalId: string, options: CheckoutOptions) => {
+        const { enable, disable, allow, requireSignedIntake, agencyName, stageSecret, activateSecret, testAddress } = options;
+        const change = {
+          ...(enable || disable ? { enabled: enable === true } : {}),
+          ...named({ allow, requireSignedIntake, agencyName, colour: withoutNone(options.colour), locale: withoutNone(options.locale) }),
+        };
+        const changes = Object.keys(change).length > 0 || stageSecret || activateSecret;
+        if (testAddress) {
+          if (changes) throw new UsageError('--test-address changes nothing; ask it by itself');
+          return addressAnswer(await administration.portal(portalId), testAddress);
+        }
+        if (!changes) throw new UsageError('name at least one setting');
+        let done: Done<Portal> | null = null;
+        if (Object.keys(change).length > 0) done = await administration.configureCheckout(portalId, change);
+        if (activateSecret) done = await administration.activateSigningSecret(portalId);
+        const staged = stageSecret ? await administration.stageSigningSecret(portalId) : null;
+        const { state, position } = (staged ?? done)!;
         await inForce(position);
-        return answer(state);
+        return staged ? withSecret(answer(state), staged.signingSecret) : answer(state);
       }),
     );
+};
+
+const withSecret = ({ json, text }: Answer, signingSecret: string): Answer => ({
+  json: { ...(json as object), signingSecret },
+  text: `${text}\n${fields([['staged secret', signingSecret]])}\n\nThe staged secret cannot be shown again.`,
+});
+
+/** What an intake would say to each address; exit 1 where it would refuse one. */
+const addressAnswer = async ({ portalId, checkout }: Portal, addresses: readonly string[]): Promise<Answer> => {
+  // Loaded here: no other command needs the pages that come with it.
+  const { vetAddress } = await import('#checkout');
+  const rows = addresses.map((address) => {
+    const vetted = vetAddress(address, checkout.allow);
+    return vetted.accepted
+      ? { address, accepted: true, entry: vetted.entry, reason: null }
+      : { address, accepted: false, entry: null, reason: vetted.why };
+  });
+  return {
+    json: { portalId, addresses: rows },
+    text: table(['ADDRESS', 'ACCEPTED', 'WHY'], rows.map(({ address, accepted, entry, reason }) => [address, accepted ? 'yes' : 'no', accepted ? `fits ${entry}` : reason!])), // prettier-ignore
+    exitCode: rows.every(({ accepted }) => accepted) ? 0 : 1,
+  };
 };
 
 const gatewayOption = () => new Option('--gateway <gateway>', 'where charges go').choices(['simulator', 'none']);
@@ -242,7 +295,8 @@ const brandList = (text: string): RuleBrand[] =>
 const toRow = (portal: Portal) => {
   const { portalId, name, ownerAccountId, access, fee, feeVersion, limits, rules, checkout } = portal;
   const accounts = Object.entries(access).map(([accountId, state]) => ({ accountId, access: state }));
-  return { portalId, name, ownerAccountId, accounts, gateway: gatewayName(portal), fee, feeVersion, limits, rules, checkout };
+  const secretStaged = portal.stagedSecret !== null;
+  return { portalId, name, ownerAccountId, accounts, gateway: gatewayName(portal), fee, feeVersion, limits, rules, checkout, secretStaged };
 };
 
 const gatewayName = ({ gateway }: Portal): string => gateway?.gateway ?? 'none';
@@ -265,6 +319,9 @@ const answer = (portal: Portal): Answer => {
       ['rules', ruleText(rules)],
       ['hosted checkout', checkout.enabled ? `on${checkout.requireSignedIntake ? ', signed intake only' : ''}` : 'off'],
       ...(checkout.agencyName === null ? [] : [['agency', checkout.agencyName] as const]),
+      ...(checkout.colour === null ? [] : [['colour', checkout.colour] as const]),
+      ...(checkout.locale === null ? [] : [['language', checkout.locale] as const]),
+      ...(row.secretStaged ? [['signing secret', 'a new one is staged'] as const] : []),
       ...checkout.allow.map((address) => ['allowed address', address] as const),
     ]),
   };

@@ -7,7 +7,7 @@ import { copyFile, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
-import { AccessTokens, authenticate, exchange, postgresDirectory } from '#accounts';
+import { AccessTokens, authenticate, exchange, openAcceptedSecrets, postgresDirectory } from '#accounts';
 import { AuthenticationError, systemClock } from '#kernel';
 import { createPool, type Pool, readKeyRing } from '#platform';
 import { freshDatabase } from '../support/postgres.js';
@@ -164,6 +164,7 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
       limits: { card: null, case: null },
       rules: { minCents: null, maxCents: null, brands: null },
       checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null },
+      secretStaged: false,
     });
     const terms = await postgresDirectory(pool).chargeTerms(accountId, made.portalId, null);
     expect(terms).toMatchObject({ accountStatus: 'active', access: 'granted', portal: { gateway: { gateway: 'simulator' } }, restriction: null });
@@ -245,8 +246,48 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
     expect(await json('portals', 'checkout', portalId, '--disable', '--no-require-signed-intake')).toMatchObject({
       checkout: { ...checkout, enabled: false, requireSignedIntake: false },
     });
+    expect(await json('portals', 'checkout', portalId, '--colour', '#0B4F6C', '--locale', 'es')).toMatchObject({
+      checkout: { enabled: false, agencyName: 'City', colour: '#0b4f6c', locale: 'es' },
+    });
+    expect(await json('portals', 'checkout', portalId, '--colour', 'none', '--locale', 'none')).toMatchObject({
+      checkout: { colour: null, locale: null },
+    });
+    expect((await refused(1, 'portals', 'checkout', portalId, '--colour', 'blue')).message).toMatch(/^colour must read #rrggbb/);
     expect((await refused(1, 'portals', 'checkout', portalId, '--enable', '--allow', 'http://agency.example')).message).toMatch(
       /^An allowed address reads/,
+    );
+  });
+  test('checkout: a signing secret is staged, shown once, and takes the place of the first', async () => {
+    const portalId = await aPortal('--account', await anAccount());
+    const secrets = async () => openAcceptedSecrets(readKeyRing(join(dataDir, 'master.key')), (await postgresDirectory(pool).portal(portalId))!);
+    const [first] = await secrets();
+    expect((await refused(1, 'portals', 'checkout', portalId, '--activate-secret')).message).toBe('No signing secret is staged.');
+    const staged = await json<{ signingSecret: string; secretStaged: boolean }>('portals', 'checkout', portalId, '--enable', '--stage-secret');
+    expect(staged).toMatchObject({ secretStaged: true, signingSecret: expect.stringMatching(/^psec_test_\w{43}$/), checkout: { enabled: true } });
+    expect(await secrets()).toEqual([first, staged.signingSecret]);
+    expect(JSON.stringify(await json('portals', 'show', portalId))).not.toContain('psec_');
+    expect(await json('portals', 'checkout', portalId, '--activate-secret')).toMatchObject({ secretStaged: false });
+    expect(await secrets()).toEqual([staged.signingSecret]);
+  });
+  test('checkout: would this address be accepted?', async () => {
+    const portalId = await aPortal('--account', await anAccount());
+    await json('portals', 'checkout', portalId, '--enable', '--allow', 'https://agency.example/pay');
+    const good = 'https://agency.example/pay/done?case=1';
+    expect(await json('portals', 'checkout', portalId, '--test-address', good)).toEqual({
+      portalId,
+      addresses: [{ address: good, accepted: true, entry: 'https://agency.example/pay', reason: null }],
+    });
+    const evil = 'https://agency.example.evil.com/pay';
+    const asked = await payfold(['portals', 'checkout', portalId, '--test-address', good, '--test-address', evil, '--json']);
+    expect(asked.code).toBe(1);
+    expect(valueOf(asked)).toMatchObject({
+      addresses: [{ accepted: true }, { address: evil, accepted: false, reason: "is not on the portal's allow-list" }],
+    });
+  });
+  test('checkout: a command that says nothing, or asks and changes at once, is wrong usage', async () => {
+    expect((await refused(2, 'portals', 'checkout', NOBODY)).message).toBe('name at least one setting');
+    expect((await refused(2, 'portals', 'checkout', NOBODY, '--enable', '--test-address', 'https://agency.example')).message).toMatch(
+      /changes nothing/,
     );
   });
   test('an unknown portal is refused, exit 1', async () => {
@@ -317,6 +358,8 @@ describe('wrong usage: one line, exit 2, nothing opened', () => {
     [['portals', 'set-limits', NOBODY, '--scope', 'payer', '--window-seconds', '1'], /Allowed choices are card, case/],
     [['portals', 'set-rules', NOBODY, '--brands', 'visa,maestro'], /Brands are visa/],
     [['portals', 'checkout', NOBODY, '--enable', '--disable'], /cannot be used with/],
+    [['portals', 'checkout', NOBODY, '--stage-secret', '--activate-secret'], /cannot be used with/],
+    [['portals', 'checkout', NOBODY, '--locale', 'fr'], /Allowed choices are en, es, none/],
     [['portals', 'show'], /missing required argument 'portal'/],
     [['portals', 'show', NOBODY, 'more'], /too many arguments/],
   ])('%j', async (args, message) => {

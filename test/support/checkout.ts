@@ -199,7 +199,7 @@ export const formOf = (html: string): Record<string, string> => {
   const form = /<form[^>]*id="pay"[^]*?<\/form>/.exec(html)?.[0];
   if (form === undefined) throw new Error(`there is no form:\n${textOf(html)}`);
   return Object.fromEntries(
-    [...form.matchAll(/<input([^>]*)>/g)].map(([, attributes]) => {
+    [...form.matchAll(/<input((?:"[^"]*"|[^>"])*)>/g)].map(([, attributes]) => {
       const attribute = (name: string) => new RegExp(`\\b${name}="([^"]*)"`).exec(attributes!)?.[1];
       return [attribute('name')!, unescaped(attribute('value') ?? '')];
     }),

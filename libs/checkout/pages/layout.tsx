@@ -21,10 +21,12 @@ interface LayoutProps {
   readonly againAfterSeconds?: number;
   /** What the script compares to see that a page that waits has moved on. */
   readonly stage?: string;
+  /** A card is asked for here. */
+  readonly takesCard?: boolean;
   readonly children: ComponentChildren;
 }
 
-export const Layout = ({ frame, title, againAfterSeconds, stage, children }: LayoutProps) => {
+export const Layout = ({ frame, title, againAfterSeconds, stage, takesCard = false, children }: LayoutProps) => {
   const { locale, agency, sandbox, assets } = frame;
   const text = TEXTS[locale];
   return (
@@ -46,7 +48,12 @@ export const Layout = ({ frame, title, againAfterSeconds, stage, children }: Lay
       <body {...(stage === undefined ? {} : { 'data-stage': stage })}>
         <header class="top">
           <div class="column">
-            {agency !== null && (
+            {agency === null ? (
+              <>
+                <Lock />
+                <span class="agency">{text.securePayment}</span>
+              </>
+            ) : (
               <>
                 <span class="mark" aria-hidden="true">
                   {agency.replace(/^(city|county|town|state|ciudad|condado) (of|de) /i, '').slice(0, 1)}
@@ -58,7 +65,7 @@ export const Layout = ({ frame, title, againAfterSeconds, stage, children }: Lay
         </header>
         {sandbox && (
           <p class="sandbox" role="note">
-            <strong>{text.testMode}</strong> <span>{text.testCard}</span>
+            <strong>{text.testMode}</strong> {takesCard && <span>{text.testCard}</span>}
           </p>
         )}
         <main class="column">{children}</main>

@@ -71,7 +71,7 @@ export const Pay = ({ frame, page }: { readonly frame: Frame; readonly page: Pay
   const title = `${notice || wrong.length > 0 ? text.errorPrefix : ''}${text.payTo(agency ?? '')}`;
   const path = `/checkout/${page.checkoutId}`;
   return (
-    <Layout frame={frame} title={title}>
+    <Layout frame={frame} title={title} takesCard>
       {(notice || wrong.length > 0) && (
         <div class="problem" role="alert" tabIndex={-1} autofocus>
           <h2>{text.problem}</h2>

@@ -6,6 +6,7 @@ export const FIELD_FAULTS = ['card_number', 'expiry', 'expired', 'security_code'
 export type FieldFault = (typeof FIELD_FAULTS)[number];
 
 export interface Text {
+  readonly securePayment: string;
   readonly testMode: string;
   readonly testCard: string;
   readonly payTo: (agency: string) => string;
@@ -87,6 +88,7 @@ export const LOCALES = ['en', 'es'] as const;
 export type Locale = (typeof LOCALES)[number];
 
 const en: Text = {
+  securePayment: 'Secure payment',
   testMode: 'Test mode. No real money moves.',
   testCard: 'Try card 4242 4242 4242 4242, any later month, any code.',
   payTo: (agency) => `Pay ${agency}`,
@@ -156,7 +158,7 @@ const en: Text = {
   processing: 'We are checking with your bank',
   processingMore: 'This can take a moment. Please do not pay again and do not close this page.',
   processingLate:
-    'Your bank has not answered yet. You can wait here, or go back now: the agency is told as soon as the outcome is known. Do not pay again before that.',
+    'Your bank has not answered yet. You can wait here, or go back now: the agency can look the payment up by this reference. Do not pay again before it has.',
   paid: 'Payment complete',
   paidTo: 'Paid to',
   confirmation: 'Confirmation number',
@@ -195,6 +197,7 @@ const en: Text = {
 };
 
 const es: Text = {
+  securePayment: 'Pago seguro',
   testMode: 'Modo de prueba. No se mueve dinero real.',
   testCard: 'Pruebe la tarjeta 4242 4242 4242 4242, cualquier mes futuro, cualquier código.',
   payTo: (agency) => `Pagar a ${agency}`,
@@ -264,7 +267,7 @@ const es: Text = {
   processing: 'Estamos consultando a su banco',
   processingMore: 'Puede tardar un momento. No pague otra vez y no cierre esta página.',
   processingLate:
-    'Su banco todavía no ha respondido. Puede esperar aquí o volver ahora: la agencia lo sabrá en cuanto se conozca el resultado. No pague otra vez antes.',
+    'Su banco todavía no ha respondido. Puede esperar aquí o volver ahora: la agencia puede consultar el pago con esta referencia. No pague otra vez antes.',
   paid: 'Pago realizado',
   paidTo: 'Pagado a',
   confirmation: 'Número de confirmación',
