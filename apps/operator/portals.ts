@@ -54,7 +54,8 @@ interface CheckoutOptions {
   readonly allow?: readonly string[];
   readonly requireSignedIntake?: boolean;
   readonly agencyName?: string;
-  readonly colour?: string | 'none';
+  /** A colour, or the word none. */
+  readonly colour?: string;
   readonly locale?: CheckoutLocale | 'none';
   readonly stageSecret?: boolean;
   readonly activateSecret?: boolean;

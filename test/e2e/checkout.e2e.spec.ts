@@ -102,7 +102,7 @@ describe('intake', () => {
     const pages = await Promise.all([first.send(path), second.send(path)]);
     expect(pages.map(({ status }) => status).sort()).toEqual([200, 403]);
     expect(pages.flatMap(({ setCookie }) => setCookie)).toHaveLength(1);
-    const [winner, loser] = pages[0]!.status === 200 ? [first, second] : [second, first];
+    const [winner, loser] = pages[0].status === 200 ? [first, second] : [second, first];
     expect(textOf((await loser.send(path)).text)).toContain('started in another browser');
     expect((await winner.pay(id)).location).toBe(`${path}/receipt`);
     expect(await events(id)).toEqual(['CheckoutStarted', 'CheckoutOpened', 'AttemptStarted', 'CheckoutPaid']);

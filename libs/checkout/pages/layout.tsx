@@ -64,9 +64,9 @@ export const Layout = ({ frame, title, againAfterSeconds, stage, takesCard = fal
           </div>
         </header>
         {sandbox && (
-          <p class="sandbox" role="note">
+          <aside class="sandbox">
             <strong>{text.testMode}</strong> {takesCard && <span>{text.testCard}</span>}
-          </p>
+          </aside>
         )}
         <main class="column">{children}</main>
         <footer class="column">
