@@ -63,8 +63,11 @@ export const startWorker = (services: Services): Worker => {
   };
 };
 
+/** What the work on keys needs: handed in, so that the simulation runs the same code. */
+type KeyWork = Pick<Services, 'payments' | 'clock' | 'ids' | 'log'>;
+
 /** Creates whose request vanished: settled from the stream, fenced where it says nothing (recovery.md 1.4, T7). */
-const sweepKeys = async ({ payments, clock, ids, log }: Services): Promise<void> => {
+export const sweepKeys = async ({ payments, clock, ids, log }: KeyWork): Promise<void> => {
   const { idempotency, ports } = payments;
   for (const row of await idempotency.takeOverStale(BATCH)) {
     const owner = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
@@ -79,7 +82,7 @@ const sweepKeys = async ({ payments, clock, ids, log }: Services): Promise<void>
 };
 
 /** Expired keys; one whose payment is still open stays reserved, so that it can never charge again (C16, T12). */
-const purgeKeys = async ({ payments, clock, ids }: Services): Promise<void> => {
+export const purgeKeys = async ({ payments, clock, ids }: KeyWork): Promise<void> => {
   const { idempotency, ports } = payments;
   await idempotency.purge(PURGE_BATCH, async (paymentId) => {
     const loaded = await ports.streams.load(paymentId);

@@ -51,8 +51,8 @@ create table projection_failure (
 const BATCH_EVENTS = 500;
 /** A worker that died is replaced after this long; a living one renews three times as often. */
 const LEASE_MS = 10_000;
-/** How often a worker that stands by looks whether the lease is free. */
-const STANDBY_MS = 1_000;
+/** A worker that stands by looks this often in the time of a lease whether it is free. */
+const STANDBY_LOOKS = 10;
 /** A place that moved without events (the filter passed none) is saved this often at most; waiters in this process need not wait for it. */
 const SAVE_PLACE_MS = 100;
 /** How often another process' checkpoint is looked at while somebody waits for it. */
@@ -237,7 +237,7 @@ class LogSubscriber implements Subscriber {
         const place = await this.takeLease();
         if (!place) {
           this.state = 'standby';
-          await this.clock.sleep(STANDBY_MS, signal);
+          await this.clock.sleep(this.leaseMs / STANDBY_LOOKS, signal);
           continue;
         }
         this.state = 'active';

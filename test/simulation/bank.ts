@@ -1,0 +1,349 @@
+/**
+ * The bank: the ground truth. What it moved is what happened, whatever anybody believes. Written apart from the product's sandbox processor, as short as it
+ * can be, and held to the same contract suite as every gateway: once per reference, `never` for ever, never more back than was taken.
+ */
+import type {
+  ChargeCall,
+  ChargeTxn,
+  DeclineCode,
+  Finalized,
+  GatewayAccount,
+  GatewayCapabilities,
+  Leg,
+  LookedUp,
+  Op,
+  Outcome,
+  PaymentGateway,
+  Ref,
+  ReferenceCall,
+  RefundCall,
+  RejectionReason,
+  ReversalTxn,
+  SettlementRecord,
+  VoidCall,
+} from '#payments';
+import type { Process, Simulator } from './simulator.js';
+
+/** What a card makes the bank do, now or later. Every number passes Luhn. */
+export const CARDS = {
+  approved: '4242424242424242',
+  declined: '4000000000000002',
+  insufficientFunds: '4000000000009995',
+  gatewayError: '4000007770005020',
+  /** Charged, and the answer cannot be read. */
+  unreadable: '4000007770005046',
+  /** As `unreadable`, and the bank cannot say afterwards what became of it. */
+  cannotTell: '4000007770005145',
+  voidRejected: '4000007770004221',
+  feeDeclined: '4000007770004023',
+  feeVoidFailsOnce: '4000007770004320',
+  feeRefundFailsOnce: '4000007770007026',
+  settlesAtOnce: '4000007770002001',
+  settlementRejected: '4000007770004304',
+} as const;
+export type CardKind = keyof typeof CARDS;
+const kindOf = new Map(Object.entries(CARDS).map(([kind, number]) => [number as string, kind as CardKind]));
+
+/** One charge that was made, and all that became of it. */
+export interface BankCharge {
+  readonly transactionId: string;
+  readonly ref: Ref;
+  readonly leg: Leg;
+  readonly merchantAccount: string;
+  readonly amountCents: number;
+  readonly card: CardKind;
+  readonly at: number;
+  voidedCents: number;
+  refundedCents: number;
+  batchId: string | null;
+  rejected: boolean;
+  failedOnce: boolean;
+}
+
+/** Money that went back. */
+export interface BankReversal {
+  readonly transactionId: string;
+  readonly ref: Ref;
+  readonly op: 'void' | 'refund';
+  readonly askedBy: 'void' | 'refund' | 'reversal';
+  readonly charge: BankCharge;
+  readonly amountCents: number;
+  readonly at: number;
+  batchId: string | null;
+}
+
+export type Result = Outcome<ChargeTxn> | Outcome<ReversalTxn>;
+
+interface Executed {
+  readonly op: Op;
+  readonly asked: string;
+  readonly result: Result;
+  readonly unreadable: boolean;
+  readonly cannotTell: boolean;
+}
+
+/** What an adapter for this bank can do: by the name of the gateway. */
+export const CAPABILITIES = {
+  'bank-lowering': { partialVoid: true, refundUnsettled: false },
+  'bank-plain': { partialVoid: false, refundUnsettled: false },
+  'bank-refunding': { partialVoid: false, refundUnsettled: true },
+} as const;
+export type GatewayName = keyof typeof CAPABILITIES;
+type Ability = (typeof CAPABILITIES)[GatewayName];
+
+const rejected = (why: RejectionReason): Outcome<never> => ({ kind: 'rejected', why });
+const ACQUIRER_FEE_CENTS = 10;
+
+export class Bank {
+  readonly charges = new Map<string, BankCharge>();
+  readonly reversals = new Map<string, BankReversal>();
+  readonly answers = new Map<Ref, Executed>();
+  readonly tombstones = new Set<Ref>();
+  readonly lines: SettlementRecord[] = [];
+  /** How often each reference was sent for execution. */
+  readonly sent = new Map<Ref, number>();
+  private drawn = 0;
+  private batches = 0;
+
+  constructor(private readonly now: () => number) {}
+
+  remaining({ amountCents, voidedCents, refundedCents }: BankCharge): number {
+    return amountCents - voidedCents - refundedCents;
+  }
+
+  charge({ ref, leg, account, amountCents, instrument }: ChargeCall): Result {
+    const card = (instrument.type === 'card' && kindOf.get(instrument.number.reveal())) || 'declined';
+    const flags = { unreadable: card === 'unreadable' || card === 'cannotTell', cannotTell: card === 'cannotTell' };
+    return this.once(ref, 'charge', JSON.stringify(['charge', leg, account.merchantAccount, amountCents, card]), flags, () => {
+      const declined = (code: DeclineCode): Outcome<ChargeTxn> => ({ kind: 'declined', decline: { code }, transactionId: this.draw('dc') });
+      if (card === 'declined' || (card === 'feeDeclined' && leg === 'fee')) return declined('generic_decline');
+      if (card === 'insufficientFunds') return declined('insufficient_funds');
+      if (card === 'gatewayError') return { kind: 'not_processed', answered: true };
+      const transactionId = this.draw('ch');
+      const settled = card === 'settlesAtOnce';
+      const charge: BankCharge = {
+        transactionId,
+        ref,
+        leg,
+        merchantAccount: account.merchantAccount,
+        amountCents,
+        card,
+        at: this.now(),
+        voidedCents: 0,
+        refundedCents: 0,
+        batchId: null,
+        rejected: false,
+        failedOnce: false,
+      };
+      this.charges.set(transactionId, charge);
+      if (settled) this.closeBatch(account.merchantAccount, [charge]);
+      return { kind: 'approved', txn: { transactionId, authCode: transactionId.slice(-6), avs: 'not_checked', cvv: 'match' } };
+    });
+  }
+
+  void({ ref, leg, account, chargeTransactionId, amountCents, askedBy }: VoidCall, ability: Ability): Result {
+    const asked = JSON.stringify(['void', leg, account.merchantAccount, chargeTransactionId, amountCents, askedBy]);
+    return this.once(ref, askedBy === 'reversal' ? 'reversal' : 'void', asked, {}, () => {
+      const charge = this.chargeOf(chargeTransactionId, account);
+      if (!charge) return rejected('not_found');
+      if (this.failsOnce(charge, askedBy)) return { kind: 'not_processed', answered: true };
+      if (charge.rejected) return rejected('settlement_rejected');
+      if (charge.batchId !== null || charge.card === 'voidRejected') return rejected('already_settled');
+      const remaining = this.remaining(charge);
+      const cents = amountCents ?? remaining;
+      if (remaining === 0) return rejected('already_reversed');
+      if (cents > remaining) return rejected('exceeds');
+      if (cents < remaining && !ability.partialVoid) return rejected('unsupported');
+      charge.voidedCents += cents;
+      return this.reversed(ref, 'void', askedBy, charge, cents);
+    });
+  }
+
+  refund({ ref, leg, account, chargeTransactionId, amountCents }: RefundCall, ability: Ability): Result {
+    return this.once(ref, 'refund', JSON.stringify(['refund', leg, account.merchantAccount, chargeTransactionId, amountCents]), {}, () => {
+      const charge = this.chargeOf(chargeTransactionId, account);
+      if (!charge) return rejected('not_found');
+      if (this.failsOnce(charge, 'refund')) return { kind: 'not_processed', answered: true };
+      if (charge.rejected) return rejected('settlement_rejected');
+      if (this.remaining(charge) === 0) return rejected('already_reversed');
+      if (charge.batchId === null && charge.card !== 'voidRejected' && !ability.refundUnsettled) return rejected('not_settled');
+      if (amountCents > this.remaining(charge)) return rejected('exceeds');
+      charge.refundedCents += amountCents;
+      return this.reversed(ref, 'refund', 'refund', charge, amountCents);
+    });
+  }
+
+  finalize({ ref, op }: ReferenceCall): Finalized<ChargeTxn | ReversalTxn> {
+    const executed = this.answers.get(ref);
+    if (!executed) {
+      this.tombstones.add(ref);
+      return { kind: 'never' };
+    }
+    if (executed.cannotTell || !isSame(op, executed.op)) return { kind: 'cannot_tell' };
+    return { kind: 'executed', result: executed.result };
+  }
+
+  lookup({ ref, op }: ReferenceCall): LookedUp | { readonly found: 'cannot_tell' } {
+    const executed = this.answers.get(ref);
+    if (!executed) return { found: false };
+    if (executed.cannotTell || !isSame(op, executed.op)) return { found: 'cannot_tell' };
+    if (executed.result.kind === 'declined') return { found: true, state: 'declined', transactionId: executed.result.transactionId!, amountCents: 0 };
+    if (executed.result.kind !== 'approved') return { found: false };
+    const { transactionId } = executed.result.txn;
+    const charge = this.charges.get(transactionId);
+    if (!charge) return { found: true, state: 'voided', transactionId, amountCents: this.reversals.get(transactionId)!.amountCents };
+    const { amountCents, batchId } = charge;
+    const state = charge.rejected ? 'settlement_rejected' : batchId ? 'settled' : charge.voidedCents === amountCents ? 'voided' : 'approved';
+    return { found: true, state, transactionId, amountCents, ...(batchId !== null && { batchId }) };
+  }
+
+  /** Settles what is open on a merchant account: charges at what was not voided of them, and refunds. */
+  closeBatch(merchantAccount: string, only?: readonly BankCharge[]): string | null {
+    const sales = (only ?? [...this.charges.values()]).filter(
+      (charge) => charge.merchantAccount === merchantAccount && charge.batchId === null && charge.voidedCents < charge.amountCents,
+    );
+    const refunds = only
+      ? []
+      : [...this.reversals.values()].filter(
+          ({ op, charge, batchId }) => op === 'refund' && batchId === null && charge.merchantAccount === merchantAccount,
+        );
+    if (sales.length + refunds.length === 0) return null;
+    const batchId = `bat_${String(++this.batches).padStart(8, '0')}`;
+    const closedAt = new Date(this.now()).toISOString();
+    const line = { batchId, closedAt, fundedOn: closedAt.slice(0, 10) };
+    for (const charge of sales) {
+      charge.batchId = batchId;
+      charge.rejected = charge.card === 'settlementRejected';
+      const grossCents = charge.amountCents - charge.voidedCents;
+      const feeCents = charge.rejected ? 0 : Math.min(grossCents, ACQUIRER_FEE_CENTS);
+      const { transactionId, ref } = charge;
+      const netCents = charge.rejected ? 0 : grossCents - feeCents;
+      this.lines.push({ ...line, transactionId, ref, type: 'sale', accepted: !charge.rejected, grossCents, feeCents, netCents });
+      this.accountOf.set(batchId, merchantAccount);
+    }
+    for (const refund of refunds) {
+      refund.batchId = batchId;
+      const { transactionId, ref, amountCents } = refund;
+      this.lines.push({ ...line, transactionId, ref, type: 'refund', accepted: true, grossCents: -amountCents, feeCents: 0, netCents: -amountCents });
+      this.accountOf.set(batchId, merchantAccount);
+    }
+    return batchId;
+  }
+  private readonly accountOf = new Map<string, string>();
+
+  settlements({ merchantAccount }: GatewayAccount, cursor: string | null): SettlementRecord[] {
+    return this.lines.filter(({ batchId }) => this.accountOf.get(batchId) === merchantAccount && (cursor === null || batchId > cursor));
+  }
+
+  private once(ref: Ref, op: Op, asked: string, flags: { unreadable?: boolean; cannotTell?: boolean }, execute: () => Result): Result {
+    this.sent.set(ref, (this.sent.get(ref) ?? 0) + 1);
+    if (this.tombstones.has(ref)) return rejected('finalised');
+    const before = this.answers.get(ref);
+    if (before && before.asked !== asked) return rejected('other');
+    const executed = before ?? { op, asked, result: execute(), unreadable: false, cannotTell: false, ...flags };
+    this.answers.set(ref, executed);
+    return executed.unreadable ? { kind: 'unknown', cause: 'unreadable' } : executed.result;
+  }
+
+  private reversed(ref: Ref, op: 'void' | 'refund', askedBy: BankReversal['askedBy'], charge: BankCharge, amountCents: number): Result {
+    const transactionId = this.draw(op === 'void' ? 'vd' : 'rf');
+    this.reversals.set(transactionId, { transactionId, ref, op, askedBy, charge, amountCents, at: this.now(), batchId: null });
+    return { kind: 'approved', txn: { transactionId } };
+  }
+
+  private failsOnce(charge: BankCharge, askedBy: BankReversal['askedBy']): boolean {
+    const quirk = askedBy === 'void' ? 'feeVoidFailsOnce' : askedBy === 'refund' ? 'feeRefundFailsOnce' : null;
+    if (charge.leg !== 'fee' || charge.card !== quirk || charge.failedOnce) return false;
+    charge.failedOnce = true;
+    return true;
+  }
+
+  private chargeOf(transactionId: string, { merchantAccount }: GatewayAccount): BankCharge | undefined {
+    const charge = this.charges.get(transactionId);
+    return charge?.merchantAccount === merchantAccount ? charge : undefined;
+  }
+
+  private draw(prefix: string): string {
+    return `${prefix}_${String(++this.drawn).padStart(8, '0')}`;
+  }
+}
+
+/** A reversal is a void under a name of its own. */
+const isSame = (asked: Op, executed: Op) => (asked === 'reversal' ? 'void' : asked) === (executed === 'reversal' ? 'void' : executed);
+
+const capabilities = (ability: Ability): GatewayCapabilities => ({
+  rawCard: true,
+  cardToken: false,
+  tokenReusable: false,
+  voidWindow: 'until_batch',
+  idempotency: 'native',
+  lookup: 'strong',
+  lookupVisibilityDelayMs: 0,
+  reverseByReference: false,
+  settlement: 'batches',
+  ...ability,
+});
+
+type Unknown = { readonly kind: 'unknown'; readonly cause: 'timeout' | 'disconnected' };
+
+/** How a call gets to the bank: at once, or through the simulator. `otherwise`: what the adapter makes of a call that was not sent, or not answered. */
+export type Wire = <T>(name: string, effect: () => T, otherwise: (kind: 'dropped' | 'lost') => T) => Promise<T>;
+
+/** The adapter for the bank: faults of the wire become outcomes, since a gateway never throws. */
+export const bankGateway = (bank: Bank, name: GatewayName, wire: Wire): PaymentGateway => {
+  const ability = CAPABILITIES[name];
+  const moved = async <T>(call: string, effect: () => Result, signal: AbortSignal): Promise<Outcome<T>> => {
+    if (signal.aborted) return { kind: 'not_processed', answered: false };
+    const aborted = new Promise<Unknown>((resolve) =>
+      signal.addEventListener('abort', () => resolve({ kind: 'unknown', cause: 'timeout' }), { once: true }),
+    );
+    const answer = wire<Result>(call, effect, (kind) =>
+      kind === 'dropped' ? { kind: 'not_processed', answered: false } : { kind: 'unknown', cause: 'disconnected' },
+    );
+    return (await Promise.race([answer, aborted])) as Outcome<T>;
+  };
+  return {
+    capabilities: capabilities(ability),
+    charge: (call, signal) => moved(`charge.${call.leg}`, () => bank.charge(call), signal),
+    void: (call, signal) => moved(`void.${call.leg}`, () => bank.void(call, ability), signal),
+    refund: (call, signal) => moved(`refund.${call.leg}`, () => bank.refund(call, ability), signal),
+    finalize: async (call, signal) => {
+      if (signal.aborted) return { kind: 'cannot_tell' };
+      return wire<Finalized<ChargeTxn | ReversalTxn>>(
+        `finalize.${call.op}`,
+        () => bank.finalize(call),
+        () => ({ kind: 'cannot_tell' }),
+      );
+    },
+    lookup: (call) => wire(`lookup.${call.op}`, () => bank.lookup(call), unreachable),
+    settlements: async function* (account, cursor) {
+      yield* await wire('settlements', () => bank.settlements(account, cursor), unreachable);
+    },
+  };
+};
+
+const unreachable = (): never => {
+  throw new Error('the gateway cannot be reached');
+};
+
+/** Mostly quick, sometimes slower than a caller waits. */
+const LATENCY_MS = { usual: 600, slow: 25_000 } as const;
+const SLOW = 0.02;
+const LATE_MS = [31_000, 150_000] as const;
+
+/** The wire of one process in the simulation. `role` marks calls that no request makes. */
+export const simulatedWire =
+  (sim: Simulator, process: Process, role: string): Wire =>
+  (name, effect, otherwise) =>
+    sim.call(process, {
+      store: 'gateway',
+      name: `${role}${name}`,
+      effect,
+      // Whether a byte had left is not always known.
+      failed: (kind) => otherwise(kind === 'dropped' && sim.rng.chance(0.5) ? 'lost' : kind),
+      latencyMs: sim.faultsOn && sim.rng.chance(sim.faults.late > 0 ? SLOW : 0) ? LATENCY_MS.slow : LATENCY_MS.usual,
+      ...(/finalize|lookup|settlements/.test(name) ? {} : { lateMs: LATE_MS }),
+    });
+
+/** For the contract suite: no time passes, nothing fails. */
+export const directWire: Wire = async (_name, effect) => effect();

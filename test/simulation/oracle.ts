@@ -1,0 +1,757 @@
+/**
+ * The oracle: what must hold, written from the specification and the contract, not from the code. Answers are judged as they arrive, by *sets* of what is
+ * allowed (under faults 409, 502 and 504 are all legal); the books are judged at the end, when everything runs again: the bank against the log, the log against
+ * what clients were told, the read model against a replay. Rules are named A1–A12 (invariants) and C… (contract).
+ */
+import { type Recorded } from '#eventstore';
+import { fold, ServiceError } from '#kernel';
+import { chargeAnswer, gatewayRef, isVisible, payment as decider, paymentIdOf, toPaymentEvent } from '#payments';
+import { errorAnswer, successAnswer } from '#platform/http';
+import { type BankCharge, CARDS } from './bank.js';
+import { type Ask, PORTALS, type Reply, type World } from './service.js';
+import { collect } from './stores.js';
+
+/** What somebody wants once, whatever number of requests it takes. */
+export interface Intention {
+  readonly name: string;
+  readonly kind: 'charge' | 'refund' | 'void';
+  readonly actor: 'partner' | 'staff';
+  readonly accountId: string;
+  readonly exchanges: Exchange[];
+  /** Of a charge: what the client believes at the end. null: it gave up not knowing. */
+  belief: 'paid' | 'not paid' | null;
+  /** Of a charge: the payment that the client believes to have made. Of a reversal: the one that it is about. */
+  paymentId: string | null;
+  readonly asked: { readonly amountCents: number | null; readonly includeFee: boolean };
+}
+
+export interface Exchange {
+  readonly requestId: string;
+  readonly intention: Intention | null;
+  readonly ask: Ask;
+  readonly sentAt: number;
+  answeredAt: number;
+  /** null: no answer came. */
+  reply: Reply | null;
+}
+
+interface View {
+  readonly id: string;
+  readonly status: string;
+  readonly capturedAmountCents: number;
+  readonly refundedAmountCents: number;
+  readonly remainingRefundableAmountCents: number;
+  readonly createdAt: string;
+  readonly portalId: string;
+  readonly referenceId: string | null;
+}
+
+export interface Told {
+  readonly status: number;
+  readonly code: string;
+  readonly data: Record<string, unknown>;
+  readonly details: Record<string, unknown>;
+}
+
+const DAY_MS = 86_400_000;
+
+export const told = (reply: Reply): Told => {
+  const { success, data, details } = JSON.parse(reply.body) as { success: boolean; data?: object; details?: Record<string, unknown> };
+  return {
+    status: reply.status,
+    code: success ? 'OK' : String(details?.code ?? ''),
+    data: (data ?? {}) as Record<string, unknown>,
+    details: details ?? {},
+  };
+};
+
+const isFiveHundred = ({ status }: Told) => status === 500 || status === 502 || status === 504;
+
+/** What the specification's tables allow an operation to answer. */
+const ALLOWED: Readonly<Record<'create' | 'refund' | 'void' | 'get' | 'list', readonly string[]>> = {
+  create: ['OK', 'PAYMENT_DECLINED', 'PORTAL_ACCESS_DENIED', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_RECONCILIATION_REQUIRED', 'IDEMPOTENCY_UNAVAILABLE', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
+  refund: ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'PAYMENT_NOT_FOUND', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE', 'PARTIAL_REFUND_PENDING', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
+  void: ['OK', 'INVALID_STATE', 'VOID_FAILED', 'PAYMENT_NOT_FOUND', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
+  get: ['OK', 'PAYMENT_NOT_FOUND', 'INTERNAL_ERROR'],
+  list: ['OK', 'PORTAL_ACCESS_DENIED', 'INTERNAL_ERROR'],
+};
+
+/** What a payment may read as after it read as something else (States and transitions; C29). */
+const NEXT: Readonly<Record<string, readonly string[]>> = {
+  pending: ['pending', 'succeeded', 'failed', 'unknown', 'voided', 'partially_refunded', 'refunded'],
+  unknown: ['unknown', 'voided', 'failed'],
+  succeeded: ['succeeded', 'voided', 'partially_refunded', 'refunded'],
+  partially_refunded: ['partially_refunded', 'refunded'],
+  refunded: ['refunded'],
+  voided: ['voided'],
+  failed: ['failed'],
+};
+
+interface KeyHistory {
+  readonly firstSentAt: number;
+  /** Used before, and so long ago that it is another key by now. */
+  readonly expired: boolean;
+  readonly exchanges: Exchange[];
+}
+
+/** The fee of C32, worked out again. */
+const feeOf = (amountCents: number, { flatCents, percentBps, minCents, maxCents }: (typeof PORTALS)[number]['fee']): number => {
+  const fee = flatCents + Number((BigInt(amountCents) * BigInt(percentBps) + 5_000n) / 10_000n);
+  return Math.min(Math.max(fee, minCents), maxCents ?? Number.MAX_SAFE_INTEGER);
+};
+
+export class Oracle {
+  readonly intentions: Intention[] = [];
+  private readonly byRequest = new Map<string, Exchange>();
+  private readonly keys = new Map<string, KeyHistory>();
+  /** What a payment read as last, and when that was known. */
+  private readonly read = new Map<string, { at: number; view: View }>();
+  /** Payments that some answer named, and when. */
+  private readonly named = new Map<string, { at: number; accountId: string }>();
+  /** Money that a client was told to have come back, by payment and transaction. */
+  private readonly returned = new Map<string, Map<string, { at: number; cents: number }>>();
+
+  constructor(private readonly world: World) {}
+
+  private check(holds: boolean, rule: string): void {
+    this.world.check(holds, rule);
+  }
+
+  intend(intention: Omit<Intention, 'exchanges' | 'belief' | 'name'>): Intention {
+    const made: Intention = { ...intention, exchanges: [], belief: null, name: `${intention.kind} ${this.intentions.length + 1}` };
+    this.intentions.push(made);
+    return made;
+  }
+
+  // ---- answers, as they arrive
+
+  sent(exchange: Exchange): void {
+    const { ask, intention } = exchange;
+    this.byRequest.set(exchange.requestId, exchange);
+    intention?.exchanges.push(exchange);
+    if ((ask.kind !== 'create' && ask.kind !== 'reverse') || ask.key === null) return;
+    const name = keyName(ask);
+    const before = this.keys.get(name);
+    // Kept 24 h from its first use; afterwards it is another key.
+    if (!before || exchange.sentAt - before.firstSentAt >= DAY_MS)
+      this.keys.set(name, {
+        firstSentAt: exchange.sentAt,
+        expired: before !== undefined && exchange.sentAt - before.exchanges.at(-1)!.sentAt >= DAY_MS,
+        exchanges: [exchange],
+      });
+    else before.exchanges.push(exchange);
+  }
+
+  answered(exchange: Exchange): void {
+    const { ask, reply } = exchange;
+    if (!reply) return;
+    const answer = told(reply);
+    const operation = ask.kind === 'reverse' || ask.kind === 'staff' ? ask.request.operation : ask.kind;
+    this.check(ALLOWED[operation].includes(answer.code), `${operation} answered ${answer.status} ${answer.code}`);
+    if (answer.code === 'IDEMPOTENCY_IN_PROGRESS')
+      this.check((reply.retryAfterSeconds ?? 0) >= 1 && (reply.retryAfterSeconds ?? 9) <= 5, 'C19: in progress without Retry-After of 1 to 5 s');
+    if (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'staff') this.judgeKey(exchange, answer);
+    if (ask.kind === 'create') this.judgeCreate(exchange, answer);
+    if ((ask.kind === 'reverse' || ask.kind === 'staff') && answer.status === 200) this.noteReturned(exchange, answer);
+    if (ask.kind === 'get') this.judgeRead(exchange, answer);
+    if (ask.kind === 'list' && answer.status === 200) this.judgeList(exchange, reply, answer);
+    const id = answer.details.id ?? (ask.kind === 'create' ? answer.data.id : undefined);
+    // Reconciliation required names a payment that may turn out to have been given up (C64): it is the caller's to look at, not promised.
+    if (typeof id === 'string' && !this.named.has(id) && ask.kind !== 'list' && answer.code !== 'IDEMPOTENCY_RECONCILIATION_REQUIRED')
+      this.named.set(id, { at: exchange.answeredAt, accountId: accountOf(ask) });
+  }
+
+  /** Idempotency rules 1–5, and what C15–C19 add to them. */
+  private judgeKey(exchange: Exchange, answer: Told): void {
+    const { ask, reply, sentAt } = exchange;
+    if ((ask.kind !== 'create' && ask.kind !== 'reverse') || ask.key === null) {
+      this.check(!reply!.replayed, 'a replay without a key');
+      return;
+    }
+    const history = this.keys.get(keyName(ask))!;
+    if (exchange.sentAt < history.firstSentAt) return;
+    if (history.expired && exchange === history.exchanges[0]) this.check(!reply!.replayed, 'C20: a key that expired was replayed');
+    const others = history.exchanges.filter((one) => one !== exchange && one.reply !== null);
+    const before = others.filter(({ answeredAt }) => answeredAt <= sentAt).map((one) => ({ one, answer: told(one.reply!) }));
+    const same = (one: Exchange) => 'fingerprint' in one.ask && one.ask.fingerprint === ask.fingerprint;
+    const transient = answer.code === 'IDEMPOTENCY_UNAVAILABLE' || answer.code === 'IDEMPOTENCY_IN_PROGRESS';
+    const isFinal = (one: Told) =>
+      one.status === 200 || one.code === 'PAYMENT_DECLINED' || (one.code === 'VOID_FAILED' && one.details.retryable === false);
+
+    if (answer.code === 'IDEMPOTENCY_MISMATCH') {
+      this.check(
+        history.exchanges.some((one) => !same(one)),
+        'rule 2: mismatch although every request with this key was the same',
+      );
+      return;
+    }
+    const bound = before.some(
+      ({ one, answer: earlier }) => !same(one) && (isFinal(earlier) || isFiveHundred(earlier)) && earlier.code !== 'IDEMPOTENCY_MISMATCH',
+    );
+    if (bound)
+      this.check(answer.code === 'IDEMPOTENCY_UNAVAILABLE', `rule 2: another body under a used key was answered ${answer.status} ${answer.code}`);
+    if (isFinal(answer))
+      for (const other of others)
+        if (same(other) && isFinal(told(other.reply!)))
+          this.check(other.reply!.body === reply!.body, `A7: a key was answered in two ways: ${other.reply!.body} / ${reply!.body}`);
+
+    for (const { one, answer: earlier } of before) {
+      if (!same(one)) continue;
+      if (isFinal(earlier)) {
+        // A settlement that was lost leaves the row to its lease; a refund is then told again from the log, if that can be read.
+        const again = ask.kind === 'reverse' && isFiveHundred(answer);
+        this.check(
+          isFinal(answer) || transient || again,
+          `rule 1: after ${earlier.status} the same key was answered ${answer.status} ${answer.code}`,
+        );
+      }
+      if (ask.kind !== 'create') continue;
+      if (earlier.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED')
+        this.check(
+          transient || answer.code === earlier.code,
+          `C16: after reconciliation required the key was answered ${answer.status} ${answer.code}`,
+        );
+      if (isFiveHundred(earlier))
+        this.check(
+          transient || answer.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED' || (isFinal(answer) && reply!.replayed === true),
+          `A12: after ${earlier.status} ${earlier.code} the key executed again: ${answer.status} ${answer.code}`,
+        );
+    }
+  }
+
+  private judgeCreate(exchange: Exchange, answer: Told): void {
+    if (exchange.ask.kind !== 'create') return;
+    const { request } = exchange.ask;
+    if (answer.status === 200) {
+      const portal = PORTALS.find(({ portalId }) => portalId === request.portalId)!;
+      const fee = feeOf(request.amountCents, portal.fee);
+      const { amountCents, serviceFeeCents, totalChargedCents, lineItems } = answer.data as Record<string, number> & { lineItems: never };
+      this.check(amountCents === request.amountCents && serviceFeeCents === fee && totalChargedCents === request.amountCents + fee, 'C32: another charge than was asked'); // prettier-ignore
+      const shares = (lineItems as readonly { serviceFeeCents: number }[]).reduce((sum, line) => sum + line.serviceFeeCents, 0);
+      this.check(shares === fee, 'the lines’ fees do not sum to the fee');
+      this.checkMoney(answer.data as unknown as View);
+    }
+    if (isFiveHundred(answer) && answer.status !== 500) this.check(typeof answer.details.id === 'string', 'C42: a 502 or 504 without the payment id');
+  }
+
+  private noteReturned(exchange: Exchange, answer: Told): void {
+    const { id, amountCents, gateway } = answer.data as { id: string; amountCents: number; gateway: { transactionId: string } };
+    const known = this.returned.get(id) ?? new Map<string, { at: number; cents: number }>();
+    this.returned.set(id, known);
+    const before = known.get(gateway.transactionId);
+    if (!before || before.cents < amountCents) known.set(gateway.transactionId, { at: exchange.answeredAt, cents: amountCents });
+  }
+
+  private checkMoney(view: View): void {
+    const { capturedAmountCents, refundedAmountCents, remainingRefundableAmountCents } = view;
+    this.check(capturedAmountCents === refundedAmountCents + remainingRefundableAmountCents, 'contract 4: captured is not refunded plus remaining');
+  }
+
+  private judgeRead(exchange: Exchange, answer: Told): void {
+    if (exchange.ask.kind !== 'get') return;
+    const { paymentId, accountId } = exchange.ask;
+    const named = this.named.get(paymentId);
+    const mine = named?.accountId === accountId;
+    if (answer.status === 404) {
+      this.check(!(mine && named.at <= exchange.sentAt), 'C48: a payment that an answer named is not found');
+      return;
+    }
+    if (answer.status !== 200) return;
+    this.check(mine || named === undefined, 'C7: another account reads the payment');
+    const view = answer.data as unknown as View;
+    this.checkMoney(view);
+    const last = this.read.get(paymentId);
+    if (last && last.at <= exchange.sentAt) {
+      this.check(NEXT[last.view.status]?.includes(view.status) === true, `C29: read ${last.view.status}, then ${view.status}`);
+      this.check(view.refundedAmountCents >= last.view.refundedAmountCents, 'money that had come back is gone again');
+    }
+    if (!last || last.at < exchange.answeredAt) this.read.set(paymentId, { at: exchange.answeredAt, view });
+    const back = [...(this.returned.get(paymentId)?.values() ?? [])].filter(({ at }) => at <= exchange.sentAt);
+    const toldCents = back.reduce((sum, { cents }) => sum + cents, 0);
+    this.check(view.refundedAmountCents >= toldCents, `A3: told that ${toldCents} came back, then read ${view.refundedAmountCents}`);
+  }
+
+  private judgeList(exchange: Exchange, reply: Reply, answer: Told): void {
+    if (exchange.ask.kind !== 'list') return;
+    const { accountId, filters, cursor, limit } = exchange.ask;
+    const { payments, nextCursor } = answer.data as unknown as { payments: View[]; nextCursor: string | null };
+    this.check(
+      payments.every((view, index) => index === 0 || view.createdAt <= payments[index - 1]!.createdAt),
+      'C45: the list is not newest first',
+    );
+    this.check(payments.length <= (limit ?? 25), 'C44: more payments than asked for');
+    for (const view of payments) {
+      this.checkMoney(view);
+      const named = this.named.get(view.id);
+      this.check(named === undefined || named.accountId === accountId, 'C7: a list shows another account’s payment');
+      this.check(filters.status === null || view.status === filters.status, 'C44: a list shows another status');
+      this.check(filters.portalId === null || view.portalId === filters.portalId, 'C44: a list shows another portal');
+    }
+    if (!reply.complete || cursor !== null || nextCursor !== null || filters.status !== null || filters.portalId !== null || filters.from !== null)
+      return;
+    for (const [id, { at, accountId: owner }] of this.named)
+      if (owner === accountId && at <= exchange.sentAt)
+        this.check(
+          payments.some((view) => view.id === id),
+          'C48: a list that is complete misses a payment that an answer named',
+        );
+  }
+
+  // ---- the books, when everything runs again
+
+  /** True when nothing is left to do: what stays open waits for a person. */
+  async isQuiet(): Promise<boolean> {
+    const { world } = this;
+    const { sim } = world;
+    if (sim.underway > 0 || world.replicas.some(({ process }) => !process.up || process.pausedUntil > sim.now)) return false;
+    // A create whose request vanished is settled by the sweeper; the key of a refund waits for its client, once its lease is over.
+    if ([...world.keys.rows.values()].some((row) => row.state === 'in_progress' && (row.operation === 'create' || row.leaseUntil! > sim.now)))
+      return false;
+    const head = await world.log.head();
+    const at = world.tables.checkpoints.get('payment-list')?.position ?? '';
+    if (head !== null && at < head) return false;
+    for (const [, events] of await this.streams()) {
+      const state = fold(decider, events.map(toPaymentEvent));
+      if (state.phase === 'pending' || (state.phase === 'unknown' && !(state.fenced && this.waitsForAPerson(events)))) return false;
+      if (state.phase === 'charged' && state.attempts.some(({ ended }) => ended === null)) return false;
+    }
+    return true;
+  }
+
+  /** No process vanished or stood still: then every request that told 5xx has said so in the log, and a later repeat without a key is known as one (C18). */
+  private get undisturbed(): boolean {
+    const { crashes, pauses } = this.world.sim.statistics;
+    return crashes + pauses === 0;
+  }
+
+  private async streams(): Promise<Map<string, Recorded[]>> {
+    const streams = new Map<string, Recorded[]>();
+    for (const events of await collect(this.world.log.readAll(null, { streamPrefixes: ['payment-'] })))
+      for (const event of events) {
+        const known = streams.get(event.stream);
+        if (known) known.push(event);
+        else streams.set(event.stream, [event]);
+      }
+    return streams;
+  }
+
+  /** Money at the bank that no void can undo any more, or of which the bank cannot tell: only a person may decide (C29). */
+  private waitsForAPerson(events: readonly Recorded[]): boolean {
+    const intent = events[0]!.data as unknown as Intent;
+    return intent.legs.some(({ references }) => {
+      const executed = this.world.bank.answers.get(references.charge);
+      if (executed?.cannotTell) return true;
+      const charge = this.chargeUnder(references.charge);
+      return charge !== undefined && (charge.batchId !== null || charge.card === 'voidRejected');
+    });
+  }
+
+  private chargeUnder(ref: string): BankCharge | undefined {
+    const executed = this.world.bank.answers.get(ref);
+    return executed?.result.kind === 'approved' ? this.world.bank.charges.get(executed.result.txn.transactionId) : undefined;
+  }
+
+  async audit(): Promise<void> {
+    const streams = await this.streams();
+    const books = [...streams].map(([stream, events]) => this.bookOf(paymentIdOf(stream), events));
+    const claimed = new Set(books.flatMap(({ chargeRefs }) => chargeRefs));
+    for (const charge of this.world.bank.charges.values())
+      this.check(claimed.has(charge.ref), `A2: the bank charged ${charge.amountCents} cents for no payment`);
+    this.auditCharges(books);
+    this.auditReversals(books);
+    this.auditKeys(streams);
+    this.auditList(streams);
+    this.auditCardData(streams);
+  }
+
+  /** One stream against the bank: A2, A4, A5, A6, A9, C61. */
+  private bookOf(paymentId: string, events: readonly Recorded[]): Book {
+    const { world } = this;
+    const { bank } = world;
+    const book: Book = {
+      paymentId,
+      phase: 'none',
+      intent: null,
+      requestId: events[0]!.meta.correlationId,
+      chargeRefs: [],
+      attempts: new Map(),
+      netCents: 0,
+    };
+    const legs = new Map<string, { charged: number; back: number; transactionId: string }>();
+    let open: BookAttempt | null = null;
+    let fenced = false;
+    const must = (holds: boolean, what: string) => this.check(holds, `A6: ${what} in ${book.phase}`);
+    for (const event of events) {
+      const data = event.data as Record<string, unknown>;
+      const phase = book.phase;
+      switch (event.type) {
+        case 'PaymentInitiated': {
+          must(phase === 'none', event.type);
+          book.phase = 'pending';
+          book.intent = event.data as unknown as Intent;
+          this.checkIntent(book.intent);
+          book.chargeRefs = book.intent.legs.map(({ references }) => references.charge);
+          break;
+        }
+        case 'PaymentAbandoned':
+          must(phase === 'none', event.type);
+          book.phase = 'abandoned';
+          break;
+        case 'PaymentCreated':
+          must(phase === 'pending', event.type);
+          book.phase = 'charged';
+          for (const { leg, transactionId } of data.legs as readonly { leg: string; transactionId: string }[]) {
+            const terms = book.intent!.legs.find((one) => one.leg === leg)!;
+            legs.set(leg, { charged: terms.principalCents + terms.feeCents, back: 0, transactionId });
+          }
+          break;
+        case 'PaymentDeclined':
+          must(phase === 'pending' || (phase === 'unknown' && fenced), event.type);
+          book.phase = 'failed';
+          break;
+        case 'PaymentFailed':
+          must(phase === 'pending', event.type);
+          book.phase = 'failed';
+          break;
+        case 'PaymentOutcomeUnknown':
+          must(phase === 'pending', event.type);
+          book.phase = 'unknown';
+          break;
+        case 'ReconciliationStarted':
+          if (phase === 'charged') {
+            const attempt = book.attempts.get(data.attemptId as string);
+            must(attempt !== undefined, event.type);
+            if (attempt && !attempt.ended) attempt.fenced = true;
+          } else {
+            must(phase === 'pending' || phase === 'unknown', event.type);
+            book.phase = 'unknown';
+            fenced = true;
+          }
+          break;
+        case 'VoidRequested':
+        case 'RefundRequested': {
+          must(phase === 'charged' && open === null, event.type);
+          const request = event.data as unknown as BookAttempt['request'];
+          open = { request, operation: event.type === 'VoidRequested' ? 'void' : 'refund', requestId: event.meta.correlationId, at: event.meta.recordedAt, fenced: false, ended: null, returned: [], remainingAfter: 0 }; // prettier-ignore
+          book.attempts.set(request.attemptId, open);
+          break;
+        }
+        case 'PaymentVoided':
+        case 'PaymentRefunded':
+        case 'FeeRefunded': {
+          if (phase !== 'charged') {
+            must((phase === 'unknown' && fenced) || phase === 'voided', event.type);
+            book.phase = 'voided';
+            break;
+          }
+          const returned = event.data as unknown as Returned;
+          const leg = legs.get(returned.leg);
+          must(open !== null && open.request.attemptId === returned.attemptId && leg !== undefined, event.type);
+          const cents = returned.principalCents + returned.feeCents;
+          if (leg) leg.back += cents;
+          this.check(leg !== undefined && leg.back <= leg.charged, 'A5: more came back on a leg than was charged');
+          open?.returned.push(returned);
+          const atBank = bank.reversals.get(returned.transactionId);
+          const op = event.type === 'PaymentVoided' ? 'void' : 'refund';
+          this.check(
+            atBank !== undefined && atBank.op === op && atBank.amountCents === cents && atBank.charge.transactionId === leg?.transactionId,
+            `A2: the log says that ${cents} cents came back by ${op}, the bank says ${atBank ? `${atBank.amountCents} by ${atBank.op}` : 'nothing'}`,
+          );
+          break;
+        }
+        case 'ReversalEnded': {
+          must(open !== null, event.type);
+          if (!open) break;
+          open.ended = data.outcome as string;
+          open.remainingAfter = [...legs.values()].reduce((sum, leg) => sum + leg.charged - leg.back, 0);
+          const moved = open.returned.reduce((sum, part) => sum + part.principalCents + part.feeCents, 0);
+          this.check(data.amountCents === moved, 'A4: an attempt ended with another sum than it returned');
+          this.check(data.initiatedBy === open.request.initiatedBy, 'C56: an attempt ended as somebody else’s');
+          open = null;
+          break;
+        }
+        case 'ReversalAcknowledged':
+        case 'PaymentSettled':
+        case 'SettlementRejected':
+        case 'PaymentDisputed':
+        case 'PaymentResolved':
+          must(phase === 'charged' || event.type === 'PaymentResolved', event.type);
+          break;
+        default:
+          this.check(false, `A6: an event that nobody knows: ${event.type}`);
+      }
+    }
+    if (open) this.check(false, `A9: a ${open.operation} is still open when everything runs again`);
+
+    const taken = (book.intent?.legs ?? []).map(({ leg, references }) => ({ leg, charge: this.chargeUnder(references.charge) }));
+    for (const { leg, charge } of taken) {
+      const here = legs.get(leg);
+      const live = charge ? bank.remaining(charge) : 0;
+      if (book.phase === 'charged') {
+        const netHere = here ? here.charged - here.back : -1;
+        this.check(
+          charge?.transactionId === here?.transactionId && charge?.amountCents === here?.charged,
+          'A2: a charge in the log is not the bank’s',
+        );
+        this.check(live === netHere, `A2: the bank keeps ${live} cents of a ${leg} leg, the log ${netHere}`);
+        book.netCents += live;
+      } else if (book.phase === 'failed' || book.phase === 'voided')
+        this.check(live === 0, `A2: a ${book.phase} payment, and the bank keeps ${live} cents of its ${leg} leg`);
+    }
+    if (book.phase === 'pending' || book.phase === 'unknown')
+      this.check(book.phase === 'unknown' && this.waitsForAPerson(events), `A9: a payment is still ${book.phase} when everything runs again`);
+    if (book.phase === 'abandoned') {
+      const { attemptId } = events[0]!.data as unknown as { attemptId: string };
+      for (const leg of ['principal', 'fee', 'combined'] as const)
+        this.check(this.chargeUnder(gatewayRef(attemptId, leg, 'charge')) === undefined, 'C64: an abandoned payment was charged');
+    }
+    // C61: what recovery has ended can never begin again, whoever wakes.
+    const answered = (ref: string) => bank.answers.has(ref) || bank.tombstones.has(ref);
+    if (fenced && (book.phase === 'voided' || book.phase === 'failed'))
+      for (const { references } of book.intent!.legs) {
+        this.check(answered(references.charge), 'C61: a charge was given up although its reference may still be executed');
+        if (!bank.answers.has(references.charge)) this.check(answered(references.reversal), 'C61: a reversal’s reference may still be executed');
+      }
+    for (const attempt of book.attempts.values())
+      if (attempt.fenced && attempt.ended !== null)
+        for (const { leg, references } of attempt.request.legs)
+          this.check(
+            attempt.returned.some((part) => part.leg === leg) || (answered(references.void) && answered(references.refund)),
+            `C61: the ${leg} leg of an ended ${attempt.operation} may still be executed`,
+          );
+    return book;
+  }
+
+  private checkIntent(intent: Intent): void {
+    const portal = PORTALS.find(({ portalId }) => portalId === intent.portalId)!;
+    const fee = feeOf(intent.amountCents, portal.fee);
+    const sum = (items: readonly number[]) => items.reduce((total, item) => total + item, 0);
+    this.check(intent.serviceFeeCents === fee, 'C32: an intent with another fee');
+    this.check(sum(intent.lineItems.map((line) => line.serviceFeeCents)) === fee, 'A4: the lines’ fees do not sum to the fee');
+    this.check(sum(intent.lineItems.map((line) => line.amountCents)) === intent.amountCents, 'A4: the lines do not sum to the principal');
+    this.check(
+      sum(intent.legs.map((leg) => leg.principalCents + leg.feeCents)) === intent.amountCents + fee,
+      'A4: the legs do not sum to the charge',
+    );
+    this.check(this.world.velocity.attempts.get(intent.attemptId) === 1, 'recovery.md 1.2: an attempt was not counted once');
+  }
+
+  /** What clients wanted to pay, against what they paid: A1, A2, A3, A12. */
+  private auditCharges(books: readonly Book[]): void {
+    const byIntention = new Map<Intention, Book[]>();
+    const byKey = new Map<string, number>();
+    for (const book of books) {
+      const exchange = this.byRequest.get(book.requestId);
+      if (!exchange?.intention || !book.intent) continue;
+      byIntention.set(exchange.intention, [...(byIntention.get(exchange.intention) ?? []), book]);
+      if (exchange.ask.kind === 'create' && exchange.ask.key !== null) {
+        const history = [...this.keys.values()].find(({ exchanges }) => exchanges.includes(exchange));
+        const name = `${keyName(exchange.ask)} ${history?.firstSentAt ?? 'before'}`;
+        byKey.set(name, (byKey.get(name) ?? 0) + 1);
+      }
+    }
+    for (const times of byKey.values()) this.check(times === 1, `A12: a key was executed ${times} times`);
+    for (const intention of this.intentions) {
+      if (intention.kind !== 'charge') continue;
+      const mine = byIntention.get(intention) ?? [];
+      const charged = mine.filter(({ phase }) => phase === 'charged');
+      this.check(charged.length <= 1, `A1: ${intention.name} was charged ${charged.length} times`);
+      if (intention.belief === 'paid')
+        this.check(charged[0]?.paymentId === intention.paymentId, `A3: ${intention.name} was told that it had paid, and it has not`);
+      if (intention.belief === 'not paid')
+        this.check(
+          charged.length === 0 && mine.every(({ netCents }) => netCents === 0),
+          `A1: ${intention.name} was told that it had not paid, and it has`,
+        );
+      for (const { reply } of intention.exchanges) {
+        if (!reply) continue;
+        const answer = told(reply);
+        const id = answer.data.id ?? answer.details.id;
+        const book = books.find(({ paymentId }) => paymentId === id);
+        if (answer.status === 200) this.check(book?.phase === 'charged', 'A3: a 200 without its outcome in the log');
+        if (answer.code === 'PAYMENT_DECLINED' || answer.code === 'PAYMENT_GATEWAY_ERROR')
+          this.check(book?.phase === 'failed', `C43: ${answer.status}, and the payment is ${book?.phase ?? 'nowhere'}`);
+      }
+    }
+  }
+
+  /** What was asked back, against what came back and what was told: each once (C17, C18, C38). */
+  private auditReversals(books: readonly Book[]): void {
+    const begun = new Map<Intention, { book: Book; attempt: BookAttempt }[]>();
+    const byTransaction = new Map<string, { book: Book; attempt: BookAttempt }>();
+    for (const book of books)
+      for (const attempt of book.attempts.values()) {
+        const intention = this.byRequest.get(attempt.requestId)?.intention;
+        if (!intention) {
+          this.check(false, 'a reversal that nobody asked for');
+          continue;
+        }
+        const { asked, initiatedBy } = attempt.request;
+        this.check(
+          attempt.operation === intention.kind && initiatedBy === intention.actor && book.paymentId === intention.paymentId,
+          'an attempt is not what was asked for',
+        );
+        if (intention.kind === 'refund')
+          this.check(
+            asked.amountCents === intention.asked.amountCents && asked.includeFee === intention.asked.includeFee,
+            'an attempt asks for something else',
+          );
+        begun.set(intention, [...(begun.get(intention) ?? []), { book, attempt }]);
+        for (const part of attempt.returned) byTransaction.set(part.transactionId, { book, attempt });
+      }
+    const tellings = new Map<BookAttempt, Intention[]>();
+    for (const intention of this.intentions) {
+      if (intention.kind === 'charge') continue;
+      const own = begun.get(intention) ?? [];
+      const principal = own.filter(({ attempt }) => attempt.returned.some((part) => part.principalCents > 0));
+      const answers = intention.exchanges.filter(({ reply }) => reply !== null).map((exchange) => ({ exchange, answer: told(exchange.reply!) }));
+      const keyed = intention.exchanges.every(({ ask }) => ask.kind === 'reverse' && ask.key !== null);
+      if (keyed || intention.exchanges.length === 1 || (this.undisturbed && answers.length === intention.exchanges.length))
+        this.check(principal.length <= 1, `${intention.name}: its principal came back ${principal.length} times`);
+      const cents = principal[0]?.attempt.returned.reduce((sum, part) => sum + part.principalCents, 0) ?? 0;
+      if (intention.asked.amountCents !== null)
+        this.check(cents <= intention.asked.amountCents, `C23: ${cents} cents came back, fewer were asked for`);
+      const moved = own.some(({ attempt }) => attempt.returned.length > 0);
+      const refusedOnly = answers.length === intention.exchanges.length && answers.every(({ answer }) => answer.status >= 400 && answer.status < 500 && answer.details.retryable !== true); // prettier-ignore
+      if (refusedOnly && answers.length > 0) this.check(!moved, `${intention.name} was refused, and money came back`);
+
+      for (const { answer } of answers.filter(({ answer: one }) => one.status === 200)) {
+        const { id, amountCents, gateway, remainingRefundableAmountCents } = answer.data as { id: string; amountCents: number; gateway: { transactionId: string }; remainingRefundableAmountCents?: number }; // prettier-ignore
+        const source = byTransaction.get(gateway.transactionId);
+        this.check(id === intention.paymentId && source?.book.paymentId === id, 'A3: a reversal was told that is not in the log');
+        if (!source) continue;
+        const parts = partsOf(source.book, source.attempt);
+        const returned = parts.flatMap((attempt) => attempt.returned).reduce((sum, part) => sum + part.principalCents + part.feeCents, 0);
+        this.check(amountCents === returned, `C38: told ${amountCents} cents, ${returned} came back`);
+        if (remainingRefundableAmountCents !== undefined)
+          this.check(remainingRefundableAmountCents === parts.at(-1)!.remainingAfter, 'the result names another remainder than the log');
+        if (parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
+        // Not its own: the repeat without a key of one that was told 5xx (C18), or the completion of a partial one that had come back meanwhile (C27, C38).
+        const owner = this.byRequest.get(source.attempt.requestId)!.intention!;
+        const ownerToldError = owner.exchanges.some(
+          ({ reply }) => reply !== null && (isFiveHundred(told(reply)) || told(reply).details.retryable === true),
+        );
+        const vanished = owner.exchanges.some(({ reply }) => reply === null);
+        const sameAsked = source.attempt.operation === intention.kind && source.attempt.request.initiatedBy === intention.actor;
+        const partial = intention.asked.includeFee || intention.kind === 'void';
+        this.check(sameAsked, 'C18: told the result of another kind of request');
+        this.check(!keyed || partial, 'C18: a request with a key was told another request’s result');
+        this.check(ownerToldError || vanished, 'C18: told the result of a request that knew its own');
+        if (!partial) this.check(source.attempt.request.asked.amountCents === intention.asked.amountCents, 'C18: told the result of another amount');
+        const others = tellings.get(source.attempt) ?? [];
+        if (!others.includes(intention)) tellings.set(source.attempt, [...others, intention]);
+      }
+    }
+    for (const intentions of tellings.values())
+      this.check(intentions.length === 1, `C18: one reversal was told to ${intentions.length} other requests`);
+  }
+
+  private auditKeys(streams: ReadonlyMap<string, readonly Recorded[]>): void {
+    for (const row of this.world.keys.rows.values()) {
+      if (row.operation === 'create') this.check(row.state !== 'in_progress', 'A9: the key of a create is in progress when everything runs again');
+      else this.check(row.state !== 'in_progress' || row.leaseUntil! <= this.world.sim.now, 'A9: a lease runs when everything runs again');
+      if (row.operation !== 'create' || row.state !== 'completed') continue;
+      const events = (streams.get(`payment-${row.paymentId}`) ?? []).slice(0, 2).map(toPaymentEvent);
+      this.check(row.body === rebuilt(row.paymentId, events), 'A7: a stored answer is not the one that its events make');
+    }
+  }
+
+  /** A8: every row is the fold of its stream, and there are no others. */
+  private auditList(streams: ReadonlyMap<string, readonly Recorded[]>): void {
+    const { list } = this.world.tables;
+    let visible = 0;
+    for (const [stream, events] of streams) {
+      const state = fold(decider, events.map(toPaymentEvent));
+      if (!isVisible(state)) continue;
+      visible += 1;
+      const row = list.get(paymentIdOf(stream));
+      this.check(
+        row?.state === JSON.stringify(state) && row.revision === events.at(-1)!.revision.toString(),
+        'A8: the list is not what its events make',
+      );
+    }
+    this.check(list.size === visible, 'A8: the list has rows that no events make');
+  }
+
+  /** A11: nothing that was kept or said knows a card. */
+  private auditCardData(streams: ReadonlyMap<string, readonly Recorded[]>): void {
+    if (this.world.sim.seed % 8 !== 0) return;
+    const kept = JSON.stringify([...streams.values()].flat().map(({ data, meta }) => [data, meta]));
+    const rows = JSON.stringify([...this.world.keys.rows.values()].map(({ body, operation }) => [body, operation]));
+    const said = this.world.sim.lines.join('\n');
+    for (const number of Object.values(CARDS)) this.check(![kept, rows, said].some((text) => text.includes(number)), 'A11: a card number was kept');
+    this.check(![kept, rows, said].some((text) => text.includes(CVV)), 'A11: a security code was kept');
+  }
+}
+
+/** No other text of a run looks like it. */
+export const CVV = '!73!';
+
+const keyName = (ask: Extract<Ask, { kind: 'create' | 'reverse' }>) => `${ask.request.accountId} ${ask.key}`;
+const accountOf = (ask: Ask): string => ('accountId' in ask ? ask.accountId : (ask.request.accountId ?? 'staff'));
+
+/** The answer that the first two events of a payment stand for. */
+const rebuilt = (paymentId: string, events: readonly ReturnType<typeof toPaymentEvent>[]): string | null => {
+  try {
+    return successAnswer(chargeAnswer(paymentId, fold(decider, events))).body;
+  } catch (error) {
+    return error instanceof ServiceError ? errorAnswer(error).body : null;
+  }
+};
+
+interface Intent {
+  readonly attemptId: string;
+  readonly portalId: string;
+  readonly amountCents: number;
+  readonly serviceFeeCents: number;
+  readonly lineItems: readonly { readonly amountCents: number; readonly serviceFeeCents: number }[];
+  readonly legs: readonly {
+    readonly leg: string;
+    readonly principalCents: number;
+    readonly feeCents: number;
+    readonly references: { readonly charge: string; readonly reversal: string };
+  }[];
+}
+
+interface Returned {
+  readonly attemptId: string;
+  readonly leg: string;
+  readonly principalCents: number;
+  readonly feeCents: number;
+  readonly transactionId: string;
+}
+
+interface BookAttempt {
+  readonly request: {
+    readonly attemptId: string;
+    readonly initiatedBy: 'partner' | 'staff';
+    readonly asked: { readonly amountCents: number | null; readonly includeFee: boolean };
+    readonly completes: string | null;
+    readonly legs: readonly { readonly leg: string; readonly references: { readonly void: string; readonly refund: string } }[];
+  };
+  readonly operation: 'refund' | 'void';
+  readonly requestId: string;
+  readonly at: string;
+  fenced: boolean;
+  ended: string | null;
+  readonly returned: Returned[];
+  remainingAfter: number;
+}
+
+interface Book {
+  readonly paymentId: string;
+  phase: 'none' | 'pending' | 'unknown' | 'charged' | 'failed' | 'voided' | 'abandoned';
+  intent: Intent | null;
+  readonly requestId: string;
+  chargeRefs: readonly string[];
+  readonly attempts: Map<string, BookAttempt>;
+  /** What the bank keeps. */
+  netCents: number;
+}
+
+/** The attempts that make up one refund or void: the one that began it and the one that completed it (C38). */
+const partsOf = (book: Book, attempt: BookAttempt): BookAttempt[] => {
+  const first = (attempt.request.completes && book.attempts.get(attempt.request.completes)) || attempt;
+  const completion = [...book.attempts.values()].find(({ request, ended }) => request.completes === first.request.attemptId && ended === 'completed');
+  return completion ? [first, completion] : [first];
+};

@@ -1,0 +1,348 @@
+/**
+ * Those outside: partners who follow the specification (same key again, `Retry-After`, look before charging again), the operator's staff, the bank's night run
+ * with its settlements, and cardholders who dispute. Each is one function over a world; none crashes, and what they send may get lost.
+ */
+import { canonicalJson, type Cents, Deadline, timestamp } from '#kernel';
+import { type ChargeRequest, type Dispute, type Leg, type PaymentCommand, paymentIdOf, PaymentStreams, type ReverseRequest, Secret } from '#payments';
+import { type CardKind, CARDS } from './bank.js';
+import { CVV, type Exchange, type Intention, type Oracle, told, type Told } from './oracle.js';
+import { type Ask, merchantAccounts, type PortalTerms, type Reply, type World } from './service.js';
+import { collect } from './stores.js';
+
+/** A client waits this long for an answer. */
+const CLIENT_TIMEOUT_MS = 45_000;
+const NETWORK_MS = 10;
+/** How often a wish is asked for under one key, and how many keys it is worth. */
+const TRIES = 8;
+const KEYS = 3;
+/** A repeat without a key comes when the service has long had time to say what it knows (C18). */
+const KEYLESS_REPEAT_MS = [150_000, 300_000] as const;
+/** How long a client looks at a payment that is not decided: an hour, ever less often. */
+const LOOKS_MS = [2_000, 5_000, 10_000, 20_000, 30_000, 60_000, 60_000, 120_000, 300_000, 600_000, 1_200_000, 1_200_000] as const;
+
+export interface Wish {
+  readonly accountId: string;
+  readonly portal: PortalTerms;
+  readonly lines: readonly Cents[];
+  readonly card: CardKind;
+  readonly key: string | null;
+  /** The payment-level reference id: the same wish, the same body. */
+  readonly reference: string;
+  /** Sends every request twice at once. */
+  readonly doubles?: boolean;
+  /** Asks again after a final answer, to be told the same. */
+  readonly asksAgain?: boolean;
+}
+
+export interface Paid {
+  readonly paymentId: string;
+  readonly accountId: string;
+  readonly amountCents: Cents;
+}
+
+export interface Return {
+  readonly operation: 'refund' | 'void';
+  readonly amountCents: Cents | null;
+  readonly includeFee: boolean;
+  readonly key: string | null;
+  readonly actor: 'partner' | 'staff';
+  readonly asksAgain?: boolean;
+  readonly tries?: number;
+}
+
+export class Outside {
+  private requests = 0;
+
+  constructor(
+    readonly world: World,
+    readonly oracle: Oracle,
+  ) {}
+
+  // ---- the wire
+
+  /** One request to one of the replicas; null where no answer came. */
+  async send(intention: Intention | null, ask: Ask): Promise<Exchange> {
+    const { sim, replicas } = this.world;
+    const requestId = `request-${++this.requests}`;
+    const exchange: Exchange = { requestId, intention, ask, sentAt: sim.now, answeredAt: Number.POSITIVE_INFINITY, reply: null };
+    this.oracle.sent(exchange);
+    const replica = sim.rng.pick(replicas);
+    const who = intention?.name ?? ask.kind;
+    sim.note('client', `${who} asks ${replica.process.id}: ${described(ask)} (${requestId})`);
+    const reply = await new Promise<Reply | null>((resolve) => {
+      let ended = false;
+      const end = (answer: Reply | null) => {
+        if (ended) return;
+        ended = true;
+        resolve(answer);
+      };
+      const reset = () => sim.at(NETWORK_MS, () => end(null));
+      const lostOnTheWay = sim.faultsOn && sim.rng.chance(sim.faults.network);
+      const lostOnTheWayBack = sim.faultsOn && sim.rng.chance(sim.faults.network);
+      sim.at(CLIENT_TIMEOUT_MS, () => end(null));
+      sim.at(sim.rng.int(1, NETWORK_MS), () => {
+        const { process } = replica;
+        if (lostOnTheWay) return;
+        if (!process.up) return end(null);
+        const { incarnation } = process;
+        replica.connections.add(reset);
+        // A process that stands still reads the request when it goes on.
+        void sim
+          .clock(process)
+          .sleep(0)
+          .then(() => replica.serve(ask, requestId))
+          .then((answer) => {
+            sim.at(sim.rng.int(1, NETWORK_MS), () => {
+              replica.connections.delete(reset);
+              if (process.incarnation === incarnation && !lostOnTheWayBack) end(answer);
+            });
+          });
+      });
+    });
+    exchange.reply = reply;
+    exchange.answeredAt = sim.now;
+    const answer = reply && told(reply);
+    sim.note('client', `${who} ← ${answer ? `${answer.status} ${answer.code}${reply.replayed ? ' (replayed)' : ''}` : 'no answer'} (${requestId})`);
+    this.oracle.answered(exchange);
+    return exchange;
+  }
+
+  private wait(ms: number): Promise<void> {
+    return this.world.sim.wait(ms);
+  }
+
+  private pause(reply: Reply | null): Promise<void> {
+    return this.wait(reply?.retryAfterSeconds ? reply.retryAfterSeconds * 1000 : this.world.sim.rng.int(100, 6_000));
+  }
+
+  // ---- paying
+
+  /** Pays once, with as many requests and keys as that takes, and charges again only after `failed` or `voided` (C29). */
+  async pay(wish: Wish): Promise<{ intention: Intention; paid: Paid | null }> {
+    const amountCents = wish.lines.reduce((sum, cents) => sum + cents, 0);
+    const intention = this.oracle.intend({
+      kind: 'charge',
+      actor: 'partner',
+      accountId: wish.accountId,
+      paymentId: null,
+      asked: { amountCents, includeFee: true },
+    });
+    const request = chargeRequest(wish, amountCents);
+    for (let round = 1; round <= KEYS; round++) {
+      const key = wish.key === null ? null : round === 1 ? wish.key : `${wish.key} again ${round}`;
+      const outcome = await this.payUnder(intention, { kind: 'create', request, key, fingerprint: chargeFingerprint(request) }, wish);
+      if (outcome.kind === 'again') {
+        intention.belief = 'not paid';
+        continue;
+      }
+      intention.belief = outcome.kind === 'paid' ? 'paid' : outcome.kind === 'not paid' ? 'not paid' : null;
+      if (outcome.kind !== 'paid') break;
+      intention.paymentId = outcome.id;
+      return { intention, paid: { paymentId: outcome.id, accountId: wish.accountId, amountCents } };
+    }
+    return { intention, paid: null };
+  }
+
+  private async payUnder(
+    intention: Intention,
+    ask: Extract<Ask, { kind: 'create' }>,
+    { doubles = false, asksAgain = false }: Wish,
+  ): Promise<{ kind: 'paid'; id: string } | { kind: 'not paid' | 'again' | 'cannot tell' }> {
+    const { rng } = this.world.sim;
+    let final: { kind: 'paid'; id: string } | { kind: 'not paid' } | null = null;
+    for (let tries = 1; tries <= TRIES; tries++) {
+      const second = doubles && ask.key !== null ? this.send(intention, ask) : null;
+      const { reply } = await this.send(intention, ask);
+      await second;
+      const answer = reply && told(reply);
+      if (final && (!answer || answer.status >= 500)) return final;
+      if (!answer) {
+        if (ask.key === null) return { kind: 'cannot tell' };
+      } else if (answer.status === 200) {
+        final = { kind: 'paid', id: answer.data.id as string };
+        if (!asksAgain || ask.key === null) return final;
+      } else if (answer.code === 'PAYMENT_DECLINED') {
+        final = { kind: 'not paid' };
+        if (!asksAgain || ask.key === null) return final;
+      } else if (answer.code === 'PAYMENT_GATEWAY_ERROR') {
+        // Certain that nothing was charged; the same key would only be told to look.
+        if (ask.key === null || rng.chance(0.5)) return { kind: 'again' };
+      } else if (answer.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') {
+        return answer.details.id === undefined ? { kind: 'again' } : this.look(ask.request.accountId, answer.details.id as string);
+      } else if (answer.code === 'PAYMENT_TIMEOUT') {
+        if (ask.key === null || rng.chance(0.5)) return this.look(ask.request.accountId, answer.details.id as string);
+      } else if (answer.status === 500) {
+        if (ask.key === null) return { kind: 'cannot tell' };
+      } else if (answer.code !== 'IDEMPOTENCY_IN_PROGRESS' && answer.code !== 'IDEMPOTENCY_UNAVAILABLE') {
+        return { kind: 'cannot tell' };
+      }
+      if (final && tries >= 3) return final;
+      await this.pause(reply);
+    }
+    return final ?? { kind: 'cannot tell' };
+  }
+
+  /** Errors, rule 1: the payment says what became of it. */
+  private async look(accountId: string, paymentId: string): Promise<{ kind: 'paid'; id: string } | { kind: 'again' | 'cannot tell' }> {
+    for (const ms of LOOKS_MS) {
+      const { reply } = await this.send(null, { kind: 'get', accountId, paymentId });
+      const answer = reply && told(reply);
+      // Given up before it began (C64).
+      if (answer?.status === 404) return { kind: 'again' };
+      const status = answer?.status === 200 ? (answer.data.status as string) : 'pending';
+      if (status === 'failed' || status === 'voided') return { kind: 'again' };
+      if (status !== 'pending' && status !== 'unknown') return { kind: 'paid', id: paymentId };
+      await this.wait(ms);
+    }
+    return { kind: 'cannot tell' };
+  }
+
+  // ---- giving back
+
+  /** Returns money once, with as many requests as that takes. */
+  async giveBack({ paymentId, accountId }: Paid, wanted: Return): Promise<Intention> {
+    const { operation, amountCents, includeFee, key, actor } = wanted;
+    const asked = { amountCents, includeFee };
+    const intention = this.oracle.intend({ kind: operation, actor, accountId, paymentId, asked });
+    const request: ReverseRequest = { operation, paymentId, accountId: actor === 'staff' ? null : accountId, initiatedBy: actor, amountCents, includeFee, reason: intention.name }; // prettier-ignore
+    const fingerprint = `POST\n/api/partner/v1/payments/${paymentId}/${operation}\n${canonicalJson({ ...asked, reason: intention.name })}`;
+    const ask: Ask = actor === 'staff' ? { kind: 'staff', request } : { kind: 'reverse', request: { ...request, accountId }, key, fingerprint };
+    let done = false;
+    for (let tries = 1; tries <= (wanted.tries ?? TRIES); tries++) {
+      const { reply } = await this.send(intention, ask);
+      const answer = reply && told(reply);
+      const last = await this.afterReturn(answer, key !== null);
+      if (last === 'stop') return intention;
+      if (last === 'done') {
+        if (done || !wanted.asksAgain || key === null) return intention;
+        done = true;
+      }
+      await (key === null ? this.wait(this.world.sim.rng.int(...KEYLESS_REPEAT_MS)) : this.pause(reply));
+    }
+    return intention;
+  }
+
+  private async afterReturn(answer: Told | null, keyed: boolean): Promise<'done' | 'stop' | 'again'> {
+    const { rng } = this.world.sim;
+    if (!answer) return keyed ? 'again' : 'stop';
+    if (answer.status === 200) return 'done';
+    if (answer.status >= 500 || answer.details.retryable === true) return 'again';
+    if (answer.code === 'IDEMPOTENCY_IN_PROGRESS') return 'again';
+    // "Being reconciled", or another one in progress: some come back later.
+    return answer.code === 'INVALID_STATE' && rng.chance(0.3) ? 'again' : 'stop';
+  }
+
+  // ---- reading
+
+  /** The whole list of an account, page by page. */
+  async readList(accountId: string, limit: number | null = null): Promise<string[]> {
+    const seen: string[] = [];
+    for (let cursor: string | null = null; ;) {
+      const filters = { portalId: null, from: null, to: null, status: null };
+      const { reply } = await this.send(null, { kind: 'list', accountId, filters, cursor, limit });
+      if (reply?.status !== 200) return seen;
+      const page = told(reply).data as unknown as { payments: { id: string }[]; nextCursor: string | null };
+      for (const { id } of page.payments) {
+        this.world.check(!seen.includes(id), 'C45: a payment stands on two pages');
+        seen.push(id);
+      }
+      if (page.nextCursor === null) return seen;
+      cursor = page.nextCursor;
+    }
+  }
+
+  async readPayment(accountId: string, paymentId: string): Promise<Told | null> {
+    const { reply } = await this.send(null, { kind: 'get', accountId, paymentId });
+    return reply && told(reply);
+  }
+
+  // ---- the bank's side
+
+  /** Closes the batches of a portal, and tells the payments what settled: the seam of the settlement import. */
+  async settle(portal: PortalTerms, delayMs: number): Promise<void> {
+    const { bank, sim } = this.world;
+    const closed = merchantAccounts(portal).flatMap((account) => bank.closeBatch(account) ?? []);
+    if (closed.length > 0) sim.note('bank', `closes ${closed.join(' and ')}`);
+    await this.wait(delayMs);
+    const lines = bank.lines.filter(({ type }) => type === 'sale');
+    for (const [paymentId, legs] of await this.legs())
+      for (const { leg, ref } of legs) {
+        const line = lines.find((one) => one.ref === ref);
+        if (!line) continue;
+        const { batchId, closedAt, accepted, grossCents, feeCents } = line;
+        await this.tell(paymentId, (at) => ({ type: 'RecordSettlement', at, leg, batchId, closedAt, accepted, grossCents, feeCents }));
+      }
+  }
+
+  /** Opens a dispute, and lets it end one way or the other. */
+  async dispute({ paymentId, amountCents }: Paid, disputedAmountCents = amountCents): Promise<void> {
+    const { sim } = this.world;
+    const day = timestamp(sim.now).slice(0, 10);
+    const opened: Dispute = { disputeId: sim.ids().uuid(), status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'fraud', disputedAmountCents, openedOn: day, dueDate: day }; // prettier-ignore
+    await this.tell(paymentId, (at) => ({ type: 'ChangeDispute', at, dispute: opened }));
+    await this.wait(sim.rng.int(5_000, 120_000));
+    const status = sim.rng.pick(['lost', 'recovered', 'in_dispute'] as const);
+    await this.tell(paymentId, (at) => ({ type: 'ChangeDispute', at, dispute: { ...opened, status } }));
+  }
+
+  /** An import appends at the exact revision, and again when somebody was first. */
+  private async tell(paymentId: string, command: (at: string) => PaymentCommand): Promise<void> {
+    const { sim, log } = this.world;
+    const clock = sim.clock(this.world.replicas[0]!.process);
+    const streams = new PaymentStreams(log, { ...clock, now: () => sim.now, sleep: (ms) => sim.wait(ms) }, sim.ids());
+    const owner = { actor: { type: 'system' as const, id: 'import' }, correlationId: 'import' };
+    for (let round = 1; round <= 4; round++) {
+      const loaded = await streams.load(paymentId);
+      if (loaded.payment.phase !== 'charged') return;
+      const before = loaded.revision;
+      try {
+        const { revision } = await streams.execute(loaded, [command(timestamp(sim.now))], owner, new Deadline(clock, 10_000));
+        if (revision !== before) sim.note('import', `tells ${paymentId} ${command('').type}`);
+        return;
+      } catch {
+        await this.wait(100);
+      }
+    }
+  }
+
+  private async legs(): Promise<Map<string, { leg: Leg; ref: string }[]>> {
+    const legs = new Map<string, { leg: Leg; ref: string }[]>();
+    for (const { type, stream, data } of (await collect(this.world.log.readAll(null, { streamPrefixes: ['payment-'] }))).flat()) {
+      if (type !== 'PaymentInitiated') continue;
+      const terms = (data as unknown as { legs: { leg: Leg; references: { charge: string } }[] }).legs;
+      legs.set(paymentIdOf(stream), terms.map(({ leg, references }) => ({ leg, ref: references.charge }))); // prettier-ignore
+    }
+    return legs;
+  }
+}
+
+const chargeRequest = ({ accountId, portal, lines, card, reference: referenceId }: Wish, amountCents: Cents): ChargeRequest => ({
+  accountId,
+  portalId: portal.portalId,
+  referenceId,
+  amountCents,
+  lineItems: lines.map((cents, index) => ({ amountCents: cents, referenceId: `INV-${index + 1}`, description: null, metadata: null })),
+  payer: null,
+  instrument: { type: 'card', number: new Secret(CARDS[card]), expiry: { month: 12, year: 2040 }, cvv: new Secret(CVV) },
+});
+
+/** As the HTTP layer makes it: the card's digits, and no security code (C13). */
+const chargeFingerprint = ({ instrument, ...request }: ChargeRequest): string =>
+  `POST\n/api/partner/v1/payments\n${canonicalJson({ ...request, card: instrument.type === 'card' ? instrument.number.reveal() : '' })}`;
+
+const described = (ask: Ask): string => {
+  switch (ask.kind) {
+    case 'create':
+      return `pay ${ask.request.amountCents} under key ${ask.key ?? '-'}`;
+    case 'reverse':
+    case 'staff': {
+      const { operation, amountCents, includeFee, paymentId } = ask.request;
+      const what = operation === 'void' ? 'void' : `refund ${amountCents ?? 'all'}${includeFee ? ' with the fee' : ''}`;
+      return `${what} of ${paymentId}${ask.kind === 'staff' ? ' by staff' : ` under key ${ask.key ?? '-'}`}`;
+    }
+    case 'get':
+      return `GET ${ask.paymentId}`;
+    case 'list':
+      return 'list';
+  }
+};

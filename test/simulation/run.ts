@@ -1,0 +1,223 @@
+/**
+ * One run: a world, those outside, faults for a while, then everything heals and the oracle looks at the books. A seed draws everything; a scenario is played
+ * without chance but for one or two crashes at named points.
+ */
+import type { CardKind } from './bank.js';
+import { Oracle } from './oracle.js';
+import { Outside, type Paid, type Return } from './partners.js';
+import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
+import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
+
+/** Recovery's pauses grow with its tries; what failed all through the faults is tried again within this time. */
+const QUIET_WITHIN_MS = 3 * 3_600_000;
+const LOOK_EVERY_MS = 30_000;
+const HOUR_MS = 3_600_000;
+/** Clients that are still at it then have met a service that does not answer any more. */
+const CLIENTS_WITHIN_MS = 48 * HOUR_MS;
+
+export interface RunResult {
+  readonly seed: number;
+  readonly violations: readonly string[];
+  readonly hash: string;
+  readonly statistics: Statistics;
+  readonly checks: number;
+  readonly payments: number;
+  readonly events: number;
+  readonly simulatedMs: number;
+  readonly lines: readonly string[];
+  /** Port calls that a crash can be put at, in order. */
+  readonly points: readonly string[];
+}
+
+type Play = (outside: Outside) => Promise<void>;
+
+const play = async (sim: Simulator, skewsMs: readonly [number, number], seams: Seams, clients: Play, epilogue: Play): Promise<RunResult> => {
+  const processes = skewsMs.map((skewMs, index) => new Process('AB'[index]!, skewMs));
+  const world = new World(sim, processes, seams);
+  const oracle = new Oracle(world);
+  const outside = new Outside(world, oracle);
+  for (const process of processes) sim.start(process);
+  const finish = async (work: Promise<void>, what: string) => {
+    let done = false;
+    work.then(
+      () => (done = true),
+      (error: unknown) => {
+        world.check(false, `${what} threw: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`);
+        done = true;
+      },
+    );
+    if (!(await sim.run(() => done, sim.elapsed + CLIENTS_WITHIN_MS))) world.check(false, `liveness: ${what} never ended`);
+  };
+  const becomeQuiet = async () => {
+    sim.faultsOn = false;
+    const until = sim.elapsed + QUIET_WITHIN_MS;
+    while (!(await oracle.isQuiet())) {
+      if (sim.elapsed >= until) return world.check(false, 'liveness: not quiet hours after everything was healed');
+      await sim.run(() => false, sim.elapsed + LOOK_EVERY_MS);
+    }
+  };
+
+  await finish(clients(outside), 'the clients');
+  await becomeQuiet();
+  await finish(epilogue(outside), 'the epilogue');
+  await becomeQuiet();
+  await oracle.audit();
+  for (const failure of world.tables.failures) world.check(false, `A8: a projection stopped: ${failure}`);
+
+  const head = await world.log.head();
+  return {
+    seed: sim.seed,
+    violations: [...new Set(world.violations)],
+    hash: sim.hash(),
+    statistics: sim.statistics,
+    checks: world.checks,
+    payments: world.tables.list.size,
+    events: Number(head ?? 0),
+    simulatedMs: sim.elapsed,
+    lines: sim.lines,
+    points: sim.names,
+  };
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// A seed.
+
+const STORES: readonly Store[] = ['log', 'keys', 'gateway', 'tables', 'directory'];
+
+/** Swarm: each rate is often zero, so that a seed can be long with few kinds of faults, or short with many. */
+const drawFaults = (rng: Rng): Faults => {
+  const rate = (most: number) => (rng.chance(0.35) ? 0 : most * rng.next() ** 2);
+  const outages = rng.chance(0.4)
+    ? Array.from({ length: rng.int(1, 3) }, () => {
+        const fromMs = rng.int(0, 120_000);
+        return { store: rng.pick(STORES), fromMs, toMs: fromMs + rng.int(1_000, 100_000) };
+      })
+    : [];
+  return { drop: rate(0.06), lost: rate(0.05), late: rate(0.12), pause: rate(0.015), crash: rate(0.025), network: rate(0.08), outages };
+};
+
+const CARD_MIX: readonly CardKind[] = [
+  ...Array<CardKind>(12).fill('approved'),
+  'declined',
+  'gatewayError',
+  'unreadable',
+  'unreadable',
+  'cannotTell',
+  'voidRejected',
+  'feeDeclined',
+  'feeDeclined',
+  'feeVoidFailsOnce',
+  'feeVoidFailsOnce',
+  'feeRefundFailsOnce',
+  'feeRefundFailsOnce',
+  'settlesAtOnce',
+  'settlesAtOnce',
+  'settlementRejected',
+];
+
+export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResult> => {
+  const draw = new Rng(seed ^ 0x2545f491);
+  const sim = new Simulator(seed, drawFaults(draw));
+  const { rng } = sim;
+  const skew = draw.chance(0.5) ? 0 : 5_000;
+  const skewsMs = [draw.int(-skew, skew), draw.int(-skew, skew)] as const;
+  const portals = draw.chance(0.5) ? [draw.pick(PORTALS)] : PORTALS;
+  const keyed = draw.chance(0.7) ? 0.95 : 0.5;
+  const nextDay = draw.chance(0.1);
+  const paid: Paid[] = [];
+  const keys: (() => Promise<unknown>)[] = [];
+
+  const returns = (payment: Paid, number: number): Return => {
+    const actor = rng.chance(0.2) ? 'staff' : 'partner';
+    const key = actor === 'partner' && rng.chance(keyed) ? `return ${payment.paymentId} ${number}` : null;
+    const asksAgain = rng.chance(0.4);
+    const kind = rng.int(1, 10);
+    if (kind <= 2) return { operation: 'void', amountCents: null, includeFee: true, key, actor, asksAgain };
+    // Amounts of their own, so that one refund is not taken for another.
+    if (kind <= 6) return { operation: 'refund', amountCents: rng.int(1, Math.max(1, Math.floor(payment.amountCents / 2))), includeFee: false, key, actor, asksAgain }; // prettier-ignore
+    return { operation: 'refund', amountCents: null, includeFee: kind <= 9, key, actor, asksAgain };
+  };
+  const client = async (outside: Outside, number: number): Promise<void> => {
+    await sim.wait(rng.int(0, 20_000));
+    for (let turn = 1, turns = rng.int(1, 2); turn <= turns; turn++) {
+      const wish = {
+        accountId: rng.pick(ACCOUNTS),
+        portal: rng.pick(portals),
+        lines: Array.from({ length: rng.int(1, 3) }, () => rng.int(1, 20_000)),
+        card: rng.pick(CARD_MIX),
+        key: rng.chance(keyed) ? `pay ${number}.${turn}` : null,
+        reference: `case ${number}.${turn}`,
+        doubles: rng.chance(0.1),
+        asksAgain: rng.chance(0.3),
+      };
+      // Somebody else of the same account uses the same key for something else.
+      const rival = wish.key !== null && rng.chance(0.06) ? outside.pay({ ...wish, lines: [...wish.lines, 1] }) : null;
+      const { paid: payment } = await outside.pay(wish);
+      if (wish.key !== null) keys.push(() => outside.pay({ ...wish, asksAgain: false, doubles: false }));
+      await rival;
+      if (!payment) continue;
+      paid.push(payment);
+      if (rng.chance(0.2)) await outside.readList(wish.accountId, rng.pick([null, 1, 2]));
+      if (!rng.chance(0.75)) continue;
+      const asked = Array.from({ length: rng.int(1, 3) }, (_, index) => returns(payment, index));
+      if (rng.chance(0.4)) await Promise.all(asked.map((one) => outside.giveBack(payment, one)));
+      else for (const one of asked) await outside.giveBack(payment, one);
+    }
+  };
+  const night = async (outside: Outside): Promise<void> => {
+    if (!draw.chance(0.5)) return;
+    for (let round = draw.int(1, 3); round > 0; round--) {
+      await sim.wait(draw.int(5_000, 120_000));
+      await outside.settle(draw.pick(portals), draw.int(100, 60_000));
+    }
+  };
+  const disputes = async (outside: Outside): Promise<void> => {
+    if (!draw.chance(0.25)) return;
+    await sim.wait(draw.int(10_000, 120_000));
+    const payment = paid.at(-1);
+    if (payment) await outside.dispute(payment, draw.int(1, payment.amountCents));
+  };
+  const epilogue = async (outside: Outside): Promise<void> => {
+    const all = outside.oracle.intentions.filter(({ kind }) => kind === 'charge');
+    // Every key once more, as it was sent: told again, or told to look; nothing moves.
+    if (rng.chance(0.5)) for (const exchange of firstUses(outside.oracle)) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
+    for (const intention of all) if (intention.paymentId) await outside.readPayment(intention.accountId, intention.paymentId);
+    for (const accountId of ACCOUNTS) await outside.readList(accountId, rng.pick([null, 2]));
+    if (!nextDay || keys.length === 0) return;
+    // Everybody goes home for a day; the keys expire, and mean new payments afterwards. Those whose payment nobody knows do not.
+    for (const { process } of outside.world.replicas) sim.crash(process, 25 * HOUR_MS);
+    await sim.wait(25 * HOUR_MS + 15 * 60_000);
+    for (const again of keys.slice(0, 2)) await again();
+  };
+  const clients = async (outside: Outside): Promise<void> => {
+    await Promise.all([...Array.from({ length: draw.int(1, 4) }, (_, number) => client(outside, number)), night(outside), disputes(outside)]);
+  };
+  return play(sim, skewsMs, seams, clients, epilogue);
+};
+
+/** The first request under every key. */
+const firstUses = (oracle: Oracle) => {
+  const first = new Map<string, Oracle['intentions'][number]['exchanges'][number]>();
+  for (const { exchanges } of oracle.intentions)
+    for (const exchange of exchanges) {
+      const { ask } = exchange;
+      if ((ask.kind !== 'create' && ask.kind !== 'reverse') || ask.key === null) continue;
+      const name = `${ask.request.accountId} ${ask.key}`;
+      if (!first.has(name)) first.set(name, exchange);
+    }
+  return [...first.values()];
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// A scenario.
+
+export const playScenario = (clients: Play, crashPoints: readonly CrashPoint[], seams: Seams = {}): Promise<RunResult> => {
+  const sim = new Simulator(1, NO_FAULTS, crashPoints);
+  const epilogue = async (outside: Outside): Promise<void> => {
+    for (const exchange of firstUses(outside.oracle)) await outside.send(exchange.intention, exchange.ask);
+    for (const { kind, paymentId, accountId } of outside.oracle.intentions)
+      if (kind === 'charge' && paymentId) await outside.readPayment(accountId, paymentId);
+    for (const accountId of ACCOUNTS) await outside.readList(accountId);
+  };
+  return play(sim, [0, 0], seams, clients, epilogue);
+};

@@ -1,0 +1,356 @@
+/**
+ * The service under simulation: the product's own handlers, recovery, key logic, sweeper, purge and list projection, put together as `apps/services.ts` and
+ * `apps/worker` do, over simulated ports. Two replicas share the stores; each is made anew after a crash.
+ */
+import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
+import { createSubscriber, type EventStore, memoryEventStore, type Subscriber, watchProjection } from '#eventstore';
+import { type Clock, Deadline, type Ids, type Json, ServiceError } from '#kernel';
+import {
+  chargeOnce,
+  type ChargeRequest,
+  createRecovery,
+  FindPayment,
+  FindPaymentHandler,
+  type GatewayAccount,
+  type ListFilters,
+  listPayments,
+  PAYMENT_LIST,
+  type PaymentGateway,
+  paymentListModel,
+  type PaymentPorts,
+  type PaymentServices,
+  PaymentStreams,
+  type Recovery,
+  REQUEST_DEADLINE_MS,
+  reverse,
+  reverseOnce,
+  type ReverseRequest,
+} from '#payments';
+import { KeyRing, type Logger } from '#platform';
+import { type Answer, errorAnswer, type IdempotencyStore, internalErrorAnswer, successAnswer } from '#platform/http';
+import { purgeKeys, sweepKeys } from '../../apps/worker/worker.js';
+import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
+import type { Process, Simulator } from './simulator.js';
+import {
+  type DirectoryChanges,
+  KeyTable,
+  memoryIdempotency,
+  simulatedDirectory,
+  simulatedLog,
+  simulatedPool,
+  simulatedRecoveryWork,
+  simulatedStatement,
+  Tables,
+  VelocityCounts,
+} from './stores.js';
+
+/** Where a canary may put its fault: each wraps one port of every replica, or changes what the replicas share. */
+export interface Seams {
+  log?(log: EventStore, world: World): EventStore;
+  keys?(keys: IdempotencyStore, world: World): IdempotencyStore;
+  gateway?(gateway: PaymentGateway, world: World): PaymentGateway;
+  streams?(streams: PaymentStreams, world: World): PaymentStreams;
+  ids?(ids: Ids, world: World): Ids;
+  world?(world: World): void;
+}
+
+const RING = new KeyRing('k1', new Map([['k1', Buffer.alloc(32, 7)]]));
+
+export interface PortalTerms {
+  readonly portalId: string;
+  readonly gateway: GatewayName;
+  readonly fee: FeeConfig;
+}
+
+const fee = (chargeMode: FeeConfig['chargeMode'], flatCents: number, percentBps: number): FeeConfig => ({
+  flatCents,
+  percentBps,
+  minCents: 0,
+  maxCents: null,
+  chargeMode,
+});
+
+/** Both charge modes, with and without a fee, over each kind of gateway. */
+export const PORTALS: readonly PortalTerms[] = (
+  [
+    ['bank-lowering', fee('separate', 50, 275)],
+    ['bank-plain', fee('separate', 50, 275)],
+    ['bank-refunding', fee('separate', 0, 300)],
+    ['bank-lowering', fee('combined', 50, 275)],
+    ['bank-refunding', fee('combined', 30, 250)],
+    ['bank-lowering', fee('separate', 0, 0)],
+  ] as const
+).map(([gateway, terms], index) => ({ portalId: `00000000-0000-7000-8000-0000000001${String(index).padStart(2, '0')}`, gateway, fee: terms }));
+
+export const ACCOUNTS = ['00000000-0000-7000-8000-000000000001', '00000000-0000-7000-8000-000000000002'] as const;
+
+export const merchantAccounts = ({ portalId }: PortalTerms) => [`m-${portalId.slice(-2)}`, `f-${portalId.slice(-2)}`] as const;
+
+/** The same for every seed, so it is made once. */
+const DIRECTORY = ((): MemoryDirectory => {
+  const directory = new MemoryDirectory();
+  let position = 0;
+  const feed = (stream: string, facts: readonly { readonly type: string; readonly data: object }[]) =>
+    directory.apply(
+      facts.map(({ type, data }, revision) => ({
+        id: `00000000-0000-7000-8000-${String(++position).padStart(12, '0')}`,
+        type,
+        v: 1,
+        data: data as Json,
+        meta: { recordedAt: '2026-01-01T00:00:00.000Z', actor: { type: 'operator', id: 'simulation' }, correlationId: 'set-up' },
+        stream,
+        revision: BigInt(revision),
+        position: String(position).padStart(20, '0') as never,
+        storedAt: new Date(0),
+      })),
+    );
+  for (const accountId of ACCOUNTS) feed(`account-${accountId}`, [{ type: 'AccountCreated', data: { accountId, name: 'City' } }]);
+  for (const portal of PORTALS) {
+    const { portalId } = portal;
+    const [merchantAccount, feeMerchantAccount] = merchantAccounts(portal);
+    const gateway = { gateway: portal.gateway, merchantAccount, feeMerchantAccount, credentialsRef: 'simulated', environment: 'sandbox' } as const;
+    const created: PortalEvent = {
+      type: 'PortalCreated',
+      data: {
+        portalId,
+        name: 'Water',
+        ownerAccountId: ACCOUNTS[0],
+        gateway,
+        feeVersion: 1,
+        fee: portal.fee,
+        signingSecret: { kid: 'k1', ciphertext: '' },
+      },
+    };
+    feed(`portal-${portalId}`, [created, ...ACCOUNTS.map((accountId) => ({ type: 'PortalAccessGranted', data: { portalId, accountId } }))]);
+  }
+  return directory;
+})();
+
+/** What a client may ask a replica. */
+export type Ask =
+  | { readonly kind: 'create'; readonly request: ChargeRequest; readonly key: string | null; readonly fingerprint: string }
+  | {
+      readonly kind: 'reverse';
+      readonly request: ReverseRequest & { readonly accountId: string };
+      readonly key: string | null;
+      readonly fingerprint: string;
+    }
+  | { readonly kind: 'staff'; readonly request: ReverseRequest }
+  | { readonly kind: 'get'; readonly accountId: string; readonly paymentId: string }
+  | {
+      readonly kind: 'list';
+      readonly accountId: string;
+      readonly filters: ListFilters;
+      readonly cursor: string | null;
+      readonly limit: number | null;
+    };
+
+export interface Reply extends Answer {
+  /** Of a list: whether it said that it shows everything. */
+  readonly complete?: boolean;
+}
+
+/** How often the loops of a worker look; the product's 5 s would spend the simulation on looking. */
+const LOOPS_EVERY_MS = { busy: [15_000, 25_000], quiet: [50_000, 70_000] } as const;
+const PURGE_EVERY_MS = 600_000;
+const PROJECTION_LEASE_MS = 120_000;
+
+/** Everything that outlives a process: the stores, the bank, the replicas. */
+export class World {
+  readonly log: EventStore;
+  readonly bank: Bank;
+  readonly keys: KeyTable;
+  readonly tables: Tables;
+  readonly velocity = new VelocityCounts();
+  readonly directoryChanges: DirectoryChanges = { revoked: new Set() };
+  readonly replicas: readonly Replica[];
+  /** What the oracle objected to. */
+  readonly violations: string[] = [];
+  checks = 0;
+
+  constructor(
+    readonly sim: Simulator,
+    processes: readonly Process[],
+    readonly seams: Seams = {},
+  ) {
+    this.log = memoryEventStore({ now: () => sim.now });
+    this.bank = new Bank(() => sim.now);
+    this.keys = new KeyTable(() => sim.now);
+    this.tables = new Tables(sim);
+    seams.world?.(this);
+    this.replicas = processes.map((process) => new Replica(this, process));
+  }
+
+  check(holds: boolean, rule: string): void {
+    this.checks += 1;
+    if (holds) return;
+    this.violations.push(rule);
+    this.sim.note('ORACLE', `VIOLATION ${rule}`);
+  }
+}
+
+export class Replica {
+  private services!: PaymentServices;
+  private staffPorts!: PaymentPorts;
+  private clock!: Clock;
+  private ids!: Ids;
+  recovery!: Recovery;
+  private subscriber!: Subscriber;
+  /** Connections of clients: a crash resets them. */
+  readonly connections = new Set<() => void>();
+
+  constructor(
+    private readonly world: World,
+    readonly process: Process,
+  ) {
+    const open: Parameters<typeof simulatedPool>[3] = new Set();
+    process.onStart = () => this.start(open);
+    process.onCrash = () => {
+      // The server notices broken connections.
+      for (const transaction of open) world.tables.end(transaction, 'rollback');
+      open.clear();
+      for (const reset of this.connections) reset();
+      this.connections.clear();
+    };
+  }
+
+  private start(open: Parameters<typeof simulatedPool>[3]): void {
+    const { world, process } = this;
+    const { sim, seams } = world;
+    const clock = sim.clock(process);
+    const drawn = sim.ids(process);
+    const ids = seams.ids?.(drawn, world) ?? drawn;
+    const logged = logger(sim, process);
+    const bare = simulatedLog(sim, process, world.log);
+    const log = seams.log?.(bare, world) ?? bare;
+    const plain = new PaymentStreams(log, clock, ids);
+    const streams = seams.streams?.(plain, world) ?? plain;
+    const gateways = (role: string) => {
+      const byName = new Map(
+        (Object.keys(CAPABILITIES) as GatewayName[]).map((name) => {
+          const bare = bankGateway(world.bank, name, simulatedWire(sim, process, role));
+          const gateway = role === '' ? bare : asRecoveryMayUseIt(bare, world);
+          return [name as string, seams.gateway?.(gateway, world) ?? gateway];
+        }),
+      );
+      return { find: ({ gateway }: GatewayAccount) => byName.get(gateway) ?? null };
+    };
+    const statement = simulatedStatement(sim, process, 'tables');
+    const ports: PaymentPorts = {
+      clock,
+      ids,
+      streams,
+      gateways: gateways(''),
+      directory: simulatedDirectory(DIRECTORY, simulatedStatement(sim, process, 'directory'), world.directoryChanges),
+      velocity: world.velocity.port(statement),
+      log: logged,
+    };
+    const pool = simulatedPool(sim, process, world.tables, open);
+    const bareKeys = memoryIdempotency(world.keys, RING, ids, simulatedStatement(sim, process, 'keys'));
+    const keys = seams.keys?.(bareKeys, world) ?? bareKeys;
+    const recovery = createRecovery({ ...ports, gateways: gateways('recovery ') }, log, simulatedRecoveryWork(world.tables, statement));
+    const subscriber = createSubscriber(paymentListModel().projection, { store: log, pool, clock, leaseMs: PROJECTION_LEASE_MS });
+    const watch = watchProjection(pool, PAYMENT_LIST, clock);
+    this.services = {
+      ports,
+      idempotency: keys,
+      list: {
+        db: pool,
+        keys: RING,
+        directory: ports.directory,
+        head: () => log.head(),
+        caughtUpTo: (position, timeoutMs) => (subscriber.state === 'active' ? subscriber : watch).caughtUpTo(position, timeoutMs),
+      },
+      recovery,
+      log: logged,
+    };
+    this.staffPorts = ports;
+    [this.clock, this.ids, this.recovery, this.subscriber] = [clock, ids, recovery, subscriber];
+    this.startWorker();
+  }
+
+  /** The loops of `apps/worker`, at a pace of their own. */
+  private startWorker(): void {
+    const { services: payments, clock, ids } = this;
+    const { sim } = this.world;
+    const worker = { payments, clock, ids, log: payments.log };
+    this.subscriber.start();
+    const loop = async (every: () => number, run: () => Promise<unknown>) => {
+      for (;;) {
+        await clock.sleep(every());
+        await run().catch((error: unknown) => payments.log.warn({ err: error }, 'a loop of the worker failed'));
+      }
+    };
+    const pace = () => (sim.faultsOn ? sim.rng.int(...LOOPS_EVERY_MS.busy) : sim.rng.int(...LOOPS_EVERY_MS.quiet));
+    void loop(pace, () => payments.recovery.round());
+    void loop(pace, () => sweepKeys(worker));
+    void loop(
+      () => PURGE_EVERY_MS,
+      () => purgeKeys(worker),
+    );
+  }
+
+  get projection(): Subscriber {
+    return this.subscriber;
+  }
+
+  /** What the HTTP layer does with a request that has been read and validated. */
+  async serve(ask: Ask, requestId: string): Promise<Reply> {
+    try {
+      return await this.answer(ask, requestId);
+    } catch (error) {
+      if (error instanceof ServiceError) return errorAnswer(error);
+      this.services.log.error({ err: error }, 'a request failed inside');
+      return internalErrorAnswer();
+    }
+  }
+
+  private async answer(ask: Ask, requestId: string): Promise<Reply> {
+    const { services } = this;
+    switch (ask.kind) {
+      case 'create':
+        return chargeOnce(services, ask.request, { idempotencyKey: ask.key, fingerprintText: ask.fingerprint, requestId });
+      case 'reverse':
+        return reverseOnce(services, ask.request, { idempotencyKey: ask.key, fingerprintText: ask.fingerprint, requestId });
+      case 'staff': {
+        const owner = { actor: { type: 'staff' as const, id: 'staff' }, correlationId: requestId };
+        const deadline = new Deadline(this.clock, REQUEST_DEADLINE_MS);
+        return successAnswer(await reverse(this.staffPorts, ask.request, null, owner, deadline));
+      }
+      case 'get':
+        return successAnswer(await new FindPaymentHandler(services).execute(new FindPayment(ask.accountId, ask.paymentId)));
+      case 'list': {
+        const { page, ledger } = await listPayments(services.list, ask.accountId, ask.filters, ask.cursor, ask.limit);
+        return { ...successAnswer(page), complete: ledger.lag === '0' };
+      }
+    }
+  }
+}
+
+/** Recovery starts no leg that was not sent, except the reversal of an unknown charge (C61). */
+const asRecoveryMayUseIt = (gateway: PaymentGateway, world: World): PaymentGateway => ({
+  ...gateway,
+  charge: (call, signal) => {
+    world.check(false, 'C61: recovery charges a card');
+    return gateway.charge(call, signal);
+  },
+  void: (call, signal) => {
+    world.check(call.askedBy === 'reversal', 'C61: recovery starts a void that nobody sent');
+    return gateway.void(call, signal);
+  },
+  refund: (call, signal) => {
+    world.check(false, 'C61: recovery starts a refund that nobody sent');
+    return gateway.refund(call, signal);
+  },
+});
+
+/** Warnings become lines of the story. */
+const logger = (sim: Simulator, process: Process): Logger => {
+  const write = (fields: { err?: unknown } & object, message: string) => {
+    const { err, ...rest } = fields;
+    const reason = err instanceof Error ? ` (${err.name}: ${err.message})` : '';
+    sim.note(process.id, `log: ${message}${reason} ${JSON.stringify(rest)}`);
+  };
+  const silent = () => undefined;
+  return { debug: silent, info: silent, trace: silent, warn: write, error: write, fatal: write } as unknown as Logger;
+};

@@ -1,0 +1,419 @@
+/**
+ * The simulator: virtual time, processes that crash and pause, and `call`, the one door through which the product reaches anything outside of itself.
+ * One event happens at a time and everything that it sets off runs to its end before the next, so one seed is one history: the same seed, the same hash.
+ *
+ * A crash is modelled by never settling the promises of that incarnation: what stood after an `await` does not run, as after `kill -9`. A pause is SIGSTOP:
+ * replies and timers wait, the clock goes on.
+ */
+import { createHash } from 'node:crypto';
+import { type Clock, type Ids } from '#kernel';
+import { crockford, uuidV7 } from '#platform';
+
+/** Mulberry32: small, fast, and good enough to choose faults with. */
+export class Rng {
+  private state: number;
+  constructor(seed: number) {
+    // Neighbouring seeds must not begin alike.
+    this.state = Math.imul(seed + 1, 0x9e3779b1) >>> 0;
+  }
+  /** 32 random bits. */
+  bits(): number {
+    this.state = (this.state + 0x6d2b79f5) >>> 0;
+    let t = this.state;
+    t = Math.imul(t ^ (t >>> 15), t | 1);
+    t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
+    return (t ^ (t >>> 14)) >>> 0;
+  }
+  next(): number {
+    return this.bits() / 4294967296;
+  }
+  /** Whole number from `low` to `high`, both included. */
+  int(low: number, high: number): number {
+    return low + Math.floor(this.next() * (high - low + 1));
+  }
+  chance(probability: number): boolean {
+    return probability > 0 && this.next() < probability;
+  }
+  pick<T>(items: readonly T[]): T {
+    return items[this.int(0, items.length - 1)]!;
+  }
+}
+
+/** What can be away as a whole. */
+export type Store = 'log' | 'keys' | 'gateway' | 'tables' | 'directory';
+
+/** Probabilities per port call, and windows in which a store is away. Each seed draws its own (swarm): a rate that is often zero finds what a mean never does. */
+export interface Faults {
+  /** Nothing happens, the caller hears of it. */
+  readonly drop: number;
+  /** It happens, the answer is lost. */
+  readonly lost: number;
+  /** It happens long after the caller has given up. */
+  readonly late: number;
+  /** The process stands still for 1–400 s. */
+  readonly pause: number;
+  /** The process dies, before or after the effect. */
+  readonly crash: number;
+  /** A request, or its answer, is lost between client and service. */
+  readonly network: number;
+  readonly outages: readonly { readonly store: Store; readonly fromMs: number; readonly toMs: number }[];
+}
+
+export const NO_FAULTS: Faults = { drop: 0, lost: 0, late: 0, pause: 0, crash: 0, network: 0, outages: [] };
+
+/** A crash at the n-th port call (from 1; idle polls do not count). */
+export interface CrashPoint {
+  readonly index: number;
+  readonly when: 'before' | 'after';
+}
+
+export class Process {
+  incarnation = 0;
+  up = true;
+  pausedUntil = 0;
+  /** Runs at the start and after every crash: everything that lived in memory is made anew. */
+  onStart: () => void = () => undefined;
+  /** Runs at a crash, for what the other side of its connections notices. */
+  onCrash: () => void = () => undefined;
+  constructor(
+    readonly id: string,
+    /** How far its wall clock is off. */
+    readonly skewMs = 0,
+  ) {}
+}
+
+export interface PortCall<T> {
+  readonly store: Store;
+  readonly name: string;
+  /** What it does, at one instant. */
+  effect(): T | Promise<T>;
+  /** What the caller is told instead: a value, or thrown. `lost`: the effect took place, or may yet. */
+  failed(kind: 'dropped' | 'lost'): T;
+  /** How late an effect may come. Absent: never late. */
+  readonly lateMs?: readonly [number, number];
+  /** How long it takes at most, there and back. */
+  readonly latencyMs?: number;
+  /** A poll: counts as a crash point only when it found something. */
+  readonly idle?: boolean;
+}
+
+interface Event {
+  readonly at: number;
+  readonly tie: number;
+  readonly number: number;
+  /** Returns true when no promise can have been settled by it. */
+  readonly run: () => unknown;
+}
+
+const isBefore = (a: Event, b: Event) => a.at < b.at || (a.at === b.at && (a.tie < b.tie || (a.tie === b.tie && a.number < b.number)));
+
+/** 2026-03-02T09:00:00Z: within the life of every card that is used. */
+export const EPOCH_MS = Date.UTC(2026, 2, 2, 9);
+const RESTART_MS = [1_000, 30_000] as const;
+const PAUSE_MS = [1_000, 400_000] as const;
+/** Taken before a leak guard may replace it. */
+const turn = setImmediate;
+
+export interface Statistics {
+  calls: number;
+  drops: number;
+  lost: number;
+  late: number;
+  outages: number;
+  crashes: number;
+  pauses: number;
+}
+
+export class Simulator {
+  readonly rng: Rng;
+  /** Drawn apart, so that one more id does not change every later fault. */
+  private readonly idRng: Rng;
+  now = EPOCH_MS;
+  faultsOn = true;
+  readonly lines: string[] = [];
+  readonly statistics: Statistics = { calls: 0, drops: 0, lost: 0, late: 0, outages: 0, crashes: 0, pauses: 0 };
+  /** Port calls so far, idle polls left out. */
+  index = 0;
+  /** Effects that have been sent and have not taken place. */
+  underway = 0;
+  readonly names: string[] = [];
+  private readonly heap: Event[] = [];
+  private number = 0;
+
+  constructor(
+    readonly seed: number,
+    public faults: Faults,
+    private readonly crashPoints: readonly CrashPoint[] = [],
+  ) {
+    this.rng = new Rng(seed);
+    this.idRng = new Rng(seed ^ 0x5bd1e995);
+  }
+
+  /** Time since the start, ms. */
+  get elapsed(): number {
+    return this.now - EPOCH_MS;
+  }
+
+  // ---- events
+
+  at(delayMs: number, run: () => unknown): void {
+    const event: Event = { at: this.now + delayMs, tie: this.rng.bits(), number: ++this.number, run };
+    const { heap } = this;
+    let index = heap.push(event) - 1;
+    while (index > 0) {
+      const parent = (index - 1) >> 1;
+      if (!isBefore(event, heap[parent]!)) break;
+      heap[index] = heap[parent]!;
+      index = parent;
+    }
+    heap[index] = event;
+  }
+
+  private pop(): Event | undefined {
+    const { heap } = this;
+    const first = heap[0];
+    const last = heap.pop();
+    if (!first || !last || heap.length === 0) return first;
+    let index = 0;
+    for (;;) {
+      let child = 2 * index + 1;
+      if (child >= heap.length) break;
+      if (child + 1 < heap.length && isBefore(heap[child + 1]!, heap[child]!)) child += 1;
+      if (!isBefore(heap[child]!, last)) break;
+      heap[index] = heap[child]!;
+      index = child;
+    }
+    heap[index] = last;
+    return first;
+  }
+
+  /** Until `done`, until nothing is left to happen, or until `untilMs` (elapsed); true where `done` ended it. */
+  async run(done: () => boolean, untilMs = Number.POSITIVE_INFINITY): Promise<boolean> {
+    for (;;) {
+      if (done()) return true;
+      const next = this.heap[0];
+      if (!next || next.at - EPOCH_MS > untilMs) {
+        if (Number.isFinite(untilMs)) this.now = Math.max(this.now, EPOCH_MS + untilMs);
+        return false;
+      }
+      this.now = Math.max(this.now, next.at);
+      this.pop();
+      if (next.run() !== true) await new Promise((drained) => turn(drained));
+    }
+  }
+
+  note(who: string, what: string): void {
+    this.lines.push(`${this.elapsed}\t${who}\t${what}`);
+  }
+
+  hash(): string {
+    return createHash('sha256').update(this.lines.join('\n')).digest('hex');
+  }
+
+  // ---- processes
+
+  start(process: Process): void {
+    process.onStart();
+  }
+
+  crash(process: Process, downMs = this.rng.int(...RESTART_MS)): void {
+    this.statistics.crashes += 1;
+    this.note(process.id, 'CRASH');
+    process.incarnation += 1;
+    process.up = false;
+    process.pausedUntil = 0;
+    process.onCrash();
+    const { incarnation } = process;
+    this.at(downMs, () => {
+      if (process.incarnation !== incarnation) return;
+      process.up = true;
+      this.note(process.id, 'restarts');
+      process.onStart();
+    });
+  }
+
+  pause(process: Process, ms: number): void {
+    this.statistics.pauses += 1;
+    process.pausedUntil = this.now + ms;
+    this.note(process.id, `PAUSES for ${Math.round(ms / 1000)} s`);
+  }
+
+  /** Runs `deliver` in the process, when it runs again; never after a crash. */
+  private deliver(process: Process, incarnation: number, deliver: () => void): boolean | void {
+    if (process.incarnation !== incarnation) return true;
+    const pausedMs = process.pausedUntil - this.now;
+    if (pausedMs <= 0) return deliver();
+    this.at(pausedMs, () => this.deliver(process, incarnation, deliver));
+    return true;
+  }
+
+  /** Every port call of the product goes through here: the only place where its time passes and where things go wrong. */
+  call<T>(process: Process, port: PortCall<T>): Promise<T> {
+    const { incarnation } = process;
+    const { rng, faults, faultsOn, statistics } = this;
+    const { name, store, idle = false, latencyMs = 10 } = port;
+    statistics.calls += 1;
+    const planned = idle ? undefined : this.plannedCrash(name);
+    return new Promise<T>((resolve, reject) => {
+      if (planned === 'before') return this.crash(process);
+      if (faultsOn && !idle) {
+        if (rng.chance(faults.crash)) return this.crash(process);
+        if (rng.chance(faults.pause)) this.pause(process, rng.int(...PAUSE_MS));
+      }
+      const away = faultsOn && this.isAway(store);
+      if (away) statistics.outages += 1;
+      const dropped = away || (faultsOn && rng.chance(faults.drop));
+      const lost = faultsOn && rng.chance(faults.lost);
+      const late = port.lateMs !== undefined && faultsOn && !dropped && rng.chance(faults.late);
+
+      const answer = (settle: () => void) => this.at(rng.int(1, latencyMs), () => this.deliver(process, incarnation, settle));
+      const take = (ok: boolean, value: unknown) => {
+        this.underway -= 1;
+        let failure: unknown;
+        let told = value;
+        let succeeded = ok;
+        if (ok && lost && !late) {
+          statistics.lost += 1;
+          [succeeded, told] = this.attempt(() => port.failed('lost'));
+          failure = 'LOST';
+        }
+        const found = idle && ok && foundSomething(value);
+        if (!idle || found || !ok) this.note(process.id, `${name} → ${failure ?? (ok ? brief(value) : briefError(value))}${late ? ' (LATE)' : ''}`);
+        const crashes = planned === 'after' || (found && this.plannedCrash(name) !== undefined);
+        if (process.incarnation === incarnation && (crashes || (faultsOn && (!idle || found) && rng.chance(faults.crash))))
+          return this.crash(process);
+        if (!late) answer(() => (succeeded ? resolve(told as T) : reject(told as Error)));
+      };
+
+      // A stopped process has not sent it yet.
+      const heldMs = Math.max(0, process.pausedUntil - this.now);
+      if (dropped) {
+        statistics.drops += 1;
+        this.note(process.id, `${name} → DROPPED`);
+        const [ok, told] = this.attempt(() => port.failed('dropped'));
+        this.at(heldMs, () => answer(() => (ok ? resolve(told as T) : reject(told as Error))));
+        return;
+      }
+      let delay = heldMs + rng.int(1, latencyMs);
+      if (late) {
+        statistics.late += 1;
+        this.note(process.id, `${name} is LATE`);
+        const [ok, told] = this.attempt(() => port.failed('lost'));
+        this.at(delay, () => answer(() => (ok ? resolve(told as T) : reject(told as Error))));
+        delay += rng.int(...port.lateMs);
+      }
+      this.underway += 1;
+      this.at(delay, () => {
+        if (heldMs > 0 && process.incarnation !== incarnation) {
+          this.underway -= 1;
+          return true;
+        }
+        try {
+          const result = port.effect();
+          if (!(result instanceof Promise)) {
+            take(true, result);
+            return true;
+          }
+          result.then(
+            (value) => take(true, value),
+            (error: unknown) => take(false, error),
+          );
+        } catch (error) {
+          take(false, error);
+          return true;
+        }
+        return false;
+      });
+    });
+  }
+
+  private attempt(work: () => unknown): [boolean, unknown] {
+    try {
+      return [true, work()];
+    } catch (error) {
+      return [false, error];
+    }
+  }
+
+  private plannedCrash(name: string): 'before' | 'after' | undefined {
+    this.index += 1;
+    if (this.crashPoints.length > 0 || this.faults === NO_FAULTS) this.names.push(name);
+    return this.crashPoints.find(({ index }) => index === this.index)?.when;
+  }
+
+  private isAway(store: Store): boolean {
+    const { elapsed } = this;
+    return this.faults.outages.some((outage) => outage.store === store && elapsed >= outage.fromMs && elapsed < outage.toMs);
+  }
+
+  // ---- what a process sees of time and chance
+
+  clock(process: Process): Clock {
+    const { incarnation } = process;
+    return {
+      now: () => this.now + process.skewMs,
+      monotonic: () => this.elapsed,
+      sleep: (ms, signal) =>
+        new Promise((resolve) => {
+          if (signal?.aborted) return resolve();
+          let done = false;
+          const wake = () => {
+            if (done) return true;
+            done = true;
+            signal?.removeEventListener('abort', wake);
+            resolve();
+            return false;
+          };
+          signal?.addEventListener('abort', wake, { once: true });
+          this.at(Math.max(0, ms), () => done || this.deliver(process, incarnation, wake));
+        }),
+    };
+  }
+
+  ids(process: { readonly skewMs: number } = { skewMs: 0 }): Ids {
+    const bytes = (count: number) => Uint8Array.from({ length: count }, () => this.idRng.bits() & 0xff);
+    return {
+      uuid: () => uuidV7(this.now + process.skewMs, bytes(16)),
+      confirmationNumber: () => crockford(bytes(8), 10).replace(/^(.{4})(.{4})(.{2})$/, '$1-$2-$3'),
+    };
+  }
+
+  /** For those who live outside: clients, the bank's night run. They neither crash nor pause. */
+  wait(ms: number): Promise<void> {
+    return new Promise((resolve) => this.at(ms, () => resolve()));
+  }
+}
+
+const foundSomething = (value: unknown) => (Array.isArray(value) ? value.length > 0 : typeof value === 'number' && value > 0);
+
+/** A value in a story: what kind of thing it is, not all that it holds. */
+const brief = (value: unknown): string => {
+  if (value === undefined || value === null) return 'ok';
+  if (typeof value !== 'object') return String(value);
+  if (Array.isArray(value)) return `${value.length}`;
+  const { kind, why, code, status, revision } = value as Record<string, unknown>;
+  if (revision !== undefined) return `revision ${String(revision as bigint)}`;
+  return [kind, why, code, status].filter((part) => typeof part === 'string' || typeof part === 'number').join(' ') || 'ok';
+};
+
+const briefError = (error: unknown): string => (error instanceof Error ? `${error.name}: ${error.message}` : String(error));
+
+/** Runs `work` while whatever reads the real time, sets a real timer or rolls real dice throws: what the product does outside of its ports is a leak. */
+export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => {
+  const refuse = (name: string) => () => {
+    throw new Error(`${name} inside the simulation: not through a port`);
+  };
+  const [now, random, monotonic] = [Date.now, Math.random, performance.now.bind(performance)];
+  const [timer, interval] = [globalThis.setTimeout, globalThis.setInterval];
+  Date.now = refuse('Date.now');
+  Math.random = refuse('Math.random');
+  performance.now = refuse('performance.now');
+  globalThis.setTimeout = refuse('setTimeout') as unknown as typeof setTimeout;
+  globalThis.setInterval = refuse('setInterval') as unknown as typeof setInterval;
+  try {
+    return await work();
+  } finally {
+    [Date.now, Math.random, performance.now] = [now, random, monotonic];
+    [globalThis.setTimeout, globalThis.setInterval] = [timer, interval];
+  }
+};

@@ -1,0 +1,641 @@
+/**
+ * The stores of the simulation. Each behaves as the real one does, statement by statement, and is held to the same contract suite where there is one; what is
+ * shared between replicas lives in the first class of each pair, what a replica sees of it goes through the simulator.
+ */
+import type { ChargeTerms, Directory, PortalAccess } from '#accounts';
+import { type EventStore, OutcomeUnknown, type SubscriptionItem, Unavailable } from '#eventstore';
+import type { Ids } from '#kernel';
+import type { RecoveryWork, Resolution, Velocity } from '#payments';
+import type { Client, KeyRing, Pool } from '#platform';
+import {
+  type Answer,
+  type Claim,
+  type ClaimRequest,
+  type IdempotencyStore,
+  KEEP_HOURS,
+  type KeyName,
+  LEASE_SECONDS,
+  type Owned,
+} from '#platform/http';
+import type { Process, Simulator, Store } from './simulator.js';
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// The log: the product's own memory store behind the simulator.
+
+/** An append that the caller gave up on may still arrive. */
+const LATE_APPEND_MS = [500, 15_000] as const;
+/** How long the log's news are on their way to a subscriber. */
+const DELIVERY_MS = 2_000;
+
+export const simulatedLog = (sim: Simulator, process: Process, log: EventStore): EventStore => {
+  const away = (): never => {
+    throw new Unavailable('the log is away');
+  };
+  const read = <T>(name: string, effect: () => Promise<T>, idle = false) =>
+    sim.call<T>(process, { store: 'log', name, effect, failed: away, latencyMs: 5, idle });
+  return {
+    append: (stream, expected, events) =>
+      sim.call(process, {
+        store: 'log',
+        name: `append.${events.map(({ type }) => type).join('+')}`,
+        effect: () => log.append(stream, expected, events),
+        failed: (kind) => {
+          if (kind === 'lost' || sim.rng.chance(0.3)) throw new OutcomeUnknown('the log did not answer an append');
+          return away();
+        },
+        lateMs: LATE_APPEND_MS,
+      }),
+    read: async function* (stream, from, max) {
+      yield* await read('read', () => collect(log.read(stream, from, max)));
+    },
+    readAll: async function* (after, options) {
+      yield* await read('readAll', () => collect(log.readAll(after, options)), true);
+    },
+    subscribe: (after, options) => {
+      const inner = log.subscribe(after, options);
+      const items = (async function* (): AsyncGenerator<SubscriptionItem> {
+        for await (const item of inner) {
+          // Survives outages by itself, as the real ones do: news only come later.
+          const delivered = await sim.call(process, {
+            store: 'log',
+            name: 'subscription',
+            effect: () => null,
+            failed: () => null,
+            latencyMs: DELIVERY_MS,
+            idle: true,
+          });
+          if (delivered === null) yield item;
+        }
+      })();
+      return { [Symbol.asyncIterator]: () => items, close: () => inner.close() };
+    },
+    head: () => read('head', () => log.head(), true),
+    close: async () => undefined,
+  };
+};
+
+export const collect = async <T>(items: AsyncIterable<T>): Promise<T[]> => {
+  const all: T[] = [];
+  for await (const item of items) all.push(item);
+  return all;
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Idempotency keys: the rules of the table and its statements, in memory (recovery.md 1.4, 1.5).
+
+export interface KeyRow {
+  readonly accountId: string;
+  readonly keyHash: Buffer;
+  operation: string;
+  fp: Buffer;
+  fpKid: string;
+  state: 'in_progress' | 'completed' | 'reserved' | 'released';
+  fence: number;
+  leaseUntil: number | null;
+  paymentId: string;
+  attemptId: string;
+  status: number | null;
+  body: string | null;
+  createdAt: number;
+  expiresAt: number;
+}
+
+type ClaimRow = Pick<KeyRow, 'accountId' | 'keyHash' | 'operation' | 'fp' | 'fpKid' | 'paymentId' | 'attemptId'>;
+
+const HOUR_MS = 3_600_000;
+const rowName = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
+
+/** What all replicas share: the rows, and one clock. Each method is one statement. */
+export class KeyTable {
+  readonly rows = new Map<string, KeyRow>();
+  fences = 0;
+  constructor(
+    readonly now: () => number,
+    readonly leaseSeconds: number = LEASE_SECONDS,
+    readonly keepHours: number = KEEP_HOURS,
+  ) {}
+
+  find(name: KeyName): KeyRow | undefined {
+    return this.rows.get(rowName(name));
+  }
+
+  beginsAnew(row: KeyRow): boolean {
+    return row.expiresAt <= this.now() && (row.state === 'completed' || row.state === 'released');
+  }
+
+  claim(claimed: ClaimRow): { row: KeyRow; tookOver: boolean } | null {
+    const before = this.find(claimed);
+    const anew = !before || this.beginsAnew(before);
+    const now = this.now();
+    if (before && !anew) {
+      const free = before.state === 'released' || (before.state === 'in_progress' && before.leaseUntil! < now);
+      if (!free || !before.fp.equals(claimed.fp) || before.operation !== claimed.operation) return null;
+    }
+    const row: KeyRow = {
+      ...claimed,
+      state: 'in_progress',
+      fence: ++this.fences,
+      leaseUntil: now + this.leaseSeconds * 1000,
+      paymentId: anew ? claimed.paymentId : before.paymentId,
+      attemptId: anew ? claimed.attemptId : before.attemptId,
+      status: null,
+      body: null,
+      createdAt: anew ? now : before.createdAt,
+      expiresAt: anew ? now + this.keepHours * HOUR_MS : before.expiresAt,
+    };
+    this.rows.set(rowName(claimed), row);
+    return { row: { ...row }, tookOver: !anew };
+  }
+
+  owned(name: KeyName, fence: string): KeyRow | undefined {
+    const row = this.find(name);
+    return row?.state === 'in_progress' && String(row.fence) === fence ? row : undefined;
+  }
+
+  settle(name: KeyName, fence: string, to: 'completed' | 'reserved' | 'released', answer: Answer | null): boolean {
+    const row = this.owned(name, fence);
+    if (!row) return false;
+    if ((to === 'reserved') !== (row.operation === 'create') && to !== 'completed') throw new Error(`a ${row.operation} cannot be ${to}`);
+    Object.assign(row, { state: to, leaseUntil: null, status: answer?.status ?? null, body: answer?.body ?? null });
+    return true;
+  }
+
+  giveBack(name: KeyName, fence: string): boolean {
+    return this.owned(name, fence) !== undefined && this.rows.delete(rowName(name));
+  }
+
+  renewAttempt(name: KeyName, fence: string, attemptId: string): boolean {
+    const row = this.owned(name, fence);
+    if (row) row.attemptId = attemptId;
+    return row !== undefined;
+  }
+
+  takeOverStale(limit: number): KeyRow[] {
+    const stale = [...this.rows.values()]
+      .filter(({ state, operation, leaseUntil }) => state === 'in_progress' && operation === 'create' && leaseUntil! < this.now())
+      .sort((a, b) => a.leaseUntil! - b.leaseUntil!)
+      .slice(0, limit);
+    for (const row of stale) Object.assign(row, { fence: ++this.fences, leaseUntil: this.now() + this.leaseSeconds * 1000 });
+    return stale.map((row) => ({ ...row }));
+  }
+
+  private expired(): KeyRow[] {
+    return [...this.rows.values()].filter(({ expiresAt }) => expiresAt <= this.now()).sort((a, b) => a.expiresAt - b.expiresAt);
+  }
+
+  purge(limit: number): number {
+    const gone = this.expired()
+      .filter(
+        ({ state, operation, leaseUntil }) =>
+          state === 'completed' || state === 'released' || (state === 'in_progress' && operation !== 'create' && leaseUntil! < this.now()),
+      )
+      .slice(0, limit);
+    for (const row of gone) this.rows.delete(rowName(row));
+    return gone.length;
+  }
+
+  expiredReserved(limit: number, offset: number): KeyRow[] {
+    return this.expired()
+      .filter(({ state }) => state === 'reserved')
+      .slice(offset, offset + limit);
+  }
+
+  deleteReserved(row: KeyRow): number {
+    const present = this.find(row);
+    return present?.state === 'reserved' && present.fence === row.fence && this.rows.delete(rowName(row)) ? 1 : 0;
+  }
+}
+
+/** Runs one statement against the table: at once, or through the simulator. */
+export type Statement = <T>(name: string, effect: () => T, idle?: boolean) => Promise<T>;
+
+const CLAIM_ROUNDS = 3;
+const MAX_RETRY_AFTER_SECONDS = 5;
+
+/** One replica's way to the table: the same statements in the same order as `postgresIdempotency`. */
+export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, statement: Statement): IdempotencyStore => {
+  const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
+  const owned = (row: KeyRow, tookOver: boolean): Owned => ({
+    kind: 'owned',
+    fence: String(row.fence),
+    tookOver,
+    paymentId: row.paymentId,
+    attemptId: row.attemptId,
+  });
+  const classify = (row: KeyRow, operation: string, fp: Buffer): Claim => {
+    if (!row.fp.equals(fp) || row.operation !== operation) return { kind: 'mismatch' };
+    if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };
+    if (row.state === 'reserved') return { kind: 'reserved', paymentId: row.paymentId };
+    const left = row.leaseUntil === null ? 1 : Math.ceil((row.leaseUntil - table.now()) / 1000);
+    return { kind: 'in_progress', retryAfterSeconds: Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, left)) };
+  };
+  return {
+    name,
+    claim: async ({ accountId, key, operation, fingerprintText }: ClaimRequest) => {
+      const at = name(accountId, key);
+      let kid = keys.current;
+      for (let round = 1; ; round++) {
+        const fp = keys.mac('fingerprint', fingerprintText, kid);
+        const claimed: ClaimRow = { ...at, operation, fp, fpKid: kid, paymentId: ids.uuid(), attemptId: ids.uuid() };
+        const won = await statement('claim', () => table.claim(claimed));
+        if (won) return owned(won.row, won.tookOver);
+        const row = await statement('claim.find', () => table.find(at));
+        if (row && row.fpKid !== kid && keys.kids.includes(row.fpKid) && round < CLAIM_ROUNDS) kid = row.fpKid;
+        else if (row) return classify(row, operation, fp);
+        else if (round >= CLAIM_ROUNDS) return { kind: 'in_progress', retryAfterSeconds: 1 };
+      }
+    },
+    settle: (at, fence, settlement) =>
+      statement(`settle.${settlement.to}`, () =>
+        settlement.to === 'given_back'
+          ? table.giveBack(at, fence)
+          : table.settle(at, fence, settlement.to, settlement.to === 'completed' ? settlement.answer : null),
+      ),
+    renewAttempt: (at, fence, attemptId) => statement('renewAttempt', () => table.renewAttempt(at, fence, attemptId)),
+    takeOverStale: async (limit) => {
+      const rows = await statement('takeOverStale', () => table.takeOverStale(limit), true);
+      return rows.map((row) => ({ ...owned(row, true), accountId: row.accountId, keyHash: row.keyHash }));
+    },
+    purge: async (limit, resolved) => {
+      let deleted = 0;
+      for (let gone = limit; gone === limit; deleted += gone) gone = await statement('purge', () => table.purge(limit), true);
+      for (let kept = 0; ;) {
+        const rows = await statement('purge.reserved', () => table.expiredReserved(limit, kept), true);
+        for (const row of rows) {
+          if (await resolved(row.paymentId).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteReserved(row));
+          else kept += 1;
+        }
+        if (rows.length < limit) return deleted;
+      }
+    },
+    ping: () => statement('ping', () => true, true),
+  };
+};
+
+const lostConnection = (): never => {
+  throw Object.assign(new Error('Connection terminated unexpectedly'), { code: 'ECONNRESET' });
+};
+
+/** Statements of a replica to one of the databases. */
+export const simulatedStatement =
+  (sim: Simulator, process: Process, store: Store): Statement =>
+  (name, effect, idle = false) =>
+    sim.call(process, { store, name, effect, failed: lostConnection, idle });
+
+export const directStatement: Statement = async (_name, effect) => effect();
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Tables: as much of Postgres as the projections use, statement by statement: transactions that are applied at their commit, the row lock that the
+// checkpoint's update takes, connections that break. An unknown statement is refused, so that a change of the product's SQL is noticed here.
+
+interface Checkpoint {
+  position: string;
+  epoch: number;
+  owner: string | null;
+  leaseUntil: number | null;
+}
+
+export interface ListRow {
+  readonly payment_id: string;
+  readonly account_id: string;
+  readonly portal_id: string;
+  readonly created_at: string;
+  readonly status: string;
+  readonly open_attempt_id: string | null;
+  readonly open_since: string | null;
+  readonly revision: string;
+  readonly state: string;
+}
+
+interface Transaction {
+  readonly writes: (() => void)[];
+  readonly locked: Set<string>;
+  lastStatementAt: number;
+  ended: boolean;
+}
+
+interface Result {
+  readonly rows: readonly object[];
+  readonly rowCount: number;
+}
+const rowsOf = (rows: readonly object[]): Result => ({ rows, rowCount: rows.length });
+const count = (rowCount: number): Result => ({ rows: [], rowCount });
+
+/** As `idle_in_transaction_session_timeout` and `lock_timeout` are set on the pools. */
+const IDLE_IN_TRANSACTION_MS = 60_000;
+const LOCK_TIMEOUT_MS = 10_000;
+const LOCK_POLL_MS = 50;
+
+const databaseError = (code: string, message: string) => Object.assign(new Error(message), { code });
+
+export class Tables {
+  readonly checkpoints = new Map<string, Checkpoint>();
+  readonly list = new Map<string, ListRow>();
+  readonly tries = new Map<string, { tries: number; nextTryAt: string; outcome: Resolution }>();
+  readonly failures: string[] = [];
+  private readonly locks = new Map<string, Transaction>();
+  /** Seam of a canary: rows are not part of the transaction that moves the checkpoint. */
+  splitTransactions = false;
+
+  constructor(private readonly sim: Simulator) {}
+
+  begin(): Transaction {
+    return { writes: [], locked: new Set(), lastStatementAt: this.sim.now, ended: false };
+  }
+
+  end(transaction: Transaction, how: 'commit' | 'rollback'): void {
+    if (transaction.ended) return;
+    transaction.ended = true;
+    if (how === 'commit') for (const write of transaction.writes) write();
+    for (const lock of transaction.locked) if (this.locks.get(lock) === transaction) this.locks.delete(lock);
+  }
+
+  /** Waits for a row lock, as the server does: until it is free, or the waiter's patience ends. */
+  private async lock(name: string, transaction: Transaction): Promise<void> {
+    const until = this.sim.now + LOCK_TIMEOUT_MS;
+    for (;;) {
+      const holder = this.locks.get(name);
+      if (!holder || holder === transaction) break;
+      if (this.sim.now - holder.lastStatementAt > IDLE_IN_TRANSACTION_MS) this.end(holder, 'rollback');
+      else if (this.sim.now >= until) throw databaseError('55P03', 'canceling statement due to lock timeout');
+      else await this.sim.wait(LOCK_POLL_MS);
+      // Its client is gone meanwhile.
+      if (transaction.ended) throw databaseError('57P01', 'terminating connection');
+    }
+    this.locks.set(name, transaction);
+    transaction.locked.add(name);
+  }
+
+  async run(text: string, values: readonly unknown[], transaction: Transaction): Promise<Result> {
+    if (transaction.ended) throw databaseError('25P03', 'terminating connection due to idle-in-transaction timeout');
+    transaction.lastStatementAt = this.sim.now;
+    const found = STATEMENTS.find(([begins]) => text.startsWith(begins));
+    if (!found) throw new Error(`the simulated tables do not know this statement: ${text}`);
+    return found[1](this, values, transaction, text);
+  }
+
+  write(transaction: Transaction, write: () => void): void {
+    transaction.writes.push(write);
+  }
+
+  lockCheckpoint(name: unknown, transaction: Transaction): Promise<void> {
+    return this.lock(`checkpoint ${String(name)}`, transaction);
+  }
+
+  get now(): number {
+    return this.sim.now;
+  }
+}
+
+type Run = (tables: Tables, values: readonly unknown[], transaction: Transaction, text: string) => Result | Promise<Result>;
+
+const LIST_COLUMNS = ['payment_id', 'account_id', 'portal_id', 'created_at', 'status', 'open_attempt_id', 'open_since', 'revision', 'state'] as const;
+
+/** By how the statement begins, white space made one. */
+const STATEMENTS: readonly (readonly [string, Run])[] = [
+  ['select from projection_checkpoint where name = $1 and owner <> $2', (tables, [name, owner]) => {
+    const found = tables.checkpoints.get(name as string);
+    return count(found && found.owner !== null && found.owner !== owner && found.leaseUntil! >= tables.now ? 1 : 0);
+  }],
+  ['insert into projection_checkpoint as c (name, position, epoch, owner, lease_until)', async (tables, [name, owner, leaseMs], transaction) => {
+    await tables.lockCheckpoint(name, transaction);
+    const found = tables.checkpoints.get(name as string);
+    if (found && found.owner !== null && found.owner !== owner && found.leaseUntil! >= tables.now) return count(0);
+    const epoch = found ? found.epoch + (found.owner === owner ? 0 : 1) : 1;
+    const taken: Checkpoint = { position: found?.position ?? '', epoch, owner: owner as string, leaseUntil: tables.now + Number(leaseMs) };
+    tables.write(transaction, () => tables.checkpoints.set(name as string, taken));
+    return rowsOf([{ position: taken.position, epoch: String(epoch), unresolved: false }]);
+  }],
+  ['update projection_checkpoint set position', async (tables, [name, position, epoch, to, owner, leaseMs], transaction) => {
+    await tables.lockCheckpoint(name, transaction);
+    const found = tables.checkpoints.get(name as string);
+    if (!found || found.position !== position || String(found.epoch) !== epoch) return count(0);
+    const move = () => Object.assign(found, { position: to, ...(found.owner === owner && { leaseUntil: tables.now + Number(leaseMs) }) });
+    if (tables.splitTransactions) move();
+    else tables.write(transaction, move);
+    return count(1);
+  }],
+  ['update projection_checkpoint set lease_until', async (tables, [name, owner, epoch, leaseMs], transaction) => {
+    await tables.lockCheckpoint(name, transaction);
+    const found = tables.checkpoints.get(name as string);
+    if (found?.owner !== owner || String(found?.epoch) !== epoch) return count(0);
+    tables.write(transaction, () => (found!.leaseUntil = tables.now + Number(leaseMs)));
+    return count(1);
+  }],
+  ['update projection_checkpoint set owner = null', (tables, [name, owner], transaction) => {
+    const found = tables.checkpoints.get(name as string);
+    if (found?.owner === owner) tables.write(transaction, () => Object.assign(found!, { owner: null, leaseUntil: null }));
+    return count(1);
+  }],
+  ['select position, epoch, coalesce(lease_until', (tables, [name]) => {
+    const found = tables.checkpoints.get(name as string);
+    if (!found) return count(0);
+    const leased = found.leaseUntil !== null && found.leaseUntil >= tables.now;
+    return rowsOf([{ position: found.position, epoch: String(found.epoch), leased, unresolved: false }]);
+  }],
+  ['select position from projection_checkpoint', (tables, [name]) => {
+    const found = tables.checkpoints.get(name as string);
+    return rowsOf(found ? [{ position: found.position }] : []);
+  }],
+  ['insert into projection_failure', (tables, [name, , , , , message]) => {
+    tables.failures.push(`${String(name)}: ${String(message)}`);
+    return count(1);
+  }],
+  ['update projection_failure set resolved_at', () => count(0)],
+  ['select payment_id, revision, state from payment_list where payment_id = any', (tables, [ids]) =>
+    rowsOf((ids as string[]).flatMap((id) => tables.list.get(id) ?? []).map((row) => ({ ...row, state: JSON.parse(row.state) as object })))],
+  ['insert into payment_list as l', (tables, values, transaction) => {
+    const columns = values as readonly (readonly string[])[];
+    const rows = columns[0]!.map((_, index) => Object.fromEntries(LIST_COLUMNS.map((name, column) => [name, columns[column]![index]])) as unknown as ListRow);
+    tables.write(transaction, () => {
+      for (const row of rows) {
+        const before = tables.list.get(row.payment_id);
+        if (!before || BigInt(before.revision) < BigInt(row.revision)) tables.list.set(row.payment_id, row);
+      }
+    });
+    return count(rows.length);
+  }],
+  ['select payment_id, state from payment_list where', (tables, values, _transaction, text) => {
+    const conditions = /where (.*) order by/.exec(text)![1]!.split(' and ');
+    const value = (condition: string) => values[Number(/\$(\d+)/.exec(condition)![1]) - 1] as string;
+    const time = (at: string) => Date.parse(at);
+    const passes = (row: ListRow, condition: string): boolean => {
+      if (condition.startsWith('account_id =')) return row.account_id === value(condition);
+      if (condition.startsWith('portal_id =')) return row.portal_id === value(condition);
+      if (condition.startsWith('status =')) return row.status === value(condition);
+      if (condition.startsWith('created_at >=')) return time(row.created_at) >= time(value(condition));
+      if (condition.startsWith('created_at <')) return time(row.created_at) < time(value(condition));
+      const place = /^\(created_at, payment_id\) < \(\$(\d+)::timestamptz, \$(\d+)::uuid\)$/.exec(condition);
+      if (!place) throw new Error(`the simulated list does not know this condition: ${condition}`);
+      const [at, id] = [values[Number(place[1]) - 1] as string, values[Number(place[2]) - 1] as string];
+      return time(row.created_at) < time(at) || (time(row.created_at) === time(at) && row.payment_id < id);
+    };
+    const rows = [...tables.list.values()]
+      .filter((row) => conditions.every((condition) => passes(row, condition)))
+      .sort((a, b) => time(b.created_at) - time(a.created_at) || (a.payment_id < b.payment_id ? 1 : -1));
+    const limit = Number(values[Number(/limit \$(\d+)/.exec(text)![1]) - 1]);
+    return rowsOf(rows.slice(0, limit).map((row) => ({ payment_id: row.payment_id, state: JSON.parse(row.state) as object })));
+  }],
+  ['select', (_tables, _values, _transaction, text) => {
+    if (text !== 'select') throw new Error(`the simulated tables do not know this statement: ${text}`);
+    return rowsOf([{}]);
+  }],
+]; // prettier-ignore
+
+interface Query {
+  readonly text: string;
+  readonly values?: readonly unknown[];
+}
+
+const normalised = (text: string) => text.replace(/\s+/g, ' ').trim();
+
+/** Names of statements in a story, and whether they are polls. */
+const nameOf = (text: string): { name: string; idle: boolean } => {
+  if (text === 'begin' || text === 'commit' || text === 'rollback') return { name: text, idle: text !== 'commit' };
+  if (text.startsWith('select')) return { name: 'rows.read', idle: true };
+  if (text.startsWith('update projection_checkpoint set position')) return { name: 'checkpoint', idle: false };
+  if (text.startsWith('insert into payment_list')) return { name: 'rows.write', idle: false };
+  return { name: text.split(' ').slice(0, 3).join(' '), idle: true };
+};
+
+/** A replica's connections to the tables, in the shape of a `pg` pool. */
+export const simulatedPool = (sim: Simulator, process: Process, tables: Tables, open: Set<Transaction>): Pool => {
+  const send = (text: string, effect: () => Result | Promise<Result>, breaks: () => void): Promise<Result> =>
+    sim.call(process, {
+      store: 'tables',
+      ...nameOf(text),
+      effect,
+      failed: () => {
+        breaks();
+        return lostConnection();
+      },
+    });
+  const parsed = (query: string | Query, values?: readonly unknown[]) =>
+    typeof query === 'string' ? { text: normalised(query), values: values ?? [] } : { text: normalised(query.text), values: query.values ?? [] };
+  const begin = () => {
+    const transaction = tables.begin();
+    open.add(transaction);
+    return transaction;
+  };
+  const finish = (transaction: Transaction, how: 'commit' | 'rollback') => {
+    tables.end(transaction, how);
+    open.delete(transaction);
+  };
+  const pool = {
+    on: () => pool,
+    query: (query: string | Query, bound?: readonly unknown[]) => {
+      const { text, values } = parsed(query, bound);
+      const transaction = begin();
+      const effect = async () => {
+        try {
+          const result = await tables.run(text, values, transaction);
+          finish(transaction, 'commit');
+          return result;
+        } catch (error) {
+          finish(transaction, 'rollback');
+          throw error;
+        }
+      };
+      return send(text, effect, () => undefined);
+    },
+    connect: async () => {
+      let transaction: Transaction | null = null;
+      let broken = false;
+      const client = {
+        on: () => client,
+        off: () => client,
+        release: () => {
+          if (transaction) finish(transaction, 'rollback');
+        },
+        query: (query: string | Query, bound?: readonly unknown[]) => {
+          const { text, values } = parsed(query, bound);
+          if (broken) return Promise.reject(databaseError('ECONNRESET', 'Connection terminated'));
+          const breaks = () => {
+            broken = true;
+            if (transaction) finish(transaction, 'rollback');
+          };
+          return send(
+            text,
+            async () => {
+              if (text === 'begin') {
+                transaction = begin();
+                return count(0);
+              }
+              if (!transaction) throw new Error('no transaction');
+              if (text === 'commit' || text === 'rollback') {
+                if (transaction.ended && text === 'commit') throw databaseError('25P03', 'the transaction was ended by the server');
+                finish(transaction, text);
+                return count(0);
+              }
+              return tables.run(text, values, transaction);
+            },
+            breaks,
+          );
+        },
+      };
+      return client as unknown as Client;
+    },
+  };
+  return pool as unknown as Pool;
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Recovery's work, velocity, directory.
+
+/** The statements of `postgresRecoveryWork` over the list's rows. */
+export const simulatedRecoveryWork = (tables: Tables, statement: Statement): RecoveryWork => ({
+  due: (begunBefore, now) =>
+    statement(
+      'recovery.due',
+      () =>
+        [...tables.list.values()]
+          .filter(({ open_since }) => open_since !== null && open_since < begunBefore)
+          .map((row) => ({ paymentId: row.payment_id, attemptId: row.open_attempt_id!, since: row.open_since! }))
+          .map((open) => ({ ...open, tried: tables.tries.get(`${open.paymentId} ${open.attemptId}`) }))
+          .filter(({ tried }) => !tried || tried.nextTryAt <= now)
+          .sort((a, b) => (a.since < b.since ? -1 : a.since > b.since ? 1 : a.paymentId < b.paymentId ? -1 : 1))
+          .map(({ paymentId, attemptId, tried }) => ({ paymentId, attemptId, tries: tried?.tries ?? 0 })),
+      true,
+    ),
+  record: ({ paymentId, attemptId, tries, nextTryAt, outcome }) =>
+    statement('recovery.record', () => {
+      const name = `${paymentId} ${attemptId}`;
+      if (outcome === 'resolved') tables.tries.delete(name);
+      else tables.tries.set(name, { tries, nextTryAt, outcome });
+    }),
+});
+
+/** Counts, refuses nothing: limits are off by default. What was counted is the oracle's to judge. */
+export class VelocityCounts {
+  readonly attempts = new Map<string, number>();
+  port(statement: Statement): Velocity {
+    return {
+      admit: (_subject, _limits, entryId) =>
+        statement('velocity.admit', () => void this.attempts.set(entryId, (this.attempts.get(entryId) ?? 0) + 1)),
+      recordDecline: (_subject, _limits, entryId) => statement('velocity.decline', () => void entryId).catch(() => undefined),
+    };
+  }
+}
+
+/** The directory, with what an operator may change while a seed runs laid over it. */
+export interface DirectoryChanges {
+  readonly revoked: Set<string>;
+}
+
+export const simulatedDirectory = (inner: Directory, statement: Statement, changes: DirectoryChanges): Directory => {
+  const access = (portalId: string, found: PortalAccess): PortalAccess => (found === 'granted' && changes.revoked.has(portalId) ? 'revoked' : found);
+  const ask = <T>(name: string, effect: () => Promise<T>) => statement(`directory.${name}`, effect) as Promise<T>;
+  return {
+    findApiKey: (lookupId) => ask('findApiKey', () => inner.findApiKey(lookupId)),
+    account: (accountId) => ask('account', () => inner.account(accountId)),
+    accounts: () => ask('accounts', () => inner.accounts()),
+    portal: (portalId) => ask('portal', () => inner.portal(portalId)),
+    portals: () => ask('portals', () => inner.portals()),
+    grant: async (accountId, portalId) => access(portalId, await ask('grant', () => inner.grant(accountId, portalId))),
+    caseRestriction: (portalId, referenceId) => ask('caseRestriction', () => inner.caseRestriction(portalId, referenceId)),
+    chargeTerms: async (accountId, portalId, referenceId): Promise<ChargeTerms> => {
+      const terms = await ask('chargeTerms', () => inner.chargeTerms(accountId, portalId, referenceId));
+      return { ...terms, access: access(portalId, terms.access) };
+    },
+  };
+};
