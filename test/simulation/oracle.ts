@@ -5,7 +5,7 @@
  */
 import { type Recorded } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
-import { chargeAnswer, gatewayRef, isVisible, payment as decider, paymentIdOf, toPaymentEvent } from '#payments';
+import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, paymentIdOf, toPaymentEvent } from '#payments';
 import { errorAnswer, successAnswer } from '#platform/http';
 import { type BankCharge, CARDS } from './bank.js';
 import { type Ask, PORTALS, type Reply, type World } from './service.js';
@@ -68,12 +68,15 @@ export const told = (reply: Reply): Told => {
 const isFiveHundred = ({ status }: Told) => status === 500 || status === 502 || status === 504;
 
 /** What the specification's tables allow an operation to answer. */
-const ALLOWED: Readonly<Record<'create' | 'refund' | 'void' | 'get' | 'list', readonly string[]>> = {
+const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse' | 'staff'>, readonly string[]>> = {
   create: ['OK', 'PAYMENT_DECLINED', 'PORTAL_ACCESS_DENIED', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_RECONCILIATION_REQUIRED', 'IDEMPOTENCY_UNAVAILABLE', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
   refund: ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'PAYMENT_NOT_FOUND', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE', 'PARTIAL_REFUND_PENDING', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
   void: ['OK', 'INVALID_STATE', 'VOID_FAILED', 'PAYMENT_NOT_FOUND', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
   get: ['OK', 'PAYMENT_NOT_FOUND', 'INTERNAL_ERROR'],
   list: ['OK', 'PORTAL_ACCESS_DENIED', 'INTERNAL_ERROR'],
+  resolve: ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
+  'open dispute': ['OK', 'INVALID_STATE', 'INTERNAL_ERROR'],
+  'update dispute': ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
 };
 
 /** What a payment may read as after it read as something else (States and transitions; C29). */
@@ -89,8 +92,8 @@ const NEXT: Readonly<Record<string, readonly string[]>> = {
 
 interface KeyHistory {
   readonly firstSentAt: number;
-  /** Used before, and so long ago that it is another key by now. */
-  readonly expired: boolean;
+  /** What was sent under it so long ago that it is another key by now. */
+  readonly earlier: readonly Exchange[];
   readonly exchanges: Exchange[];
 }
 
@@ -108,6 +111,8 @@ export class Oracle {
   private readonly read = new Map<string, { at: number; view: View }>();
   /** Payments that some answer named, and when. */
   private readonly named = new Map<string, { at: number; accountId: string }>();
+  /** Payments that a person decided about. */
+  readonly resolved = new Set<string>();
   /** Money that a client was told to have come back, by payment and transaction. */
   private readonly returned = new Map<string, Map<string, { at: number; cents: number }>>();
 
@@ -129,14 +134,14 @@ export class Oracle {
     const { ask, intention } = exchange;
     this.byRequest.set(exchange.requestId, exchange);
     intention?.exchanges.push(exchange);
-    if ((ask.kind !== 'create' && ask.kind !== 'reverse') || ask.key === null) return;
+    if (!isKeyed(ask)) return;
     const name = keyName(ask);
     const before = this.keys.get(name);
     // Kept 24 h from its first use; afterwards it is another key.
     if (!before || exchange.sentAt - before.firstSentAt >= DAY_MS)
       this.keys.set(name, {
         firstSentAt: exchange.sentAt,
-        expired: before !== undefined && exchange.sentAt - before.exchanges.at(-1)!.sentAt >= DAY_MS,
+        earlier: before?.exchanges ?? [],
         exchanges: [exchange],
       });
     else before.exchanges.push(exchange);
@@ -146,41 +151,49 @@ export class Oracle {
     const { ask, reply } = exchange;
     if (!reply) return;
     const answer = told(reply);
-    const operation = ask.kind === 'reverse' || ask.kind === 'staff' ? ask.request.operation : ask.kind;
+    const operation = isReversal(ask) ? ask.request.operation : ask.kind;
     this.check(ALLOWED[operation].includes(answer.code), `${operation} answered ${answer.status} ${answer.code}`);
     if (answer.code === 'IDEMPOTENCY_IN_PROGRESS')
       this.check((reply.retryAfterSeconds ?? 0) >= 1 && (reply.retryAfterSeconds ?? 9) <= 5, 'C19: in progress without Retry-After of 1 to 5 s');
-    if (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'staff') this.judgeKey(exchange, answer);
+    if (ask.kind === 'create' || isReversal(ask)) this.judgeKey(exchange, answer);
     if (ask.kind === 'create') this.judgeCreate(exchange, answer);
-    if ((ask.kind === 'reverse' || ask.kind === 'staff') && answer.status === 200) this.noteReturned(exchange, answer);
+    if (isReversal(ask) && answer.status === 200) this.noteReturned(exchange, answer);
+    if (ask.kind === 'resolve' && answer.status === 200) this.resolved.add(ask.request.paymentId);
     if (ask.kind === 'get') this.judgeRead(exchange, answer);
     if (ask.kind === 'list' && answer.status === 200) this.judgeList(exchange, reply, answer);
     const id = answer.details.id ?? (ask.kind === 'create' ? answer.data.id : undefined);
     // Reconciliation required names a payment that may turn out to have been given up (C64): it is the caller's to look at, not promised.
-    if (typeof id === 'string' && !this.named.has(id) && ask.kind !== 'list' && answer.code !== 'IDEMPOTENCY_RECONCILIATION_REQUIRED')
+    if (
+      typeof id === 'string' &&
+      !this.named.has(id) &&
+      (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'get') &&
+      answer.code !== 'IDEMPOTENCY_RECONCILIATION_REQUIRED'
+    )
       this.named.set(id, { at: exchange.answeredAt, accountId: accountOf(ask) });
   }
 
   /** Idempotency rules 1–5, and what C15–C19 add to them. */
   private judgeKey(exchange: Exchange, answer: Told): void {
     const { ask, reply, sentAt } = exchange;
-    if ((ask.kind !== 'create' && ask.kind !== 'reverse') || ask.key === null) {
+    if (!isKeyed(ask)) {
       this.check(!reply!.replayed, 'a replay without a key');
       return;
     }
     const history = this.keys.get(keyName(ask))!;
     if (exchange.sentAt < history.firstSentAt) return;
-    if (history.expired && exchange === history.exchanges[0]) this.check(!reply!.replayed, 'C20: a key that expired was replayed');
+    const last = history.earlier.at(-1);
+    if (last && exchange === history.exchanges[0] && sentAt - last.sentAt >= DAY_MS)
+      this.check(!reply!.replayed, 'C20: a key that expired was replayed');
     const others = history.exchanges.filter((one) => one !== exchange && one.reply !== null);
     const before = others.filter(({ answeredAt }) => answeredAt <= sentAt).map((one) => ({ one, answer: told(one.reply!) }));
-    const same = (one: Exchange) => 'fingerprint' in one.ask && one.ask.fingerprint === ask.fingerprint;
+    const same = (one: Exchange) => bodyOf(one.ask) === bodyOf(ask);
     const transient = answer.code === 'IDEMPOTENCY_UNAVAILABLE' || answer.code === 'IDEMPOTENCY_IN_PROGRESS';
     const isFinal = (one: Told) =>
       one.status === 200 || one.code === 'PAYMENT_DECLINED' || (one.code === 'VOID_FAILED' && one.details.retryable === false);
 
     if (answer.code === 'IDEMPOTENCY_MISMATCH') {
       this.check(
-        history.exchanges.some((one) => !same(one)),
+        [...history.earlier, ...history.exchanges].some((one) => !same(one)),
         'rule 2: mismatch although every request with this key was the same',
       );
       return;
@@ -199,7 +212,7 @@ export class Oracle {
       if (!same(one)) continue;
       if (isFinal(earlier)) {
         // A settlement that was lost leaves the row to its lease; a refund is then told again from the log, if that can be read.
-        const again = ask.kind === 'reverse' && isFiveHundred(answer);
+        const again = ask.kind !== 'create' && isFiveHundred(answer);
         this.check(
           isFinal(answer) || transient || again,
           `rule 1: after ${earlier.status} the same key was answered ${answer.status} ${answer.code}`,
@@ -262,7 +275,8 @@ export class Oracle {
     this.checkMoney(view);
     const last = this.read.get(paymentId);
     if (last && last.at <= exchange.sentAt) {
-      this.check(NEXT[last.view.status]?.includes(view.status) === true, `C29: read ${last.view.status}, then ${view.status}`);
+      const byPerson = this.resolved.has(paymentId) && (last.view.status === 'unknown' || last.view.status === 'pending');
+      this.check(byPerson || NEXT[last.view.status]?.includes(view.status) === true, `C29: read ${last.view.status}, then ${view.status}`);
       this.check(view.refundedAmountCents >= last.view.refundedAmountCents, 'money that had come back is gone again');
     }
     if (!last || last.at < exchange.answeredAt) this.read.set(paymentId, { at: exchange.answeredAt, view });
@@ -310,8 +324,10 @@ export class Oracle {
     const head = await world.log.head();
     const at = world.tables.checkpoints.get('payment-list')?.position ?? '';
     if (head !== null && at < head) return false;
+    if ((await this.settlementLines()).length < world.bank.lines.length) return false;
     for (const [, events] of await this.streams()) {
-      const state = fold(decider, events.map(toPaymentEvent));
+      const state = this.folded(events);
+      if (!state) continue;
       if (state.phase === 'pending' || (state.phase === 'unknown' && !(state.fenced && this.waitsForAPerson(events)))) return false;
       if (state.phase === 'charged' && state.attempts.some(({ ended }) => ended === null)) return false;
     }
@@ -335,6 +351,21 @@ export class Oracle {
     return streams;
   }
 
+  /** What the product makes of a stream; null where it refuses it as impossible. */
+  private folded(events: readonly Recorded[]): Payment | null {
+    try {
+      return fold(decider, events.map(toPaymentEvent));
+    } catch (error) {
+      this.check(false, `A6: ${(error as Error).message}`);
+      return null;
+    }
+  }
+
+  private async settlementLines(): Promise<SettlementLine[]> {
+    const recorded = (await collect(this.world.log.readAll(null, { streamPrefixes: ['settlement-'] }))).flat();
+    return recorded.flatMap(({ type, data }) => (type === 'SettlementLinesRecorded' ? (data as unknown as { lines: SettlementLine[] }).lines : []));
+  }
+
   /** Money at the bank that no void can undo any more, or of which the bank cannot tell: only a person may decide (C29). */
   private waitsForAPerson(events: readonly Recorded[]): boolean {
     const intent = events[0]!.data as unknown as Intent;
@@ -344,6 +375,23 @@ export class Oracle {
       const charge = this.chargeUnder(references.charge);
       return charge !== undefined && (charge.batchId !== null || charge.card === 'voidRejected');
     });
+  }
+
+  /** Payments that wait for a person, with what the bank did for each leg. */
+  async waiting(): Promise<{ paymentId: string; canTell: boolean; charged: { leg: string; transactionId: string | null }[] }[]> {
+    const found = [];
+    for (const [stream, events] of await this.streams()) {
+      if (this.folded(events)?.phase !== 'unknown') continue;
+      const { legs } = events[0]!.data as unknown as Intent;
+      const { bank } = this.world;
+      const canTell = legs.every(({ references }) => !bank.answers.get(references.charge)?.cannotTell);
+      const charged = legs.map(({ leg, references }) => {
+        const charge = this.chargeUnder(references.charge);
+        return { leg, transactionId: charge && bank.remaining(charge) > 0 ? charge.transactionId : null };
+      });
+      found.push({ paymentId: paymentIdOf(stream), canTell, charged });
+    }
+    return found;
   }
 
   private chargeUnder(ref: string): BankCharge | undefined {
@@ -359,6 +407,7 @@ export class Oracle {
       this.check(claimed.has(charge.ref), `A2: the bank charged ${charge.amountCents} cents for no payment`);
     this.auditCharges(books);
     this.auditReversals(books);
+    await this.auditSettlement(books);
     this.auditKeys(streams);
     this.auditList(streams);
     this.auditCardData(streams);
@@ -376,10 +425,17 @@ export class Oracle {
       chargeRefs: [],
       attempts: new Map(),
       netCents: 0,
+      resolved: false,
     };
     const legs = new Map<string, { charged: number; back: number; transactionId: string }>();
     let open: BookAttempt | null = null;
     let fenced = false;
+    const chargedAs = (charged: readonly ChargedLeg[]) => {
+      for (const { leg, transactionId } of charged) {
+        const terms = book.intent!.legs.find((one) => one.leg === leg)!;
+        legs.set(leg, { charged: terms.principalCents + terms.feeCents, back: 0, transactionId });
+      }
+    };
     const must = (holds: boolean, what: string) => this.check(holds, `A6: ${what} in ${book.phase}`);
     for (const event of events) {
       const data = event.data as Record<string, unknown>;
@@ -400,10 +456,7 @@ export class Oracle {
         case 'PaymentCreated':
           must(phase === 'pending', event.type);
           book.phase = 'charged';
-          for (const { leg, transactionId } of data.legs as readonly { leg: string; transactionId: string }[]) {
-            const terms = book.intent!.legs.find((one) => one.leg === leg)!;
-            legs.set(leg, { charged: terms.principalCents + terms.feeCents, back: 0, transactionId });
-          }
+          chargedAs(data.legs as readonly ChargedLeg[]);
           break;
         case 'PaymentDeclined':
           must(phase === 'pending' || (phase === 'unknown' && fenced), event.type);
@@ -432,7 +485,7 @@ export class Oracle {
         case 'RefundRequested': {
           must(phase === 'charged' && open === null, event.type);
           const request = event.data as unknown as BookAttempt['request'];
-          open = { request, operation: event.type === 'VoidRequested' ? 'void' : 'refund', requestId: event.meta.correlationId, at: event.meta.recordedAt, fenced: false, ended: null, returned: [], remainingAfter: 0 }; // prettier-ignore
+          open = { request, operation: event.type === 'VoidRequested' ? 'void' : 'refund', requestId: event.meta.correlationId, fenced: false, ended: null, returned: [], remainingAfter: 0 }; // prettier-ignore
           book.attempts.set(request.attemptId, open);
           break;
         }
@@ -474,9 +527,16 @@ export class Oracle {
         case 'PaymentSettled':
         case 'SettlementRejected':
         case 'PaymentDisputed':
-        case 'PaymentResolved':
-          must(phase === 'charged' || event.type === 'PaymentResolved', event.type);
+          must(phase === 'charged', event.type);
           break;
+        case 'PaymentResolved': {
+          must(phase === 'unknown' && fenced, event.type);
+          const { as, charge } = event.data as unknown as { as: 'succeeded' | 'voided' | 'failed'; charge: { legs: ChargedLeg[] } | null };
+          book.phase = as === 'succeeded' ? 'charged' : as;
+          book.resolved = true;
+          chargedAs(charge?.legs ?? []);
+          break;
+        }
         default:
           this.check(false, `A6: an event that nobody knows: ${event.type}`);
       }
@@ -507,7 +567,7 @@ export class Oracle {
     }
     // C61: what recovery has ended can never begin again, whoever wakes.
     const answered = (ref: string) => bank.answers.has(ref) || bank.tombstones.has(ref);
-    if (fenced && (book.phase === 'voided' || book.phase === 'failed'))
+    if (fenced && !book.resolved && (book.phase === 'voided' || book.phase === 'failed'))
       for (const { references } of book.intent!.legs) {
         this.check(answered(references.charge), 'C61: a charge was given up although its reference may still be executed');
         if (!bank.answers.has(references.charge)) this.check(answered(references.reversal), 'C61: a reversal’s reference may still be executed');
@@ -550,6 +610,7 @@ export class Oracle {
         byKey.set(name, (byKey.get(name) ?? 0) + 1);
       }
     }
+    this.auditKeptKeys(books);
     for (const times of byKey.values()) this.check(times === 1, `A12: a key was executed ${times} times`);
     for (const intention of this.intentions) {
       if (intention.kind !== 'charge') continue;
@@ -575,13 +636,32 @@ export class Oracle {
     }
   }
 
+  /** C16: a key whose payment nobody can decide is kept, however long that takes. */
+  private auditKeptKeys(books: readonly Book[]): void {
+    const undecided = books.filter((book) => book.phase === 'unknown' || book.resolved);
+    for (const { requestId } of undecided) {
+      const first = this.byRequest.get(requestId);
+      if (!first || !isKeyed(first.ask)) continue;
+      const name = keyName(first.ask);
+      for (const later of books) {
+        const exchange = this.byRequest.get(later.requestId);
+        if (exchange && exchange !== first && isKeyed(exchange.ask) && keyName(exchange.ask) === name && exchange.sentAt > first.sentAt)
+          this.check(false, 'C16: a key was executed again although nobody knows what became of its payment');
+      }
+    }
+  }
+
+  private byReason({ request }: BookAttempt): Intention | undefined {
+    return this.intentions.find(({ name }) => name === request.reason);
+  }
+
   /** What was asked back, against what came back and what was told: each once (C17, C18, C38). */
   private auditReversals(books: readonly Book[]): void {
     const begun = new Map<Intention, { book: Book; attempt: BookAttempt }[]>();
     const byTransaction = new Map<string, { book: Book; attempt: BookAttempt }>();
     for (const book of books)
       for (const attempt of book.attempts.values()) {
-        const intention = this.byRequest.get(attempt.requestId)?.intention;
+        const intention = this.byReason(attempt);
         if (!intention) {
           this.check(false, 'a reversal that nobody asked for');
           continue;
@@ -605,7 +685,7 @@ export class Oracle {
       const own = begun.get(intention) ?? [];
       const principal = own.filter(({ attempt }) => attempt.returned.some((part) => part.principalCents > 0));
       const answers = intention.exchanges.filter(({ reply }) => reply !== null).map((exchange) => ({ exchange, answer: told(exchange.reply!) }));
-      const keyed = intention.exchanges.every(({ ask }) => ask.kind === 'reverse' && ask.key !== null);
+      const keyed = intention.exchanges.every(({ ask }) => isKeyed(ask));
       if (keyed || intention.exchanges.length === 1 || (this.undisturbed && answers.length === intention.exchanges.length))
         this.check(principal.length <= 1, `${intention.name}: its principal came back ${principal.length} times`);
       const cents = principal[0]?.attempt.returned.reduce((sum, part) => sum + part.principalCents, 0) ?? 0;
@@ -615,6 +695,12 @@ export class Oracle {
       const refusedOnly = answers.length === intention.exchanges.length && answers.every(({ answer }) => answer.status >= 400 && answer.status < 500 && answer.details.retryable !== true); // prettier-ignore
       if (refusedOnly && answers.length > 0) this.check(!moved, `${intention.name} was refused, and money came back`);
 
+      for (const { exchange, answer } of answers)
+        if (answer.code === 'PAYMENT_GATEWAY_ERROR')
+          this.check(
+            own.every(({ attempt }) => attempt.requestId !== exchange.requestId || attempt.returned.length === 0),
+            'C62: told that nothing was returned, and it was',
+          );
       for (const { answer } of answers.filter(({ answer: one }) => one.status === 200)) {
         const { id, amountCents, gateway, remainingRefundableAmountCents } = answer.data as { id: string; amountCents: number; gateway: { transactionId: string }; remainingRefundableAmountCents?: number }; // prettier-ignore
         const source = byTransaction.get(gateway.transactionId);
@@ -627,7 +713,7 @@ export class Oracle {
           this.check(remainingRefundableAmountCents === parts.at(-1)!.remainingAfter, 'the result names another remainder than the log');
         if (parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
         // Not its own: the repeat without a key of one that was told 5xx (C18), or the completion of a partial one that had come back meanwhile (C27, C38).
-        const owner = this.byRequest.get(source.attempt.requestId)!.intention!;
+        const owner = this.byReason(source.attempt)!;
         const ownerToldError = owner.exchanges.some(
           ({ reply }) => reply !== null && (isFiveHundred(told(reply)) || told(reply).details.retryable === true),
         );
@@ -646,6 +732,30 @@ export class Oracle {
       this.check(intentions.length === 1, `C18: one reversal was told to ${intentions.length} other requests`);
   }
 
+  /** Every line of the bank is recorded once, with the payment that it is about; what does not fit is a payment that nobody but a person may decide. */
+  private async auditSettlement(books: readonly Book[]): Promise<void> {
+    const recorded = new Map<string, SettlementLine>();
+    for (const line of await this.settlementLines()) {
+      const name = `${line.type} ${line.transactionId}`;
+      this.check(!recorded.has(name), 'a settlement line was recorded twice');
+      recorded.set(name, line);
+    }
+    for (const { type, transactionId, ref } of this.world.bank.lines) {
+      const line = recorded.get(`${type} ${transactionId}`);
+      if (!line) {
+        this.check(false, 'a settlement line was not recorded');
+        continue;
+      }
+      const book = books.find((one) => one.chargeRefs.includes(ref!) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
+      this.check(line.paymentId === book?.paymentId, 'a settlement line was recorded for another payment');
+      const undecided = book?.phase === 'unknown' || this.resolved.has(book?.paymentId ?? '');
+      this.check(
+        line.result === 'MATCHED' || (line.result === 'STATUS_MISMATCH' && undecided),
+        `a settlement line is ${line.result} of a payment that is ${book?.phase}`,
+      );
+    }
+  }
+
   private auditKeys(streams: ReadonlyMap<string, readonly Recorded[]>): void {
     for (const row of this.world.keys.rows.values()) {
       if (row.operation === 'create') this.check(row.state !== 'in_progress', 'A9: the key of a create is in progress when everything runs again');
@@ -661,8 +771,8 @@ export class Oracle {
     const { list } = this.world.tables;
     let visible = 0;
     for (const [stream, events] of streams) {
-      const state = fold(decider, events.map(toPaymentEvent));
-      if (!isVisible(state)) continue;
+      const state = this.folded(events);
+      if (!state || !isVisible(state)) continue;
       visible += 1;
       const row = list.get(paymentIdOf(stream));
       this.check(
@@ -687,8 +797,15 @@ export class Oracle {
 /** No other text of a run looks like it. */
 export const CVV = '!73!';
 
-const keyName = (ask: Extract<Ask, { kind: 'create' | 'reverse' }>) => `${ask.request.accountId} ${ask.key}`;
-const accountOf = (ask: Ask): string => ('accountId' in ask ? ask.accountId : (ask.request.accountId ?? 'staff'));
+type Keyed = Extract<Ask, { kind: 'create' | 'reverse' | 'staff' }>;
+export const isKeyed = (ask: Ask): ask is Keyed => (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'staff') && ask.key !== null;
+/** Keys of staff are apart from every account's. */
+export const keyName = (ask: Keyed) => `${ask.kind === 'staff' ? 'staff' : ask.request.accountId} ${ask.key}`;
+const bodyOf = (ask: Ask) => ('fingerprint' in ask ? ask.fingerprint : JSON.stringify(ask));
+const isReversal = (ask: Ask): ask is Extract<Ask, { kind: 'reverse' | 'staff' }> => ask.kind === 'reverse' || ask.kind === 'staff';
+/** Whom an answer names a payment to. */
+const accountOf = (ask: Ask): string =>
+  'accountId' in ask ? ask.accountId : 'request' in ask && 'accountId' in ask.request ? (ask.request.accountId ?? '') : '';
 
 /** The answer that the first two events of a payment stand for. */
 const rebuilt = (paymentId: string, events: readonly ReturnType<typeof toPaymentEvent>[]): string | null => {
@@ -713,6 +830,18 @@ interface Intent {
   }[];
 }
 
+interface ChargedLeg {
+  readonly leg: string;
+  readonly transactionId: string;
+}
+
+interface SettlementLine {
+  readonly type: string;
+  readonly transactionId: string;
+  readonly paymentId: string | null;
+  readonly result: string;
+}
+
 interface Returned {
   readonly attemptId: string;
   readonly leg: string;
@@ -724,14 +853,16 @@ interface Returned {
 interface BookAttempt {
   readonly request: {
     readonly attemptId: string;
+    /** The name of the wish: clients send it. */
+    readonly reason: string;
     readonly initiatedBy: 'partner' | 'staff';
     readonly asked: { readonly amountCents: number | null; readonly includeFee: boolean };
     readonly completes: string | null;
     readonly legs: readonly { readonly leg: string; readonly references: { readonly void: string; readonly refund: string } }[];
   };
   readonly operation: 'refund' | 'void';
+  /** Of the request that began it. */
   readonly requestId: string;
-  readonly at: string;
   fenced: boolean;
   ended: string | null;
   readonly returned: Returned[];
@@ -747,6 +878,8 @@ interface Book {
   readonly attempts: Map<string, BookAttempt>;
   /** What the bank keeps. */
   netCents: number;
+  /** By a person. */
+  resolved: boolean;
 }
 
 /** The attempts that make up one refund or void: the one that began it and the one that completed it (C38). */

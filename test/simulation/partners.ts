@@ -2,12 +2,11 @@
  * Those outside: partners who follow the specification (same key again, `Retry-After`, look before charging again), the operator's staff, the bank's night run
  * with its settlements, and cardholders who dispute. Each is one function over a world; none crashes, and what they send may get lost.
  */
-import { canonicalJson, type Cents, Deadline, timestamp } from '#kernel';
-import { type ChargeRequest, type Dispute, type Leg, type PaymentCommand, paymentIdOf, PaymentStreams, type ReverseRequest, Secret } from '#payments';
+import { canonicalJson, type Cents, timestamp } from '#kernel';
+import { type ChargeRequest, type Dispute, type ResolveRequest, Secret } from '#payments';
 import { type CardKind, CARDS } from './bank.js';
 import { CVV, type Exchange, type Intention, type Oracle, told, type Told } from './oracle.js';
 import { type Ask, merchantAccounts, type PortalTerms, type Reply, type World } from './service.js';
-import { collect } from './stores.js';
 
 /** A client waits this long for an answer. */
 const CLIENT_TIMEOUT_MS = 45_000;
@@ -204,9 +203,13 @@ export class Outside {
     const { operation, amountCents, includeFee, key, actor } = wanted;
     const asked = { amountCents, includeFee };
     const intention = this.oracle.intend({ kind: operation, actor, accountId, paymentId, asked });
-    const request: ReverseRequest = { operation, paymentId, accountId: actor === 'staff' ? null : accountId, initiatedBy: actor, amountCents, includeFee, reason: intention.name }; // prettier-ignore
+    // The reason names the wish, so that the oracle knows whose attempt one is.
+    const common = { operation, paymentId, amountCents, includeFee, reason: intention.name };
     const fingerprint = `POST\n/api/partner/v1/payments/${paymentId}/${operation}\n${canonicalJson({ ...asked, reason: intention.name })}`;
-    const ask: Ask = actor === 'staff' ? { kind: 'staff', request } : { kind: 'reverse', request: { ...request, accountId }, key, fingerprint };
+    const ask: Ask =
+      actor === 'staff'
+        ? { kind: 'staff', request: { ...common, by: 'staff' }, key }
+        : { kind: 'reverse', request: { ...common, accountId, initiatedBy: 'partner' }, key, fingerprint };
     let done = false;
     for (let tries = 1; tries <= (wanted.tries ?? TRIES); tries++) {
       const { reply } = await this.send(intention, ask);
@@ -256,63 +259,56 @@ export class Outside {
     return reply && told(reply);
   }
 
-  // ---- the bank's side
+  // ---- the bank's side, and staff
 
-  /** Closes the batches of a portal, and tells the payments what settled: the seam of the settlement import. */
-  async settle(portal: PortalTerms, delayMs: number): Promise<void> {
+  /** The bank's night run: what is open on the accounts of a portal settles. The service hears of it when it asks. */
+  settle(portal: PortalTerms): void {
     const { bank, sim } = this.world;
     const closed = merchantAccounts(portal).flatMap((account) => bank.closeBatch(account) ?? []);
     if (closed.length > 0) sim.note('bank', `closes ${closed.join(' and ')}`);
-    await this.wait(delayMs);
-    const lines = bank.lines.filter(({ type }) => type === 'sale');
-    for (const [paymentId, legs] of await this.legs())
-      for (const { leg, ref } of legs) {
-        const line = lines.find((one) => one.ref === ref);
-        if (!line) continue;
-        const { batchId, closedAt, accepted, grossCents, feeCents } = line;
-        await this.tell(paymentId, (at) => ({ type: 'RecordSettlement', at, leg, batchId, closedAt, accepted, grossCents, feeCents }));
-      }
   }
 
   /** Opens a dispute, and lets it end one way or the other. */
   async dispute({ paymentId, amountCents }: Paid, disputedAmountCents = amountCents): Promise<void> {
     const { sim } = this.world;
     const day = timestamp(sim.now).slice(0, 10);
-    const opened: Dispute = { disputeId: sim.ids().uuid(), status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'fraud', disputedAmountCents, openedOn: day, dueDate: day }; // prettier-ignore
-    await this.tell(paymentId, (at) => ({ type: 'ChangeDispute', at, dispute: opened }));
+    const disputeId = sim.ids().uuid();
+    const dispute: Dispute = { disputeId, status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'fraud', disputedAmountCents, openedOn: day, dueDate: day }; // prettier-ignore
+    await this.persist({ kind: 'open dispute', paymentId, dispute });
     await this.wait(sim.rng.int(5_000, 120_000));
-    const status = sim.rng.pick(['lost', 'recovered', 'in_dispute'] as const);
-    await this.tell(paymentId, (at) => ({ type: 'ChangeDispute', at, dispute: { ...opened, status } }));
+    await this.persist({ kind: 'update dispute', disputeId, status: sim.rng.pick(['lost', 'recovered', 'in_dispute'] as const) });
   }
 
-  /** An import appends at the exact revision, and again when somebody was first. */
-  private async tell(paymentId: string, command: (at: string) => PaymentCommand): Promise<void> {
-    const { sim, log } = this.world;
-    const clock = sim.clock(this.world.replicas[0]!.process);
-    const streams = new PaymentStreams(log, { ...clock, now: () => sim.now, sleep: (ms) => sim.wait(ms) }, sim.ids());
-    const owner = { actor: { type: 'system' as const, id: 'import' }, correlationId: 'import' };
-    for (let round = 1; round <= 4; round++) {
-      const loaded = await streams.load(paymentId);
-      if (loaded.payment.phase !== 'charged') return;
-      const before = loaded.revision;
-      try {
-        const { revision } = await streams.execute(loaded, [command(timestamp(sim.now))], owner, new Deadline(clock, 10_000));
-        if (revision !== before) sim.note('import', `tells ${paymentId} ${command('').type}`);
-        return;
-      } catch {
-        await this.wait(100);
+  /** A person decides about a payment that waits for one (C29, C69): truthfully, or not, which must be refused. */
+  async resolve(paymentId: string, as: ResolveRequest['as'], transactions: ResolveRequest['transactions'], force: boolean): Promise<Told | null> {
+    return this.persist({ kind: 'resolve', request: { paymentId, as, evidence: 'the statement of the bank', by: 'staff', force, transactions } });
+  }
+
+  /** Of what recovery had to leave to a person, some is decided; a lie is refused wherever the bank can tell (C69). */
+  async decideWhatWaits(): Promise<void> {
+    const { rng } = this.world.sim;
+    for (const { paymentId, charged, canTell } of await this.oracle.waiting()) {
+      if (rng.chance(0.3)) continue;
+      const complete = charged.every(({ transactionId }) => transactionId !== null);
+      const transactions = Object.fromEntries(charged.map(({ leg, transactionId }) => [leg, transactionId])) as ResolveRequest['transactions'];
+      if (canTell && rng.chance(0.5)) {
+        const lie = await this.resolve(paymentId, complete ? 'failed' : 'succeeded', transactions, rng.chance(0.5));
+        this.world.check(lie?.status !== 200, 'C69: resolved against what the bank shows');
       }
+      if (complete) await this.resolve(paymentId, 'succeeded', transactions, !canTell);
     }
   }
 
-  private async legs(): Promise<Map<string, { leg: Leg; ref: string }[]>> {
-    const legs = new Map<string, { leg: Leg; ref: string }[]>();
-    for (const { type, stream, data } of (await collect(this.world.log.readAll(null, { streamPrefixes: ['payment-'] }))).flat()) {
-      if (type !== 'PaymentInitiated') continue;
-      const terms = (data as unknown as { legs: { leg: Leg; references: { charge: string } }[] }).legs;
-      legs.set(paymentIdOf(stream), terms.map(({ leg, references }) => ({ leg, ref: references.charge }))); // prettier-ignore
+  /** Commands of staff are repeated until they are answered: each of them may be. */
+  private async persist(ask: Ask): Promise<Told | null> {
+    let answer: Told | null = null;
+    for (let tries = 1; tries <= TRIES; tries++) {
+      const { reply } = await this.send(null, ask);
+      answer = reply && told(reply);
+      if (answer && answer.status < 500) break;
+      await this.pause(reply);
     }
-    return legs;
+    return answer;
   }
 }
 
@@ -338,10 +334,16 @@ const described = (ask: Ask): string => {
     case 'staff': {
       const { operation, amountCents, includeFee, paymentId } = ask.request;
       const what = operation === 'void' ? 'void' : `refund ${amountCents ?? 'all'}${includeFee ? ' with the fee' : ''}`;
-      return `${what} of ${paymentId}${ask.kind === 'staff' ? ' by staff' : ` under key ${ask.key ?? '-'}`}`;
+      return `${what} of ${paymentId}${ask.kind === 'staff' ? ' by staff' : ''} under key ${ask.key ?? '-'}`;
     }
     case 'get':
       return `GET ${ask.paymentId}`;
+    case 'resolve':
+      return `resolve ${ask.request.paymentId} as ${ask.request.as}${ask.request.force ? ' by force' : ''}`;
+    case 'open dispute':
+      return `dispute of ${ask.paymentId} over ${ask.dispute.disputedAmountCents}`;
+    case 'update dispute':
+      return `dispute ${ask.disputeId} ${ask.status}`;
     case 'list':
       return 'list';
   }

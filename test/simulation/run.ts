@@ -3,8 +3,8 @@
  * without chance but for one or two crashes at named points.
  */
 import type { CardKind } from './bank.js';
-import { Oracle } from './oracle.js';
-import { Outside, type Paid, type Return } from './partners.js';
+import { isKeyed, keyName, Oracle } from './oracle.js';
+import { Outside, type Paid, type Return, type Wish } from './partners.js';
 import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
 import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
 
@@ -123,13 +123,13 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const skewsMs = [draw.int(-skew, skew), draw.int(-skew, skew)] as const;
   const portals = draw.chance(0.5) ? [draw.pick(PORTALS)] : PORTALS;
   const keyed = draw.chance(0.7) ? 0.95 : 0.5;
-  const nextDay = draw.chance(0.1);
+  const nextDay = draw.chance(0.12);
   const paid: Paid[] = [];
   const keys: (() => Promise<unknown>)[] = [];
 
   const returns = (payment: Paid, number: number): Return => {
     const actor = rng.chance(0.2) ? 'staff' : 'partner';
-    const key = actor === 'partner' && rng.chance(keyed) ? `return ${payment.paymentId} ${number}` : null;
+    const key = rng.chance(keyed) ? `return ${payment.paymentId} ${number}` : null;
     const asksAgain = rng.chance(0.4);
     const kind = rng.int(1, 10);
     if (kind <= 2) return { operation: 'void', amountCents: null, includeFee: true, key, actor, asksAgain };
@@ -140,12 +140,13 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const client = async (outside: Outside, number: number): Promise<void> => {
     await sim.wait(rng.int(0, 20_000));
     for (let turn = 1, turns = rng.int(1, 2); turn <= turns; turn++) {
-      const wish = {
-        accountId: rng.pick(ACCOUNTS),
+      const wish: Wish = {
+        accountId: ACCOUNTS[number % 2]!,
         portal: rng.pick(portals),
         lines: Array.from({ length: rng.int(1, 3) }, () => rng.int(1, 20_000)),
-        card: rng.pick(CARD_MIX),
-        key: rng.chance(keyed) ? `pay ${number}.${turn}` : null,
+        card: nextDay && rng.chance(0.3) ? 'cannotTell' : rng.pick(CARD_MIX),
+        // Two accounts use the same keys, which are nothing to each other (C12).
+        key: rng.chance(keyed) ? `pay ${number >> 1}.${turn}` : null,
         reference: `case ${number}.${turn}`,
         doubles: rng.chance(0.1),
         asksAgain: rng.chance(0.3),
@@ -161,14 +162,18 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
       if (!rng.chance(0.75)) continue;
       const asked = Array.from({ length: rng.int(1, 3) }, (_, index) => returns(payment, index));
       if (rng.chance(0.4)) await Promise.all(asked.map((one) => outside.giveBack(payment, one)));
-      else for (const one of asked) await outside.giveBack(payment, one);
+      else
+        for (const one of asked) {
+          await outside.giveBack(payment, one);
+          if (rng.chance(0.5)) await outside.readPayment(payment.accountId, payment.paymentId);
+        }
     }
   };
   const night = async (outside: Outside): Promise<void> => {
     if (!draw.chance(0.5)) return;
     for (let round = draw.int(1, 3); round > 0; round--) {
       await sim.wait(draw.int(5_000, 120_000));
-      await outside.settle(draw.pick(portals), draw.int(100, 60_000));
+      outside.settle(draw.pick(portals));
     }
   };
   const disputes = async (outside: Outside): Promise<void> => {
@@ -183,11 +188,14 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     if (rng.chance(0.5)) for (const exchange of firstUses(outside.oracle)) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
     for (const intention of all) if (intention.paymentId) await outside.readPayment(intention.accountId, intention.paymentId);
     for (const accountId of ACCOUNTS) await outside.readList(accountId, rng.pick([null, 2]));
-    if (!nextDay || keys.length === 0) return;
+    if (nextDay && keys.length > 0) await tomorrow(outside);
+    await outside.decideWhatWaits();
+  };
+  const tomorrow = async (outside: Outside): Promise<void> => {
     // Everybody goes home for a day; the keys expire, and mean new payments afterwards. Those whose payment nobody knows do not.
     for (const { process } of outside.world.replicas) sim.crash(process, 25 * HOUR_MS);
     await sim.wait(25 * HOUR_MS + 15 * 60_000);
-    for (const again of keys.slice(0, 2)) await again();
+    for (const again of keys.slice(0, 4)) await again();
   };
   const clients = async (outside: Outside): Promise<void> => {
     await Promise.all([...Array.from({ length: draw.int(1, 4) }, (_, number) => client(outside, number)), night(outside), disputes(outside)]);
@@ -201,8 +209,8 @@ const firstUses = (oracle: Oracle) => {
   for (const { exchanges } of oracle.intentions)
     for (const exchange of exchanges) {
       const { ask } = exchange;
-      if ((ask.kind !== 'create' && ask.kind !== 'reverse') || ask.key === null) continue;
-      const name = `${ask.request.accountId} ${ask.key}`;
+      if (!isKeyed(ask)) continue;
+      const name = keyName(ask);
       if (!first.has(name)) first.set(name, exchange);
     }
   return [...first.values()];

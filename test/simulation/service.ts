@@ -4,27 +4,35 @@
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
 import { createSubscriber, type EventStore, memoryEventStore, type Subscriber, watchProjection } from '#eventstore';
-import { type Clock, Deadline, type Ids, type Json, ServiceError } from '#kernel';
+import { type Clock, type Ids, type Json, ServiceError } from '#kernel';
 import {
   chargeOnce,
   type ChargeRequest,
   createRecovery,
+  type Dispute,
+  type DisputeStatus,
   FindPayment,
   FindPaymentHandler,
   type GatewayAccount,
   type ListFilters,
   listPayments,
+  openDispute,
   PAYMENT_LIST,
   type PaymentGateway,
   paymentListModel,
   type PaymentPorts,
   type PaymentServices,
   PaymentStreams,
-  type Recovery,
-  REQUEST_DEADLINE_MS,
-  reverse,
+  recordSettlements,
+  type ResolveRequest,
+  resolvePayment,
+  reverseByStaff,
   reverseOnce,
   type ReverseRequest,
+  type SettlementPorts,
+  staff,
+  type StaffReverseRequest,
+  updateDispute,
 } from '#payments';
 import { KeyRing, type Logger } from '#platform';
 import { type Answer, errorAnswer, type IdempotencyStore, internalErrorAnswer, successAnswer } from '#platform/http';
@@ -39,6 +47,7 @@ import {
   simulatedLog,
   simulatedPool,
   simulatedRecoveryWork,
+  simulatedRegister,
   simulatedStatement,
   Tables,
   VelocityCounts,
@@ -135,7 +144,10 @@ export type Ask =
       readonly key: string | null;
       readonly fingerprint: string;
     }
-  | { readonly kind: 'staff'; readonly request: ReverseRequest }
+  | { readonly kind: 'staff'; readonly request: StaffReverseRequest; readonly key: string | null }
+  | { readonly kind: 'resolve'; readonly request: ResolveRequest }
+  | { readonly kind: 'open dispute'; readonly paymentId: string; readonly dispute: Dispute }
+  | { readonly kind: 'update dispute'; readonly disputeId: string; readonly status: DisputeStatus }
   | { readonly kind: 'get'; readonly accountId: string; readonly paymentId: string }
   | {
       readonly kind: 'list';
@@ -191,10 +203,9 @@ export class World {
 
 export class Replica {
   private services!: PaymentServices;
-  private staffPorts!: PaymentPorts;
+  private settlement!: SettlementPorts;
   private clock!: Clock;
   private ids!: Ids;
-  recovery!: Recovery;
   private subscriber!: Subscriber;
   /** Connections of clients: a crash resets them. */
   readonly connections = new Set<() => void>();
@@ -264,8 +275,8 @@ export class Replica {
       recovery,
       log: logged,
     };
-    this.staffPorts = ports;
-    [this.clock, this.ids, this.recovery, this.subscriber] = [clock, ids, recovery, subscriber];
+    this.settlement = { payments: ports, store: log, register: simulatedRegister(log) };
+    [this.clock, this.ids, this.subscriber] = [clock, ids, subscriber];
     this.startWorker();
   }
 
@@ -284,6 +295,12 @@ export class Replica {
     const pace = () => (sim.faultsOn ? sim.rng.int(...LOOPS_EVERY_MS.busy) : sim.rng.int(...LOOPS_EVERY_MS.quiet));
     void loop(pace, () => payments.recovery.round());
     void loop(pace, () => sweepKeys(worker));
+    // An import that nothing ends: stopping belongs to the process, and here processes are killed.
+    const never = new AbortController();
+    void loop(
+      () => 3 * pace(),
+      () => recordSettlements(this.settlement, never.signal),
+    );
     void loop(
       () => PURGE_EVERY_MS,
       () => purgeKeys(worker),
@@ -312,10 +329,15 @@ export class Replica {
         return chargeOnce(services, ask.request, { idempotencyKey: ask.key, fingerprintText: ask.fingerprint, requestId });
       case 'reverse':
         return reverseOnce(services, ask.request, { idempotencyKey: ask.key, fingerprintText: ask.fingerprint, requestId });
-      case 'staff': {
-        const owner = { actor: { type: 'staff' as const, id: 'staff' }, correlationId: requestId };
-        const deadline = new Deadline(this.clock, REQUEST_DEADLINE_MS);
-        return successAnswer(await reverse(this.staffPorts, ask.request, null, owner, deadline));
+      case 'staff':
+        return reverseByStaff(services, ask.request, ask.key);
+      case 'resolve':
+        return successAnswer(await resolvePayment(services.ports, ask.request));
+      case 'open dispute':
+        return successAnswer(await openDispute(services.ports, ask.paymentId, ask.dispute, staff('staff', requestId)));
+      case 'update dispute': {
+        const change = { status: ask.status, stage: null };
+        return successAnswer(await updateDispute(services.ports, this.settlement.register, ask.disputeId, change, staff('staff', requestId)));
       }
       case 'get':
         return successAnswer(await new FindPaymentHandler(services).execute(new FindPayment(ask.accountId, ask.paymentId)));

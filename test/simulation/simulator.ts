@@ -3,7 +3,8 @@
  * One event happens at a time and everything that it sets off runs to its end before the next, so one seed is one history: the same seed, the same hash.
  *
  * A crash is modelled by never settling the promises of that incarnation: what stood after an `await` does not run, as after `kill -9`. A pause is SIGSTOP:
- * replies and timers wait, the clock goes on.
+ * replies and timers wait, the clocks go on. In a freeze (a virtual machine that is suspended) the clock that never jumps stands still as well, so that no
+ * deadline notices.
  */
 import { createHash } from 'node:crypto';
 import { type Clock, type Ids } from '#kernel';
@@ -71,6 +72,9 @@ export class Process {
   incarnation = 0;
   up = true;
   pausedUntil = 0;
+  /** Time that its monotonic clock has missed. */
+  private frozenMs = 0;
+  private freeze: { readonly from: number; readonly until: number } | null = null;
   /** Runs at the start and after every crash: everything that lived in memory is made anew. */
   onStart: () => void = () => undefined;
   /** Runs at a crash, for what the other side of its connections notices. */
@@ -80,6 +84,16 @@ export class Process {
     /** How far its wall clock is off. */
     readonly skewMs = 0,
   ) {}
+
+  stand(now: number, ms: number, frozen: boolean): void {
+    this.frozenMs = this.missedMs(now);
+    this.freeze = frozen ? { from: now, until: now + ms } : null;
+    this.pausedUntil = now + ms;
+  }
+
+  missedMs(now: number): number {
+    return this.frozenMs + (this.freeze ? Math.min(now, this.freeze.until) - this.freeze.from : 0);
+  }
 }
 
 export interface PortCall<T> {
@@ -232,10 +246,10 @@ export class Simulator {
     });
   }
 
-  pause(process: Process, ms: number): void {
+  pause(process: Process, ms: number, frozen: boolean): void {
     this.statistics.pauses += 1;
-    process.pausedUntil = this.now + ms;
-    this.note(process.id, `PAUSES for ${Math.round(ms / 1000)} s`);
+    process.stand(this.now, ms, frozen);
+    this.note(process.id, `${frozen ? 'FREEZES' : 'PAUSES'} for ${Math.round(ms / 1000)} s`);
   }
 
   /** Runs `deliver` in the process, when it runs again; never after a crash. */
@@ -258,7 +272,7 @@ export class Simulator {
       if (planned === 'before') return this.crash(process);
       if (faultsOn && !idle) {
         if (rng.chance(faults.crash)) return this.crash(process);
-        if (rng.chance(faults.pause)) this.pause(process, rng.int(...PAUSE_MS));
+        if (process.pausedUntil <= this.now && rng.chance(faults.pause)) this.pause(process, rng.int(...PAUSE_MS), rng.chance(0.5));
       }
       const away = faultsOn && this.isAway(store);
       if (away) statistics.outages += 1;
@@ -352,11 +366,12 @@ export class Simulator {
     const { incarnation } = process;
     return {
       now: () => this.now + process.skewMs,
-      monotonic: () => this.elapsed,
+      monotonic: () => this.elapsed - process.missedMs(this.now),
       sleep: (ms, signal) =>
         new Promise((resolve) => {
           if (signal?.aborted) return resolve();
           let done = false;
+          const missedMs = process.missedMs(this.now);
           const wake = () => {
             if (done) return true;
             done = true;
@@ -365,7 +380,16 @@ export class Simulator {
             return false;
           };
           signal?.addEventListener('abort', wake, { once: true });
-          this.at(Math.max(0, ms), () => done || this.deliver(process, incarnation, wake));
+          // What the clock missed in a freeze is waited for afterwards.
+          const due = (): unknown => {
+            const late = process.missedMs(this.now) - missedMs;
+            if (done || late <= extended) return done || this.deliver(process, incarnation, wake);
+            this.at(late - extended, due);
+            extended = late;
+            return true;
+          };
+          let extended = 0;
+          this.at(Math.max(0, ms), due);
         }),
     };
   }

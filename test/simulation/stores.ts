@@ -3,9 +3,26 @@
  * shared between replicas lives in the first class of each pair, what a replica sees of it goes through the simulator.
  */
 import type { ChargeTerms, Directory, PortalAccess } from '#accounts';
-import { type EventStore, OutcomeUnknown, type SubscriptionItem, Unavailable } from '#eventstore';
+import { type EventStore, OutcomeUnknown, type Position, type Recorded, type SubscriptionItem, Unavailable } from '#eventstore';
 import type { Ids } from '#kernel';
-import type { RecoveryWork, Resolution, Velocity } from '#payments';
+import {
+  type Dispute,
+  type GatewayAccount,
+  isSettlementStream,
+  type LegMove,
+  type LegTerms,
+  paymentIdOf,
+  type RecoveryWork,
+  type Register,
+  type RegisteredDispute,
+  type RegisteredTransaction,
+  type Resolution,
+  type SettlementEvent,
+  settlementStream,
+  toPaymentEvent,
+  toSettlementEvent,
+  type Velocity,
+} from '#payments';
 import type { Client, KeyRing, Pool } from '#platform';
 import {
   type Answer,
@@ -276,11 +293,14 @@ const lostConnection = (): never => {
   throw Object.assign(new Error('Connection terminated unexpectedly'), { code: 'ECONNRESET' });
 };
 
+/** A statement whose client is gone may still run: as long as the server lets one. */
+const LATE_STATEMENT_MS = [50, 2_000] as const;
+
 /** Statements of a replica to one of the databases. */
 export const simulatedStatement =
   (sim: Simulator, process: Process, store: Store): Statement =>
   (name, effect, idle = false) =>
-    sim.call(process, { store, name, effect, failed: lostConnection, idle });
+    sim.call(process, { store, name, effect, failed: lostConnection, idle, ...(!idle && store === 'keys' && { lateMs: LATE_STATEMENT_MS }) });
 
 export const directStatement: Statement = async (_name, effect) => effect();
 
@@ -604,6 +624,105 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
       else tables.tries.set(name, { tries, nextTryAt, outcome });
     }),
 });
+
+type Registered = RegisteredTransaction & { settledBatchId: string | null; transactionId: string | null };
+
+/** What settlement and disputes look payments up by: folded from the log whenever it is brought up to date, as the real one's rows are. */
+export const simulatedRegister = (log: EventStore): Register => {
+  const accounts = new Map<string, GatewayAccount>();
+  const transactions = new Map<string, Registered>();
+  const disputes = new Map<string, RegisteredDispute>();
+  const batches: (Extract<SettlementEvent, { type: 'SettlementBatchRecorded' }>['data'] & { funded: boolean })[] = [];
+  let seen: Position | null = null;
+  const accountName = ({ gateway, merchantAccount }: { gateway: string; merchantAccount: string }) => `${gateway} ${merchantAccount}`;
+  const gatewayOf = new Map<string, string>();
+  const register = (paymentId: string, account: GatewayAccount, op: 'charge' | 'refund', ref: string, leg: LegTerms['leg'], attemptId: string) => {
+    transactions.set(ref, {
+      ref,
+      transactionId: null,
+      paymentId,
+      leg,
+      op,
+      attemptId,
+      merchantAccount: account.merchantAccount,
+      settledBatchId: null,
+    });
+    gatewayOf.set(ref, account.gateway);
+  };
+  const of = (paymentId: string, leg: string, op: 'charge' | 'refund', attemptId?: string) =>
+    [...transactions.values()].find(
+      (one) => one.paymentId === paymentId && one.leg === leg && one.op === op && (attemptId === undefined || one.attemptId === attemptId),
+    );
+  const identify = (found: Registered | undefined, transactionId: string | null) => {
+    if (found) found.transactionId = transactionId;
+  };
+  const applySettlement = (event: SettlementEvent) => {
+    switch (event.type) {
+      case 'SettlementLinesRecorded':
+        for (const { result, accepted, transactionId } of event.data.lines)
+          for (const one of transactions.values())
+            if (one.transactionId === transactionId && accepted && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH'))
+              one.settledBatchId ??= event.data.batchId;
+        return;
+      case 'SettlementBatchRecorded':
+        batches.push({ ...event.data, funded: false });
+        return;
+      case 'BatchFunded':
+        for (const batch of batches) if (settlementStream(batch) === settlementStream(event.data)) batch.funded = true;
+        return;
+    }
+  };
+  const apply = (recorded: Recorded) => {
+    if (isSettlementStream(recorded.stream)) return applySettlement(toSettlementEvent(recorded));
+    const paymentId = paymentIdOf(recorded.stream);
+    const event = toPaymentEvent(recorded);
+    if (event.type === 'PaymentInitiated')
+      for (const { leg, account, references } of event.data.legs) {
+        accounts.set(accountName(account), account);
+        register(paymentId, account, 'charge', references.charge, leg, event.data.attemptId);
+      }
+    if (event.type === 'PaymentCreated' || event.type === 'PaymentResolved')
+      for (const { leg, transactionId } of (event.type === 'PaymentCreated' ? event.data : event.data.charge)?.legs ?? [])
+        identify(of(paymentId, leg, 'charge'), transactionId);
+    if (event.type === 'RefundRequested')
+      for (const { leg, references } of event.data.legs as readonly LegMove[]) {
+        const charge = of(paymentId, leg, 'charge')!;
+        const account = accounts.get(accountName({ gateway: gatewayOf.get(charge.ref)!, merchantAccount: charge.merchantAccount }))!;
+        register(paymentId, account, 'refund', references.refund, leg, event.data.attemptId);
+      }
+    if (event.type === 'PaymentRefunded' || event.type === 'FeeRefunded')
+      identify(of(paymentId, event.data.leg!, 'refund', event.data.attemptId), event.data.transactionId);
+    if (event.type === 'PaymentDisputed') disputes.set(event.data.disputeId, { ...(event.data as Dispute), paymentId, updatedAt: event.at });
+  };
+  return {
+    caughtUp: async () => {
+      for (const events of await collect(log.readAll(seen, { streamPrefixes: ['payment-', 'settlement-'] })))
+        for (const event of events) {
+          apply(event);
+          seen = event.position;
+        }
+    },
+    accounts: async () => [...accounts.values()],
+    transactions: async (gateway, transactionIds, refs) =>
+      [...transactions.values()].filter(
+        ({ ref, transactionId }) =>
+          gatewayOf.get(ref) === gateway && (refs.includes(ref) || (transactionId !== null && transactionIds.includes(transactionId))),
+      ),
+    lastBatch: async (account) => batches.filter((batch) => accountName(batch) === accountName(account)).at(-1)?.batchId ?? null,
+    fundable: async (today) =>
+      batches
+        .filter(({ funded, fundedOn }) => !funded && fundedOn !== null && fundedOn <= today)
+        .map((batch) => ({
+          account: accounts.get(accountName(batch))!,
+          batchId: batch.batchId,
+          netCents: batch.netCents,
+          fundedOn: batch.fundedOn!,
+        })),
+    exceptions: async () => [],
+    disputes: async () => [...disputes.values()],
+    dispute: async (disputeId) => disputes.get(disputeId) ?? null,
+  };
+};
 
 /** Counts, refuses nothing: limits are off by default. What was counted is the oracle's to judge. */
 export class VelocityCounts {

@@ -1,0 +1,490 @@
+/**
+ * Canaries: bugs planted one at a time, each a small patch of one seam at run time, to show that the harness would notice. A canary that is not found is a
+ * failure of the harness, unless another guard makes its bug harmless: then it says so (`redundant`), and names the spec that tests the guard by itself.
+ */
+import { Conflict, type EventStore, type NewEvent, type Recorded, Unavailable } from '#eventstore';
+import { type PaymentCommand, type PaymentGateway, PaymentStreams } from '#payments';
+import { hashedUuid } from '#platform';
+import type { IdempotencyStore } from '#platform/http';
+import type { Seams, World } from './service.js';
+
+export interface Canary {
+  readonly name: string;
+  readonly seams: Seams;
+  /** Why it does no harm, and the spec that tests the guard directly. */
+  readonly redundant?: string;
+}
+
+const appends =
+  (append: (inner: EventStore, ...args: Parameters<EventStore['append']>) => ReturnType<EventStore['append']>) =>
+  (inner: EventStore): EventStore => ({ ...inner, append: (...args) => append(inner, ...args) });
+
+const isOnly = (events: readonly NewEvent[], type: string) => events.every((event) => event.type === type);
+const has = (events: readonly NewEvent[], ...types: readonly string[]) => events.some(({ type }) => types.includes(type));
+const OUTCOMES = ['PaymentCreated', 'PaymentDeclined', 'PaymentFailed'] as const;
+
+/** Pretends that an append took place. */
+const pretended = (expected: Parameters<EventStore['append']>[1], events: readonly NewEvent[]) => ({
+  revision: (typeof expected === 'bigint' ? expected : -1n) + BigInt(events.length),
+  position: '' as never,
+});
+
+const lastRevision = async (store: EventStore, stream: string): Promise<bigint | 'no_stream'> => {
+  let last: bigint | 'no_stream' = 'no_stream';
+  for await (const { revision } of store.read(stream)) last = revision;
+  return last;
+};
+
+const claims =
+  (change: (inner: IdempotencyStore, claim: Awaited<ReturnType<IdempotencyStore['claim']>>) => Awaited<ReturnType<IdempotencyStore['claim']>>) =>
+  (inner: IdempotencyStore): IdempotencyStore => ({ ...inner, claim: async (request) => change(inner, await inner.claim(request)) });
+
+const gateways =
+  (change: (inner: PaymentGateway) => Partial<PaymentGateway>) =>
+  (inner: PaymentGateway): PaymentGateway => ({ ...inner, ...change(inner) });
+
+/** Streams whose `load` or `execute` is changed. */
+const streams =
+  (change: (inner: PaymentStreams) => Partial<Pick<PaymentStreams, 'load' | 'execute'>>) =>
+  (inner: PaymentStreams): PaymentStreams =>
+    Object.assign(Object.create(PaymentStreams.prototype) as PaymentStreams, inner, {
+      load: inner.load.bind(inner),
+      execute: inner.execute.bind(inner),
+      events: inner.events.bind(inner),
+      ...change(inner),
+    });
+
+const isFence = (commands: readonly PaymentCommand[]) => commands.length === 1 && commands[0]!.type === 'StartReconciliation';
+
+/** What is done to a loaded payment's refunds and voids. */
+const attemptsRead = (change: (attempt: Record<string, unknown>) => Record<string, unknown>) =>
+  streams((inner) => ({
+    load: async (paymentId) => {
+      const loaded = await inner.load(paymentId);
+      if (loaded.payment.phase !== 'charged') return loaded;
+      const attempts = loaded.payment.attempts.map((attempt) => change(attempt as never) as never);
+      return { ...loaded, payment: { ...loaded.payment, attempts } };
+    },
+  }));
+
+export const CANARIES: readonly Canary[] = [
+  // ---- the log
+  {
+    name: 'no intent: money moves before anything is on disk',
+    seams: {
+      log: (inner) => {
+        const held = new Map<string, NewEvent[]>();
+        return {
+          ...inner,
+          append: async (stream, expected, events, options) => {
+            if (isOnly(events, 'PaymentInitiated')) {
+              held.set(stream, [...events]);
+              return pretended(expected, events);
+            }
+            const before = held.get(stream);
+            held.delete(stream);
+            return before ? inner.append(stream, 'no_stream', [...before, ...events], options) : inner.append(stream, expected, events, options);
+          },
+        };
+      },
+    },
+  },
+  {
+    name: 'a 200 without a durable outcome',
+    seams: {
+      log: appends(async (inner, stream, expected, events, options) => {
+        try {
+          return await inner.append(stream, expected, events, options);
+        } catch (error) {
+          if (has(events, ...OUTCOMES)) return pretended(expected, events);
+          throw error;
+        }
+      }),
+    },
+  },
+  {
+    name: 'an outcome is appended at any revision',
+    seams: {
+      log: appends(async (inner, stream, expected, events, options) => {
+        try {
+          return await inner.append(stream, expected, events, options);
+        } catch (error) {
+          if (!(error instanceof Conflict) || !has(events, ...OUTCOMES, 'PaymentVoided', 'PaymentRefunded')) throw error;
+          return inner.append(stream, await lastRevision(inner, stream), events, options);
+        }
+      }),
+    },
+  },
+  {
+    name: 'the log does not compare revisions',
+    seams: { log: appends((inner, stream, _expected, events, options) => inner.append(stream, 'any', events, options)) },
+  },
+  {
+    name: 'event ids are the payment’s, not the owner’s',
+    seams: {
+      log: appends((inner, stream, expected, events, options) =>
+        inner.append(
+          stream,
+          expected,
+          events.map((event, index) => ({ ...event, id: hashedUuid(stream, event.type, String(expected), index) })),
+          options,
+        ),
+      ),
+    },
+  },
+  {
+    name: 'a takeover of an empty stream fences nothing',
+    seams: {
+      log: appends(async (inner, stream, expected, events, options) =>
+        isOnly(events, 'PaymentAbandoned') ? pretended(expected, events) : inner.append(stream, expected, events, options),
+      ),
+    },
+  },
+  {
+    name: 'an append that the log lost is taken for done',
+    seams: {
+      log: appends(async (inner, stream, expected, events, options) => {
+        try {
+          return await inner.append(stream, expected, events, options);
+        } catch (error) {
+          if (error instanceof Unavailable && has(events, 'PaymentVoided', 'PaymentRefunded', 'FeeRefunded')) return pretended(expected, events);
+          throw error;
+        }
+      }),
+    },
+  },
+  {
+    name: 'GET reads a replica that is behind',
+    seams: {
+      log: (inner) => ({
+        ...inner,
+        read: async function* (stream, from, max) {
+          const events: Recorded[] = [];
+          for await (const event of inner.read(stream, from, max)) events.push(event);
+          yield* events.slice(0, Math.max(1, events.length - 1));
+        },
+      }),
+    },
+  },
+  // ---- fences
+  {
+    name: 'recovery fences when it is done, not when it begins',
+    seams: {
+      streams: streams((inner) => {
+        const held = new Map<string, readonly PaymentCommand[]>();
+        return {
+          execute: async (loaded, commands, owner, deadline, budget) => {
+            if (isFence(commands) && owner.actor.type === 'recovery' && loaded.payment.phase !== 'charged') {
+              held.set(loaded.paymentId, commands);
+              return { ...loaded, payment: { ...loaded.payment, phase: 'unknown', fenced: true } as never };
+            }
+            const before = held.get(loaded.paymentId);
+            if (!before || owner.actor.type !== 'recovery') return inner.execute(loaded, commands, owner, deadline, budget);
+            held.delete(loaded.paymentId);
+            // Whatever has happened meanwhile, its findings are written after it.
+            const present = await inner.load(loaded.paymentId);
+            return inner.execute(present, [...before, ...commands], owner, deadline, budget);
+          },
+        };
+      }),
+    },
+  },
+  {
+    name: 'a takeover of an open intent fences nothing',
+    seams: {
+      streams: streams((inner) => ({
+        execute: (loaded, commands, owner, deadline, budget) =>
+          isFence(commands) && owner.actor.id !== 'recovery' && loaded.payment.phase === 'pending'
+            ? Promise.resolve(loaded)
+            : inner.execute(loaded, commands, owner, deadline, budget),
+      })),
+    },
+    redundant: 'recovery fences the same stream; commands: libs/payments/charge.int.spec.ts, "T7"',
+  },
+  // ---- keys
+  { name: 'a takeover executes again', seams: { keys: claims((_, claim) => (claim.kind === 'owned' ? { ...claim, tookOver: false } : claim)) } },
+  {
+    name: 'a takeover executes again, as a new payment',
+    seams: {
+      keys: (inner, world) =>
+        claims((_, claim) =>
+          claim.kind === 'owned' && claim.tookOver
+            ? { ...claim, tookOver: false, paymentId: world.sim.ids().uuid(), attemptId: world.sim.ids().uuid() }
+            : claim,
+        )(inner),
+    },
+  },
+  {
+    name: 'after a 5xx on create the key is given back',
+    seams: {
+      keys: (inner) => ({
+        ...inner,
+        settle: (name, fence, settlement) => inner.settle(name, fence, settlement.to === 'reserved' ? { to: 'given_back' } : settlement),
+      }),
+    },
+  },
+  {
+    name: 'a key is looked up first and claimed later',
+    seams: {
+      world: (world) => {
+        const { keys } = world;
+        const claim = keys.claim.bind(keys);
+        // Between the look and the claim others come: whoever looked while the row was absent wins all the same.
+        const seen = new Map<string, number>();
+        keys.claim = (row) => {
+          const name = `${row.accountId}/${row.keyHash.toString('hex')}`;
+          const before = keys.find(row);
+          if (before?.state === 'in_progress' && world.sim.now - (seen.get(name) ?? 0) < 20) keys.rows.delete(name);
+          if (!before) seen.set(name, world.sim.now);
+          return claim(row);
+        };
+      },
+    },
+  },
+  {
+    name: 'what is stored for a key is not what was sent',
+    seams: {
+      keys: (inner, world) => ({
+        ...inner,
+        settle: (name, fence, settlement) =>
+          inner.settle(
+            name,
+            fence,
+            settlement.to === 'completed'
+              ? { to: 'completed', answer: { ...settlement.answer, body: settlement.answer.body.replace(/}$/, `,"at":${world.sim.now}}`) } }
+              : settlement,
+          ),
+      }),
+    },
+  },
+  {
+    name: 'a key is settled whoever owns it now',
+    seams: {
+      world: ({ keys }) => {
+        keys.owned = (name) => keys.find(name);
+      },
+    },
+  },
+  {
+    name: 'a reserved key is taken over after 24 hours',
+    seams: {
+      world: ({ keys }) => {
+        keys.beginsAnew = (row) => row.expiresAt <= keys.now() && row.state !== 'in_progress';
+      },
+    },
+  },
+  {
+    name: 'reserved keys are purged by time alone',
+    seams: { keys: (inner) => ({ ...inner, purge: (limit) => inner.purge(limit, async () => true) }) },
+  },
+  {
+    name: 'a fence begins at 1 again after a key was given back',
+    seams: {
+      world: ({ keys }) => {
+        const giveBack = keys.giveBack.bind(keys);
+        keys.giveBack = (name, fence) => {
+          const gone = giveBack(name, fence);
+          if (gone) keys.fences = 0;
+          return gone;
+        };
+      },
+    },
+    redundant: 'a former owner gives nothing back that it may not; test/support/idempotency.contract.ts, "T9"',
+  },
+  {
+    name: 'two accounts share their keys',
+    seams: {
+      keys: (inner) => ({
+        ...inner,
+        name: (_accountId, key) => inner.name('shared', key),
+        claim: (request) => inner.claim({ ...request, accountId: 'shared' }),
+      }),
+    },
+  },
+  {
+    name: 'the body is not compared',
+    seams: { keys: (inner) => ({ ...inner, claim: (request) => inner.claim({ ...request, fingerprintText: 'the same' }) }) },
+  },
+  {
+    name: 'a retry keeps the attempt that was given up',
+    seams: { keys: (inner) => ({ ...inner, renewAttempt: async () => true }) },
+  },
+  {
+    name: 'attempts are the payment’s, not the key’s',
+    seams: {
+      keys: (inner) => ({
+        ...inner,
+        claim: async (request) => {
+          const claim = await inner.claim(request);
+          if (claim.kind !== 'owned' || request.operation === 'create') return claim;
+          return { ...claim, attemptId: hashedUuid('attempt', request.operation) };
+        },
+      }),
+    },
+  },
+  // ---- repeats without a key
+  { name: 'a result is told to every repeat without a key', seams: { streams: attemptsRead((attempt) => ({ ...attempt, acknowledged: false })) } },
+  { name: 'staff is told the partner’s result', seams: { streams: attemptsRead((attempt) => ({ ...attempt, initiatedBy: 'staff' })) } },
+  { name: 'a repeat is told a result that its owner knew', seams: { streams: attemptsRead((attempt) => ({ ...attempt, fenced: true })) } },
+  // ---- the gateway
+  {
+    name: 'a retry draws new references',
+    seams: {
+      gateway: (inner, world) => ({
+        ...inner,
+        void: (call, signal) => inner.void({ ...call, ref: fresh(world) }, signal),
+        refund: (call, signal) => inner.refund({ ...call, ref: fresh(world) }, signal),
+      }),
+    },
+  },
+  {
+    name: 'references are the payment’s, not the attempt’s',
+    seams: {
+      gateway: gateways((inner) => ({
+        refund: (call, signal) => inner.refund({ ...call, ref: `R${call.chargeTransactionId}` }, signal),
+        finalize: (call, signal) => inner.finalize(call, signal),
+      })),
+    },
+  },
+  { name: 'the gateway keeps no tombstone', seams: { world: ({ bank }) => void (bank.tombstones.add = () => bank.tombstones) } },
+  {
+    name: 'not found counts as never',
+    seams: {
+      gateway: gateways((inner) => ({
+        finalize: async (call, signal) => {
+          const found = await inner.lookup(call, signal).catch(() => ({ found: 'cannot_tell' as const }));
+          if (found.found === 'cannot_tell') return { kind: 'cannot_tell' };
+          return found.found ? inner.finalize(call, signal) : { kind: 'never' };
+        },
+      })),
+    },
+  },
+  {
+    name: 'the second leg’s reference is not finalised',
+    seams: {
+      gateway: gateways((inner) => ({
+        finalize: async (call, signal) => {
+          if (!call.account.merchantAccount.startsWith('f-')) return inner.finalize(call, signal);
+          const found = await inner.lookup(call, signal).catch(() => ({ found: 'cannot_tell' as const }));
+          return found.found === true ? inner.finalize(call, signal) : { kind: 'never' };
+        },
+      })),
+    },
+  },
+  {
+    name: 'the switched operation’s reference is not finalised',
+    seams: {
+      gateway: gateways((inner) => ({
+        finalize: async (call, signal) => {
+          if (call.op !== 'refund') return inner.finalize(call, signal);
+          const found = await inner.lookup(call, signal).catch(() => ({ found: 'cannot_tell' as const }));
+          return found.found === true ? inner.finalize(call, signal) : { kind: 'never' };
+        },
+      })),
+    },
+  },
+  {
+    name: 'a reference is executed as often as it is sent',
+    seams: {
+      world: ({ bank }) => {
+        const answers = bank.answers;
+        const get = answers.get.bind(answers);
+        bank.charge = repeated(bank.charge.bind(bank), answers, get);
+        bank.refund = repeated(bank.refund.bind(bank), answers, get) as typeof bank.refund;
+      },
+    },
+  },
+  {
+    name: 'no answer counts as not processed',
+    seams: { gateway: gateways((inner) => ({ charge: async (call, signal) => certain(await inner.charge(call, signal)) })) },
+  },
+  {
+    name: 'no answer to a refund counts as not processed',
+    seams: { gateway: gateways((inner) => ({ refund: async (call, signal) => certain(await inner.refund(call, signal)) })) },
+  },
+  {
+    name: 'no answer to a reversal counts as reversed',
+    seams: {
+      gateway: gateways((inner) => ({
+        void: async (call, signal) => {
+          const outcome = await inner.void(call, signal);
+          return call.askedBy === 'reversal' && outcome.kind === 'unknown' ? { kind: 'approved', txn: { transactionId: 'vd_presumed' } } : outcome;
+        },
+      })),
+    },
+  },
+  {
+    name: 'a void of a part takes the whole',
+    seams: {
+      gateway: gateways((inner) => ({
+        void: (call, signal) => {
+          const { amountCents: _, ...whole } = call;
+          return inner.void(whole, signal);
+        },
+      })),
+    },
+  },
+  {
+    name: 'recovery goes on with a leg that nobody sent',
+    seams: {
+      gateway: gateways((inner) => {
+        let last: Parameters<PaymentGateway['refund']>[0] | null = null;
+        return {
+          refund: (call, signal) => {
+            last = call;
+            return inner.refund(call, signal);
+          },
+          finalize: async (call, signal) => {
+            const found = await inner.finalize(call, signal);
+            if (found.kind === 'never' && call.op === 'refund' && last) void inner.refund({ ...last, ref: `${call.ref}+` }, signal);
+            return found;
+          },
+        };
+      }),
+    },
+  },
+  // ---- projections, settlement
+  { name: 'the checkpoint moves outside of the rows’ transaction', seams: { world: ({ tables }) => void (tables.splitTransactions = true) } },
+  {
+    name: 'a projection passes over an event',
+    seams: {
+      world: ({ tables }) => {
+        const set = tables.list.set.bind(tables.list);
+        let written = 0;
+        tables.list.set = (id, row) => (++written % 40 === 0 ? tables.list : set(id, row));
+      },
+    },
+  },
+  {
+    name: 'a settlement line is recorded twice',
+    seams: {
+      log: appends((inner, stream, expected, events, options) => {
+        const twice = events.map((event) => {
+          if (event.type !== 'SettlementLinesRecorded') return event;
+          const data = event.data as unknown as { lines: { number: number }[] };
+          const lines = data.lines.flatMap((line) => [line, line]).map((line, number) => ({ ...line, number }));
+          return { ...event, data: { ...data, lines } as never };
+        });
+        return inner.append(stream, expected, twice, options);
+      }),
+    },
+  },
+];
+
+const fresh = (world: World) => world.sim.ids().uuid().replaceAll('-', '').slice(-20);
+
+const certain = <T extends { kind: string }>(outcome: T) =>
+  outcome.kind === 'unknown' ? ({ kind: 'not_processed', answered: false } as const) : (outcome as Exclude<T, { kind: 'unknown' }>);
+
+/** Forgets what a reference was answered before it is executed again. */
+const repeated =
+  <Call extends { ref: string }, Rest extends unknown[], Result>(
+    execute: (call: Call, ...rest: Rest) => Result,
+    answers: Map<string, unknown>,
+    get: (ref: string) => unknown,
+  ) =>
+  (call: Call, ...rest: Rest): Result => {
+    const before = get(call.ref) as { result?: { kind?: string } } | undefined;
+    if (before?.result?.kind === 'approved') answers.delete(call.ref);
+    return execute(call, ...rest);
+  };
