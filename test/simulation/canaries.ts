@@ -6,6 +6,7 @@ import { Conflict, type EventStore, type NewEvent, type Recorded, Unavailable } 
 import { type PaymentCommand, type PaymentGateway, PaymentStreams } from '#payments';
 import { hashedUuid } from '#platform';
 import type { IdempotencyStore } from '#platform/http';
+import type { Bank, Result } from './bank.js';
 import type { Seams, World } from './service.js';
 
 export interface Canary {
@@ -390,7 +391,7 @@ export const CANARIES: readonly Canary[] = [
         const answers = bank.answers;
         const get = answers.get.bind(answers);
         bank.charge = repeated(bank.charge.bind(bank), answers, get);
-        bank.refund = repeated(bank.refund.bind(bank), answers, get) as typeof bank.refund;
+        bank.refund = repeated<Parameters<Bank['refund']>[0], [Parameters<Bank['refund']>[1]], Result>(bank.refund.bind(bank), answers, get);
       },
     },
   },
@@ -463,7 +464,7 @@ export const CANARIES: readonly Canary[] = [
           if (event.type !== 'SettlementLinesRecorded') return event;
           const data = event.data as unknown as { lines: { number: number }[] };
           const lines = data.lines.flatMap((line) => [line, line]).map((line, number) => ({ ...line, number }));
-          return { ...event, data: { ...data, lines } as never };
+          return { ...event, data: { ...data, lines } };
         });
         return inner.append(stream, expected, twice, options);
       }),

@@ -55,11 +55,21 @@ export interface Told {
 
 const DAY_MS = 86_400_000;
 
+const read = new WeakMap<Reply, Told>();
+
 export const told = (reply: Reply): Told => {
+  const before = read.get(reply);
+  if (before) return before;
+  const answer = readAnswer(reply);
+  read.set(reply, answer);
+  return answer;
+};
+
+const readAnswer = (reply: Reply): Told => {
   const { success, data, details } = JSON.parse(reply.body) as { success: boolean; data?: object; details?: Record<string, unknown> };
   return {
     status: reply.status,
-    code: success ? 'OK' : String(details?.code ?? ''),
+    code: success ? 'OK' : ((details?.code as string | undefined) ?? ''),
     data: (data ?? {}) as Record<string, unknown>,
     details: details ?? {},
   };
@@ -105,6 +115,7 @@ const feeOf = (amountCents: number, { flatCents, percentBps, minCents, maxCents 
 
 export class Oracle {
   readonly intentions: Intention[] = [];
+  readonly answers: Record<string, number> = {};
   private readonly byRequest = new Map<string, Exchange>();
   private readonly keys = new Map<string, KeyHistory>();
   /** What a payment read as last, and when that was known. */
@@ -151,6 +162,8 @@ export class Oracle {
     const { ask, reply } = exchange;
     if (!reply) return;
     const answer = told(reply);
+    const code = reply.replayed ? `${answer.code} (replayed)` : answer.code;
+    this.answers[code] = (this.answers[code] ?? 0) + 1;
     const operation = isReversal(ask) ? ask.request.operation : ask.kind;
     this.check(ALLOWED[operation].includes(answer.code), `${operation} answered ${answer.status} ${answer.code}`);
     if (answer.code === 'IDEMPOTENCY_IN_PROGRESS')
@@ -701,7 +714,7 @@ export class Oracle {
             own.every(({ attempt }) => attempt.requestId !== exchange.requestId || attempt.returned.length === 0),
             'C62: told that nothing was returned, and it was',
           );
-      for (const { answer } of answers.filter(({ answer: one }) => one.status === 200)) {
+      for (const { exchange, answer } of answers.filter(({ answer: one }) => one.status === 200)) {
         const { id, amountCents, gateway, remainingRefundableAmountCents } = answer.data as { id: string; amountCents: number; gateway: { transactionId: string }; remainingRefundableAmountCents?: number }; // prettier-ignore
         const source = byTransaction.get(gateway.transactionId);
         this.check(id === intention.paymentId && source?.book.paymentId === id, 'A3: a reversal was told that is not in the log');
@@ -723,6 +736,8 @@ export class Oracle {
         this.check(sameAsked, 'C18: told the result of another kind of request');
         this.check(!keyed || partial, 'C18: a request with a key was told another request’s result');
         this.check(ownerToldError || vanished, 'C18: told the result of a request that knew its own');
+        const known = owner.exchanges.some(({ reply, answeredAt }) => reply?.status === 200 && answeredAt <= exchange.sentAt);
+        this.check(!known, 'C18: told a result that its owner had been told by then');
         if (!partial) this.check(source.attempt.request.asked.amountCents === intention.asked.amountCents, 'C18: told the result of another amount');
         const others = tellings.get(source.attempt) ?? [];
         if (!others.includes(intention)) tellings.set(source.attempt, [...others, intention]);

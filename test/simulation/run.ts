@@ -24,6 +24,8 @@ export interface RunResult {
   readonly payments: number;
   readonly events: number;
   readonly simulatedMs: number;
+  /** Answers that clients got, by code. */
+  readonly answers: Readonly<Record<string, number>>;
   readonly lines: readonly string[];
   /** Port calls that a crash can be put at, in order. */
   readonly points: readonly string[];
@@ -31,6 +33,7 @@ export interface RunResult {
 
 type Play = (outside: Outside) => Promise<void>;
 
+/** Plays it to the end: clients under faults, quiet, a last look by clients, quiet again, the audit. */
 const play = async (sim: Simulator, skewsMs: readonly [number, number], seams: Seams, clients: Play, epilogue: Play): Promise<RunResult> => {
   const processes = skewsMs.map((skewMs, index) => new Process('AB'[index]!, skewMs));
   const world = new World(sim, processes, seams);
@@ -74,6 +77,7 @@ const play = async (sim: Simulator, skewsMs: readonly [number, number], seams: S
     payments: world.tables.list.size,
     events: Number(head ?? 0),
     simulatedMs: sim.elapsed,
+    answers: oracle.answers,
     lines: sim.lines,
     points: sim.names,
   };
@@ -133,8 +137,9 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const asksAgain = rng.chance(0.4);
     const kind = rng.int(1, 10);
     if (kind <= 2) return { operation: 'void', amountCents: null, includeFee: true, key, actor, asksAgain };
-    // Amounts of their own, so that one refund is not taken for another.
-    if (kind <= 6) return { operation: 'refund', amountCents: rng.int(1, Math.max(1, Math.floor(payment.amountCents / 2))), includeFee: false, key, actor, asksAgain }; // prettier-ignore
+    // Often the same amount, so that one refund may be taken for another (C18).
+    const part = rng.chance(0.4) ? Math.ceil(payment.amountCents / 10) : rng.int(1, Math.max(1, Math.floor(payment.amountCents / 2)));
+    if (kind <= 6) return { operation: 'refund', amountCents: part, includeFee: false, key, actor, asksAgain };
     return { operation: 'refund', amountCents: null, includeFee: kind <= 9, key, actor, asksAgain };
   };
   const client = async (outside: Outside, number: number): Promise<void> => {

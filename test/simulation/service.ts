@@ -237,11 +237,11 @@ export class Replica {
     const plain = new PaymentStreams(log, clock, ids);
     const streams = seams.streams?.(plain, world) ?? plain;
     const gateways = (role: string) => {
-      const byName = new Map(
+      const byName = new Map<string, PaymentGateway>(
         (Object.keys(CAPABILITIES) as GatewayName[]).map((name) => {
           const bare = bankGateway(world.bank, name, simulatedWire(sim, process, role));
           const gateway = role === '' ? bare : asRecoveryMayUseIt(bare, world);
-          return [name as string, seams.gateway?.(gateway, world) ?? gateway];
+          return [name, seams.gateway?.(gateway, world) ?? gateway];
         }),
       );
       return { find: ({ gateway }: GatewayAccount) => byName.get(gateway) ?? null };

@@ -280,23 +280,22 @@ export class Simulator {
       const lost = faultsOn && rng.chance(faults.lost);
       const late = port.lateMs !== undefined && faultsOn && !dropped && rng.chance(faults.late);
 
-      const answer = (settle: () => void) => this.at(rng.int(1, latencyMs), () => this.deliver(process, incarnation, settle));
-      const take = (ok: boolean, value: unknown) => {
+      const answer = (told: Told<T>) =>
+        this.at(rng.int(1, latencyMs), () => this.deliver(process, incarnation, () => (told.ok ? resolve(told.value) : reject(told.error))));
+      const take = (happened: Told<T>) => {
         this.underway -= 1;
-        let failure: unknown;
-        let told = value;
-        let succeeded = ok;
-        if (ok && lost && !late) {
-          statistics.lost += 1;
-          [succeeded, told] = this.attempt(() => port.failed('lost'));
-          failure = 'LOST';
-        }
-        const found = idle && ok && foundSomething(value);
-        if (!idle || found || !ok) this.note(process.id, `${name} → ${failure ?? (ok ? brief(value) : briefError(value))}${late ? ' (LATE)' : ''}`);
+        const unheard = happened.ok && lost && !late;
+        if (unheard) statistics.lost += 1;
+        const found = idle && happened.ok && foundSomething(happened.value);
+        if (!idle || found || !happened.ok)
+          this.note(
+            process.id,
+            `${name} → ${unheard ? 'LOST' : happened.ok ? brief(happened.value) : briefError(happened.error)}${late ? ' (LATE)' : ''}`,
+          );
         const crashes = planned === 'after' || (found && this.plannedCrash(name) !== undefined);
         if (process.incarnation === incarnation && (crashes || (faultsOn && (!idle || found) && rng.chance(faults.crash))))
           return this.crash(process);
-        if (!late) answer(() => (succeeded ? resolve(told as T) : reject(told as Error)));
+        if (!late) answer(unheard ? attempt(() => port.failed('lost')) : happened);
       };
 
       // A stopped process has not sent it yet.
@@ -304,16 +303,16 @@ export class Simulator {
       if (dropped) {
         statistics.drops += 1;
         this.note(process.id, `${name} → DROPPED`);
-        const [ok, told] = this.attempt(() => port.failed('dropped'));
-        this.at(heldMs, () => answer(() => (ok ? resolve(told as T) : reject(told as Error))));
+        const told = attempt(() => port.failed('dropped'));
+        this.at(heldMs, () => answer(told));
         return;
       }
       let delay = heldMs + rng.int(1, latencyMs);
       if (late) {
         statistics.late += 1;
         this.note(process.id, `${name} is LATE`);
-        const [ok, told] = this.attempt(() => port.failed('lost'));
-        this.at(delay, () => answer(() => (ok ? resolve(told as T) : reject(told as Error))));
+        const told = attempt(() => port.failed('lost'));
+        this.at(delay, () => answer(told));
         delay += rng.int(...port.lateMs);
       }
       this.underway += 1;
@@ -322,31 +321,18 @@ export class Simulator {
           this.underway -= 1;
           return true;
         }
-        try {
-          const result = port.effect();
-          if (!(result instanceof Promise)) {
-            take(true, result);
-            return true;
-          }
-          result.then(
-            (value) => take(true, value),
-            (error: unknown) => take(false, error),
-          );
-        } catch (error) {
-          take(false, error);
+        const result = attempt(() => port.effect());
+        if (!result.ok || !(result.value instanceof Promise)) {
+          take(result as Told<T>);
           return true;
         }
+        result.value.then(
+          (value) => take({ ok: true, value }),
+          (error: unknown) => take({ ok: false, error: asError(error) }),
+        );
         return false;
       });
     });
-  }
-
-  private attempt(work: () => unknown): [boolean, unknown] {
-    try {
-      return [true, work()];
-    } catch (error) {
-      return [false, error];
-    }
   }
 
   private plannedCrash(name: string): 'before' | 'after' | undefined {
@@ -408,36 +394,48 @@ export class Simulator {
   }
 }
 
+type Told<T> = { readonly ok: true; readonly value: T } | { readonly ok: false; readonly error: Error };
+
+const asError = (error: unknown): Error => (error instanceof Error ? error : new Error(String(error)));
+
+const attempt = <T>(work: () => T): Told<T> => {
+  try {
+    return { ok: true, value: work() };
+  } catch (error) {
+    return { ok: false, error: asError(error) };
+  }
+};
+
 const foundSomething = (value: unknown) => (Array.isArray(value) ? value.length > 0 : typeof value === 'number' && value > 0);
 
 /** A value in a story: what kind of thing it is, not all that it holds. */
 const brief = (value: unknown): string => {
   if (value === undefined || value === null) return 'ok';
-  if (typeof value !== 'object') return String(value);
+  if (typeof value !== 'object') return JSON.stringify(value);
   if (Array.isArray(value)) return `${value.length}`;
   const { kind, why, code, status, revision } = value as Record<string, unknown>;
-  if (revision !== undefined) return `revision ${String(revision as bigint)}`;
+  if (typeof revision === 'bigint') return `revision ${revision}`;
   return [kind, why, code, status].filter((part) => typeof part === 'string' || typeof part === 'number').join(' ') || 'ok';
 };
 
-const briefError = (error: unknown): string => (error instanceof Error ? `${error.name}: ${error.message}` : String(error));
+const briefError = ({ name, message }: Error): string => `${name}: ${message}`;
 
 /** Runs `work` while whatever reads the real time, sets a real timer or rolls real dice throws: what the product does outside of its ports is a leak. */
 export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => {
   const refuse = (name: string) => () => {
     throw new Error(`${name} inside the simulation: not through a port`);
   };
-  const [now, random, monotonic] = [Date.now, Math.random, performance.now.bind(performance)];
-  const [timer, interval] = [globalThis.setTimeout, globalThis.setInterval];
+  const [now, random, monotonic] = [Date.now.bind(Date), Math.random.bind(Math), performance.now.bind(performance)];
+  const timers = { setTimeout, setInterval };
   Date.now = refuse('Date.now');
   Math.random = refuse('Math.random');
   performance.now = refuse('performance.now');
   globalThis.setTimeout = refuse('setTimeout') as unknown as typeof setTimeout;
-  globalThis.setInterval = refuse('setInterval') as unknown as typeof setInterval;
+  globalThis.setInterval = refuse('setInterval');
   try {
     return await work();
   } finally {
     [Date.now, Math.random, performance.now] = [now, random, monotonic];
-    [globalThis.setTimeout, globalThis.setInterval] = [timer, interval];
+    Object.assign(globalThis, timers);
   }
 };

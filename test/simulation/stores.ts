@@ -6,10 +6,8 @@ import type { ChargeTerms, Directory, PortalAccess } from '#accounts';
 import { type EventStore, OutcomeUnknown, type Position, type Recorded, type SubscriptionItem, Unavailable } from '#eventstore';
 import type { Ids } from '#kernel';
 import {
-  type Dispute,
   type GatewayAccount,
   isSettlementStream,
-  type LegMove,
   type LegTerms,
   paymentIdOf,
   type RecoveryWork,
@@ -507,7 +505,15 @@ interface Query {
   readonly values?: readonly unknown[];
 }
 
-const normalised = (text: string) => text.replace(/\s+/g, ' ').trim();
+const known = new Map<string, string>();
+/** White space made one. There are few statements, so each is looked at once. */
+const normalised = (text: string): string => {
+  const before = known.get(text);
+  if (before !== undefined) return before;
+  const after = text.replace(/\s+/g, ' ').trim();
+  known.set(text, after);
+  return after;
+};
 
 /** Names of statements in a story, and whether they are polls. */
 const nameOf = (text: string): { name: string; idle: boolean } => {
@@ -685,14 +691,14 @@ export const simulatedRegister = (log: EventStore): Register => {
       for (const { leg, transactionId } of (event.type === 'PaymentCreated' ? event.data : event.data.charge)?.legs ?? [])
         identify(of(paymentId, leg, 'charge'), transactionId);
     if (event.type === 'RefundRequested')
-      for (const { leg, references } of event.data.legs as readonly LegMove[]) {
+      for (const { leg, references } of event.data.legs) {
         const charge = of(paymentId, leg, 'charge')!;
         const account = accounts.get(accountName({ gateway: gatewayOf.get(charge.ref)!, merchantAccount: charge.merchantAccount }))!;
         register(paymentId, account, 'refund', references.refund, leg, event.data.attemptId);
       }
     if (event.type === 'PaymentRefunded' || event.type === 'FeeRefunded')
       identify(of(paymentId, event.data.leg!, 'refund', event.data.attemptId), event.data.transactionId);
-    if (event.type === 'PaymentDisputed') disputes.set(event.data.disputeId, { ...(event.data as Dispute), paymentId, updatedAt: event.at });
+    if (event.type === 'PaymentDisputed') disputes.set(event.data.disputeId, { ...event.data, paymentId, updatedAt: event.at });
   };
   return {
     caughtUp: async () => {

@@ -1,0 +1,338 @@
+/**
+ * The commands `npm run sim`, `npm run crash` and `npm run canaries`: they share the work out over processes, show how far they are, tell what they found as a
+ * story with the line that brings it back, write one line of JSON to `reports/`, and end with 1 where something was wrong.
+ */
+import { execFileSync, fork } from 'node:child_process';
+import { appendFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+import cliProgress from 'cli-progress';
+import { CANARIES } from './canaries.js';
+import { SCENARIOS } from './scenarios.js';
+import { story } from './story.js';
+import { again, type Done, type Finding, NOTHING, type Piece, together, work } from './work.js';
+
+const ROOT = process.cwd();
+const REPORTS = join(ROOT, 'reports');
+/** Seeds that failed once; every later run of the specs plays them again. */
+const REGRESSIONS = join(ROOT, 'test', 'simulation', 'regressions.json');
+const SEEDS_OF_A_PIECE = 100;
+/** Determinism is looked at on every tenth piece: twice the work. */
+const TWICE_EVERY = 10;
+/** Seeds that a canary is given. */
+const CANARY_SEEDS = 4_000;
+const STORIES = 3;
+
+type Message = { readonly run: number } | { readonly done: Done };
+
+const doPiece = (child: ReturnType<typeof fork>, piece: Piece, onRuns: (runs: number) => void): Promise<Done> =>
+  new Promise((resolve, reject) => {
+    const onMessage = (message: Message) => {
+      if ('run' in message) return onRuns(message.run);
+      child.off('message', onMessage);
+      child.off('exit', onExit);
+      resolve(message.done);
+    };
+    const onExit = (code: number | null) => reject(new Error(`a worker ended with ${code}`));
+    child.on('message', onMessage);
+    child.once('exit', onExit);
+    child.send(piece);
+  });
+
+/** Pieces until there are none, or until `stop` says so; results in the order in which they came. */
+const share = async (
+  next: () => Piece | null,
+  jobs: number,
+  bar: Bar,
+  onDone: (piece: Piece, done: Done) => void = () => undefined,
+): Promise<Done> => {
+  let all = NOTHING;
+  const children = Array.from({ length: jobs }, () => fork(fileURLToPath(import.meta.url), ['worker'], { execArgv: ['--enable-source-maps'] }));
+  try {
+    await Promise.all(
+      children.map(async (child) => {
+        for (let piece = next(); piece; piece = next()) {
+          const done = await doPiece(child, piece, (runs) => bar.more(runs));
+          all = together(all, done);
+          onDone(piece, done);
+        }
+      }),
+    );
+  } finally {
+    for (const child of children) child.disconnect();
+  }
+  return all;
+};
+
+const worker = (): void => {
+  // Stories need no stacks of errors that are part of the play, and making them takes a tenth of the time.
+  Error.stackTraceLimit = 0;
+  let pending = 0;
+  process.on('message', (piece: Piece) => {
+    const onRun = () => {
+      if (++pending < 20) return;
+      process.send!({ run: pending } satisfies Message);
+      pending = 0;
+    };
+    void work(piece, onRun).then(
+      (done) => process.send!({ done } satisfies Message),
+      (error: unknown) => {
+        console.error(error);
+        process.exit(1);
+      },
+    );
+  });
+};
+
+interface Bar {
+  more(runs: number): void;
+  end(): void;
+}
+
+/** On a terminal only; without a total it counts. */
+const progress = (what: string, total: number | null): Bar => {
+  if (!process.stderr.isTTY) return { more: () => undefined, end: () => undefined };
+  const bar = new cliProgress.SingleBar({
+    format: `${what} {bar} {value}${total === null ? '' : '/{total}'} · {duration_formatted}`,
+    hideCursor: true,
+  });
+  bar.start(total ?? 0, 0);
+  return {
+    more: (runs) => {
+      if (total === null) bar.setTotal(bar.getTotal() + runs);
+      bar.increment(runs);
+    },
+    end: () => bar.stop(),
+  };
+};
+
+const commit = (): string => {
+  try {
+    const head = execFileSync('git', ['rev-parse', '--short', 'HEAD'], { cwd: ROOT, encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim();
+    const changed = execFileSync('git', ['status', '--porcelain', '--untracked-files=no'], { cwd: ROOT, encoding: 'utf8' }).trim() !== '';
+    return changed ? `${head}+` : head;
+  } catch {
+    return 'unknown';
+  }
+};
+
+const report = (name: string, line: object): void => {
+  mkdirSync(REPORTS, { recursive: true });
+  const text = JSON.stringify({ command: name, commit: commit(), at: new Date().toISOString(), ...line });
+  appendFileSync(join(REPORTS, `${name}.jsonl`), `${text}\n`);
+  console.log(text);
+};
+
+const repro = ({ seed, scenario, crashes }: Finding): string =>
+  seed !== null
+    ? `npm run sim -- --from ${seed} --seeds 1 --story`
+    : `npm run crash -- --scenario ${JSON.stringify(scenario)} --at ${crashes.map(({ index, when }) => `${index}:${when}`).join(',')}`;
+
+const tell = async (findings: readonly Finding[]): Promise<void> => {
+  for (const finding of findings.slice(0, STORIES)) {
+    const result = await again(finding);
+    console.error(`\n${story(result)}\n\nAgain: ${repro(finding)}\n`);
+  }
+  for (const finding of findings) console.error(`${repro(finding)}   # ${finding.violations[0]}`);
+};
+
+const remember = (findings: readonly Finding[]): void => {
+  if (findings.length === 0) return;
+  const known = existsSync(REGRESSIONS) ? (JSON.parse(readFileSync(REGRESSIONS, 'utf8')) as Finding[]) : [];
+  const name = (finding: Finding) => JSON.stringify([finding.seed, finding.scenario, finding.crashes]);
+  const names = new Set(known.map(name));
+  const fresh = findings
+    .filter((finding) => !names.has(name(finding)))
+    .map((finding) => ({ ...finding, violations: finding.violations.slice(0, 1) }));
+  writeFileSync(REGRESSIONS, `${JSON.stringify([...known, ...fresh], null, 2)}\n`);
+};
+
+const figures = (
+  { runs, statistics, checks, payments, events, simulatedMs, answers, nondeterministic, findings }: Done,
+  startedAt: number,
+  jobs: number,
+) => {
+  const seconds = (Date.now() - startedAt) / 1000;
+  return {
+    runs,
+    violations: findings.length,
+    checks,
+    payments,
+    events,
+    simulatedHours: Math.round(simulatedMs / 3_600_000),
+    portCalls: statistics.calls,
+    faults: statistics.drops + statistics.lost + statistics.late + statistics.crashes + statistics.pauses,
+    ...statistics,
+    nondeterministic: nondeterministic.length,
+    answers,
+    seconds: Math.round(seconds),
+    jobs,
+    runsPerSecond: Math.round((runs / seconds) * 10) / 10,
+  };
+};
+
+const number = (text: string | undefined, otherwise: number): number => {
+  if (text === undefined) return otherwise;
+  const value = Number(text);
+  if (!Number.isSafeInteger(value) || value < 0) throw new Error(`not a number: ${text}`);
+  return value;
+};
+
+const sim = async (args: string[]): Promise<number> => {
+  const { values } = parseArgs({
+    args,
+    options: {
+      seeds: { type: 'string' },
+      from: { type: 'string' },
+      minutes: { type: 'string' },
+      jobs: { type: 'string' },
+      story: { type: 'boolean' },
+    },
+  });
+  const from = number(values.from, 1);
+  const minutes = values.minutes === undefined ? null : number(values.minutes, 0);
+  const seeds = minutes !== null && values.seeds === undefined ? Number.MAX_SAFE_INTEGER : number(values.seeds, 2_000);
+  const jobs = Math.max(1, number(values.jobs, availableParallelism()));
+  if (values.story) {
+    const result = await again({ seed: from, scenario: null, crashes: [] });
+    console.log(story(result));
+    return result.violations.length === 0 ? 0 : 1;
+  }
+  const startedAt = Date.now();
+  const end = minutes === null ? Number.POSITIVE_INFINITY : startedAt + minutes * 60_000;
+  const bar = progress('seeds', seeds === Number.MAX_SAFE_INTEGER ? null : seeds);
+  let at = from;
+  let pieces = 0;
+  let twice = 0;
+  const next = (): Piece | null => {
+    if (at >= from + seeds || Date.now() >= end) return null;
+    const piece: Piece = { kind: 'seeds', from: at, to: Math.min(at + SEEDS_OF_A_PIECE, from + seeds), twice: pieces++ % TWICE_EVERY === 0 };
+    if (piece.twice) twice += piece.to - piece.from;
+    at = piece.to;
+    return piece;
+  };
+  const done = await share(next, jobs, bar);
+  bar.end();
+  remember(done.findings);
+  await tell(done.findings);
+  report('sim', { seeds: { from, to: at - 1 }, ranTwice: twice, ...figures(done, startedAt, jobs) });
+  if (done.nondeterministic.length > 0) console.error(`not deterministic: seeds ${done.nondeterministic.join(', ')}`);
+  return done.findings.length + done.nondeterministic.length === 0 ? 0 : 1;
+};
+
+const crash = async (args: string[]): Promise<number> => {
+  const { values } = parseArgs({
+    args,
+    options: {
+      pairs: { type: 'boolean' },
+      every: { type: 'string' },
+      scenario: { type: 'string' },
+      at: { type: 'string' },
+      jobs: { type: 'string' },
+    },
+  });
+  if (values.at !== undefined) {
+    const crashes = values.at
+      .split(',')
+      .filter(Boolean)
+      .map((point) => {
+        const [index, when] = point.split(':');
+        if (when !== 'before' && when !== 'after') throw new Error('--at is INDEX:before or INDEX:after, joined by commas');
+        return { index: number(index, 0), when } as const;
+      });
+    const result = await again({ seed: null, scenario: values.scenario ?? '', crashes });
+    console.log(story(result));
+    return result.violations.length === 0 ? 0 : 1;
+  }
+  const names = Object.keys(SCENARIOS).filter((name) => values.scenario === undefined || name === values.scenario);
+  if (names.length === 0) throw new Error(`no such scenario; there are: ${Object.keys(SCENARIOS).join(' · ')}`);
+  const jobs = Math.max(1, number(values.jobs, availableParallelism()));
+  const startedAt = Date.now();
+  const every = Math.max(1, number(values.every, 8));
+  const queue: Piece[] = names.map((scenario) => (values.pairs ? { kind: 'pairs', scenario, every } : { kind: 'singles', scenario }));
+  const bar = progress(values.pairs ? 'pairs of crashes' : 'crashes', null);
+  const byScenario: Record<string, number> = {};
+  const done = await share(
+    () => queue.shift() ?? null,
+    jobs,
+    bar,
+    (piece, { runs }) => {
+      if ('scenario' in piece) byScenario[piece.scenario] = runs;
+    },
+  );
+  bar.end();
+  remember(done.findings);
+  await tell(done.findings);
+  report(values.pairs ? 'crash-pairs' : 'crash', {
+    scenarios: names.length,
+    ...(values.pairs && { everyNth: every }),
+    byScenario,
+    ...figures(done, startedAt, jobs),
+  });
+  return done.findings.length === 0 ? 0 : 1;
+};
+
+const canaries = async (args: string[]): Promise<number> => {
+  const { values } = parseArgs({
+    args,
+    options: { seeds: { type: 'string' }, from: { type: 'string' }, jobs: { type: 'string' }, name: { type: 'string' } },
+  });
+  const from = number(values.from, 1);
+  const seeds = number(values.seeds, CANARY_SEEDS);
+  const jobs = Math.max(1, number(values.jobs, availableParallelism()));
+  const startedAt = Date.now();
+  const chosen = CANARIES.filter(({ name }) => values.name === undefined || name.includes(values.name));
+  const queue: Piece[] = chosen.map(({ name }) => ({ kind: 'canary', canary: name, from, to: from + seeds }));
+  const bar = progress('seeds', null);
+  const foundAfter: Record<string, number | null> = {};
+  const done = await share(
+    () => queue.shift() ?? null,
+    jobs,
+    bar,
+    (piece, { foundAfter: after = null }) => {
+      if (piece.kind === 'canary') foundAfter[piece.canary] = after;
+    },
+  );
+  bar.end();
+  const missed = chosen.filter(({ name, redundant }) => foundAfter[name] === null && redundant === undefined);
+  const redundant = chosen.filter(({ name, redundant: why }) => foundAfter[name] === null && why !== undefined);
+  for (const { name, redundant: why } of chosen)
+    console.log(
+      `${String(foundAfter[name] ?? '–').padStart(6)}  ${name}${foundAfter[name] === null && why !== undefined ? `   (redundant: ${why})` : ''}`,
+    );
+  const took = chosen.flatMap(({ name }) => foundAfter[name] ?? []).sort((a, b) => a - b);
+  report('canaries', {
+    seeds: { from, to: from + seeds - 1 },
+    planted: chosen.length,
+    found: took.length,
+    redundant: redundant.map(({ name }) => name),
+    missed: missed.map(({ name }) => name),
+    medianSeeds: took[Math.floor((took.length - 1) / 2)] ?? null,
+    foundAfter,
+    runs: done.runs,
+    seconds: Math.round((Date.now() - startedAt) / 1000),
+    jobs,
+  });
+  for (const { name } of missed) console.error(`not found: ${name}`);
+  return missed.length === 0 ? 0 : 1;
+};
+
+const [, , command, ...args] = process.argv;
+const COMMANDS: Readonly<Record<string, (args: string[]) => Promise<number>>> = { sim, crash, canaries };
+if (command === 'worker') worker();
+else if (command !== undefined && COMMANDS[command])
+  COMMANDS[command](args).then(
+    (code) => (process.exitCode = code),
+    (error: unknown) => {
+      console.error(error instanceof Error ? error.message : error);
+      process.exitCode = 2;
+    },
+  );
+else {
+  console.error(
+    'sim [--seeds N] [--from S] [--minutes M] [--story] · crash [--pairs [--every N]] [--scenario NAME [--at I:before,J:after]] · canaries [--seeds N] [--name TEXT]',
+  );
+  process.exitCode = 2;
+}

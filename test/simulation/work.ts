@@ -1,0 +1,123 @@
+/**
+ * Work of the three commands in pieces that any process can do: a range of seeds, the crash points of a scenario, a canary. A piece answers with counts and
+ * with what it found wrong; the pieces are independent of each other and of who does them.
+ */
+import { CANARIES } from './canaries.js';
+import { type RunResult, simulate } from './run.js';
+import { pairs, playNamed, singles } from './scenarios.js';
+import { type CrashPoint, type Statistics, withoutRealTime } from './simulator.js';
+
+export type Piece =
+  | { readonly kind: 'seeds'; readonly from: number; readonly to: number; readonly twice: boolean }
+  | { readonly kind: 'singles'; readonly scenario: string }
+  | { readonly kind: 'pairs'; readonly scenario: string; readonly every: number }
+  | { readonly kind: 'canary'; readonly canary: string; readonly from: number; readonly to: number };
+
+/** What went wrong, and what brings it back. */
+export interface Finding {
+  readonly seed: number | null;
+  readonly scenario: string | null;
+  readonly crashes: readonly CrashPoint[];
+  readonly violations: readonly string[];
+}
+
+export interface Done {
+  readonly runs: number;
+  readonly statistics: Statistics;
+  readonly checks: number;
+  readonly payments: number;
+  readonly events: number;
+  readonly simulatedMs: number;
+  /** Answers that clients got, by code. */
+  readonly answers: Readonly<Record<string, number>>;
+  /** Seeds that were run twice and gave another history. */
+  readonly nondeterministic: readonly number[];
+  readonly findings: readonly Finding[];
+  /** Of a canary: the seeds that it took; null: not found. */
+  readonly foundAfter?: number | null;
+}
+
+const NO_STATISTICS: Statistics = { calls: 0, drops: 0, lost: 0, late: 0, outages: 0, crashes: 0, pauses: 0 };
+
+export const NOTHING: Done = {
+  runs: 0,
+  statistics: NO_STATISTICS,
+  checks: 0,
+  payments: 0,
+  events: 0,
+  simulatedMs: 0,
+  answers: {},
+  nondeterministic: [],
+  findings: [],
+};
+
+const addRecords = <Key extends string>(a: Readonly<Record<Key, number>>, b: Readonly<Record<Key, number>>): Record<Key, number> => {
+  const sum = { ...a } as Record<Key, number>;
+  for (const [name, count] of Object.entries(b) as [Key, number][]) sum[name] = (sum[name] ?? 0) + count;
+  return sum;
+};
+
+export const together = (a: Done, b: Done): Done => ({
+  runs: a.runs + b.runs,
+  statistics: addRecords<keyof Statistics>(a.statistics, b.statistics),
+  checks: a.checks + b.checks,
+  payments: a.payments + b.payments,
+  events: a.events + b.events,
+  simulatedMs: a.simulatedMs + b.simulatedMs,
+  answers: addRecords(a.answers, b.answers),
+  nondeterministic: [...a.nondeterministic, ...b.nondeterministic],
+  findings: [...a.findings, ...b.findings],
+});
+
+const counted = ({ statistics, checks, payments, events, simulatedMs, answers }: RunResult): Done => ({
+  ...NOTHING,
+  runs: 1,
+  statistics,
+  checks,
+  payments,
+  events,
+  simulatedMs,
+  answers,
+});
+
+/** Does a piece. `onRun` hears of every run. */
+export const work = (piece: Piece, onRun: () => void = () => undefined): Promise<Done> => withoutRealTime(() => workOn(piece, onRun));
+
+const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
+  let done = NOTHING;
+  const add = (result: RunResult, finding: Omit<Finding, 'violations'>) => {
+    const { violations } = result;
+    done = together(done, { ...counted(result), findings: violations.length > 0 ? [{ ...finding, violations }] : [] });
+    onRun();
+  };
+  switch (piece.kind) {
+    case 'seeds':
+      for (let seed = piece.from; seed < piece.to; seed++) {
+        const result = await simulate(seed);
+        add(result, { seed, scenario: null, crashes: [] });
+        if (piece.twice && (await simulate(seed)).hash !== result.hash) done = { ...done, nondeterministic: [...done.nondeterministic, seed] };
+      }
+      return done;
+    case 'singles':
+    case 'pairs': {
+      const { scenario } = piece;
+      for await (const { crashes, result } of piece.kind === 'singles' ? singles(scenario) : pairs(scenario, piece.every))
+        add(result, { seed: null, scenario, crashes });
+      return done;
+    }
+    case 'canary': {
+      const canary = CANARIES.find(({ name }) => name === piece.canary)!;
+      for (let seed = piece.from; seed < piece.to; seed++) {
+        const result = await simulate(seed, canary.seams);
+        done = together(done, counted(result));
+        onRun();
+        if (result.violations.length > 0) return { ...done, foundAfter: seed - piece.from + 1 };
+      }
+      return { ...done, foundAfter: null };
+    }
+  }
+};
+
+/** The run that a finding came from, to be told as a story. */
+export const again = (finding: Pick<Finding, 'seed' | 'scenario' | 'crashes'>): Promise<RunResult> =>
+  withoutRealTime(() => (finding.seed !== null ? simulate(finding.seed) : playNamed(finding.scenario!, finding.crashes)));
