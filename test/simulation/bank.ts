@@ -102,6 +102,8 @@ export class Bank {
   readonly lines: SettlementRecord[] = [];
   /** How often each reference was sent for execution. */
   readonly sent = new Map<Ref, number>();
+  /** Whose a batch is. */
+  private readonly accountOf = new Map<string, string>();
   private drawn = 0;
   private batches = 0;
 
@@ -211,25 +213,25 @@ export class Bank {
     const batchId = `bat_${String(++this.batches).padStart(8, '0')}`;
     const closedAt = new Date(this.now()).toISOString();
     const line = { batchId, closedAt, fundedOn: closedAt.slice(0, 10) };
-    for (const charge of sales) {
-      charge.batchId = batchId;
-      charge.rejected = charge.card === 'settlementRejected';
-      const grossCents = charge.amountCents - charge.voidedCents;
-      const feeCents = charge.rejected ? 0 : Math.min(grossCents, ACQUIRER_FEE_CENTS);
-      const { transactionId, ref } = charge;
-      const netCents = charge.rejected ? 0 : grossCents - feeCents;
-      this.lines.push({ ...line, transactionId, ref, type: 'sale', accepted: !charge.rejected, grossCents, feeCents, netCents });
-      this.accountOf.set(batchId, merchantAccount);
+    // In the order of their arrival, which is that of the numbers that were drawn for them.
+    const arrival = ({ transactionId }: { transactionId: string }) => Number(transactionId.slice(3));
+    for (const item of [...sales, ...refunds].sort((one, other) => arrival(one) - arrival(other))) {
+      item.batchId = batchId;
+      const { transactionId, ref } = item;
+      if ('op' in item) {
+        const cents = -item.amountCents;
+        this.lines.push({ ...line, transactionId, ref, type: 'refund', accepted: true, grossCents: cents, feeCents: 0, netCents: cents });
+        continue;
+      }
+      item.rejected = item.card === 'settlementRejected';
+      const grossCents = item.amountCents - item.voidedCents;
+      const feeCents = item.rejected ? 0 : Math.min(grossCents, ACQUIRER_FEE_CENTS);
+      const netCents = item.rejected ? 0 : grossCents - feeCents;
+      this.lines.push({ ...line, transactionId, ref, type: 'sale', accepted: !item.rejected, grossCents, feeCents, netCents });
     }
-    for (const refund of refunds) {
-      refund.batchId = batchId;
-      const { transactionId, ref, amountCents } = refund;
-      this.lines.push({ ...line, transactionId, ref, type: 'refund', accepted: true, grossCents: -amountCents, feeCents: 0, netCents: -amountCents });
-      this.accountOf.set(batchId, merchantAccount);
-    }
+    this.accountOf.set(batchId, merchantAccount);
     return batchId;
   }
-  private readonly accountOf = new Map<string, string>();
 
   settlements({ merchantAccount }: GatewayAccount, cursor: string | null): SettlementRecord[] {
     return this.lines.filter(({ batchId }) => this.accountOf.get(batchId) === merchantAccount && (cursor === null || batchId > cursor));

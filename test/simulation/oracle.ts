@@ -122,8 +122,8 @@ export class Oracle {
   private readonly read = new Map<string, { at: number; view: View }>();
   /** Payments that some answer named, and when. */
   private readonly named = new Map<string, { at: number; accountId: string }>();
-  /** Payments that a person decided about. */
-  readonly resolved = new Set<string>();
+  /** Payments that a person decided about, or tried to. */
+  private readonly resolved = new Set<string>();
   /** Money that a client was told to have come back, by payment and transaction. */
   private readonly returned = new Map<string, Map<string, { at: number; cents: number }>>();
 
@@ -145,6 +145,7 @@ export class Oracle {
     const { ask, intention } = exchange;
     this.byRequest.set(exchange.requestId, exchange);
     intention?.exchanges.push(exchange);
+    if (ask.kind === 'resolve') this.resolved.add(ask.request.paymentId);
     if (!isKeyed(ask)) return;
     const name = keyName(ask);
     const before = this.keys.get(name);
@@ -171,7 +172,6 @@ export class Oracle {
     if (ask.kind === 'create' || isReversal(ask)) this.judgeKey(exchange, answer);
     if (ask.kind === 'create') this.judgeCreate(exchange, answer);
     if (isReversal(ask) && answer.status === 200) this.noteReturned(exchange, answer);
-    if (ask.kind === 'resolve' && answer.status === 200) this.resolved.add(ask.request.paymentId);
     if (ask.kind === 'get') this.judgeRead(exchange, answer);
     if (ask.kind === 'list' && answer.status === 200) this.judgeList(exchange, reply, answer);
     const id = answer.details.id ?? (ask.kind === 'create' ? answer.data.id : undefined);
@@ -763,7 +763,7 @@ export class Oracle {
       }
       const book = books.find((one) => one.chargeRefs.includes(ref!) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
       this.check(line.paymentId === book?.paymentId, 'a settlement line was recorded for another payment');
-      const undecided = book?.phase === 'unknown' || this.resolved.has(book?.paymentId ?? '');
+      const undecided = book?.phase === 'unknown' || book?.resolved === true;
       this.check(
         line.result === 'MATCHED' || (line.result === 'STATUS_MISMATCH' && undecided),
         `a settlement line is ${line.result} of a payment that is ${book?.phase}`,

@@ -31,6 +31,8 @@ export interface Wish {
   readonly doubles?: boolean;
   /** Asks again after a final answer, to be told the same. */
   readonly asksAgain?: boolean;
+  /** How often it looks at a payment that is not decided. */
+  readonly looks?: number;
 }
 
 export interface Paid {
@@ -145,7 +147,7 @@ export class Outside {
   private async payUnder(
     intention: Intention,
     ask: Extract<Ask, { kind: 'create' }>,
-    { doubles = false, asksAgain = false }: Wish,
+    { doubles = false, asksAgain = false, looks = LOOKS_MS.length }: Wish,
   ): Promise<{ kind: 'paid'; id: string } | { kind: 'not paid' | 'again' | 'cannot tell' }> {
     const { rng } = this.world.sim;
     let final: { kind: 'paid'; id: string } | { kind: 'not paid' } | null = null;
@@ -167,9 +169,9 @@ export class Outside {
         // Certain that nothing was charged; the same key would only be told to look.
         if (ask.key === null || rng.chance(0.5)) return { kind: 'again' };
       } else if (answer.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') {
-        return answer.details.id === undefined ? { kind: 'again' } : this.look(ask.request.accountId, answer.details.id as string);
+        return answer.details.id === undefined ? { kind: 'again' } : this.look(ask.request.accountId, answer.details.id as string, looks);
       } else if (answer.code === 'PAYMENT_TIMEOUT') {
-        if (ask.key === null || rng.chance(0.5)) return this.look(ask.request.accountId, answer.details.id as string);
+        if (ask.key === null || rng.chance(0.5)) return this.look(ask.request.accountId, answer.details.id as string, looks);
       } else if (answer.status === 500) {
         if (ask.key === null) return { kind: 'cannot tell' };
       } else if (answer.code !== 'IDEMPOTENCY_IN_PROGRESS' && answer.code !== 'IDEMPOTENCY_UNAVAILABLE') {
@@ -182,8 +184,8 @@ export class Outside {
   }
 
   /** Errors, rule 1: the payment says what became of it. */
-  private async look(accountId: string, paymentId: string): Promise<{ kind: 'paid'; id: string } | { kind: 'again' | 'cannot tell' }> {
-    for (const ms of LOOKS_MS) {
+  private async look(accountId: string, paymentId: string, looks: number): Promise<{ kind: 'paid'; id: string } | { kind: 'again' | 'cannot tell' }> {
+    for (const ms of LOOKS_MS.slice(0, looks)) {
       const { reply } = await this.send(null, { kind: 'get', accountId, paymentId });
       const answer = reply && told(reply);
       // Given up before it began (C64).

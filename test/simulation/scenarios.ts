@@ -68,11 +68,11 @@ export const SCENARIOS: Readonly<Record<string, Scenario>> = {
   'create, not processed': async (outside) => void (await outside.pay(wish(COMBINED, 'gatewayError'))),
   'create, answer unreadable': async (outside) => void (await outside.pay(wish(LOWERING, 'unreadable'))),
   'create, nobody can tell, a person decides': async (outside) => {
-    await outside.pay(wish(COMBINED, 'cannotTell'));
+    await outside.pay(wish(COMBINED, 'cannotTell', { looks: 3 }));
     await outside.decideWhatWaits();
   },
   'create, settled while unknown, a person decides': async (outside) => {
-    const paying = outside.pay(wish(COMBINED, 'unreadable'));
+    const paying = outside.pay(wish(COMBINED, 'unreadable', { looks: 5 }));
     await outside.world.sim.wait(20_000);
     outside.settle(COMBINED);
     await paying;

@@ -422,20 +422,21 @@ const briefError = ({ name, message }: Error): string => `${name}: ${message}`;
 
 /** Runs `work` while whatever reads the real time, sets a real timer or rolls real dice throws: what the product does outside of its ports is a leak. */
 export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => {
-  const refuse = (name: string) => () => {
-    throw new Error(`${name} inside the simulation: not through a port`);
-  };
-  const [now, random, monotonic] = [Date.now.bind(Date), Math.random.bind(Math), performance.now.bind(performance)];
-  const timers = { setTimeout, setInterval };
-  Date.now = refuse('Date.now');
-  Math.random = refuse('Math.random');
-  performance.now = refuse('performance.now');
-  globalThis.setTimeout = refuse('setTimeout') as unknown as typeof setTimeout;
-  globalThis.setInterval = refuse('setInterval');
+  const places: readonly (readonly [object, string])[] = [
+    [Date, 'now'],
+    [Math, 'random'],
+    [performance, 'now'],
+    [globalThis, 'setTimeout'],
+    [globalThis, 'setInterval'],
+  ];
+  const real = places.map(([place, name]) => [place, name, Reflect.get(place, name) as unknown] as const);
+  for (const [place, name] of places)
+    Reflect.set(place, name, () => {
+      throw new Error(`${name} inside the simulation: not through a port`);
+    });
   try {
     return await work();
   } finally {
-    [Date.now, Math.random, performance.now] = [now, random, monotonic];
-    Object.assign(globalThis, timers);
+    for (const [place, name, before] of real) Reflect.set(place, name, before);
   }
 };

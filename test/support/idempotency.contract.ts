@@ -1,0 +1,405 @@
+/**
+ * What every key store does alike: the state machine of a key's row (recovery.md 1.4, T1–T12). One suite, run against Postgres and against the store of the
+ * simulation, so that what is proved over the one holds for the other. Each test uses keys of its own.
+ */
+import { randomBytes } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { systemClock } from '#kernel';
+import { KeyRing, systemIds } from '#platform';
+import { type Answer, type ClaimRequest, type IdempotencyStore, type KeyName, LEASE_SECONDS, type Operation, type Owned } from '#platform/http';
+
+/** A row as a test looks at it; times in milliseconds since the epoch of the store's clock. */
+export interface SeenKey {
+  readonly state: string;
+  readonly operation: string;
+  readonly fence: string;
+  readonly paymentId: string;
+  readonly attemptId: string;
+  readonly fpKid: string;
+  readonly status: number | null;
+  readonly body: string | null;
+  readonly leaseUntil: number | null;
+  readonly createdAt: number;
+  readonly expiresAt: number;
+}
+
+export interface KeysUnderTest {
+  /** Two replicas over the same rows. */
+  readonly stores: readonly [IdempotencyStore, IdempotencyStore];
+  /** The same rows under another key ring. */
+  withRing(ring: KeyRing): IdempotencyStore;
+  rowOf(name: KeyName): Promise<SeenKey | undefined>;
+  /** Only the store's clock counts, so time passes by moving what is written: the lease ended, or the key expired, so many seconds ago. */
+  leaseEnds(name: KeyName, agoSeconds: number): Promise<unknown>;
+  expires(name: KeyName, agoSeconds: number): Promise<unknown>;
+  now(): number;
+  close(): Promise<unknown>;
+}
+
+const ids = systemIds(() => systemClock.now());
+
+export const idempotencyContract = (storeName: string, open: () => Promise<KeysUnderTest>): void => {
+  describe(`the key store contract: ${storeName}`, () => {
+    let under: KeysUnderTest;
+    let stores: readonly [IdempotencyStore, IdempotencyStore];
+    let store: IdempotencyStore;
+    beforeAll(async () => {
+      under = await open();
+      ({ stores } = under);
+      store = stores[0];
+    });
+    afterAll(() => under.close());
+
+    const ACCOUNT = ids.uuid();
+    const PAYMENT = ids.uuid();
+    let drawn = 0;
+    const newKey = () => `key-${++drawn}`;
+
+    const REFUND: Operation = `refund:${PAYMENT}`;
+    const VOID: Operation = `void:${PAYMENT}`;
+    const OPERATIONS: Operation[] = ['create', REFUND, VOID];
+    /** Where a 5xx leaves a key. */
+    const afterFailure = (operation: Operation) => (operation === 'create' ? 'reserved' : 'released');
+
+    const requestOf = (key: string, change: Partial<ClaimRequest> = {}): ClaimRequest => ({
+      accountId: ACCOUNT,
+      key,
+      operation: 'create',
+      fingerprintText: 'POST\n/payments\n{}',
+      ...change,
+    });
+    const claim = (key: string, change: Partial<ClaimRequest> = {}, from = store) => from.claim(requestOf(key, change));
+    const own = async (key: string, change: Partial<ClaimRequest> = {}, from = store): Promise<Owned> => {
+      const claimed = await claim(key, change, from);
+      if (claimed.kind !== 'owned') throw new Error(`not owned: ${claimed.kind}`);
+      return claimed;
+    };
+    const name = (key: string, accountId = ACCOUNT) => store.name(accountId, key);
+    const ANSWER: Answer = { status: 200, body: '{"success":true,"data":{"n":1}}' };
+    const rowOf = (key: string) => under.rowOf(name(key));
+    const stateOf = async (key: string) => (await rowOf(key))?.state;
+    const leaseEnds = (key: string, agoSeconds = 1) => under.leaseEnds(name(key), agoSeconds);
+    const expires = (key: string, agoSeconds = 1) => under.expires(name(key), agoSeconds);
+
+    describe.each(OPERATIONS)('the row of a key: %s', (operation) => {
+      const asked = { operation };
+
+      test('T1: an absent key is claimed: payment and attempt are drawn, the lease runs', async () => {
+        const key = newKey();
+        const owned = await own(key, asked);
+        expect(owned).toMatchObject({ tookOver: false, fence: expect.stringMatching(/^\d+$/) });
+        const row = await rowOf(key);
+        expect(row).toMatchObject({
+          state: 'in_progress',
+          operation,
+          paymentId: owned.paymentId,
+          attemptId: owned.attemptId,
+          status: null,
+          body: null,
+        });
+        const lease = row!.leaseUntil! - row!.createdAt;
+        expect(Math.abs(lease - LEASE_SECONDS * 1000)).toBeLessThan(2_000);
+        const kept = row!.expiresAt - row!.createdAt;
+        expect(Math.abs(kept - 24 * 3_600_000)).toBeLessThan(2_000);
+      });
+
+      test.each(['completed', 'failed'] as const)('T1: after 24 h a %s key is as good as new: another request, payment and attempt', async (how) => {
+        if (how === 'failed' && operation === 'create') return; // reserved: T12
+        const key = newKey();
+        const first = await own(key, asked);
+        await store.settle(name(key), first.fence, how === 'completed' ? { to: 'completed', answer: ANSWER } : { to: 'released' });
+        await expires(key);
+        const second = await own(key, { ...asked, fingerprintText: 'another body' });
+        // Not taken over: nobody's work is continued.
+        expect(second.tookOver).toBe(false);
+        expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
+        expect(second.paymentId).not.toBe(first.paymentId);
+        expect(second.attemptId).not.toBe(first.attemptId);
+        expect(await rowOf(key)).toMatchObject({ state: 'in_progress', status: null, body: null });
+        expect((await rowOf(key))!.expiresAt).toBeGreaterThan(under.now() + 23 * 3_600_000);
+      });
+
+      test('T2: another body or operation is a mismatch in every state, and changes nothing', async () => {
+        for (const state of ['in_progress', 'lease over', 'completed', 'failed'] as const) {
+          const key = newKey();
+          const { fence } = await own(key, asked);
+          if (state === 'lease over') await leaseEnds(key);
+          if (state === 'completed') await store.settle(name(key), fence, { to: 'completed', answer: ANSWER });
+          if (state === 'failed') await store.settle(name(key), fence, { to: afterFailure(operation) });
+          const before = await rowOf(key);
+          expect(await claim(key, { ...asked, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+          expect(await claim(key, { operation: operation === VOID ? REFUND : VOID })).toEqual({ kind: 'mismatch' });
+          expect(await rowOf(key)).toEqual(before);
+        }
+      });
+
+      test('T3: a completed key replays status and bytes, as often as it is asked', async () => {
+        const key = newKey();
+        const { fence } = await own(key, asked);
+        const answer = { status: 402, body: '{"metadata":{"é":"\\u2028 \\"x\\""}}' };
+        expect(await store.settle(name(key), fence, { to: 'completed', answer })).toBe(true);
+        for (const from of stores) expect(await claim(key, asked, from)).toEqual({ kind: 'replay', answer });
+      });
+
+      test('T4: in progress, Retry-After between 1 and 5 seconds', async () => {
+        const key = newKey();
+        await own(key, asked);
+        expect(await claim(key, asked)).toEqual({ kind: 'in_progress', retryAfterSeconds: 5 });
+        await leaseEnds(key, -2.5);
+        expect(await claim(key, asked)).toEqual({ kind: 'in_progress', retryAfterSeconds: 3 });
+        await leaseEnds(key, -0.3);
+        expect(await claim(key, asked)).toEqual({ kind: 'in_progress', retryAfterSeconds: 1 });
+      });
+
+      test('T7, T8: a lease that is over is taken over with a new fence; payment and attempt stay', async () => {
+        const key = newKey();
+        const first = await own(key, asked);
+        await leaseEnds(key);
+        const second = await own(key, asked, stores[1]);
+        expect(second).toMatchObject({ tookOver: true, paymentId: first.paymentId, attemptId: first.attemptId });
+        expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
+      });
+
+      test('T7, T8: also when the key has expired meanwhile: what was begun under it is looked at, not forgotten', async () => {
+        const key = newKey();
+        const first = await own(key, asked);
+        await leaseEnds(key);
+        await expires(key);
+        expect(await claim(key, { ...asked, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+        expect(await own(key, asked)).toMatchObject({ tookOver: true, paymentId: first.paymentId, attemptId: first.attemptId });
+      });
+
+      test('T9, T10: only the owner settles; a former one changes nothing', async () => {
+        const key = newKey();
+        const first = await own(key, asked);
+        await leaseEnds(key);
+        const second = await own(key, asked);
+        for (const settlement of [{ to: 'completed', answer: ANSWER }, { to: afterFailure(operation) }, { to: 'given_back' }] as const)
+          expect(await store.settle(name(key), first.fence, settlement)).toBe(false);
+        expect(await store.renewAttempt(name(key), first.fence, ids.uuid())).toBe(false);
+        expect(await rowOf(key)).toMatchObject({ state: 'in_progress', fence: second.fence, attemptId: first.attemptId });
+        expect(await store.settle(name(key), second.fence, { to: 'completed', answer: ANSWER })).toBe(true);
+        // Settled is settled, for the owner as well.
+        expect(await store.settle(name(key), second.fence, { to: afterFailure(operation) })).toBe(false);
+        expect(await store.settle(name(key), second.fence, { to: 'given_back' })).toBe(false);
+        expect(await stateOf(key)).toBe('completed');
+      });
+
+      test('T9: given back, the key is free for anything; the next fence is newer, and the former owner touches it no more', async () => {
+        const key = newKey();
+        const first = await own(key, asked);
+        expect(await store.settle(name(key), first.fence, { to: 'given_back' })).toBe(true);
+        expect(await rowOf(key)).toBeUndefined();
+        const second = await own(key, { ...asked, fingerprintText: 'another body' });
+        expect(second.tookOver).toBe(false);
+        expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
+        expect(await store.settle(name(key), first.fence, { to: 'given_back' })).toBe(false);
+        expect(await store.settle(name(key), first.fence, { to: afterFailure(operation) })).toBe(false);
+        expect(await stateOf(key)).toBe('in_progress');
+      });
+
+      test('T12: an expired key is purged; a live one and one in progress are not', async () => {
+        const [completed, live, running] = [newKey(), newKey(), newKey()];
+        await store.settle(name(completed), (await own(completed, asked)).fence, { to: 'completed', answer: ANSWER });
+        await store.settle(name(live), (await own(live, asked)).fence, { to: 'completed', answer: ANSWER });
+        await own(running, asked);
+        await expires(completed);
+        await expires(running);
+        await store.purge(1_000, async () => true);
+        expect(await rowOf(completed)).toBeUndefined();
+        expect(await stateOf(live)).toBe('completed');
+        expect(await stateOf(running)).toBe('in_progress');
+      });
+    });
+
+    describe('after a 5xx', () => {
+      test('T5: a create’s key is reserved: nobody ever owns it again, lease or not', async () => {
+        const key = newKey();
+        const { fence, paymentId } = await own(key);
+        await store.settle(name(key), fence, { to: 'reserved' });
+        for (let round = 0; round < 3; round++) expect(await claim(key)).toEqual({ kind: 'reserved', paymentId });
+        await expires(key);
+        expect(await claim(key)).toEqual({ kind: 'reserved', paymentId });
+        expect(await claim(key, { fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+      });
+
+      test('T6, C17: a refund’s key is released, bound to body and attempt', async () => {
+        const key = newKey();
+        const first = await own(key, { operation: REFUND });
+        await store.settle(name(key), first.fence, { to: 'released' });
+        expect(await claim(key, { operation: REFUND, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+        const second = await own(key, { operation: REFUND });
+        expect(second).toMatchObject({ tookOver: true, attemptId: first.attemptId, paymentId: first.paymentId });
+        expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
+      });
+
+      test('C17: the attempt is renewed by the owner, and the next claim finds the new one', async () => {
+        const key = newKey();
+        const { fence } = await own(key, { operation: VOID });
+        const renewed = ids.uuid();
+        expect(await store.renewAttempt(name(key), fence, renewed)).toBe(true);
+        await store.settle(name(key), fence, { to: 'released' });
+        expect(await store.renewAttempt(name(key), fence, ids.uuid())).toBe(false);
+        expect((await own(key, { operation: VOID })).attemptId).toBe(renewed);
+      });
+
+      test('C16, T12: a reserved key leaves 24 h later at the earliest, and only when its payment is resolved', async () => {
+        const key = newKey();
+        const { fence, paymentId } = await own(key);
+        await store.settle(name(key), fence, { to: 'reserved' });
+        const asked: string[] = [];
+        const purge = (resolved: boolean) => store.purge(1_000, async (id) => (asked.push(id), resolved));
+        await purge(true);
+        expect(asked).not.toContain(paymentId);
+        await expires(key);
+        await purge(false);
+        expect(asked).toContain(paymentId);
+        expect(await stateOf(key)).toBe('reserved');
+        await purge(true);
+        expect(await rowOf(key)).toBeUndefined();
+        expect((await own(key)).tookOver).toBe(false);
+      });
+
+      test('T12: payments that stay open do not keep other expired keys from being purged', async () => {
+        const open = [newKey(), newKey(), newKey()];
+        for (const [index, key] of open.entries()) {
+          await store.settle(name(key), (await own(key)).fence, { to: 'reserved' });
+          await expires(key, 1_000 - index);
+        }
+        const done = newKey();
+        await store.settle(name(done), (await own(done)).fence, { to: 'completed', answer: ANSWER });
+        await expires(done);
+        for (let round = 0; round < 4; round++) await store.purge(2, async () => false);
+        expect(await rowOf(done)).toBeUndefined();
+        for (const key of open) expect(await stateOf(key)).toBe('reserved');
+        await store.purge(1_000, async () => true);
+      });
+
+      test('T12: a payment that cannot be read keeps its own key, and no other', async () => {
+        const [unreadable, resolved] = [newKey(), newKey()];
+        const paymentIds: string[] = [];
+        for (const [index, key] of [unreadable, resolved].entries()) {
+          const { fence, paymentId } = await own(key);
+          paymentIds.push(paymentId);
+          await store.settle(name(key), fence, { to: 'reserved' });
+          await expires(key, 1_000 - index);
+        }
+        await store.purge(1, (id) => (id === paymentIds[0] ? Promise.reject(new Error('the store is away')) : Promise.resolve(true)));
+        expect(await stateOf(unreadable)).toBe('reserved');
+        expect(await rowOf(resolved)).toBeUndefined();
+      });
+    });
+
+    describe('scope (C12)', () => {
+      test('two accounts with one key know nothing of each other', async () => {
+        const key = newKey();
+        const other = ids.uuid();
+        const first = await own(key);
+        const second = await own(key, { accountId: other, fingerprintText: 'another body' });
+        expect(second.paymentId).not.toBe(first.paymentId);
+        await store.settle(name(key), first.fence, { to: 'completed', answer: ANSWER });
+        expect(await store.settle(name(key, other), first.fence, { to: 'given_back' })).toBe(false);
+        expect(await claim(key, { accountId: other, fingerprintText: 'another body' })).toMatchObject({ kind: 'in_progress' });
+        expect(await claim(key)).toMatchObject({ kind: 'replay' });
+      });
+    });
+
+    describe('contenders', () => {
+      const race = (claims: number, one: (index: number) => Promise<unknown>) =>
+        Promise.all(Array.from({ length: claims }, (_, index) => one(index)));
+      const fences = async (key: string, change: Partial<ClaimRequest>) => {
+        const claimed = await race(10, (index) => claim(key, change, stores[index % 2]));
+        return claimed as Awaited<ReturnType<typeof claim>>[];
+      };
+
+      test('10 at once for each of 60 keys over two replicas: exactly one winner, the others wait', async () => {
+        await Promise.all(
+          Array.from({ length: 60 }, async () => {
+            const key = newKey();
+            const claimed = await fences(key, {});
+            expect(claimed.filter(({ kind }) => kind === 'owned')).toHaveLength(1);
+            expect(claimed.filter(({ kind }) => kind === 'in_progress')).toHaveLength(9);
+          }),
+        );
+      });
+
+      test.each(OPERATIONS)('10 at once for each of 30 leases that are over: exactly one taker with a fence of its own (%s)', async (operation) => {
+        const taken = await Promise.all(
+          Array.from({ length: 30 }, async () => {
+            const key = newKey();
+            const first = await own(key, { operation });
+            await leaseEnds(key);
+            const owners = (await fences(key, { operation })).filter((claimed) => claimed.kind === 'owned');
+            expect(owners).toHaveLength(1);
+            expect(owners[0]!.paymentId).toBe(first.paymentId);
+            return owners[0]!.fence;
+          }),
+        );
+        expect(new Set(taken).size).toBe(30);
+      });
+
+      test('a released key has one taker, whatever the rush', async () => {
+        const key = newKey();
+        await store.settle(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
+        expect((await fences(key, { operation: REFUND })).filter(({ kind }) => kind === 'owned')).toHaveLength(1);
+      });
+
+      test('different bodies at once: one is executed, of the others none', async () => {
+        const key = newKey();
+        const claimed = (await race(10, (index) => claim(key, { fingerprintText: `body ${index}` }, stores[index % 2]))) as { kind: string }[];
+        expect(claimed.map(({ kind }) => kind).sort()).toEqual([...Array<string>(9).fill('mismatch'), 'owned']);
+      });
+
+      test('sweepers at once share the stale creates between them, and leave refunds alone (T7)', async () => {
+        const stale = await Promise.all(Array.from({ length: 20 }, newKey).map(async (key) => ({ key, ...(await own(key)) })));
+        const refund = newKey();
+        await own(refund, { operation: REFUND });
+        for (const { key } of stale) await leaseEnds(key);
+        await leaseEnds(refund);
+        const swept = (await race(4, (index) => stores[index % 2]!.takeOverStale(100))) as Awaited<ReturnType<IdempotencyStore['takeOverStale']>>[];
+        const rows = swept.flat().filter((row) => stale.some(({ paymentId }) => paymentId === row.paymentId));
+        expect(rows).toHaveLength(20);
+        expect(new Set(rows.map(({ fence }) => fence)).size).toBe(20);
+        for (const row of rows) {
+          const { fence, attemptId } = stale.find(({ paymentId }) => paymentId === row.paymentId)!;
+          expect(BigInt(row.fence)).toBeGreaterThan(BigInt(fence));
+          expect(row).toMatchObject({ tookOver: true, attemptId, accountId: ACCOUNT });
+          expect(await store.settle(row, row.fence, { to: 'reserved' })).toBe(true);
+        }
+        expect(swept.flat().some(({ paymentId }) => paymentId === PAYMENT)).toBe(false);
+        expect(await stateOf(refund)).toBe('in_progress');
+      });
+    });
+
+    describe('a rotated key ring (1.7)', () => {
+      const old = randomBytes(32);
+      const before = new KeyRing('old', new Map([['old', old]]));
+      const after = new KeyRing('new', new Map([['old', old], ['new', randomBytes(32)]])); // prettier-ignore
+      const rotated = () => [before, after].map((ring) => under.withRing(ring)) as [IdempotencyStore, IdempotencyStore];
+
+      test('a fingerprint under an older key id still replays, and still mismatches', async () => {
+        const [first, second] = rotated();
+        const key = newKey();
+        const { fence } = await own(key, {}, first);
+        await first.settle(first.name(ACCOUNT, key), fence, { to: 'completed', answer: ANSWER });
+        expect(await claim(key, {}, second)).toEqual({ kind: 'replay', answer: ANSWER });
+        expect(await claim(key, { fingerprintText: 'another body' }, second)).toEqual({ kind: 'mismatch' });
+      });
+      test('a key in progress, and one released, are recognised across the rotation', async () => {
+        const [first, second] = rotated();
+        const [running, released] = [newKey(), newKey()];
+        await own(running, {}, first);
+        expect(await claim(running, {}, second)).toMatchObject({ kind: 'in_progress' });
+        const { fence, attemptId } = await own(released, { operation: REFUND }, first);
+        await first.settle(first.name(ACCOUNT, released), fence, { to: 'released' });
+        expect(await own(released, { operation: REFUND }, second)).toMatchObject({ tookOver: true, attemptId });
+      });
+      test('new keys are fingerprinted under the current one', async () => {
+        const [, second] = rotated();
+        const key = newKey();
+        await own(key, {}, second);
+        expect((await under.rowOf(second.name(ACCOUNT, key)))!.fpKid).toBe('new');
+      });
+    });
+  });
+};
