@@ -2,20 +2,19 @@
  * The commands `npm run sim`, `npm run crash` and `npm run canaries`: they share the work out over processes, show how far they are, tell what they found as a
  * story with the line that brings it back, write one line of JSON to `reports/`, and end with 1 where something was wrong.
  */
-import { execFileSync, fork } from 'node:child_process';
-import { appendFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { fork } from 'node:child_process';
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import cliProgress from 'cli-progress';
+import { progress, writeReport } from '../support/report.js';
 import { CANARIES } from './canaries.js';
 import { SCENARIOS } from './scenarios.js';
 import { story } from './story.js';
 import { again, type Done, type Finding, NOTHING, type Piece, together, work } from './work.js';
 
 const ROOT = process.cwd();
-const REPORTS = join(ROOT, 'reports');
 /** Seeds that failed once; every later run of the specs plays them again. */
 const REGRESSIONS = join(ROOT, 'test', 'simulation', 'regressions.json');
 const SEEDS_OF_A_PIECE = 100;
@@ -91,38 +90,16 @@ interface Bar {
   end(): void;
 }
 
-/** On a terminal only; without a total it counts. */
-const progress = (what: string, total: number | null): Bar => {
-  if (!process.stderr.isTTY) return { more: () => undefined, end: () => undefined };
-  const bar = new cliProgress.SingleBar({
-    format: `${what} {bar} {value}${total === null ? '' : '/{total}'} · {duration_formatted}`,
-    hideCursor: true,
-  });
-  bar.start(total ?? 0, 0);
-  return {
-    more: (runs) => {
-      if (total === null) bar.setTotal(bar.getTotal() + runs);
-      bar.increment(runs);
-    },
-    end: () => bar.stop(),
-  };
+/** Counts as it comes: pieces tell how much they did. */
+const counting = (what: string, total: number | null): Bar => {
+  const bar = progress(what, total);
+  let done = 0;
+  return { more: (runs) => bar.update((done += runs)), end: () => bar.stop() };
 };
 
-const commit = (): string => {
-  try {
-    const head = execFileSync('git', ['rev-parse', '--short', 'HEAD'], { cwd: ROOT, encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim();
-    const changed = execFileSync('git', ['status', '--porcelain', '--untracked-files=no'], { cwd: ROOT, encoding: 'utf8' }).trim() !== '';
-    return changed ? `${head}+` : head;
-  } catch {
-    return 'unknown';
-  }
-};
-
-const report = (name: string, line: object): void => {
-  mkdirSync(REPORTS, { recursive: true });
-  const text = JSON.stringify({ command: name, commit: commit(), at: new Date().toISOString(), ...line });
-  appendFileSync(join(REPORTS, `${name}.jsonl`), `${text}\n`);
-  console.log(text);
+const report = (name: string, figures: Readonly<Record<string, unknown>>): void => {
+  writeReport(name, figures);
+  console.log(JSON.stringify(figures));
 };
 
 const repro = ({ seed, scenario, crashes }: Finding): string =>
@@ -162,7 +139,6 @@ const figures = (
     payments,
     events,
     simulatedHours: Math.round(simulatedMs / 3_600_000),
-    portCalls: statistics.calls,
     faults: statistics.drops + statistics.lost + statistics.late + statistics.crashes + statistics.pauses,
     ...statistics,
     nondeterministic: nondeterministic.length,
@@ -202,7 +178,7 @@ const sim = async (args: string[]): Promise<number> => {
   }
   const startedAt = Date.now();
   const end = minutes === null ? Number.POSITIVE_INFINITY : startedAt + minutes * 60_000;
-  const bar = progress('seeds', seeds === Number.MAX_SAFE_INTEGER ? null : seeds);
+  const bar = counting('seeds', seeds === Number.MAX_SAFE_INTEGER ? null : seeds);
   let at = from;
   let pieces = 0;
   let twice = 0;
@@ -252,7 +228,7 @@ const crash = async (args: string[]): Promise<number> => {
   const startedAt = Date.now();
   const every = Math.max(1, number(values.every, 8));
   const queue: Piece[] = names.map((scenario) => (values.pairs ? { kind: 'pairs', scenario, every } : { kind: 'singles', scenario }));
-  const bar = progress(values.pairs ? 'pairs of crashes' : 'crashes', null);
+  const bar = counting(values.pairs ? 'pairs of crashes' : 'crashes', null);
   const byScenario: Record<string, number> = {};
   const done = await share(
     () => queue.shift() ?? null,
@@ -285,7 +261,7 @@ const canaries = async (args: string[]): Promise<number> => {
   const startedAt = Date.now();
   const chosen = CANARIES.filter(({ name }) => values.name === undefined || name.includes(values.name));
   const queue: Piece[] = chosen.map(({ name }) => ({ kind: 'canary', canary: name, from, to: from + seeds }));
-  const bar = progress('seeds', null);
+  const bar = counting('seeds', null);
   const foundAfter: Record<string, number | null> = {};
   const done = await share(
     () => queue.shift() ?? null,
