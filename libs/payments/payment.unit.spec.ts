@@ -1226,7 +1226,8 @@ describe('in every history', () => {
       fc.property(termsArbitrary, fc.array(step, { maxLength: 8 }), (terms, steps) => {
         for (const { type } of play(terms, steps)) seen.add(type);
       }),
-      { numRuns: 300 },
+      // One seed: whether every fact is reached must not be a matter of luck.
+      { numRuns: 300, seed: 1 },
     );
     // The histories are no good if they never reach the facts that they are about.
     for (const type of [

@@ -1,18 +1,27 @@
-/** The README's tour, typed as written: each block of commands must print what the block after it says. `…` stands for anything on one line. */
+/**
+ * The README's tour, typed as written against `npm start`'s own process tree: each block of commands must print what the block after it says. `…` stands for anything on one line.
+ */
 import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
+import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
-import { startService, type Service } from '../support/service.js';
+import { freePort } from '#platform';
+import { DataDir, type RunningProcess, start, welcomeOf } from '../support/processes.js';
 
-let service: Service;
+const ROOT = join(import.meta.dirname, '../..');
+const TOUR_MS = 120_000;
+
+let dataDir: DataDir;
+let service: RunningProcess;
 beforeAll(async () => {
-  service = await startService();
-});
-afterAll(() => service.stop());
+  dataDir = await DataDir.create();
+  service = await start('standalone', dataDir);
+}, 60_000);
+afterAll(() => dataDir.remove());
 
 const blocks = [
-  ...readFileSync(join(import.meta.dirname, '../../README.md'), 'utf8')
+  ...readFileSync(join(ROOT, 'README.md'), 'utf8')
     .split('## The command line')[0]!
     .split('## A tour')[1]!
     .matchAll(/```(sh|text)([^\n]*)\n([\s\S]*?)```/g),
@@ -26,30 +35,47 @@ const asPattern = (text: string) =>
       .replaceAll('…', '[^\\n]*')}$`,
   );
 
-/** The service answers from this process, so the shell must not block it. */
-const bash = (script: string): Promise<{ stdout: string; stderr: string }> =>
+/** In a directory of its own; what it left running is gone when it ends. */
+const bash = (script: string, env: Record<string, string>): Promise<{ stdout: string; stderr: string }> =>
   new Promise((resolve, reject) => {
-    const shell = spawn('bash', ['-c', script], { stdio: ['ignore', 'pipe', 'pipe'] });
+    const shell = spawn('bash', ['-c', script], {
+      cwd: dataDir.path,
+      env: { PATH: process.env.PATH, HOME: process.env.HOME, ...env },
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
     const output = { stdout: '', stderr: '' };
     shell.stdout.on('data', (chunk: Buffer) => (output.stdout += chunk.toString()));
     shell.stderr.on('data', (chunk: Buffer) => (output.stderr += chunk.toString()));
     shell.once('error', reject).once('close', () => resolve(output));
   });
 
-test('the tour gives what it says', async () => {
-  const account = await service.account();
-  const portalId = await service.portal(account);
-  const marker = '=====';
-  const commands = blocks.filter(({ language, flag }) => language === 'sh' && flag !== 'setup').map(({ text }) => text);
-  const setup = `API=${service.urls[0]}/api/partner/v1\nKEY=${account.apiKey}\nPORTAL=${portalId}\n`;
-  const { stdout, stderr } = await bash(setup + commands.join(`\necho ${marker}\n`));
-  const outputs = stdout.replaceAll('\r', '').split(`${marker}\n`);
-  const expected = blocks.filter(({ flag }) => flag !== 'setup');
-  expect(stderr).toBe('');
-  expect(commands.length).toBeGreaterThan(8);
-  let index = -1;
-  for (const block of expected) {
-    if (block.language === 'sh') index += 1;
-    else expect(outputs[index]!.trim()).toMatch(asPattern(block.text));
-  }
-});
+test(
+  'the tour gives what it says',
+  async () => {
+    const { apiKey, portalId } = welcomeOf(service.stdout())!;
+    const marker = '=====';
+    const commands = blocks.filter(({ language, flag }) => language === 'sh' && flag !== 'setup').map(({ text }) => text);
+    // `npx payfold` is the launcher of this checkout; npx itself would only take longer.
+    await writeFile(join(dataDir.path, 'npx'), `#!/bin/sh\nshift\nexec ${process.execPath} ${ROOT}/apps/operator/payfold.mjs "$@"\n`, {
+      mode: 0o755,
+    });
+    const setup = `
+      set +m
+      API=${service.url}/api/partner/v1 KEY=${apiKey} PORTAL=${portalId}
+      export HOOK=${await freePort()}
+      PATH=${dataDir.path}:$PATH
+    `;
+    const { stdout, stderr } = await bash(setup + commands.join(`\necho ${marker}\n`), { DATA_DIR: dataDir.data });
+    const outputs = stdout.replaceAll('\r', '').split(`${marker}\n`);
+    const expected = blocks.filter(({ flag }) => flag !== 'setup');
+    // The batch that closes holds the charge of which nobody knows yet: an alarm, and rightly so.
+    expect(stderr.replaceAll(/^\{.*"a payment needs a decision by staff"\}\n/gm, '')).toBe('');
+    expect(commands.length).toBeGreaterThan(10);
+    let index = -1;
+    for (const block of expected) {
+      if (block.language === 'sh') index += 1;
+      else expect(outputs[index]!.trim()).toMatch(asPattern(block.text));
+    }
+  },
+  TOUR_MS,
+);
