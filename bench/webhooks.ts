@@ -252,19 +252,23 @@ const run = async (directory: string): Promise<boolean> => {
     await drained(pool);
     figure('from the outbox to the POST while idle, p95', quantile(await firstAttempts(pool), 0.95), BARS.idleMs, 'ms');
 
-    // Memory: the worker at rest, and with many waiting.
-    await emptied(pool);
-    const atRest = await rssMib(worker.pid!);
-    await enqueue(pool, pending);
-    let most = atRest;
-    const begun = performance.now();
-    while (performance.now() - begun < 20_000 && (await count(pool, `state = 'pending'`)) > 0) {
-      most = Math.max(most, await rssMib(worker.pid!));
-      await sleep(250);
-    }
+    // Memory: at work on a few thousand, and with many waiting.
+    const mostMib = async (waiting: number): Promise<number> => {
+      await emptied(pool);
+      await enqueue(pool, waiting);
+      let most = 0;
+      const begun = performance.now();
+      while (performance.now() - begun < 20_000 && (await count(pool, `state = 'pending'`)) > 0) {
+        most = Math.max(most, await rssMib(worker.pid!));
+        await sleep(100);
+      }
+      return most;
+    };
+    const few = await mostMib(5_000);
+    const many = await mostMib(pending);
     figure(
-      `memory of the worker with ${pending} waiting: ${atRest.toFixed(0)} → ${most.toFixed(0)} MiB, growth`,
-      most - atRest,
+      `memory of the worker, ${few.toFixed(0)} MiB with 5000 waiting, ${many.toFixed(0)} MiB with ${pending}; growth`,
+      many - few,
       BARS.memoryGrowthMib,
       'MiB',
     );

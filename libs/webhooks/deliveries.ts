@@ -391,7 +391,7 @@ const reopenAll = async (deps: StaffDeps, ids: (client: Queryable) => Promise<st
   });
 
 /**
- * Begins another round for deliveries that are held or delivered, named by number, or by event id for each endpoint of the event: same id and bytes, new time
+ * Begins another round for deliveries that are held or delivered, named by number, or by event id for each of its endpoints that is not disabled: same id and bytes, new time
  * and signature. All or none: one that is on its way, cancelled or of a disabled endpoint refuses them all, so that a double click is one round.
  */
 export const redeliver = async (deps: StaffDeps, names: readonly string[]): Promise<Redelivered[]> => {
@@ -399,7 +399,10 @@ export const redeliver = async (deps: StaffDeps, names: readonly string[]): Prom
     const wanted = new Set<string>();
     for (const name of names) {
       const { rows } = /^evt_/.test(name)
-        ? await client.query<{ id: string }>('select id::text as id from webhook_delivery where event_id = $1', [name])
+        ? await client.query<{ id: string }>(
+            `select d.id::text as id from webhook_delivery d join webhook_endpoint e on e.id = d.endpoint_id where d.event_id = $1 and e.status <> 'disabled'`,
+            [name],
+          )
         : await client.query<{ id: string }>('select id::text as id from webhook_delivery where id = $1::bigint', [name]);
       if (rows.length === 0) throw new ServiceError('VALIDATION_ERROR', `There is no delivery ${name}.`, {}, { status: 404 });
       for (const { id } of rows) wanted.add(id);

@@ -222,6 +222,7 @@ describe('redelivery', () => {
     expect((await stage.rows())[0]).toMatchObject({ state: 'held', round: 1 });
     await stage.endpoints.disable(endpointId);
     await expect(redeliver(stage.staff, [row.id])).rejects.toThrow('its endpoint is disabled');
+    await expect(redeliver(stage.staff, [row.event_id])).rejects.toThrow(`There is no delivery ${row.event_id}.`);
   });
   test('all that are held, and what is delivered where it is asked for by name', async () => {
     const { receiver, row } = await held();
@@ -280,7 +281,7 @@ describe('one endpoint does not hold another', () => {
     for (let number = 0; number < 30; number++) await stage.dispute(id, { stage: `s${number}` });
     await stage.tell();
     await eventually(() => quick.receiver.deliveries.length === 30);
-    expect(slow.receiver.requests).toBe(8);
+    await eventually(() => slow.receiver.requests === 8);
     expect((await inState('in_flight')).length).toBe(8);
     clock.advance(ATTEMPT_BUDGET_MS + 1);
     await eventually(() => outcomes.filter((outcome) => outcome === 'timeout').length === 8);

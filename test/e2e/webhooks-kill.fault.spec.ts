@@ -19,7 +19,8 @@ import { createAuthority, type Receiver, startReceiver, status } from '../suppor
 import { FIRST_DISPUTE } from '../support/webhooks.js';
 
 const RETRY_SECONDS = 1;
-const KILLS = 20;
+/** Rounds; in three of them both workers are killed, so 20 processes in all. */
+const ROUNDS = 17;
 const EVENTS = 300;
 /** And one for each fail point. */
 const ALL = EVENTS + 5;
@@ -139,17 +140,20 @@ test('a worker dies at each step of a delivery', async () => {
     await moveOn(1, failpoint);
     const ended = await launch('worker', dataDir, { ...env, FAILPOINT: failpoint }).exited;
     expect(ended.signal).toBe('SIGKILL');
+    // What was claimed and not posted nobody has heard of; of anything else a receiver has heard once at most.
+    const heard = receivers.map(({ deliveries }) => deliveries.filter(({ event }) => event.data.stage === `${failpoint} 0`).length);
+    expect(Math.max(...heard)).toBeLessThanOrEqual(['claimDue:after', 'post:before'].includes(failpoint) ? 0 : 1);
   }
 }, 120_000);
 
-test(`${KILLS} kills of two workers: nothing lost, same ids, five attempts by schedule where a receiver fails`, async () => {
+test('20 kills of workers: nothing lost, same ids, five attempts by schedule where a receiver fails', async () => {
   const [good1, good2, bad] = receivers as [Receiver, Receiver, Receiver];
   for (const receiver of [good1, good2]) receiver.behave((_request, response) => void setTimeout(() => response.writeHead(200).end(), 30));
   // A worker that was killed comes back while the other goes on.
   const workers: Promise<RunningProcess>[] = [start('worker', dataDir, env), start('worker', dataDir, env)];
   await moveOn(EVENTS / 3, 'first');
-  for (let kills = 0; kills < KILLS; kills++) {
-    const victim = kills % 2;
+  for (let round = 0; round < ROUNDS; round++) {
+    const victim = round % 2;
     const before = good1.requests + good2.requests + bad.requests;
     // In the middle of deliveries, where there still are any.
     await eventually(async () => good1.requests + good2.requests + bad.requests >= before + 10 || (await open()) === 0, {
@@ -157,10 +161,10 @@ test(`${KILLS} kills of two workers: nothing lost, same ids, five attempts by sc
       everyMs: 5,
     });
     // Now and then both are gone at once.
-    const victims = kills % 5 === 4 ? [victim, 1 - victim] : [victim];
+    const victims = round % 5 === 4 ? [victim, 1 - victim] : [victim];
     const killed = await Promise.all(victims.map((index) => workers[index]!));
     for (const { pid } of killed) kill(pid);
-    if (kills === 6 || kills === 12) await moveOn(EVENTS / 3, `kill ${kills}`);
+    if (round === 6 || round === 12) await moveOn(EVENTS / 3, `round ${round}`);
     for (const index of victims) workers[index] = killed[victims.indexOf(index)]!.exited.then(() => start('worker', dataDir, env));
   }
   const { rows: told } = await services.pool.query<{ id: string }>('select id from webhook_event order by number');
@@ -186,11 +190,3 @@ test(`${KILLS} kills of two workers: nothing lost, same ids, five attempts by sc
   expect([Number(attempts[0]!.count), attempts[0]!.most]).toEqual([5 * ALL, 5]);
   expect(Number(attempts[0]!.soonest)).toBeGreaterThanOrEqual(RETRY_SECONDS * 0.9);
 }, 400_000);
-
-test('what died at a step was taken over: sent and not written down is sent again, and nothing else is', () => {
-  const good = receivers.slice(0, 2);
-  /** How often each of the two good receivers heard of it. */
-  const heard = (name: string) => good.map(({ deliveries }) => deliveries.filter(({ event }) => event.data.stage === `${name} 0`).length);
-  expect(heard('claimDue:after')).toEqual([1, 1]);
-  for (const name of FAILPOINTS) for (const count of heard(name)) expect([1, 2]).toContain(count);
-});
