@@ -97,6 +97,8 @@ export default tseslint.config(
         console: 'readonly',
         globalThis: 'readonly',
         URL: 'readonly',
+        URLSearchParams: 'readonly',
+        fetch: 'readonly',
         Buffer: 'readonly',
         setTimeout: 'readonly',
         require: 'readonly',

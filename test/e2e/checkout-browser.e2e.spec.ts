@@ -278,11 +278,11 @@ describe('money is taken once', () => {
       expect(new URL(page.url()).pathname).toBe(path);
       for (const field of ['card_number', 'expiry', 'security_code']) expect(await page.inputValue(`#${field}`)).toBe('');
     }));
-  test('the service restarts between pay and receipt', () =>
+  test('another process of the service answers between pay and receipt', () =>
     inWindow(async (page) => {
       const before = await standingCharges();
       await toPayPage(page);
-      // The other process of the service answers from here on; the first one is gone for this browser.
+      // Stores of its own over the same database; the first one is gone for this browser. (A restart after kill -9: checkout-crash.)
       await page.route('**/receipt', async (route) => {
         sites.lead(service.urls[1]!);
         await route.continue();

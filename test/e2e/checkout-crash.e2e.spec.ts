@@ -1,0 +1,140 @@
+/**
+ * A crash at each point of a checkout (checkout.md 3, C66): an API process kills itself with SIGKILL right before or right after one port call while a payer pays.
+ * The payer then goes on at another process, as after a restart. Worker and processor are processes of their own; the processor's books are the truth.
+ */
+import { randomBytes } from 'node:crypto';
+import { mkdir, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, test } from '@jest/globals';
+import { Administration, NO_FEE } from '#accounts';
+import { finishSessions } from '#checkout';
+import type { Services } from '../../apps/services.js';
+import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
+import { CARD_FORM, formOf, intakeOf, Payer, readReturn, SHOP, textOf } from '../support/checkout.js';
+import { freshDatabase } from '../support/postgres.js';
+import { DataDir, type RunningProcess, start } from '../support/processes.js';
+import { CARD, FEE } from '../support/service.js';
+import { openStores, readBooks, recoverAll } from '../support/truth.js';
+
+const PUBLIC = 'https://pay.test';
+
+let dataDir: DataDir;
+let database: Awaited<ReturnType<typeof freshDatabase>>;
+let bank: SimulatorControl;
+let stores: Services;
+let healthy: RunningProcess;
+let portalId: string;
+let signingSecret: string;
+let env: Record<string, string>;
+
+beforeAll(async () => {
+  dataDir = await DataDir.create();
+  database = await freshDatabase();
+  await mkdir(dataDir.data);
+  const masterKeyFile = join(dataDir.data, 'master.key');
+  await writeFile(masterKeyFile, JSON.stringify({ current: 'k1', keys: { k1: randomBytes(32).toString('base64') } }), { mode: 0o600 });
+  const simulator = await start('simulator', dataDir);
+  bank = createSimulatorControl(simulator.url);
+  env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url, MASTER_KEY_FILE: masterKeyFile, PUBLIC_URL: PUBLIC };
+  stores = await openStores({ databaseUrl: database.url, simulatorUrl: simulator.url }, masterKeyFile, dataDir.data);
+  const { store, clock, ids, keys } = stores;
+  const actor = { type: 'system', id: 'spec' } as const;
+  const admin = new Administration({ store, clock, ids, keys, environment: 'sandbox', cardInTextCheck: true, actor });
+  const { accountId } = (await admin.createAccount('Partner')).state;
+  const portal = await admin.createPortal({ accountIds: [accountId], name: 'Portal', gateway: 'simulator', fee: { ...NO_FEE, ...FEE } });
+  ({ portalId } = portal.state);
+  ({ signingSecret } = portal);
+  const { position } = await admin.configureCheckout(portalId, { enabled: true, allow: [`${SHOP}/pay`] });
+  await stores.projections.directory.runUntil(position!, { timeoutMs: 10_000 });
+  [healthy] = await Promise.all([start('api', dataDir, env), start('worker', dataDir, env)]);
+}, 60_000);
+
+afterAll(async () => {
+  await stores?.close();
+  await dataDir?.remove();
+  await database?.drop();
+}, 30_000);
+
+const at = (url: string, payer?: Payer): Payer => {
+  const moved = new Payer(url, PUBLIC);
+  for (const [path, cookie] of payer?.cookies ?? []) moved.cookies.set(path, cookie);
+  return moved;
+};
+
+/** What the worker does a minute later, without the minute. */
+const aMinuteLater = async () => {
+  await recoverAll(stores);
+  const { checkoutUnfinished } = stores.projections;
+  await checkoutUnfinished.runUntil((await stores.store.head())!, { timeoutMs: 10_000 });
+  await finishSessions(stores.checkout, stores.pool, { leftAloneMs: 0, abandonedAfterMs: 0 });
+};
+
+/** `sees`: the payer's page at the other process, at once; `ends`: after the worker was there. */
+test.each<{ point: string; card?: string; sees: 'processing' | 'receipt' | 'open'; ends: 'paid' | 'open' }>([
+  { point: 'append.AttemptStarted:before', sees: 'open', ends: 'open' },
+  { point: 'append.AttemptStarted:after', sees: 'processing', ends: 'open' },
+  { point: 'append.PaymentInitiated:before', sees: 'processing', ends: 'open' },
+  { point: 'append.PaymentInitiated:after', sees: 'processing', ends: 'open' },
+  { point: 'charge.principal:before', sees: 'processing', ends: 'open' },
+  { point: 'charge.principal:after', sees: 'processing', ends: 'open' },
+  { point: 'charge.fee:before', sees: 'processing', ends: 'open' },
+  { point: 'charge.fee:after', sees: 'processing', ends: 'open' },
+  { point: 'append.PaymentCreated:before', sees: 'processing', ends: 'open' },
+  { point: 'append.PaymentCreated:after', sees: 'receipt', ends: 'paid' },
+  { point: 'append.CheckoutPaid:before', sees: 'receipt', ends: 'paid' },
+  { point: 'append.CheckoutPaid:after', sees: 'receipt', ends: 'paid' },
+  { point: 'append.PaymentDeclined:before', card: CARD.declined, sees: 'processing', ends: 'open' },
+  { point: 'append.PaymentDeclined:after', card: CARD.declined, sees: 'open', ends: 'open' },
+  { point: 'append.AttemptDeclined:before', card: CARD.declined, sees: 'open', ends: 'open' },
+  { point: 'append.AttemptDeclined:after', card: CARD.declined, sees: 'open', ends: 'open' },
+  { point: 'append.PaymentOutcomeUnknown:after', card: CARD.unreadable, sees: 'processing', ends: 'open' },
+  { point: 'append.OutcomeUnknown:before', card: CARD.unreadable, sees: 'processing', ends: 'open' },
+  { point: 'append.OutcomeUnknown:after', card: CARD.unreadable, sees: 'processing', ends: 'open' },
+])(
+  'killed at $point: $sees at once, then $ends',
+  async ({ point, card = CARD.approved, sees, ends }) => {
+    const referenceId = `CRASH-${randomBytes(6).toString('hex')}`;
+    const before = at(healthy.url);
+    const id = await before.begin(intakeOf({ portalId }, { reference_id: referenceId }));
+    const form = { ...formOf((await before.send(`/checkout/${id}`)).text), ...CARD_FORM, card_number: card };
+    const doomed = await start('api', dataDir, { ...env, FAILPOINT: point });
+    const answer = await at(doomed.url, before)
+      .submit(id, form)
+      .then(
+        ({ status }) => `answered ${status}`,
+        () => 'cut off',
+      );
+    expect(answer).toBe('cut off');
+    expect((await doomed.exited).signal).toBe('SIGKILL');
+
+    const payer = at(healthy.url, before);
+    const shown = await payer.open(`/checkout/${id}/processing`);
+    expect(shown.path).toBe(`/checkout/${id}${sees === 'open' ? '' : `/${sees}`}`);
+    // Whatever it shows, the same form again charges nothing twice.
+    const again = await payer.submit(id, form);
+    if (point !== 'append.AttemptStarted:before') expect(again.location).toBe(shown.path);
+    await aMinuteLater();
+    if (ends === 'open') {
+      const page = await payer.open(`/checkout/${id}/processing`);
+      expect(page.path).toBe(`/checkout/${id}`);
+      if (point !== 'append.AttemptStarted:before') expect(textOf(page.text)).toContain('No money has been taken.');
+      expect((await payer.pay(id)).location).toBe(`/checkout/${id}/receipt`);
+    }
+    const done = readReturn(signingSecret, 'return', (await payer.send(`/checkout/${id}/done`)).location);
+    expect(done).toMatchObject({ right: true, result: 'paid', checkout_id: id, reference_id: referenceId });
+    // In the end exactly one payment of this bill stands, at the bank and in the log.
+    const books = await readBooks(stores, bank);
+    const standing = books.for(referenceId).filter(({ netAtBankCents }) => netAtBankCents > 0);
+    expect(standing.map(({ paymentId, netAtBankCents }) => [paymentId, netAtBankCents])).toEqual([[done.payment_id, 12_863]]);
+  },
+  60_000,
+);
+
+test('killed after CheckoutStarted: the payer starts again from the shop', async () => {
+  const doomed = await start('api', dataDir, { ...env, FAILPOINT: 'append.CheckoutStarted:after' });
+  await expect(at(doomed.url).intake(intakeOf({ portalId }))).rejects.toThrow();
+  expect((await doomed.exited).signal).toBe('SIGKILL');
+  const payer = at(healthy.url);
+  const id = await payer.begin(intakeOf({ portalId }));
+  expect((await payer.pay(id)).location).toBe(`/checkout/${id}/receipt`);
+}, 30_000);
