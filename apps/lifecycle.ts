@@ -143,6 +143,19 @@ export const createMetrics = (services: Services): Metrics => {
     },
   });
   addWebhookMetrics(registry, services);
+  new client.Gauge({
+    name: 'payfold_checkout_unfinished',
+    help: 'Hosted checkouts whose attempt has no outcome yet, and the age of the oldest in seconds',
+    labelNames: ['figure'],
+    registers: [registry],
+    async collect() {
+      const { rows } = await services.pool.query<{ count: string; oldest: string | null }>(
+        'select count(*) as count, extract(epoch from now() - min(since)) as oldest from checkout_unfinished',
+      );
+      this.set({ figure: 'count' }, Number(rows[0]!.count));
+      this.set({ figure: 'oldest_seconds' }, Number(rows[0]!.oldest ?? 0));
+    },
+  });
   return {
     answered: ({ method, route, status, seconds: took }) => seconds.observe({ method, route, status: String(status) }, took),
     listen: (port) =>
