@@ -19,6 +19,8 @@ import {
 import { gatewayRef } from './charge.js';
 import { GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { PaymentView, RefundView, VoidView } from './payment.view.js';
+import { openDispute } from './dispute.js';
+import { reverseOnce } from './commands.js';
 import { ABANDONED_AFTER_MS, resolveReversal } from './reverse.js';
 
 let ground: Ground;
@@ -120,6 +122,23 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     expect(await moved()).toEqual([['refund', 'principal', 1_000]]);
     await inAgreement(id);
   });
+  test('a void that the gateway rejected is answered the same again, although its answer never reached the key (C15, T8)', async () => {
+    const id = await charged({ card: CARDS.voidRejected });
+    const key = house.key();
+    const { idempotency } = house.services;
+    const lost = { ...house.services, idempotency: { ...idempotency, settle: () => Promise.reject(new Error('the connection is gone')) } };
+    const wanted = { operation: 'void', paymentId: id, accountId: house.accountId, initiatedBy: 'partner', amountCents: null, includeFee: true, reason: null } as const; // prettier-ignore
+    const first = await reverseOnce(lost, wanted, house.received(key, wanted));
+    expect(read(first)).toMatchObject({ status: 422, code: 'VOID_FAILED', details: { suggestedAction: 'refund' } });
+    await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
+    const dispute = { disputeId: house.ids.uuid(), status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'fraud', disputedAmountCents: 1_000, openedOn: '2026-01-02', dueDate: '2026-02-02' } as const; // prettier-ignore
+    await openDispute(house.ports, id, dispute, { actor: { type: 'staff', id: 'spec' }, correlationId: house.ids.uuid() });
+    const again = await reverseOnce(house.services, wanted, house.received(key, wanted));
+    expect([again.status, again.body]).toEqual([first.status, first.body]);
+    expect(await attempts(id)).toHaveLength(1);
+    expect(await reverseOnce(house.services, wanted, house.received(key, wanted))).toMatchObject({ body: first.body, replayed: true });
+  });
+
   test('a fixture being captured: refund at once, void refused', async () => {
     const id = await charged({ card: CARDS.voidRejected });
     expect(await house.refund(id, { includeFee: true })).toMatchObject({ reversalType: 'refund', amountCents: 10_325 });

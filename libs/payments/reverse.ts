@@ -77,6 +77,9 @@ export const reverse = async (
       if (own && !own.ended && !own.fenced) return run(ports, loaded, own.attemptId, owner, deadline, true);
       // What its own attempt returned is told whatever else goes on: refused here, the caller might ask for the money again under a new key.
       if (own && isComplete(own)) return (await tell(ports, request, own.attemptId, owner, deadline, false))!;
+      // A void that the gateway rejected has its final answer (C15), also where it was lost on the way to the key: asked again, the gateway, or a dispute
+      // opened since, might say something else.
+      if (own?.operation === 'void' && own.ended?.outcome === 'rejected' && !payment.legs.some((leg) => leg.settlementRejected)) throw rejectedVoid();
 
       const open = openAttempt(payment);
       if (open) {
@@ -318,7 +321,7 @@ const failure = (
         suggestedAction: 'retry_void',
       });
     if (outcome.kind === 'rejected' && outcome.why === 'settlement_rejected') return settlementRejected();
-    if (outcome.kind === 'rejected') return voidFailed('The gateway rejected the void; refund the payment instead.');
+    if (outcome.kind === 'rejected') return rejectedVoid();
   } else {
     if (!first || attempt.completes) {
       const left = remaining(payment);
@@ -341,6 +344,7 @@ const failure = (
 
 const timeout = (id: string) =>
   new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the request is unknown; retry it with the same Idempotency-Key.', { id });
+const rejectedVoid = () => voidFailed('The gateway rejected the void; refund the payment instead.');
 /** C67, from the gateway before the stream knows. */
 const settlementRejected = () => new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.');
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
