@@ -1,0 +1,217 @@
+/**
+ * A TCP proxy that harms what passes through it, with the toxics of Toxiproxy: one link of a running installation, controlled from this process, without any
+ * privilege. What it draws it draws from a seed. A connection is harmed from the moment that a toxic is set, or from its beginning; healing ends every connection
+ * that was harmed, since a stream with a hole in it is good for nothing.
+ */
+import { connect, createServer, type Socket } from 'node:net';
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { Random } from '../../apps/demo/city.js';
+
+/** `timeout`: nothing passes any more, and nobody is told (a black hole). `slow_close`: who hangs up is heard late, and only by half. */
+export type Toxic =
+  | { readonly kind: 'latency'; readonly latencyMs: number; readonly jitterMs: number }
+  | { readonly kind: 'bandwidth'; readonly bytesPerSecond: number }
+  | { readonly kind: 'slicer'; readonly averageBytes: number; readonly delayMs: number }
+  | { readonly kind: 'timeout' }
+  | { readonly kind: 'reset_peer'; readonly afterMs: number }
+  | { readonly kind: 'slow_close'; readonly delayMs: number }
+  | { readonly kind: 'limit_data'; readonly bytes: number }
+  | { readonly kind: 'down' };
+
+export const TOXICS = [
+  'latency',
+  'bandwidth',
+  'slicer',
+  'timeout',
+  'reset_peer',
+  'slow_close',
+  'limit_data',
+  'down',
+] as const satisfies Toxic['kind'][];
+
+/** Which way is harmed: towards the server, back to the client, or both. */
+export type Direction = 'upstream' | 'downstream' | 'both';
+
+export interface Proxy {
+  readonly port: number;
+  /** Replaces the toxic before it. `share`: how many of the connections are harmed, 0 to 1. */
+  poison(toxic: Toxic, options?: { readonly direction?: Direction; readonly share?: number }): void;
+  /** Takes the toxic away, and ends every connection that it harmed. */
+  heal(): void;
+  /** Ends every connection, harmed or not; what was on its way is lost. */
+  cut(): void;
+  /** Connections that a toxic has touched so far. */
+  readonly harmed: number;
+  close(): Promise<void>;
+}
+
+interface Poison {
+  readonly toxic: Toxic;
+  readonly direction: Direction;
+  readonly share: number;
+}
+
+/** Bandwidth is shared out in slices of this time. */
+const SLICE_MS = 50;
+
+/** One connection of a client, and the one to the server that stands for it. */
+class Link {
+  private readonly ended = new AbortController();
+  private poison: Poison | null = null;
+  /** A toxic has held something back, changed when it came, or ended it. */
+  harmed = false;
+  private left = Number.POSITIVE_INFINITY;
+
+  constructor(
+    private readonly inbound: Socket,
+    private readonly outbound: Socket,
+    private readonly random: Random,
+    private readonly onHarmed: () => void,
+  ) {
+    this.relay(inbound, outbound, 'upstream');
+    this.relay(outbound, inbound, 'downstream');
+  }
+
+  set(poison: Poison | null): void {
+    this.poison = poison;
+    if (poison?.toxic.kind === 'limit_data') this.left = poison.toxic.bytes;
+    if (poison?.toxic.kind === 'down') {
+      this.harm();
+      this.reset();
+    }
+    if (poison?.toxic.kind === 'reset_peer') {
+      this.harm();
+      void this.wait(poison.toxic.afterMs).then(() => this.reset());
+    }
+  }
+
+  reset(): void {
+    this.ended.abort();
+    for (const socket of [this.inbound, this.outbound]) if (!socket.destroyed) socket.resetAndDestroy();
+  }
+
+  private harm(): void {
+    if (!this.harmed) this.onHarmed();
+    this.harmed = true;
+  }
+
+  private wait(ms: number): Promise<void> {
+    return sleep(ms, undefined, { signal: this.ended.signal }).catch(() => undefined);
+  }
+
+  private toxicOf(direction: Direction): Toxic | null {
+    return this.poison && (this.poison.direction === 'both' || this.poison.direction === direction) ? this.poison.toxic : null;
+  }
+
+  private relay(from: Socket, to: Socket, direction: 'upstream' | 'downstream'): void {
+    let passing: Promise<unknown> = Promise.resolve();
+    from.on('data', (chunk: Buffer) => {
+      from.pause();
+      passing = this.pass(chunk, to, this.toxicOf(direction)).finally(() => from.resume());
+    });
+    from.once('end', () => {
+      void passing.then(async () => {
+        const toxic = this.toxicOf(direction);
+        if (toxic?.kind === 'slow_close' || toxic?.kind === 'timeout') this.harm();
+        if (toxic?.kind === 'slow_close') await this.wait(toxic.delayMs);
+        // A black hole does not say goodbye either.
+        if (toxic?.kind !== 'timeout') to.end();
+      });
+    });
+    // A broken side takes the other one along; a side that ended has said so already.
+    from.once('error', () => this.reset());
+    from.once('close', () => {
+      if (this.inbound.destroyed && this.outbound.destroyed) this.ended.abort();
+    });
+  }
+
+  private async pass(chunk: Buffer, to: Socket, toxic: Toxic | null): Promise<void> {
+    if (toxic === null || toxic.kind === 'slow_close' || toxic.kind === 'reset_peer' || toxic.kind === 'down') return this.write(to, chunk);
+    this.harm();
+    switch (toxic.kind) {
+      case 'timeout':
+        return;
+      case 'latency':
+        await this.wait(Math.max(0, toxic.latencyMs + (this.random.next() * 2 - 1) * toxic.jitterMs));
+        return this.write(to, chunk);
+      case 'bandwidth':
+        return this.trickle(chunk, to, () => Math.max(1, Math.floor((toxic.bytesPerSecond * SLICE_MS) / 1_000)), SLICE_MS);
+      case 'slicer':
+        return this.trickle(chunk, to, () => 1 + this.random.int(0, 2 * toxic.averageBytes - 2), toxic.delayMs);
+      case 'limit_data': {
+        const allowed = chunk.subarray(0, this.left);
+        this.left -= allowed.length;
+        await this.write(to, allowed);
+        if (this.left > 0) return;
+        // What was let through arrives; whoever sent more is told.
+        to.end();
+        (to === this.outbound ? this.inbound : this.outbound).resetAndDestroy();
+        return;
+      }
+    }
+  }
+
+  /** In parts, with a pause behind each. */
+  private async trickle(chunk: Buffer, to: Socket, size: () => number, pauseMs: number): Promise<void> {
+    for (let at = 0; at < chunk.length && !to.destroyed;) {
+      const part = chunk.subarray(at, at + size());
+      at += part.length;
+      await this.write(to, part);
+      await this.wait(pauseMs);
+    }
+  }
+
+  private write(to: Socket, chunk: Buffer): Promise<void> {
+    if (to.destroyed || to.writableEnded || chunk.length === 0) return Promise.resolve();
+    return new Promise((written) => to.write(chunk, () => written()));
+  }
+}
+
+/** Listens on a free port of loopback for a server on another. */
+export const startProxy = async (targetPort: number, random: Random): Promise<Proxy> => {
+  const links = new Set<Link>();
+  let poison: Poison | null = null;
+  let harmed = 0;
+  const server = createServer({ allowHalfOpen: true, noDelay: true }, (inbound) => {
+    const harm = poison !== null && random.next() < poison.share ? poison : null;
+    if (harm?.toxic.kind === 'down') {
+      harmed += 1;
+      inbound.on('error', () => undefined).resetAndDestroy();
+      return;
+    }
+    const outbound = connect({ port: targetPort, host: '127.0.0.1', allowHalfOpen: true, noDelay: true });
+    const link = new Link(inbound, outbound, random, () => (harmed += 1));
+    links.add(link);
+    for (const socket of [inbound, outbound])
+      socket.once('close', () => {
+        if (inbound.destroyed && outbound.destroyed) links.delete(link);
+      });
+    if (harm) link.set(harm);
+  });
+  await new Promise<void>((listening, fail) => server.once('error', fail).listen(0, '127.0.0.1', listening));
+  const cut = () => {
+    for (const link of links) link.reset();
+  };
+  return {
+    port: (server.address() as { port: number }).port,
+    poison: (toxic, { direction = 'both', share = 1 } = {}) => {
+      poison = { toxic, direction, share };
+      for (const link of links) link.set(random.next() < share ? poison : null);
+    },
+    heal: () => {
+      poison = null;
+      for (const link of links) {
+        link.set(null);
+        if (link.harmed) link.reset();
+      }
+    },
+    cut,
+    get harmed() {
+      return harmed;
+    },
+    close: async () => {
+      cut();
+      await new Promise((closed) => server.close(closed));
+    },
+  };
+};
