@@ -1,0 +1,135 @@
+/**
+ * The comparison after a storm (recovery.md 2.4): what partners were told, what the events say, what the bank did, and what the read models show must be one story,
+ * to the cent. Reads everything past the proxies; every difference is a line.
+ */
+import { canonicalJson } from '#kernel';
+import { findDrift } from '#ledger';
+import { isVisible, paymentView } from '#payments';
+import { Random } from '../../apps/demo/city.js';
+import { type Book, type Books, readBooks } from '../support/truth.js';
+import type { Installation } from './installation.js';
+import { type Charge, inParallel, isStored, type Partners } from './partners.js';
+
+/** Projections follow within moments; a worker that was just started on a busy machine has this long. */
+const CAUGHT_UP_MS = 60_000;
+const PAGE = 100;
+const AT_ONCE = 16;
+const CALM = new Random(1);
+
+export interface Verdict {
+  readonly violations: string[];
+  readonly payments: number;
+  readonly chargesAtBank: number;
+  readonly netAtBankCents: number;
+  /** Keys that were asked once more. */
+  readonly replayed: number;
+}
+
+/** `since`: intentions before this one have had their keys asked again by an earlier verdict. */
+export const judge = async ({ stores, bank }: Installation, partners: Partners, since = 0): Promise<Verdict> => {
+  const violations: string[] = [];
+  let books: Books;
+  try {
+    books = await readBooks(stores, bank);
+  } catch (error) {
+    // One assertion ends the reading: the rest could not be believed.
+    return { violations: [firstLines((error as Error).message)], payments: 0, chargesAtBank: 0, netAtBankCents: 0, replayed: 0 };
+  }
+  const byReference = new Map<string, Book[]>();
+  for (const book of books.payments) {
+    if (!isVisible(book.payment)) continue;
+    const reference = book.payment.terms.referenceId ?? '';
+    byReference.set(reference, [...(byReference.get(reference) ?? []), book]);
+  }
+
+  for (const charge of partners.charges) violations.push(...judgeCharge(charge, byReference.get(charge.intention) ?? []));
+  const known = new Set(partners.charges.map(({ intention }) => intention));
+  for (const [reference] of byReference) if (!known.has(reference)) violations.push(`${reference}: a payment that nobody asked for`);
+
+  const told = partners.charges.reduce(
+    (sum, { payment, toldReturnedCents }) => sum + (payment ? payment.totalChargedCents - toldReturnedCents : 0),
+    0,
+  );
+  if (told !== books.netAtBankCents) violations.push(`partners were told of ${told} cents in all, the bank holds ${books.netAtBankCents}`);
+
+  const { rows: keys } = await stores.pool.query<{ state: string; count: string }>(
+    `select state, count(*) as count from idempotency_key where state in ('in_progress', 'released') group by state`,
+  );
+  for (const { state, count } of keys) violations.push(`${count} keys are ${state}`);
+
+  violations.push(...(await judgeReadModels(stores, partners, books)));
+  const stored = [
+    ...partners.charges.slice(since).flatMap(({ uses }) => uses),
+    ...partners.returns.slice(-AT_ONCE * 10).map(({ use }) => use),
+  ].filter(({ answers }) => answers.some(isStored));
+  await inParallel(stored, AT_ONCE, async (use) => {
+    const reply = await partners.ask(use, CALM);
+    if (reply === null || !isStored(reply) || !reply.replayed)
+      violations.push(`${use.key}: had an answer, and asked again says ${reply?.text ?? 'nothing'}`);
+  });
+  return {
+    violations,
+    payments: books.payments.length,
+    chargesAtBank: books.chargesAtBank,
+    netAtBankCents: books.netAtBankCents,
+    replayed: stored.length,
+  };
+};
+
+/** A1, A3: one intention, one charge that stands; the payment that was told is there as it was told. */
+const judgeCharge = (charge: Charge, made: readonly Book[]): string[] => {
+  const { intention, state, payment, toldReturnedCents, uses } = charge;
+  const charged = made.filter((book) => book.payment.phase === 'charged');
+  if (state === 'open') return [`${intention}: has no end: ${uses.at(-1)!.answers.at(-1)?.text ?? 'never answered'}`];
+  if (charged.length > 1) return [`${intention}: was charged ${charged.length} times, as ${charged.map(({ paymentId }) => paymentId).join(', ')}`];
+  if (state === 'declined') return charged.length === 0 ? [] : [`${intention}: was told to be declined, and was charged as ${charged[0]!.paymentId}`];
+  const [book] = charged;
+  if (!book || book.paymentId !== payment!.id) return [`${intention}: was told of payment ${payment!.id}, the log has ${book?.paymentId ?? 'none'}`];
+  const expected = payment!.totalChargedCents - toldReturnedCents;
+  if (book.netAtBankCents !== expected)
+    return [`${intention}: was told of ${expected} cents that stand, the bank holds ${book.netAtBankCents} of ${book.paymentId}`];
+  return [];
+};
+
+/** A8: list, journal, settlement and replay are one; the list over HTTP is the fold of the streams, payment by payment. */
+const judgeReadModels = async (stores: Installation['stores'], partners: Partners, books: Books): Promise<string[]> => {
+  const { projections, store, payments, pool, clock } = stores;
+  const head = await store.head();
+  const caughtUp = await Promise.all([
+    payments.list.caughtUpTo(head!, CAUGHT_UP_MS),
+    projections.journal.caughtUpTo(head, CAUGHT_UP_MS),
+    projections.paymentRegister.caughtUpTo(head, CAUGHT_UP_MS),
+  ]);
+  if (caughtUp.includes(false)) return [`read models do not follow: list, journal, register ${caughtUp.join(', ')}`];
+  const { differences } = await findDrift({ store, db: pool, now: () => clock.now() });
+  const violations = differences.map(({ kind, paymentId, message }) => `drift of ${kind}, payment ${paymentId}: ${message}`);
+
+  const listed = new Map<string, unknown>();
+  for (let cursor: string | null = ''; cursor !== null;) {
+    const page = await partners.send(
+      'GET',
+      `payments?limit=${PAGE}${cursor === '' ? '' : `&cursor=${encodeURIComponent(cursor)}`}`,
+      null,
+      null,
+      CALM,
+    );
+    if (page?.status !== 200) return [...violations, `a page of the list could not be read: ${page?.text ?? 'no answer'}`];
+    for (const payment of page.data.payments as { id: string }[]) {
+      if (listed.has(payment.id)) violations.push(`${payment.id}: is listed twice`);
+      listed.set(payment.id, payment);
+    }
+    cursor = page.data.nextCursor as string | null;
+  }
+  let visible = 0;
+  for (const { paymentId, payment } of books.payments) {
+    if (!isVisible(payment)) continue;
+    visible += 1;
+    const folded = canonicalJson(paymentView(paymentId, payment));
+    const shown = listed.has(paymentId) ? canonicalJson(listed.get(paymentId)) : 'nothing';
+    if (folded !== shown) violations.push(`${paymentId}: the list shows ${shown}, the events say ${folded}`);
+  }
+  if (listed.size !== visible) violations.push(`the list shows ${listed.size} payments, the log has ${visible}`);
+  return violations;
+};
+
+const firstLines = (text: string) => text.split('\n').slice(0, 30).join('\n').slice(0, 2_000);

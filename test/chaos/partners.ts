@@ -1,0 +1,377 @@
+/**
+ * Partners as the contract wants them: every request has a key; what was not answered is asked again with the same key; 409 in progress is waited out; where an
+ * outcome is unknown they look at the payment, and charge again, with a new key, only when it reads `failed` or `voided`. They keep books of what they were told.
+ * An answer that the contract does not allow is noted as a violation.
+ */
+import { Agent, request } from 'node:http';
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { PaymentView } from '#payments';
+import type { Random } from '../../apps/demo/city.js';
+import { CARD, paymentOf } from '../support/service.js';
+
+export interface Reply {
+  readonly status: number;
+  readonly text: string;
+  readonly replayed: boolean;
+  readonly code: string | null;
+  /** `details.id`, or null. */
+  readonly paymentId: string | null;
+  readonly retryable: boolean;
+  readonly retryAfterMs: number;
+  readonly data: Readonly<Record<string, unknown>>;
+}
+
+/** One key, the request that it stands for, and every answer to it. */
+export interface KeyUse {
+  readonly key: string;
+  readonly path: string;
+  readonly body: object;
+  readonly answers: Reply[];
+}
+
+/** Somebody wants to pay a bill once, over as many keys as it takes. */
+export interface Charge {
+  /** Also the `referenceId` of each of its payments. */
+  readonly intention: string;
+  readonly uses: KeyUse[];
+  readonly lines: readonly number[];
+  state: 'open' | 'paid' | 'declined';
+  /** As it was told when it was paid. */
+  payment: PaymentView | null;
+  /** By refunds and voids that were answered 200. */
+  toldReturnedCents: number;
+  voided: boolean;
+  /** One return at a time. */
+  returning: Return | null;
+}
+
+export interface Return {
+  readonly charge: Charge;
+  readonly operation: 'refund' | 'void';
+  readonly use: KeyUse;
+  state: 'open' | 'returned' | 'refused';
+}
+
+/** How a look at something open ended: it has an end, it waits for recovery, or nobody answered. */
+type Pursuit = 'ended' | 'unknown' | 'parked';
+
+const CARDS: readonly string[] = [
+  ...Array.from({ length: 14 }, () => CARD.approved),
+  CARD.declined,
+  CARD.unreadable,
+  CARD.gatewayError,
+  CARD.neverReached,
+  CARD.feeDeclined,
+  CARD.feeVoidFailsOnce,
+  CARD.feeRefundFailsOnce,
+  CARD.voidRejected,
+  CARD.settlesAtOnce,
+];
+
+const PAUSE_MS = { least: 50, most: 400 } as const;
+/** Tries of one request without getting anywhere before a clerk puts it aside. */
+const TRIES = 8;
+/** A living owner answers within its deadline of 28 s; one that could not settle its key is overtaken after its lease of 60 s. */
+const SETTLE_TRIES = 160;
+const LIST_LIMIT = 50;
+
+export class Partners {
+  readonly charges: Charge[] = [];
+  readonly returns: Return[] = [];
+  readonly violations: string[] = [];
+  readonly figures = { requests: 0, answers: 0, unanswered: 0, replays: 0, reads: 0, lists: 0 };
+  private readonly agent = new Agent({ keepAlive: true });
+  /** False: what has no end yet is put aside at the next answer. */
+  private open = true;
+  private count = 0;
+
+  constructor(
+    private readonly urls: readonly string[],
+    private readonly apiKey: string,
+    private readonly portalId: string,
+    private readonly name: string,
+    private readonly timeoutMs: number,
+  ) {}
+
+  // ----------------------------------------------------------------------------------------------------------------------------------
+  // Under fault: many clerks, who do not wait for the stubborn cases.
+
+  /** Works until {@link close}. */
+  async work(clerks: number, random: Random): Promise<void> {
+    this.open = true;
+    await Promise.all(Array.from({ length: clerks }, () => this.clerk(random)));
+  }
+
+  close(): void {
+    this.open = false;
+  }
+
+  private async clerk(random: Random): Promise<void> {
+    while (this.open) {
+      const draw = random.next();
+      const idle = draw < 0.45 ? this.idlePayment(random) : null;
+      if (idle && draw < 0.3) await this.pursueReturn(this.beginReturn(idle, random), random, TRIES);
+      else if (idle && draw < 0.42) await this.read(idle, random);
+      else if (idle) await this.list(random);
+      else await this.pursueCharge(this.beginCharge(random), random, TRIES);
+    }
+  }
+
+  /** Goes on with everything that has no end yet; resolves with how many still have none, for want of recovery. */
+  async settle(random: Random): Promise<number> {
+    this.open = true;
+    const charges = this.charges.filter(({ state }) => state === 'open').map((charge) => () => this.pursueCharge(charge, random, SETTLE_TRIES));
+    const returns = this.returns.filter(({ state }) => state === 'open').map((one) => () => this.pursueReturn(one, random, SETTLE_TRIES));
+    const ends: Pursuit[] = [];
+    await inParallel([...charges, ...returns], 32, async (pursue) => void ends.push(await pursue()));
+    return ends.filter((end) => end !== 'ended').length;
+  }
+
+  // ----------------------------------------------------------------------------------------------------------------------------------
+  // Charges.
+
+  beginCharge(random: Random, number = random.pick(CARDS)): Charge {
+    this.count += 1;
+    const intention = `${this.name}-${this.count}`;
+    // Amounts differ, so that one payment cannot stand for another in the sums.
+    const lines = [100 + this.count, 50];
+    const charge: Charge = { intention, uses: [], lines, state: 'open', payment: null, toldReturnedCents: 0, voided: false, returning: null };
+    this.charges.push(charge);
+    this.newKey(charge, number);
+    return charge;
+  }
+
+  private newKey(charge: Charge, number: string): void {
+    const { intention, lines, uses } = charge;
+    const body = paymentOf(this.portalId, { lines: [...lines], number, referenceId: intention });
+    uses.push({ key: `${intention}-key-${uses.length + 1}`, path: 'payments', body, answers: [] });
+  }
+
+  async pursueCharge(charge: Charge, random: Random, tries: number): Promise<Pursuit> {
+    for (let left = tries; left > 0; left--) {
+      const use = charge.uses.at(-1)!;
+      // One in ten cannot wait, and asks both instances at once.
+      const reply = await this.ask(use, random, use.answers.length === 0 && random.next() < 0.1);
+      if (reply?.status === 200) {
+        charge.payment = reply.data as unknown as PaymentView;
+        charge.state = 'paid';
+      } else if (reply?.status === 402) charge.state = 'declined';
+      else if (reply && isUnsettled(reply) && reply.paymentId !== null) {
+        const looked = await this.look(charge, reply.paymentId, random);
+        if (looked !== 'ended') return looked;
+        if (charge.state === 'open') continue;
+      } else if (reply?.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') {
+        // Nothing had begun, and never will under this key.
+        this.newKey(charge, CARD.approved);
+        continue;
+      } else if (reply && reply.status < 500 && reply.code !== 'IDEMPOTENCY_IN_PROGRESS') {
+        this.violation(`${use.key}: a create was answered ${reply.text}`);
+        charge.state = 'declined';
+      }
+      if (charge.state !== 'open') return 'ended';
+      if (!this.open) return 'parked';
+      await this.pause(random, reply);
+    }
+    return 'parked';
+  }
+
+  /** Specification, Errors, rule 1: look before charging again. */
+  private async look(charge: Charge, paymentId: string, random: Random): Promise<Pursuit> {
+    const reply = await this.send('GET', `payments/${paymentId}`, null, null, random);
+    if (reply === null || reply.status >= 500) return 'parked';
+    const status = reply.data.status as string | undefined;
+    if (reply.status !== 200) this.violation(`${paymentId}: an answer named it, and GET says ${reply.text}`);
+    else if (status === 'pending' || status === 'unknown') return 'unknown';
+    else if (status === 'failed' || status === 'voided') this.newKey(charge, CARD.approved);
+    else {
+      // Its outcome was recorded, the answer was lost (C29).
+      charge.payment = reply.data as unknown as PaymentView;
+      charge.state = 'paid';
+    }
+    return 'ended';
+  }
+
+  // ----------------------------------------------------------------------------------------------------------------------------------
+  // Returns, reads, lists.
+
+  private idlePayment(random: Random): Charge | null {
+    for (let tries = 0; tries < 5 && this.charges.length > 0; tries++) {
+      const charge = random.pick(this.charges);
+      if (charge.state === 'paid' && charge.returning === null && !charge.voided && this.leftOf(charge) > 0) return charge;
+    }
+    return null;
+  }
+
+  private leftOf({ payment, toldReturnedCents }: Charge): number {
+    return payment === null ? 0 : payment.totalChargedCents - toldReturnedCents;
+  }
+
+  beginReturn(charge: Charge, random: Random, operation?: 'refund' | 'void'): Return {
+    const payment = charge.payment!;
+    const untouched = charge.toldReturnedCents === 0;
+    const chosen = operation ?? (untouched && random.next() < 0.4 ? 'void' : 'refund');
+    const partial = untouched && random.next() < 0.5;
+    const body = chosen === 'void' ? {} : partial ? { amountCents: random.int(1, payment.amountCents - 1) } : { feeType: 'include_fee' };
+    const path = `payments/${payment.id}/${chosen}`;
+    const one: Return = {
+      charge,
+      operation: chosen,
+      use: { key: `${charge.intention}-${chosen}-${random.int(0, 1e9)}`, path, body, answers: [] },
+      state: 'open',
+    };
+    charge.returning = one;
+    this.returns.push(one);
+    return one;
+  }
+
+  async pursueReturn(one: Return, random: Random, tries: number): Promise<Pursuit> {
+    const { charge, use } = one;
+    for (let left = tries; left > 0; left--) {
+      const reply = await this.ask(use, random, use.answers.length === 0 && random.next() < 0.1);
+      if (reply?.status === 200) {
+        charge.toldReturnedCents += reply.data.amountCents as number;
+        charge.voided = one.operation === 'void';
+        one.state = 'returned';
+      } else if (reply?.code === 'VOID_FAILED' && !reply.retryable) {
+        // Settled meanwhile. What of it was voided before is read, not guessed.
+        const seen = await this.send('GET', `payments/${charge.payment!.id}`, null, null, random);
+        if (seen?.status !== 200) return 'parked';
+        charge.toldReturnedCents = seen.data.refundedAmountCents as number;
+        one.state = 'refused';
+      } else if (reply?.code === 'INVALID_STATE' && /in progress|being reconciled/.test(reply.text)) return 'unknown';
+      else if (reply?.status === 504) return 'unknown';
+      else if (reply && reply.status < 500 && reply.code !== 'IDEMPOTENCY_IN_PROGRESS' && reply.code !== 'VOID_FAILED') {
+        this.violation(`${use.key}: ${use.path} ${JSON.stringify(use.body)} was answered ${reply.text}`);
+        one.state = 'refused';
+      }
+      if (one.state !== 'open') {
+        charge.returning = null;
+        return 'ended';
+      }
+      if (!this.open) return 'parked';
+      await this.pause(random, reply);
+    }
+    return 'parked';
+  }
+
+  /** What is at rest reads as it was told. */
+  async read(charge: Charge, random: Random): Promise<boolean> {
+    this.figures.reads += 1;
+    const told = charge.toldReturnedCents;
+    const { id, totalChargedCents } = charge.payment!;
+    const reply = await this.send('GET', `payments/${id}`, null, null, random);
+    if (reply === null || reply.status >= 500) return false;
+    if (charge.returning !== null || charge.toldReturnedCents !== told) return true;
+    const { refundedAmountCents, capturedAmountCents } = reply.data;
+    if (reply.status !== 200 || refundedAmountCents !== told || capturedAmountCents !== totalChargedCents)
+      this.violation(`${id}: was told to be charged ${totalChargedCents} and returned ${told}, and reads ${reply.text}`);
+    return true;
+  }
+
+  private async list(random: Random): Promise<void> {
+    this.figures.lists += 1;
+    const reply = await this.send('GET', `payments?limit=${LIST_LIMIT}`, null, null, random);
+    if (reply === null || reply.status >= 500) return;
+    const payments = (reply.data.payments ?? []) as PaymentView[];
+    const order = payments.map(({ createdAt, id }) => `${createdAt} ${id}`);
+    if (reply.status !== 200 || new Set(payments.map(({ id }) => id)).size !== payments.length || order.join() !== [...order].sort().reverse().join())
+      this.violation(`a list is out of order, or names a payment twice: ${reply.text.slice(0, 500)}`);
+  }
+
+  // ----------------------------------------------------------------------------------------------------------------------------------
+  // Requests.
+
+  /** A keyed request, and what must be true of its answer whatever else happens. Null: nobody answered. */
+  async ask(use: KeyUse, random: Random, twice = false): Promise<Reply | null> {
+    const replies = await Promise.all((twice ? [0, 1] : [null]).map((instance) => this.send('POST', use.path, use.body, use.key, random, instance)));
+    for (const reply of replies) if (reply !== null) this.note(use, reply);
+    return replies.find((reply) => reply?.status === 200) ?? replies.find((reply) => reply !== null) ?? null;
+  }
+
+  private note({ key, path, answers }: KeyUse, reply: Reply): void {
+    const before = answers.filter(isStored);
+    if (isStored(reply)) {
+      // A7: one key, one answer, byte for byte; and only once as the first.
+      if (before.some(({ text }) => text !== reply.text)) this.violation(`${key}: was answered ${before[0]!.text}, and later ${reply.text}`);
+      if (!reply.replayed && before.some(({ replayed }) => !replayed)) this.violation(`${key}: was executed twice`);
+      // A12: a create that was answered 5xx never executes again.
+      if (path === 'payments' && !reply.replayed && answers.some(isUnsettled)) this.violation(`${key}: was executed after it had been answered 5xx`);
+      if (reply.replayed) this.figures.replays += 1;
+    } else if (before.length > 0 && reply.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED')
+      this.violation(`${key}: had an answer, and must be reconciled later`);
+    answers.push(reply);
+  }
+
+  /** Null: no answer, or half of one. */
+  send(method: string, path: string, body: object | null, key: string | null, random: Random, instance: number | null = null): Promise<Reply | null> {
+    this.figures.requests += 1;
+    const url = this.urls[instance ?? random.int(0, this.urls.length - 1)]!;
+    return new Promise<Reply | null>((resolve) => {
+      const text = body && JSON.stringify(body);
+      const headers = {
+        authorization: `ApiKey ${this.apiKey}`,
+        ...(text !== null && { 'content-type': 'application/json', 'content-length': String(Buffer.byteLength(text)) }),
+        ...(key !== null && { 'idempotency-key': key }),
+      };
+      const call = request(`${url}/${path}`, { agent: this.agent, method, headers }, (response) => {
+        let received = '';
+        response.setEncoding('utf8').on('data', (chunk: string) => (received += chunk));
+        response.once('error', () => resolve(null));
+        response.once('end', () => {
+          if (!response.complete) return resolve(null);
+          const { data = {}, details = {} } = JSON.parse(received) as { data?: Record<string, unknown>; details?: Record<string, unknown> };
+          resolve({
+            status: response.statusCode!,
+            text: received,
+            replayed: response.headers['idempotent-replayed'] === 'true',
+            code: (details.code as string | undefined) ?? null,
+            paymentId: (details.id as string | undefined) ?? null,
+            retryable: details.retryable === true,
+            retryAfterMs: Number(response.headers['retry-after'] ?? 0) * 1_000,
+            data,
+          });
+        });
+      });
+      // An end for each part of it: a server that drips for ever is no answer either.
+      const timer = setTimeout(() => call.destroy(new Error('no answer')), this.timeoutMs);
+      call.once('close', () => {
+        clearTimeout(timer);
+        resolve(null);
+      });
+      call.once('error', () => resolve(null)).end(text ?? undefined);
+    }).then((reply) => {
+      this.figures[reply === null ? 'unanswered' : 'answers'] += 1;
+      return reply;
+    });
+  }
+
+  private async pause(random: Random, reply: Reply | null): Promise<void> {
+    // Who waits out a key keeps to what it is told, up to a second: under fault the other instance may know more.
+    await sleep(Math.min(Math.max(reply?.retryAfterMs ?? 0, random.int(PAUSE_MS.least, PAUSE_MS.most)), 1_000));
+  }
+
+  violation(text: string): void {
+    this.violations.push(text);
+  }
+
+  end(): void {
+    this.agent.destroy();
+  }
+}
+
+/** Stored under the key and told again to whoever asks (C15). */
+export const isStored = ({ status, code, retryable }: Reply): boolean => status === 200 || status === 402 || (code === 'VOID_FAILED' && !retryable);
+
+/** A create that may have charged: its key never executes again (C16). */
+const isUnsettled = ({ status, code }: Reply): boolean =>
+  code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED' || (status >= 500 && code !== 'IDEMPOTENCY_UNAVAILABLE' && code !== 'GATEWAY_NOT_CONFIGURED');
+
+/** At most so many at once. */
+export const inParallel = async <T>(items: readonly T[], atOnce: number, work: (item: T) => Promise<unknown>): Promise<void> => {
+  const queue = [...items];
+  await Promise.all(
+    Array.from({ length: Math.min(atOnce, queue.length) }, async () => {
+      for (let item = queue.shift(); item !== undefined; item = queue.shift()) await work(item);
+    }),
+  );
+};
