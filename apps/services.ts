@@ -23,7 +23,19 @@ import {
   watchProjection,
 } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
-import { driftMigration, journalMigration, journalModel, logSeal, logSealMigration, type ProvePorts } from '#ledger';
+import {
+  auditKeyMigration,
+  auditKeyModel,
+  driftMigration,
+  exceptionMigration,
+  exceptionModel,
+  journalMigration,
+  journalModel,
+  logSeal,
+  logSealMigration,
+  openExceptions,
+  type ProvePorts,
+} from '#ledger';
 import {
   createRecovery,
   createSimulatorGateway,
@@ -82,6 +94,8 @@ export const MIGRATIONS: readonly Migration[] = [
   checkoutUnfinishedMigration,
   logSealMigration,
   driftMigration,
+  auditKeyMigration,
+  exceptionMigration,
 ];
 
 /** The configuration with the addresses filled in that were found or started. */
@@ -103,6 +117,8 @@ export interface Services {
   readonly payments: PaymentServices;
   readonly checkout: CheckoutPorts;
   readonly settlement: SettlementPorts;
+  /** Opens an exception for everything of settlement that does not match; resolves with how many. */
+  readonly openExceptions: () => Promise<number>;
   /** What follows the log, by name; a worker starts them, the command line brings the directory up to its own events. */
   readonly projections: {
     readonly directory: Subscriber;
@@ -112,6 +128,8 @@ export interface Services {
     readonly webhookOutbox: Subscriber;
     readonly journal: Subscriber;
     readonly logSeal: Subscriber;
+    readonly exceptions: Subscriber;
+    readonly auditKeys: Subscriber;
   };
   /** Webhooks: what a worker runs, and who counts what it does. */
   readonly webhooks: { readonly dispatcher: Dispatcher; watch(watcher: DispatcherWatch): void };
@@ -122,6 +140,8 @@ export interface Services {
     readonly paymentRegister: ReadModel;
     readonly checkoutUnfinished: ReadModel;
     readonly journal: ReadModel;
+    readonly exceptions: ReadModel;
+    readonly auditKeys: ReadModel;
   };
   /** The sealed log: its tiles, and where its signed heads go. */
   readonly seal: ProvePorts;
@@ -214,6 +234,8 @@ export const openServices = async (
       paymentList: paymentListModel((paymentId) => log.warn({ paymentId }, 'a payment has an unusually long stream')),
       paymentRegister: paymentRegisterModel,
       journal: journalModel,
+      exceptions: exceptionModel,
+      auditKeys: auditKeyModel,
       checkoutUnfinished: checkoutUnfinishedModel,
     };
     const projections = {
@@ -223,14 +245,17 @@ export const openServices = async (
       webhookOutbox: createSubscriber(webhookOutbox(store), { store, pool: projectionPool, clock, onError }),
       journal: createSubscriber(models.journal.projection, { store, pool: projectionPool, clock, onError }),
       checkoutUnfinished: createSubscriber(models.checkoutUnfinished.projection, { store, pool: projectionPool, clock, onError }),
+      exceptions: createSubscriber(models.exceptions.projection, { store, pool: projectionPool, clock, onError }),
+      auditKeys: createSubscriber(models.auditKeys.projection, { store, pool: projectionPool, clock, onError }),
       logSeal: createSubscriber(logSeal, { store, pool: projectionPool, clock, onError }),
     };
     // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
     const watch = watchProjection(pool, PAYMENT_LIST, clock);
-    const registerCaughtUp = async () => {
+    const caughtUp = (projection: Subscriber) => async () => {
       const head = await store.head();
-      if (head !== null) await projections.paymentRegister.runUntil(head, { timeoutMs: REGISTER_TIMEOUT_MS });
+      if (head !== null) await projection.runUntil(head, { timeoutMs: REGISTER_TIMEOUT_MS });
     };
+    const settlement = { payments: ports, store, register: postgresRegister(pool, caughtUp(projections.paymentRegister)) };
     const payments: PaymentServices = {
       ports,
       idempotency,
@@ -282,7 +307,8 @@ export const openServices = async (
       },
       payments,
       seal: { store, db: pool, keys, folder: join(config.dataDir, 'heads'), now: () => clock.now() },
-      settlement: { payments: ports, store, register: postgresRegister(pool, registerCaughtUp) },
+      settlement,
+      openExceptions: () => openExceptions(settlement, pool, { caughtUp: caughtUp(projections.exceptions) }),
       checkout: { payments: ports, sessions: new CheckoutSessions(store, clock, ids), directory },
       projections,
       models,

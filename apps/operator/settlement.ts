@@ -1,8 +1,10 @@
 /** `payfold settlement`: batches of the processor, and the lines of them that fit no payment. */
-import type { Command } from 'commander';
+import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
+import type { ExceptionChange, Resolution } from '#ledger';
 import type { BatchSummary, SimulatorGateway } from '#payments';
-import { table, type Terminal, UsageError, uuid } from './terminal.js';
+import type { Context } from './context.js';
+import { anyText, operator, progressBar, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 /** A batch of a big day takes a while to be matched line by line. */
 const CLOSE_MS = 15 * 60_000;
@@ -48,28 +50,121 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     );
 
   settlement
-    .command('exceptions')
-    .description('settlement lines that fit no payment, or not the way they should')
+    .command('import')
+    .description('import the processor’s file, CSV or NDJSON; the same file again does nothing, a corrected one supersedes what was recorded')
+    .argument('<file>', 'file')
+    .option('--merchant-account <account>', 'whose file it is, where it cannot be told from its transactions', anyText)
     .action(
-      action(async ({ services }) => {
-        const { register } = (await services()).settlement;
-        await register.caughtUp();
-        const rows = await register.exceptions();
+      action(async ({ services, ids }, file: string, { merchantAccount = null }: { merchantAccount?: string | null }) => {
+        const all = await services();
+        const { importSettlementFile } = await import('#ledger');
+        const bar = progressBar('lines', null);
+        const by = { actor: { type: 'operator', id: operator() } as const, correlationId: ids.uuid() };
+        const imported = await importSettlementFile(
+          all.settlement,
+          file,
+          { merchantAccount, by, onLines: (lines) => bar.update(lines) },
+          AbortSignal.timeout(CLOSE_MS),
+        ).finally(() => bar.stop());
+        const exceptions = await all.openExceptions();
+        const { batches, repeated, lines, corrected, sha256 } = imported;
+        return {
+          json: { batches, repeated, lines, corrected, exceptions, sha256 },
+          text: repeated
+            ? 'this file was imported before; nothing was done'
+            : `${table(
+                ['BATCH', 'LINES', 'GROSS'],
+                batches.map(({ batchId, count, amountCents }) => [batchId, String(count), decimal(amountCents)]),
+              )}\n\n${lines} lines, ${corrected} corrected, ${exceptions} new exceptions`,
+        };
+      }),
+    );
+
+  const exceptions = settlement
+    .command('exceptions')
+    .description('what the processor says and the books do not, or the other way round')
+    .addOption(
+      new Option('--status <status>', 'those of one status; the open ones otherwise').choices(['opened', 'assigned', 'explained', 'resolved']),
+    )
+    .action(
+      action(async (context, { status = null }: { status?: string | null }) => {
+        const all = await context.services();
+        await all.settlement.register.caughtUp();
+        await all.openExceptions();
+        const { exceptionRows } = await import('#ledger');
+        const rows = await exceptionRows(all.pool, { status, now: context.clock.now() });
         return {
           json: rows,
           text: table(
-            ['EXCEPTION', 'KIND', 'BATCH', 'TRANSACTION', 'GROSS', 'EXPECTED', 'PAYMENT'],
+            ['EXCEPTION', 'KIND', 'STATUS', 'DAYS', 'BATCH', 'TRANSACTION', 'SAYS', 'EXPECTED', 'SUSPENSE', 'PAYMENT'],
             rows.map((row) => [
               row.exceptionId,
               row.kind,
-              row.batchId,
-              row.transactionId,
-              decimal(row.grossCents),
+              row.status,
+              String(row.ageDays ?? ''),
+              row.batchId ?? '',
+              row.transactionId ?? '',
+              row.grossCents === null ? '' : decimal(row.grossCents),
               row.expectedCents === null ? '' : decimal(row.expectedCents),
+              row.suspenseCents === 0 ? '' : decimal(row.suspenseCents),
               row.paymentId ?? '',
             ]),
           ),
         };
       }),
     );
+
+  const changed = async (context: Context, exceptionId: string, change: ExceptionChange) => {
+    const all = await context.services();
+    await all.openExceptions();
+    const { changeException } = await import('#ledger');
+    const { staff } = await import('#payments');
+    await changeException(all.settlement, exceptionId, change, staff(change.by, context.ids.uuid()));
+    await all.openExceptions();
+    return { json: { exceptionId, status: STATUS_AFTER[change.type] }, text: `${exceptionId} is ${STATUS_AFTER[change.type]}` };
+  };
+
+  exceptions
+    .command('assign')
+    .description('say who looks after it')
+    .argument('<exception>', 'exception id', uuid)
+    .requiredOption('--to <name>', 'who')
+    .requiredOption('--by <name>', 'who decides')
+    .action(action((context, id: string, { to, by }: { to: string; by: string }) => changed(context, id, { type: 'Assign', to, by })));
+
+  exceptions
+    .command('explain')
+    .description('say what it is, before it is resolved')
+    .argument('<exception>', 'exception id', uuid)
+    .requiredOption('--reason <reason>', 'what was found out')
+    .requiredOption('--by <name>', 'who')
+    .action(action((context, id: string, { reason, by }: { reason: string; by: string }) => changed(context, id, { type: 'Explain', reason, by })));
+
+  exceptions
+    .command('resolve')
+    .description('end it; what of it lies in suspense is posted to where it belongs')
+    .argument('<exception>', 'exception id', uuid)
+    .addOption(
+      new Option(
+        '--as <resolution>',
+        'settles: a payment that stands as unsettled; refund: back to the cardholder; adopt: an agency’s money; no_posting',
+      )
+        .choices(['settles', 'refund', 'adopt', 'no_posting'])
+        .makeOptionMandatory(),
+    )
+    .option('--portal <portal>', 'whose money it is (adopt)', uuid)
+    .option('--fee-cents <cents>', 'of it, the service fee (adopt)', wholeNumber)
+    .requiredOption('--reason <reason>', 'why; the evidence')
+    .requiredOption('--by <name>', 'who decides')
+    .action(
+      action(
+        (
+          context,
+          id: string,
+          { as, portal = null, feeCents = 0, reason, by }: { as: Resolution; portal?: string | null; feeCents?: number; reason: string; by: string },
+        ) => changed(context, id, { type: 'Resolve', resolution: as, portalId: portal, feeCents, reason, by }),
+      ),
+    );
 };
+
+const STATUS_AFTER = { Assign: 'assigned', Explain: 'explained', Resolve: 'resolved' } as const;

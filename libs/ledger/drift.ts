@@ -133,9 +133,9 @@ const grouped = (entries: readonly JournalEntry[]): Map<string, JournalEntry[]> 
   return groups;
 };
 
-/** Rules whose entries stand in a payment's own stream; R5 stands there too, and with settlement lines, where it names its line. */
-const PAYMENT_RULES: ReadonlySet<Rule> = new Set<Rule>(['R1', 'R2', 'R3', 'R4', 'R7', 'R8', 'R9', 'R11', 'R12', "R12'", "R12''", 'R14']);
-const isOfPayment = ({ rule, part }: JournalEntry): boolean => PAYMENT_RULES.has(rule) || (rule === 'R5' && part === null);
+/** Rules whose entries stand in a payment's own stream; those of settlement lines name their line. */
+const PAYMENT_RULES: ReadonlySet<Rule> = new Set<Rule>(['R1', 'R2', 'R3', 'R4', 'R5', 'R7', 'R8', 'R9', 'R11', 'R12', "R12'", "R12''", 'R14']);
+const isOfPayment = ({ rule, part }: JournalEntry): boolean => part === null && PAYMENT_RULES.has(rule);
 
 /** One payment: its events against everything that was made of them. */
 const checkPayment = (
@@ -434,4 +434,24 @@ export const sweepDrift = async (ports: DriftPorts): Promise<readonly Difference
     ids.length === 0 ? [] : [ids.at(-1), ids.length],
   );
   return differences;
+};
+
+/** What the sweep has found and is not mended, and how far it has come. */
+export const driftFound = async (db: Queryable) => {
+  const { rows: sweep } = await db.query<{ payments: string; completed_at: Date | null }>('select payments, completed_at from drift_sweep');
+  const { rows } = await db.query<{ payment_id: string; kind: DriftKind; position: string | null; message: string; found_at: Date }>(
+    'select payment_id, kind, position, message, found_at from drift_difference order by found_at, payment_id limit $1',
+    [MAX_DIFFERENCES],
+  );
+  return {
+    payments: Number(sweep[0]?.payments ?? 0),
+    completedAt: sweep[0]?.completed_at?.toISOString() ?? null,
+    differences: rows.map(({ payment_id: paymentId, kind, position, message, found_at: at }) => ({
+      paymentId,
+      kind,
+      position,
+      message,
+      foundAt: at.toISOString(),
+    })),
+  };
 };

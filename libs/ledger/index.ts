@@ -11,3 +11,6 @@ export * from './seal.js';
 export * from './verify.js';
 export * from './drift.js';
 export * from './replay.js';
+export * from './audit-key.js';
+export * from './matching.js';
+export * from './settlement-file.js';

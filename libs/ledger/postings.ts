@@ -5,7 +5,7 @@
  * Read from top to bottom: entries, what the rules must remember of a payment, the rules of payments, of settlement, of adjustments.
  */
 import { type Cents, proRata, sumCents, unreachable } from '#kernel';
-import type { Dispute, DisputeStatus, Leg, LegTerms, PaymentEvent, RecordedLine, SettlementEvent } from '#payments';
+import type { Dispute, DisputeStatus, Leg, LegTerms, LineCorrection, PaymentEvent, RecordedLine, SettlementEvent } from '#payments';
 import type { AdjustmentEvent } from './adjustment.js';
 import { account, OPERATING_BANK } from './chart.js';
 import type { ExceptionEvent } from './exception.js';
@@ -293,6 +293,10 @@ export const postSettlement = (event: SettlementEvent): readonly Entry[] => {
       const { merchantAccount: mid, closedAt, lines } = event.data;
       return lines.flatMap((line) => lineEntries(mid, closedAt, line));
     }
+    case 'SettlementLinesCorrected': {
+      const { merchantAccount: mid, closedAt, corrections } = event.data;
+      return corrections.flatMap((correction) => correctionEntries(mid, closedAt, correction));
+    }
     case 'BatchFunded': {
       const { merchantAccount: mid, fundedOn, netCents: net, agencyPortalId } = event.data;
       const when = { paymentId: null, effectiveAt: `${fundedOn}T00:00:00.000Z` };
@@ -309,33 +313,55 @@ export const postSettlement = (event: SettlementEvent): readonly Entry[] => {
 };
 
 /** A sale whose payment knows of it is posted there (R4, R5). Rejected lines move nothing; R14 stands with the payment. */
-const lineEntries = (mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
+const lineEntries = (mid: string, closedAt: string, line: RecordedLine): readonly Entry[] =>
+  isSettledSale(line) ? [] : allOfLine(mid, closedAt, line);
+
+const isSettledSale = ({ type, result }: RecordedLine): boolean => type === 'sale' && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH');
+
+/** Everything that a line means to the books, whichever stream tells it. */
+const allOfLine = (mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
   const { number, type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, paymentId } = line;
   if (!accepted) return [];
   const when = { part: number, paymentId, effectiveAt: closedAt };
-  const matched = result === 'MATCHED' || result === 'AMOUNT_MISMATCH';
-  if (!matched) return [...entry('R15', when, [on(account.inTransit(mid), gross)], [on(account.suspense(mid), gross)]), ...withheld(mid, fee, when)];
+  const settled = (rule: Rule) => [
+    ...entry(rule, when, [on(account.inTransit(mid), gross)], [on(account.unsettled(mid), gross)]),
+    ...withheld(mid, fee, when),
+  ];
+  const unexplained = (cents: number) => entry('R15', when, [on(account.inTransit(mid), cents)], [on(account.suspense(mid), cents)]);
+  if (result !== 'MATCHED' && result !== 'AMOUNT_MISMATCH') return [...unexplained(gross), ...withheld(mid, fee, when)];
   switch (type) {
     case 'sale':
-      return [];
+      return settled('R4');
     case 'refund':
-      return [...entry("R4'", when, [on(account.inTransit(mid), gross)], [on(account.unsettled(mid), gross)]), ...withheld(mid, fee, when)];
+      return settled("R4'");
     case 'chargeback':
-    case 'chargeback_reversal': {
+    case 'chargeback_reversal':
       // The money itself was posted with the dispute (R9, R12): what is withheld on top is its fee, and what differs nobody has explained.
-      const unexplained = line.expectedCents === null ? 0 : gross - line.expectedCents;
       return [
         ...entry('R13', when, [on(account.disputeFee(mid), fee)], [on(account.inTransit(mid), fee)]),
-        ...entry('R15', when, [on(account.inTransit(mid), unexplained)], [on(account.suspense(mid), unexplained)]),
+        ...unexplained(line.expectedCents === null ? 0 : gross - line.expectedCents),
       ];
-    }
     case 'fee':
       return withheld(mid, -net, when);
     case 'adjustment':
-      return entry('R15', when, [on(account.inTransit(mid), net)], [on(account.suspense(mid), net)]);
+      return unexplained(net);
     default:
       return unreachable(type);
   }
+};
+
+/** A corrected line: what it means now, less what it meant before, rule by rule. What the payment's own stream posts now is not posted again. */
+const correctionEntries = (mid: string, closedAt: string, { before, after }: LineCorrection): readonly Entry[] => {
+  const toldThere =
+    after !== null && isSettledSale(after) && !(before !== null && isSettledSale(before) && before.transactionId === after.transactionId);
+  const now = after === null || toldThere ? [] : allOfLine(mid, closedAt, after);
+  const then = before === null ? [] : allOfLine(mid, closedAt, before);
+  const line = (after ?? before)!;
+  const rules = [...new Set([...then, ...now].map(({ rule }) => rule))];
+  return rules.flatMap((rule) => {
+    const of = (entries: readonly Entry[]) => entries.filter((one) => one.rule === rule).flatMap(({ postings }) => postings);
+    return entry(rule, { part: line.number, paymentId: line.paymentId, effectiveAt: closedAt }, of(now), of(then));
+  });
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------

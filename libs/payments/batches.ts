@@ -12,9 +12,11 @@ import type { GatewayAccount, SettlementRecord } from './gateway/gateway.js';
 import { isVisible } from './payment.js';
 import type { Register, RegisteredTransaction } from './register.js';
 import {
+  type BatchName,
   emptyBatch,
   evolveBatch,
   judgeLine,
+  type LineCorrection,
   type RecordedLine,
   SETTLEMENT_EVENT_TYPES,
   type SettlementBatch,
@@ -34,7 +36,8 @@ const VERSION = 1;
 
 upcasters.register(Object.fromEntries(SETTLEMENT_EVENT_TYPES.map((type) => [type, []])));
 
-export const isSettlementStream = (stream: string): boolean => stream.startsWith('settlement-');
+/** Files that were imported have streams of their own among them. */
+export const isSettlementStream = (stream: string): boolean => stream.startsWith('settlement-') && !stream.startsWith('settlement-file-');
 
 export const toSettlementEvent = (recorded: Recorded): SettlementEvent => {
   const { type, data, meta } = upcast(recorded);
@@ -55,7 +58,7 @@ export interface BatchSummary {
 }
 
 /** A payment of the batch is being charged or reversed right now: the batch is recorded up to there, and goes on in the next round. */
-class NotYet extends Error {}
+export class NotYet extends Error {}
 
 /**
  * Records every closed batch of every account that is not recorded yet, and the funding of those whose day has come. Resolves with the batches that are complete
@@ -101,7 +104,7 @@ const readAhead = async function* (
   }
 };
 
-interface IncomingBatch {
+export interface IncomingBatch {
   readonly batchId: string;
   readonly closedAt: string;
   readonly fundedOn: string | null;
@@ -124,7 +127,13 @@ const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): As
   }
 };
 
-const recordBatch = async (ports: SettlementPorts, account: GatewayAccount, incoming: IncomingBatch, signal: AbortSignal): Promise<BatchSummary> => {
+/** Records a batch that is not recorded yet; one that is stays as it is. */
+export const recordBatch = async (
+  ports: SettlementPorts,
+  account: GatewayAccount,
+  incoming: IncomingBatch,
+  signal: AbortSignal,
+): Promise<BatchSummary> => {
   const { batchId, closedAt, fundedOn } = incoming;
   const { gateway, merchantAccount } = account;
   const name = { gateway, merchantAccount, batchId };
@@ -174,6 +183,70 @@ const recordBatch = async (ports: SettlementPorts, account: GatewayAccount, inco
   }
   return { batchId, count: number, amountCents: sums.grossCents };
 };
+
+/** Lines that a corrected file may change at once: far below what a store takes in one append. */
+const CORRECTIONS_PER_EVENT = 100;
+
+/**
+ * Makes a recorded batch what a later file says of it. Lines are compared in their order by type and transaction; what is the same stays, what differs is judged
+ * again and recorded beside what was there before. Returns how many lines differed. The lines of one batch must fit in memory.
+ */
+export const correctBatch = async (
+  ports: SettlementPorts,
+  account: GatewayAccount,
+  incoming: Omit<IncomingBatch, 'lines'>,
+  lines: readonly SettlementRecord[],
+  fileId: string,
+): Promise<number> => {
+  const { gateway, merchantAccount } = account;
+  const { batchId, closedAt } = incoming;
+  const name = { gateway, merchantAccount, batchId };
+  for (let conflicts = 0; ; conflicts++) {
+    let place = await loadBatch(ports.store, settlementStream(name));
+    const left = new Map<string, RecordedLine[]>();
+    for (const line of place.batch.lines) left.set(nameOfLine(line), [...(left.get(nameOfLine(line)) ?? []), line]);
+    const changed: { before: RecordedLine | null; line: SettlementRecord }[] = [];
+    for (const line of lines) {
+      const before = left.get(nameOfLine(line))?.shift() ?? null;
+      if (!before || !saysTheSame(before, line)) changed.push({ before, line });
+    }
+    const gone = [...left.values()].flat();
+    if (changed.length + gone.length === 0) return 0;
+    const kept = place.batch.lines.filter((line) => !gone.includes(line) && !changed.some(({ before }) => before === line));
+    let number = place.batch.lines.reduce((most, line) => Math.max(most, line.number), -1);
+    const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? ++number }));
+    const judgedLines = await matchLines(ports, account, { ...incoming, lines: nothing() }, { ...place.batch, lines: kept }, numbered);
+    const corrections: LineCorrection[] = [
+      ...gone.map((before) => ({ before, after: null })),
+      ...numbered.map(({ before }, index) => ({ before, after: judgedLines[index]! })),
+    ];
+    try {
+      for (let from = 0; from < corrections.length; from += CORRECTIONS_PER_EVENT)
+        place = await append(ports, name, place, {
+          type: 'SettlementLinesCorrected',
+          data: { ...name, closedAt, fileId, corrections: corrections.slice(from, from + CORRECTIONS_PER_EVENT) },
+        });
+      return corrections.length;
+    } catch (error) {
+      if (!(error instanceof Conflict) || conflicts >= MAX_CONFLICTS) throw error;
+    }
+  }
+};
+
+const nothing = async function* (): AsyncIterable<SettlementRecord> {
+  yield* [];
+};
+
+const saysTheSame = (recorded: RecordedLine, line: SettlementRecord): boolean =>
+  recorded.accepted === line.accepted &&
+  recorded.grossCents === line.grossCents &&
+  recorded.feeCents === line.feeCents &&
+  recorded.netCents === line.netCents &&
+  (line.ref === undefined || recorded.ref === null || recorded.ref === line.ref);
+
+/** Whether a batch is recorded to its end. */
+export const isRecorded = async (store: EventStore, name: BatchName): Promise<boolean> =>
+  (await loadBatch(store, settlementStream(name))).batch.complete;
 
 interface Place {
   readonly batch: SettlementBatch;
@@ -243,7 +316,9 @@ const matchLines = async (
     const name = nameOfLine(line);
     const repeated = seen.has(name);
     seen.add(name);
-    if (!transaction || repeated) {
+    // What the processor takes for its service belongs to no payment.
+    if (!transaction && !repeated && line.type === 'fee') results.set(number, toRecorded(number, line, 'MATCHED', null, null));
+    else if (!transaction || repeated) {
       const owner = transaction ? { paymentId: transaction.paymentId, leg: transaction.leg } : null;
       results.set(number, toRecorded(number, line, repeated ? 'DUPLICATE_AT_GATEWAY' : 'MISSING_HERE', owner, null));
     } else byPayment.set(transaction.paymentId, [...(byPayment.get(transaction.paymentId) ?? []), { number, line, transaction }]);
@@ -329,7 +404,7 @@ const settleLine = (
 // Funding.
 
 /** The processor pays out a batch on the day that it announced with it; what truly reached the bank is compared by finance. */
-const recordFunding = async (ports: SettlementPorts): Promise<void> => {
+export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
   const today = timestamp(ports.payments.clock.now()).slice(0, 10);
   for (const { account, batchId, netCents, fundedOn } of await ports.register.fundable(today)) {
     const name = { gateway: account.gateway, merchantAccount: account.merchantAccount, batchId };

@@ -8,7 +8,7 @@ import { hashedUuid, type Migration, type Pool, type Queryable } from '#platform
 import type { GatewayAccount, Leg } from './gateway/gateway.js';
 import type { Dispute, DisputeStatus, PaymentEvent } from './payment.js';
 import { isSettlementStream, toSettlementEvent } from './batches.js';
-import type { RecordedLine, SettlementEvent } from './settlement.js';
+import { type RecordedLine, type SettlementEvent, unexplainedCents } from './settlement.js';
 import { paymentIdOf, toPaymentEvent } from './stream.js';
 
 /** Name of the projection and of its checkpoint. */
@@ -20,21 +20,24 @@ const TABLES = `
     primary key (gateway, merchant_account));
   create table gateway_transaction (
     ref text not null, gateway text not null, merchant_account text not null, payment_id uuid not null, leg text not null, op text not null,
-    attempt_id uuid not null, amount_cents bigint not null, transaction_id text, settled_batch_id text);
+    attempt_id uuid not null, amount_cents bigint not null, transaction_id text, settled_batch_id text,
+    moved_at timestamptz, voided_cents bigint not null default 0, rejected boolean not null default false);
   create table dispute (
     dispute_id uuid not null primary key, payment_id uuid not null, status text not null, stage text not null, reason_code text not null, reason text not null,
     disputed_amount_cents bigint not null, opened_on date not null, due_date date not null, updated_at timestamptz not null);
   create table settlement_batch (
     gateway text not null, merchant_account text not null, batch_id text not null, closed_at timestamptz not null, funded_on date, line_count int not null,
     gross_cents bigint not null, fee_cents bigint not null, net_cents bigint not null, position text collate "C" not null, funded boolean not null,
+    recorded_at timestamptz not null, funded_at timestamptz, funded_cents bigint,
     primary key (gateway, merchant_account, batch_id));
   create table settlement_exception (
     exception_id uuid not null primary key, gateway text not null, merchant_account text not null, batch_id text not null, line int not null,
     kind text not null, type text not null, transaction_id text not null, ref text, payment_id uuid, leg text, gross_cents bigint not null,
-    expected_cents bigint, recorded_at timestamptz not null)`;
+    expected_cents bigint, suspense_cents bigint not null, recorded_at timestamptz not null)`;
 const INDEXES = `
   alter table gateway_transaction add constraint gateway_transaction_pkey primary key (ref);
   create index gateway_transaction_id on gateway_transaction (gateway, merchant_account, transaction_id) where transaction_id is not null;
+  create index gateway_transaction_waiting on gateway_transaction (moved_at) where settled_batch_id is null and not rejected and moved_at is not null;
   create index gateway_transaction_payment on gateway_transaction (payment_id);
   create index dispute_payment on dispute (payment_id);
   create index settlement_batch_position on settlement_batch (gateway, merchant_account, position);
@@ -70,6 +73,8 @@ interface TransactionRow {
   readonly attemptId: string;
   readonly amountCents: Cents;
   transactionId: string | null;
+  /** When the processor moved the money; null: not yet, or never. */
+  movedAt: string | null;
 }
 
 /** The transaction id that a leg got, where its row was written by an earlier batch. */
@@ -79,6 +84,15 @@ interface LateId {
   /** null: the charge, of which a payment has one. */
   readonly refundAttemptId: string | null;
   readonly transactionId: string;
+  readonly at: string;
+}
+
+/** Of a charge: what will not settle any more, or came back rejected. */
+interface Lessened {
+  readonly paymentId: string;
+  readonly leg: Leg;
+  readonly voidedCents: Cents;
+  readonly rejected: boolean;
 }
 
 const applyRegister = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
@@ -90,9 +104,10 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   const nameOf = (paymentId: string, leg: Leg, attemptId: string | null) => `${paymentId} ${leg} ${attemptId ?? ''}`;
   const identify = (late: LateId) => {
     const row = rows.get(nameOf(late.paymentId, late.leg, late.refundAttemptId));
-    if (row) row.transactionId = late.transactionId;
+    if (row) [row.transactionId, row.movedAt] = [late.transactionId, late.at];
     else lateIds.push(late);
   };
+  const lessened: Lessened[] = [];
 
   for (const recorded of events) {
     if (isSettlementStream(recorded.stream)) {
@@ -113,13 +128,15 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
             attemptId: event.data.attemptId,
             amountCents: principalCents + feeCents,
             transactionId: null,
+            movedAt: null,
           });
         break;
       case 'PaymentCreated':
-        for (const { leg, transactionId } of event.data.legs) identify({ paymentId, leg, refundAttemptId: null, transactionId });
+        for (const { leg, transactionId } of event.data.legs) identify({ paymentId, leg, refundAttemptId: null, transactionId, at: event.at });
         break;
       case 'PaymentResolved':
-        for (const { leg, transactionId } of event.data.charge?.legs ?? []) identify({ paymentId, leg, refundAttemptId: null, transactionId });
+        for (const { leg, transactionId } of event.data.charge?.legs ?? [])
+          identify({ paymentId, leg, refundAttemptId: null, transactionId, at: event.at });
         break;
       case 'RefundRequested':
         refunds.push({ paymentId, event });
@@ -127,9 +144,16 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
       case 'PaymentRefunded':
       case 'FeeRefunded': {
         const { leg, attemptId, transactionId } = event.data;
-        if (leg !== null && transactionId !== null) lateIds.push({ paymentId, leg, refundAttemptId: attemptId, transactionId });
+        if (leg !== null && transactionId !== null) lateIds.push({ paymentId, leg, refundAttemptId: attemptId, transactionId, at: event.at });
         break;
       }
+      case 'PaymentVoided':
+        if (event.data.leg !== null)
+          lessened.push({ paymentId, leg: event.data.leg, voidedCents: event.data.principalCents + event.data.feeCents, rejected: false });
+        break;
+      case 'SettlementRejected':
+        lessened.push({ paymentId, leg: event.data.leg, voidedCents: 0, rejected: true });
+        break;
       case 'PaymentDisputed':
         disputes.set(event.data.disputeId, { ...event.data, paymentId, at: event.at });
         break;
@@ -140,6 +164,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   await writeTransactions(client, [...rows.values()]);
   await writeRefunds(client, refunds);
   await writeTransactionIds(client, lateIds);
+  await writeLessened(client, lessened);
   await writeDisputes(client, [...disputes.values()]);
   for (const { recorded, event } of settled) await writeSettlement(client, recorded, event);
 };
@@ -164,8 +189,8 @@ const writeTransactions = async (client: Queryable, rows: readonly TransactionRo
   await client.query({
     name: 'register-transactions',
     text: `
-      insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, transaction_id)
-      select * from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[], $7::uuid[], $8::bigint[], $9::text[])
+      insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, transaction_id, moved_at)
+      select * from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[], $7::uuid[], $8::bigint[], $9::text[], $10::timestamptz[])
       on conflict (ref) do nothing`,
     values: [
       rows.map(({ ref }) => ref),
@@ -177,6 +202,7 @@ const writeTransactions = async (client: Queryable, rows: readonly TransactionRo
       rows.map(({ attemptId }) => attemptId),
       rows.map(({ amountCents }) => amountCents),
       rows.map(({ transactionId }) => transactionId),
+      rows.map(({ movedAt }) => movedAt),
     ],
   });
 };
@@ -211,8 +237,8 @@ const writeTransactionIds = async (client: Queryable, ids: readonly LateId[]): P
   await client.query({
     name: 'register-transaction-ids',
     text: `
-      update gateway_transaction g set transaction_id = u.transaction_id
-      from unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[]) as u (payment_id, leg, refund_attempt_id, transaction_id)
+      update gateway_transaction g set transaction_id = u.transaction_id, moved_at = u.moved_at
+      from unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[], $5::timestamptz[]) as u (payment_id, leg, refund_attempt_id, transaction_id, moved_at)
       where g.payment_id = u.payment_id and g.leg = u.leg
         and case when u.refund_attempt_id is null then g.op = 'charge' else g.op = 'refund' and g.attempt_id = u.refund_attempt_id end`,
     values: [
@@ -220,8 +246,18 @@ const writeTransactionIds = async (client: Queryable, ids: readonly LateId[]): P
       ids.map(({ leg }) => leg),
       ids.map(({ refundAttemptId }) => refundAttemptId),
       ids.map(({ transactionId }) => transactionId),
+      ids.map(({ at }) => at),
     ],
   });
+};
+
+const writeLessened = async (client: Queryable, rows: readonly Lessened[]): Promise<void> => {
+  for (const { paymentId, leg, voidedCents, rejected } of rows)
+    await client.query({
+      name: 'register-lessened',
+      text: `update gateway_transaction set voided_cents = voided_cents + $3, rejected = rejected or $4 where payment_id = $1 and leg = $2 and op = 'charge'`,
+      values: [paymentId, leg, voidedCents, rejected],
+    });
 };
 
 const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { paymentId: string; at: string })[]): Promise<void> => {
@@ -234,57 +270,135 @@ const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { 
     );
 };
 
-const writeSettlement = async (client: Queryable, { stream, position, meta }: Recorded, event: SettlementEvent): Promise<void> => {
+/** A sale or refund that settles so long after it was made was forgotten by somebody. */
+export const LATE_AFTER_DAYS = 3;
+
+const writeSettlement = async (client: Queryable, recorded: Recorded, event: SettlementEvent): Promise<void> => {
+  const { stream, position, meta } = recorded;
   const { gateway, merchantAccount, batchId } = event.data;
   const key = [gateway, merchantAccount, batchId];
   switch (event.type) {
-    case 'SettlementLinesRecorded': {
-      const { lines } = event.data;
-      const matched = lines.filter(({ result, accepted }) => accepted && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH'));
-      await client.query(
-        `update gateway_transaction set settled_batch_id = $3
-         where gateway = $1 and merchant_account = $2 and transaction_id = any($4::text[]) and settled_batch_id is null`,
-        [...key, matched.map(({ transactionId }) => transactionId)],
+    case 'SettlementLinesRecorded':
+      return writeLines(client, { stream, key, closedAt: event.data.closedAt, at: meta.recordedAt }, event.data.lines);
+    case 'SettlementLinesCorrected': {
+      const { corrections, closedAt } = event.data;
+      const after = corrections.flatMap((correction) => correction.after ?? []);
+      await writeLines(client, { stream: `${stream}@${recorded.revision}`, key, closedAt, at: meta.recordedAt }, after);
+      const change = (part: 'grossCents' | 'feeCents' | 'netCents') =>
+        corrections.reduce((sum, one) => sum + (one.after?.accepted ? one.after[part] : 0) - (one.before?.accepted ? one.before[part] : 0), 0);
+      const { rows } = await client.query<{ net_cents: string; funded_cents: string | null }>(
+        `update settlement_batch set gross_cents = gross_cents + $4, fee_cents = fee_cents + $5, net_cents = net_cents + $6,
+           line_count = line_count + $7
+         where gateway = $1 and merchant_account = $2 and batch_id = $3 returning net_cents, funded_cents`,
+        [...key, change('grossCents'), change('feeCents'), change('netCents'), after.length - corrections.filter(({ before }) => before).length],
       );
-      for (const line of lines.filter(({ result }) => result !== 'MATCHED')) await writeException(client, stream, key, line, meta.recordedAt);
+      // The money of the batch had come before: what was paid is not what is owed any more.
+      const fundedCents = rows[0]?.funded_cents ?? null;
+      if (fundedCents !== null && fundedCents !== rows[0]!.net_cents)
+        await writeMismatch(
+          client,
+          key,
+          'FUNDING_MISMATCH',
+          `${stream}@${recorded.revision}`,
+          Number(fundedCents),
+          Number(rows[0]!.net_cents),
+          meta.recordedAt,
+        );
       return;
     }
     case 'SettlementBatchRecorded': {
       const { closedAt, fundedOn, lineCount, grossCents, feeCents, netCents } = event.data;
       await client.query(
         `insert into settlement_batch
-           (gateway, merchant_account, batch_id, closed_at, funded_on, line_count, gross_cents, fee_cents, net_cents, position, funded)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, false) on conflict do nothing`,
-        [...key, closedAt, fundedOn, lineCount, grossCents, feeCents, netCents, position],
+           (gateway, merchant_account, batch_id, closed_at, funded_on, line_count, gross_cents, fee_cents, net_cents, position, funded, recorded_at)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, false, $11) on conflict do nothing`,
+        [...key, closedAt, fundedOn, lineCount, grossCents, feeCents, netCents, position, meta.recordedAt],
       );
       return;
     }
-    case 'BatchFunded':
-      await client.query(`update settlement_batch set funded = true where gateway = $1 and merchant_account = $2 and batch_id = $3`, key);
-      return;
+    case 'BatchFunded': {
+      const { rows } = await client.query<{ net_cents: string }>(
+        `update settlement_batch set funded = true, funded_at = $4, funded_cents = $5 where gateway = $1 and merchant_account = $2 and batch_id = $3
+         returning net_cents`,
+        [...key, meta.recordedAt, event.data.netCents],
+      );
+      if (rows[0] && Number(rows[0].net_cents) !== event.data.netCents)
+        await writeMismatch(client, key, 'FUNDING_MISMATCH', stream, event.data.netCents, Number(rows[0].net_cents), meta.recordedAt);
+    }
   }
 };
 
-const writeException = async (client: Queryable, stream: string, key: readonly string[], line: RecordedLine, at: string): Promise<void> => {
-  const { number, result, type, transactionId, ref, paymentId, leg, grossCents, expectedCents } = line;
+interface LinesOf {
+  /** What the exceptions of the lines are named after. */
+  readonly stream: string;
+  readonly key: readonly string[];
+  readonly closedAt: string;
+  readonly at: string;
+}
+
+const writeLines = async (client: Queryable, of: LinesOf, lines: readonly RecordedLine[]): Promise<void> => {
+  const matched = lines.filter(({ result, accepted }) => accepted && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH'));
+  const { rows } = await client.query<{ transaction_id: string }>(
+    `update gateway_transaction set settled_batch_id = $3
+     where gateway = $1 and merchant_account = $2 and transaction_id = any($4::text[]) and settled_batch_id is null
+     returning case when moved_at + $5::int * interval '1 day' < $6::timestamptz then transaction_id end as transaction_id`,
+    [...of.key, matched.map(({ transactionId }) => transactionId), LATE_AFTER_DAYS, of.closedAt],
+  );
+  const late = new Set(rows.map((row) => row.transaction_id));
+  for (const line of lines) {
+    if (line.result !== 'MATCHED') await writeException(client, of, line, line.result, unexplainedCents(line));
+    else if (line.netCents !== line.grossCents - line.feeCents) await writeException(client, of, line, 'FEE_MISMATCH', 0);
+    if (late.has(line.transactionId)) await writeException(client, of, line, 'LATE', 0);
+  }
+};
+
+const writeException = async (
+  client: Queryable,
+  { stream, key, at }: LinesOf,
+  line: RecordedLine,
+  kind: string,
+  suspenseCents: number,
+): Promise<void> => {
+  const { number, result, type, transactionId, ref, paymentId, leg, grossCents, feeCents, netCents, expectedCents } = line;
+  // What a line was judged as names its exception; what else is found of it has a name of its own.
+  const id = kind === result ? hashedUuid('settlement-exception', stream, number) : hashedUuid('settlement-exception', stream, number, kind);
   await client.query(
     `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, ref, payment_id, leg, gross_cents,
-       expected_cents, recorded_at)
-     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) on conflict do nothing`,
+       expected_cents, suspense_cents, recorded_at)
+     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) on conflict do nothing`,
     [
-      hashedUuid('settlement-exception', stream, number),
+      id,
       ...key,
       number,
-      result,
+      kind,
       type,
       transactionId,
       ref,
       paymentId,
       leg,
-      grossCents,
-      expectedCents,
+      kind === 'FEE_MISMATCH' ? netCents : grossCents,
+      kind === 'FEE_MISMATCH' ? grossCents - feeCents : expectedCents,
+      suspenseCents,
       at,
     ],
+  );
+};
+
+/** A whole batch that is not as it should be; it has no line. */
+const writeMismatch = async (
+  client: Queryable,
+  key: readonly string[],
+  kind: string,
+  name: string,
+  saidCents: number,
+  expectedCents: number,
+  at: string,
+): Promise<void> => {
+  await client.query(
+    `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, gross_cents, expected_cents,
+       suspense_cents, recorded_at)
+     values ($1, $2, $3, $4, -1, $5, 'batch', '', $6, $7, 0, $8) on conflict do nothing`,
+    [hashedUuid('settlement-exception', name, kind), ...key, kind, saidCents, expectedCents, at],
   );
 };
 
@@ -316,6 +430,8 @@ export interface SettlementException {
   readonly leg: string | null;
   readonly grossCents: number;
   readonly expectedCents: number | null;
+  /** Of it, what lies in suspense. */
+  readonly suspenseCents: number;
   readonly recordedAt: string;
 }
 
@@ -340,6 +456,8 @@ export interface Register {
   transactions(gateway: string, transactionIds: readonly string[], refs: readonly string[]): Promise<RegisteredTransaction[]>;
   /** The batch that was recorded last, from which the processor is asked on. */
   lastBatch(account: GatewayAccount): Promise<string | null>;
+  /** Whose batch it is; null: none of that id is recorded, or several are. */
+  accountOfBatch(batchId: string): Promise<GatewayAccount | null>;
   /** Recorded batches whose day of funding (YYYY-MM-DD) has come. */
   fundable(today: string): Promise<RegisteredBatch[]>;
   exceptions(): Promise<SettlementException[]>;
@@ -401,6 +519,13 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
       );
       return rows[0]?.batch_id ?? null;
     },
+    accountOfBatch: async (batchId) => {
+      const { rows } = await pool.query<Record<string, string>>(
+        `select a.* from settlement_batch b join gateway_account a on a.gateway = b.gateway and a.merchant_account = b.merchant_account where b.batch_id = $1 limit 2`,
+        [batchId],
+      );
+      return rows.length === 1 ? accountOf(rows[0]!) : null;
+    },
     fundable: async (today) => {
       const { rows } = await pool.query<Record<string, string>>(
         `select b.gateway, b.merchant_account, a.credentials_ref, a.environment, b.batch_id, b.net_cents, b.funded_on::text
@@ -429,6 +554,7 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         leg: row.leg ?? null,
         grossCents: Number(row.gross_cents),
         expectedCents: row.expected_cents === null ? null : Number(row.expected_cents),
+        suspenseCents: Number(row.suspense_cents),
         recordedAt: row.recorded_at.toISOString(),
       }));
     },

@@ -5,7 +5,7 @@
  */
 import { type Cents, sumCents } from '#kernel';
 import type { Leg, SettlementRecord } from './gateway/gateway.js';
-import { type Charged, type ChargedLeg, cents, openAttempt, type Payment } from './payment.js';
+import { type Charged, type ChargedLeg, cents, type DisputeStatus, openAttempt, type Payment } from './payment.js';
 
 /**
  * What became of a line. `MISSING_HERE`: no payment of ours. `STATUS_MISMATCH`: its payment is unknown, failed or voided here, or the refund did not happen here.
@@ -31,7 +31,12 @@ export interface RecordedLine {
   readonly expectedCents: number | null;
 }
 
-interface BatchName {
+export interface LineCorrection {
+  readonly before: RecordedLine | null;
+  readonly after: RecordedLine | null;
+}
+
+export interface BatchName {
   readonly gateway: string;
   readonly merchantAccount: string;
   readonly batchId: string;
@@ -53,10 +58,20 @@ export type SettlementEvent =
         readonly netCents: number;
       }
     >
+  /** A corrected file says otherwise of lines that were recorded: each as it was and as it is now; null: it was not there, or is not any more. */
+  | Fact<
+      'SettlementLinesCorrected',
+      BatchName & { readonly closedAt: string; readonly fileId: string; readonly corrections: readonly LineCorrection[] }
+    >
   /** The net of the batch reached the bank on its day: the operator's, or straight that of the agency whose portal is named. */
   | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number; readonly agencyPortalId?: string }>;
 
-export const SETTLEMENT_EVENT_TYPES: readonly SettlementEvent['type'][] = ['SettlementLinesRecorded', 'SettlementBatchRecorded', 'BatchFunded'];
+export const SETTLEMENT_EVENT_TYPES: readonly SettlementEvent['type'][] = [
+  'SettlementLinesRecorded',
+  'SettlementBatchRecorded',
+  'SettlementLinesCorrected',
+  'BatchFunded',
+];
 
 export const settlementStream = ({ gateway, merchantAccount, batchId }: BatchName): string => `settlement-${gateway}-${merchantAccount}-${batchId}`;
 
@@ -78,6 +93,15 @@ export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): Set
     case 'SettlementBatchRecorded':
       if (batch.complete || event.data.lineCount !== batch.lines.length) throw new Error('impossible history: a batch of other lines');
       return { ...batch, complete: true };
+    case 'SettlementLinesCorrected': {
+      if (!batch.complete) throw new Error('impossible history: a batch corrected before it was complete');
+      const lines = new Map(batch.lines.map((line) => [line.number, line]));
+      for (const { before, after } of event.data.corrections) {
+        if (before && !lines.delete(before.number)) throw new Error('impossible history: a line corrected that is not there');
+        if (after) lines.set(after.number, after);
+      }
+      return { ...batch, lines: [...lines.values()].sort((a, b) => a.number - b.number) };
+    }
     case 'BatchFunded':
       if (!batch.complete || batch.funded) throw new Error('impossible history: a batch funded out of turn');
       return { ...batch, funded: true };
@@ -97,6 +121,20 @@ export interface Registered {
   /** The batch whose line this transaction was matched with before. */
   readonly settledBatchId: string | null;
 }
+
+const isMatched = ({ result }: RecordedLine): boolean => result === 'MATCHED' || result === 'AMOUNT_MISMATCH';
+
+/** A sale that its payment knows of: the payment's own fact settles it. */
+export const isSettledSale = (line: RecordedLine): boolean => line.type === 'sale' && isMatched(line);
+
+/** Cents of a line that nobody can explain yet: all of one that belongs nowhere, what a dispute's line differs by, and every adjustment. */
+export const unexplainedCents = (line: RecordedLine): number => {
+  if (!line.accepted) return 0;
+  if (!isMatched(line)) return line.grossCents;
+  if (line.type === 'adjustment') return line.netCents;
+  const isDispute = line.type === 'chargeback' || line.type === 'chargeback_reversal';
+  return isDispute && line.expectedCents !== null ? line.grossCents - line.expectedCents : 0;
+};
 
 export type Judgement =
   | { readonly result: LineResult; readonly expectedCents: number | null; /** The leg's stream gets its fact. */ readonly settles: boolean }
@@ -122,9 +160,9 @@ export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gatewa
     case 'refund':
       return judgeRefund(line, batch, found, payment, leg, now);
     case 'chargeback':
-      return judged(payment.disputes.some(({ status }) => status !== 'recovered') ? 'MATCHED' : 'STATUS_MISMATCH');
+      return judgeDispute(line, payment, (status) => status !== 'recovered', -1);
     case 'chargeback_reversal':
-      return judged(payment.disputes.some(({ status }) => status === 'recovered') ? 'MATCHED' : 'STATUS_MISMATCH');
+      return judgeDispute(line, payment, (status) => status === 'recovered', 1);
     case 'fee':
       return judged('MATCHED');
     case 'adjustment':
@@ -164,8 +202,17 @@ const judgeRefund = (
     .flatMap((attempt) => attempt.returned)
     .find((one) => one.leg === leg.leg && one.means === 'refund' && one.transactionId === line.transactionId);
   if (!returned) return isReversing(payment, now) ? 'wait' : judged('STATUS_MISMATCH', 0);
+  // Refunded here, and sent back: a person has to return the money another way.
+  if (!line.accepted) return judged('STATUS_MISMATCH', -cents(returned));
   const expected = -cents(returned);
   return line.grossCents === expected ? judged('MATCHED') : judged('AMOUNT_MISMATCH', expected);
+};
+
+/** The money of a dispute moved when it was recorded; its line must name that dispute's amount. */
+const judgeDispute = (line: SettlementRecord, payment: Charged, fits: (status: DisputeStatus) => boolean, sign: 1 | -1): Judgement => {
+  const amounts = payment.disputes.filter(({ status }) => fits(status)).map(({ disputedAmountCents }) => sign * disputedAmountCents);
+  if (amounts.length === 0) return judged('STATUS_MISMATCH', 0);
+  return amounts.includes(line.grossCents) ? judged('MATCHED') : judged('AMOUNT_MISMATCH', amounts.at(-1));
 };
 
 const isReversing = (payment: Charged, now: number): boolean => {

@@ -1,0 +1,170 @@
+/**
+ * Audit keys: read-only credentials of finance tools and auditors, good for `/audit/v1/*` and nothing else. `pa_<test|live>_<16 base32>_<43 base62>`; of the secret
+ * only a keyed hash is kept. Each key is a stream of its own (`staff-audit-key-<id>`): who issued it, who revoked it and when stays on record.
+ */
+import { randomBytes, timingSafeEqual } from 'node:crypto';
+import { keyEnvironment, newSecret } from '#accounts';
+import { type Actor, Conflict, type EventStore, type NewEvent, type Position, type ReadModel, type Recorded, upcasters } from '#eventstore';
+import { AuthenticationError, type Clock, type Ids, type Json, ServiceError, timestamp } from '#kernel';
+import { crockford, type KeyRing, type Migration, type Queryable } from '#platform';
+
+/** Both only read. A finance key does not see who among staff did what, nor how requests were repeated. */
+export const AUDIT_ROLES = ['finance', 'auditor'] as const;
+export type AuditRole = (typeof AUDIT_ROLES)[number];
+
+const PREFIX = 'staff-audit-key-';
+const LOOKUP_LENGTH = 16;
+const MAX_NAME_CHARACTERS = 200;
+const KEY_TEXT = /^pa_(test|live)_([0-9A-HJKMNP-TV-Z]{16})_([0-9A-Za-z]{43})$/;
+
+upcasters.register({ AuditKeyIssued: [], AuditKeyRevoked: [] });
+
+/** Name of the projection and of its checkpoint. */
+export const AUDIT_KEYS = 'audit-keys';
+const TABLE = `
+  create table audit_key (
+    key_id uuid primary key, lookup_id text not null unique, name text not null, role text not null, environment text not null, secret_hash text not null,
+    kid text not null, issued_at timestamptz not null, revoked_at timestamptz)`;
+
+export const auditKeyMigration: Migration = { name: '0103-audit-key', sql: TABLE };
+
+export const auditKeyModel: ReadModel = {
+  projection: { name: AUDIT_KEYS, streamPrefixes: [PREFIX], apply: (client, events) => applyKeys(client, events) },
+  tables: ['audit_key'],
+  createTables: TABLE,
+  createIndexes: '',
+};
+
+interface Issued {
+  readonly keyId: string;
+  readonly name: string;
+  readonly role: AuditRole;
+  readonly lookupId: string;
+  readonly environment: string;
+  readonly secretHash: string;
+  readonly kid: string;
+}
+
+const applyKeys = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
+  for (const { type, data, meta } of events) {
+    if (type === 'AuditKeyIssued') {
+      const { keyId, lookupId, name, role, environment, secretHash, kid } = data as unknown as Issued;
+      await client.query(
+        `insert into audit_key (key_id, lookup_id, name, role, environment, secret_hash, kid, issued_at) values ($1, $2, $3, $4, $5, $6, $7, $8)
+         on conflict do nothing`,
+        [keyId, lookupId, name, role, environment, secretHash, kid, meta.recordedAt],
+      );
+    } else if (type === 'AuditKeyRevoked')
+      await client.query('update audit_key set revoked_at = $2 where key_id = $1 and revoked_at is null', [
+        (data as { keyId: string }).keyId,
+        meta.recordedAt,
+      ]);
+  }
+};
+
+export interface AuditKeyPorts {
+  readonly store: EventStore;
+  readonly db: Queryable;
+  readonly clock: Clock;
+  readonly ids: Ids;
+  readonly keys: KeyRing;
+  readonly environment: 'sandbox' | 'production';
+}
+
+export interface AuditKeyRow {
+  readonly keyId: string;
+  readonly name: string;
+  readonly role: AuditRole;
+  readonly issuedAt: string;
+  readonly revokedAt: string | null;
+}
+
+const append = (ports: AuditKeyPorts, keyId: string, revision: bigint | null, type: string, data: Json, actor: Actor) => {
+  const meta = { recordedAt: timestamp(ports.clock.now()), actor, correlationId: ports.ids.uuid() };
+  const event: NewEvent = { id: ports.ids.uuid(), type, v: 1, data, meta };
+  return ports.store.append(`${PREFIX}${keyId}`, revision ?? 'no_stream', [event]);
+};
+
+/** Issues a key; the text is shown once and kept nowhere. A name that is none → VALIDATION_ERROR. */
+export const issueAuditKey = async (
+  ports: AuditKeyPorts,
+  { name, role }: { readonly name: string; readonly role: AuditRole },
+  actor: Actor,
+): Promise<{ readonly keyId: string; readonly auditKey: string; readonly position: Position }> => {
+  if (name.trim() === '' || name.length > MAX_NAME_CHARACTERS || /\p{Cc}|\p{Surrogate}/u.test(name))
+    throw new ServiceError('VALIDATION_ERROR', `name must have 1 to ${MAX_NAME_CHARACTERS} characters, none of them a control character.`);
+  const { ids, keys } = ports;
+  const [keyId, lookupId, secret] = [ids.uuid(), crockford(randomBytes(10), LOOKUP_LENGTH), newSecret()];
+  const environment = keyEnvironment(ports.environment);
+  const secretHash = keys.mac('audit-key', secret).toString('base64');
+  const { position } = await append(
+    ports,
+    keyId,
+    null,
+    'AuditKeyIssued',
+    { keyId, name: name.trim(), role, lookupId, environment, secretHash, kid: keys.current },
+    actor,
+  );
+  return { keyId, auditKey: `pa_${environment}_${lookupId}_${secret}`, position };
+};
+
+/** Ends a key; one that was ended before stays ended. Unknown → 404. Returns the place that readers must have passed. */
+export const revokeAuditKey = async (ports: AuditKeyPorts, keyId: string, actor: Actor): Promise<Position> => {
+  const events: Recorded[] = [];
+  for await (const event of ports.store.read(`${PREFIX}${keyId}`)) events.push(event);
+  const last = events.at(-1);
+  if (!last) throw new ServiceError('VALIDATION_ERROR', 'There is no such audit key.', {}, { status: 404 });
+  if (last.type === 'AuditKeyRevoked') return last.position;
+  try {
+    return (await append(ports, keyId, last.revision, 'AuditKeyRevoked', { keyId }, actor)).position;
+  } catch (error) {
+    if (error instanceof Conflict) return revokeAuditKey(ports, keyId, actor);
+    throw error;
+  }
+};
+
+export const listAuditKeys = async (db: Queryable): Promise<AuditKeyRow[]> => {
+  const { rows } = await db.query<{ key_id: string; name: string; role: AuditRole; issued_at: Date; revoked_at: Date | null }>(
+    'select key_id, name, role, issued_at, revoked_at from audit_key order by issued_at, key_id',
+  );
+  return rows.map((row) => ({
+    keyId: row.key_id,
+    name: row.name,
+    role: row.role,
+    issuedAt: row.issued_at.toISOString(),
+    revokedAt: row.revoked_at?.toISOString() ?? null,
+  }));
+};
+
+/** Who reads. */
+export interface AuditCaller {
+  readonly keyId: string;
+  readonly role: AuditRole;
+}
+
+const NO_HASH = Buffer.alloc(32);
+
+/** Whose key it is. Missing, unknown, revoked, of the other environment, or a partner's credential → 401; the same path and time for each (C51). */
+export const authenticateAudit = async (
+  authorization: readonly string[],
+  { db, keys, environment }: Pick<AuditKeyPorts, 'db' | 'keys' | 'environment'>,
+): Promise<AuditCaller> => {
+  const refuse = () => new AuthenticationError(401, 'An audit key is needed.');
+  if (authorization.length !== 1) throw refuse();
+  const [, kind, lookupId, secret] = KEY_TEXT.exec(authorization[0]!.trim().replace(/^auditkey +/i, '')) ?? [];
+  if (lookupId === undefined || secret === undefined) throw refuse();
+  const { rows } = await db.query<{ key_id: string; role: AuditRole; environment: string; secret_hash: string; kid: string; revoked: boolean }>({
+    name: 'audit-key',
+    text: 'select key_id, role, environment, secret_hash, kid, revoked_at is not null as revoked from audit_key where lookup_id = $1',
+    values: [lookupId],
+  });
+  const found = rows[0];
+  const kid = found && keys.kids.includes(found.kid) ? found.kid : null;
+  const equal = timingSafeEqual(
+    keys.mac('audit-key', secret, kid ?? keys.current),
+    kid !== null && found ? Buffer.from(found.secret_hash, 'base64') : NO_HASH,
+  );
+  const ours = keyEnvironment(environment);
+  if (!equal || kid === null || !found || found.revoked || found.environment !== ours || kind !== ours) throw refuse();
+  return { keyId: found.key_id, role: found.role };
+};

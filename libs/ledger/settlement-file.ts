@@ -1,0 +1,186 @@
+/**
+ * A processor's settlement file, CSV or NDJSON, read line by line and checked to its end before anything of it counts: every fault is named with its line. The
+ * hash of its bytes is its identity.
+ */
+import { createHash } from 'node:crypto';
+import { createReadStream } from 'node:fs';
+import { ServiceError } from '#kernel';
+import type { SettlementRecord } from '#payments';
+
+const COLUMNS = ['batch_id', 'closed_at', 'transaction_id', 'ref', 'type', 'gross_cents', 'fee_cents', 'net_cents', 'funded_on'] as const;
+type Column = (typeof COLUMNS)[number];
+const TYPES: readonly string[] = ['sale', 'refund', 'chargeback', 'chargeback_reversal', 'fee', 'adjustment'];
+
+const MAX_LINE_BYTES = 16 * 1024;
+/** A batch is compared with what is recorded in memory. */
+export const MAX_BATCH_LINES = 200_000;
+const MAX_CENTS = 1_000_000_000_000;
+
+/** The file as a whole is refused: nothing of it was taken. */
+export class RefusedFile extends ServiceError {
+  constructor(line: number | null, why: string) {
+    super('VALIDATION_ERROR', line === null ? why : `line ${line}: ${why}`, line === null ? {} : { line });
+  }
+}
+
+export interface FileBatch {
+  readonly batchId: string;
+  readonly closedAt: string;
+  readonly fundedOn: string | null;
+  readonly lines: readonly SettlementRecord[];
+}
+
+/** Batches of a file, in their order. Throws {@link RefusedFile}. Memory holds one batch. */
+export const fileBatches = async function* (file: string, onBytes: (bytes: Buffer) => void = () => undefined): AsyncGenerator<FileBatch, void, void> {
+  const done = new Set<string>();
+  let batch: { batchId: string; closedAt: string; fundedOn: string | null; lines: SettlementRecord[] } | null = null;
+  let parse: ((text: string, number: number) => Row) | null = null;
+  let number = 0;
+  for await (const text of textLines(file, onBytes)) {
+    number += 1;
+    if (parse === null) {
+      parse = text.startsWith('{') ? parseJson : parseCsv;
+      if (parse === parseCsv) {
+        if (text !== COLUMNS.join(',')) throw new RefusedFile(1, `a CSV file begins with ${COLUMNS.join(',')}`);
+        continue;
+      }
+    }
+    const { record, fundedOn } = recordOf(parse(text, number), number);
+    if (batch && batch.batchId !== record.batchId) {
+      yield batch;
+      batch = null;
+    }
+    if (!batch) {
+      if (done.has(record.batchId)) throw new RefusedFile(number, `batch ${record.batchId} goes on after another one`);
+      done.add(record.batchId);
+      batch = { batchId: record.batchId, closedAt: record.closedAt, fundedOn, lines: [] };
+    }
+    if (batch.closedAt !== record.closedAt) throw new RefusedFile(number, `batch ${record.batchId} has two times of closing`);
+    if (batch.fundedOn !== fundedOn) throw new RefusedFile(number, `batch ${record.batchId} has two days of funding`);
+    if (batch.lines.length >= MAX_BATCH_LINES) throw new RefusedFile(number, `batch ${record.batchId} has more than ${MAX_BATCH_LINES} lines`);
+    batch.lines.push(record);
+  }
+  if (!batch) throw new RefusedFile(null, 'the file holds no lines');
+  yield batch;
+};
+
+/** Reads the whole file and takes nothing of it: its hash, and how much it holds. */
+export const checkFile = async (file: string): Promise<{ readonly sha256: string; readonly lines: number; readonly batches: number }> => {
+  const hash = createHash('sha256');
+  let [lines, batches] = [0, 0];
+  for await (const batch of fileBatches(file, (bytes) => hash.update(bytes))) {
+    lines += batch.lines.length;
+    batches += 1;
+  }
+  return { sha256: hash.digest('hex'), lines, batches };
+};
+
+const textLines = async function* (file: string, onBytes: (bytes: Buffer) => void): AsyncGenerator<string, void, void> {
+  const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: false });
+  let rest = Buffer.alloc(0);
+  let number = 0;
+  try {
+    for await (const piece of createReadStream(file) as AsyncIterable<Buffer>) {
+      onBytes(piece);
+      let bytes = rest.length > 0 ? Buffer.concat([rest, piece]) : piece;
+      for (let end = bytes.indexOf(10); end >= 0; end = bytes.indexOf(10)) {
+        number += 1;
+        if (end > MAX_LINE_BYTES) throw new RefusedFile(number, `it is longer than ${MAX_LINE_BYTES} bytes`);
+        yield textOf(utf8, bytes.subarray(0, end), number);
+        bytes = bytes.subarray(end + 1);
+      }
+      if (bytes.length > MAX_LINE_BYTES) throw new RefusedFile(number + 1, `it is longer than ${MAX_LINE_BYTES} bytes`);
+      rest = Buffer.from(bytes);
+    }
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    throw error instanceof ServiceError || code === undefined ? error : new RefusedFile(null, `the file cannot be read (${code})`);
+  }
+  // A transfer that broke off looks like this, and its last number may be cut short.
+  if (rest.length > 0) throw new RefusedFile(number + 1, 'the file ends in the middle of a line');
+};
+
+const textOf = (utf8: TextDecoder, bytes: Buffer, number: number): string => {
+  try {
+    return utf8.decode(bytes).replace(/\r$/, '');
+  } catch {
+    throw new RefusedFile(number, 'it is not UTF-8');
+  }
+};
+
+type Row = Readonly<Record<Column, string | number | null | undefined>>;
+
+const parseJson = (text: string, number: number): Row => {
+  let value: unknown;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    throw new RefusedFile(number, 'it is not JSON');
+  }
+  if (value === null || typeof value !== 'object' || Array.isArray(value)) throw new RefusedFile(number, 'it is no JSON object');
+  const unknown = Object.keys(value).find((key) => !(COLUMNS as readonly string[]).includes(key));
+  if (unknown !== undefined) throw new RefusedFile(number, `${unknown.slice(0, 40)} is no field of a settlement line`);
+  return value as Row;
+};
+
+/** RFC 4180 within one line. */
+const parseCsv = (text: string, number: number): Row => {
+  const cells: string[] = [];
+  for (let at = 0; at <= text.length;) {
+    if (text[at] === '"') {
+      const quoted = /"((?:[^"]|"")*)"(?=,|$)/y;
+      quoted.lastIndex = at;
+      const found = quoted.exec(text);
+      if (!found) throw new RefusedFile(number, 'its quotes do not match');
+      cells.push(found[1]!.replaceAll('""', '"'));
+      at = quoted.lastIndex + 1;
+    } else {
+      const end = text.indexOf(',', at);
+      const cell = text.slice(at, end < 0 ? undefined : end);
+      if (cell.includes('"')) throw new RefusedFile(number, 'its quotes do not match');
+      cells.push(cell);
+      at = end < 0 ? text.length + 1 : end + 1;
+    }
+  }
+  if (cells.length !== COLUMNS.length) throw new RefusedFile(number, `it has ${cells.length} fields instead of ${COLUMNS.length}`);
+  return Object.fromEntries(COLUMNS.map((column, index) => [column, cells[index]])) as unknown as Row;
+};
+
+const INSTANT = /^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:Z|[+-]\d{2}:\d{2})$/;
+const isDay = (text: string): boolean =>
+  /^\d{4}-\d{2}-\d{2}$/.test(text) && !Number.isNaN(Date.parse(text)) && new Date(Date.parse(text)).toISOString().startsWith(text);
+
+const recordOf = (row: Row, number: number): { readonly record: SettlementRecord; readonly fundedOn: string | null } => {
+  const refuse = (column: Column, why: string) => new RefusedFile(number, `${column} ${why}`);
+  const text = (column: Column, pattern: RegExp): string => {
+    const value = row[column];
+    if (typeof value !== 'string' || !pattern.test(value)) throw refuse(column, `must match ${pattern.source}`);
+    return value;
+  };
+  const cents = (column: Column): number => {
+    const value = row[column];
+    const amount = typeof value === 'string' && /^-?\d{1,13}$/.test(value) ? Number(value) : value;
+    if (typeof amount !== 'number' || !Number.isSafeInteger(amount) || Math.abs(amount) > MAX_CENTS) throw refuse(column, 'must be whole cents');
+    return amount + 0; // -0 is 0
+  };
+  const optional = (column: Column): boolean => row[column] === undefined || row[column] === null || row[column] === '';
+  const closed = text('closed_at', INSTANT);
+  if (Number.isNaN(Date.parse(closed)) || !isDay(closed.slice(0, 10))) throw refuse('closed_at', 'is no time');
+  const type = text('type', /^\w{1,20}$/);
+  if (!TYPES.includes(type)) throw refuse('type', `must be one of ${TYPES.join(', ')}`);
+  const fundedOn = optional('funded_on') ? null : text('funded_on', /^\d{4}-\d{2}-\d{2}$/);
+  if (fundedOn !== null && !isDay(fundedOn)) throw refuse('funded_on', 'is no day');
+  const record: SettlementRecord = {
+    batchId: text('batch_id', /^[\w.-]{1,64}$/),
+    closedAt: new Date(Date.parse(closed)).toISOString(),
+    transactionId: text('transaction_id', /^[\w.:-]{1,64}$/),
+    ...(optional('ref') ? {} : { ref: text('ref', /^[\w.:-]{1,64}$/) }),
+    type: type as SettlementRecord['type'],
+    accepted: true,
+    grossCents: cents('gross_cents'),
+    feeCents: cents('fee_cents'),
+    netCents: cents('net_cents'),
+    ...(fundedOn !== null && { fundedOn }),
+  };
+  return { record, fundedOn };
+};
