@@ -59,6 +59,7 @@ describe('the books of a busy day', () => {
   });
 
   test('what the processor funded is what its batches said: nothing of them stays in transit but what disputes took', async () => {
+    await service.services.settlement.register.caughtUp();
     const { rows } = await service.services.pool.query<{ net: string }>('select sum(net_cents) as net from settlement_batch where funded');
     const books = await balances(service.services.pool, all);
     const sum = (prefix: string, suffix = '') =>

@@ -715,6 +715,10 @@ export const simulatedRegister = (log: EventStore): Register => {
           gatewayOf.get(ref) === gateway && (refs.includes(ref) || (transactionId !== null && transactionIds.includes(transactionId))),
       ),
     lastBatch: async (account) => batches.filter((batch) => accountName(batch) === accountName(account)).at(-1)?.batchId ?? null,
+    accountOfBatch: async (batchId) => {
+      const named = batches.filter((batch) => batch.batchId === batchId);
+      return named.length === 1 ? accounts.get(accountName(named[0]!))! : null;
+    },
     fundable: async (today) =>
       batches
         .filter(({ funded, fundedOn }) => !funded && fundedOn !== null && fundedOn <= today)
