@@ -838,6 +838,37 @@ test('pages speak the language of the partner, else of the portal, else of the b
   expect(await languageOf(intakeOf(portal))).toBe('en');
 });
 
+test('200 payers at once, each of whom sends his form twice: 200 charges', async () => {
+  const before = await charges();
+  const results = await Promise.all(
+    Array.from({ length: 200 }, async () => {
+      const { one, id } = await begun();
+      const form = { ...formOf((await one.send(`/checkout/${id}`)).text), ...CARD_FORM };
+      await Promise.all([one.submit(id, form), one.submit(id, form)]);
+      return (await one.open(`/checkout/${id}`)).path === `/checkout/${id}/receipt`;
+    }),
+  );
+  expect(results.filter(Boolean)).toHaveLength(200);
+  expect((await charges()) - before).toBe(400); // principal and fee, once each
+}, 120_000);
+
+test('rate limits, where an operator turns them on: 429 with Retry-After, as a page; off they are not there', async () => {
+  const limited = await startService({ publicUrl: PUBLIC, env: { CHECKOUT_RATE_PER_ADDRESS: '3' } });
+  try {
+    const own = await checkoutPortal(limited, await limited.account());
+    const one = new Payer(limited.urls[0]!, PUBLIC);
+    for (let number = 0; number < 3; number++) await one.begin(intakeOf(own));
+    const refused = await one.intake(intakeOf(own));
+    expect([refused.status, refused.headers['content-type']]).toEqual([429, 'text/html; charset=utf-8']);
+    expect(Number(refused.headers['retry-after'])).toBeGreaterThan(0);
+    expect(textOf(refused.text)).toContain('Too many requests');
+    // A header that anybody can write does not make another client of it.
+    expect((await one.send(INTAKE, { method: 'POST', body: formText(intakeOf(own)), headers: { 'x-forwarded-for': '1.2.3.4' } })).status).toBe(429);
+  } finally {
+    await limited.stop();
+  }
+}, 60_000);
+
 test('the two intake endpoints are documented, the pages are not', () => {
   const { document } = service.judge;
   expect(Object.keys(document.paths).filter((path) => path.includes('payer') || path.includes('checkout'))).toEqual([INTAKE, `${INTAKE}/link`]);
@@ -847,9 +878,12 @@ test('the two intake endpoints are documented, the pages are not', () => {
 });
 
 test('a payment of the partner API and a checkout do not meet: a key guards nothing here', async () => {
-  const { one, id } = await paidNow();
-  const before = (await account.client.list({ limit: 100 })).data.payments.length;
-  await account.client.created(paymentOf(portal.portalId), { key: id });
-  expect((await account.client.list({ limit: 100 })).data.payments.length).toBe(before + 1);
-  await told(one, id, 'done');
+  const other = await service.account();
+  const own = await checkoutPortal(service, other);
+  const one = payer();
+  const id = await one.begin(intakeOf(own));
+  await one.pay(id);
+  await other.client.created(paymentOf(own.portalId), { key: id });
+  expect((await other.client.list()).data.payments).toHaveLength(2);
+  await told(one, id, 'done', own.signingSecret);
 });
