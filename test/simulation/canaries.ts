@@ -200,7 +200,7 @@ export const CANARIES: readonly Canary[] = [
             : inner.execute(loaded, commands, owner, deadline, budget),
       })),
     },
-    redundant: 'recovery fences the same stream; commands: libs/payments/charge.int.spec.ts, "T7"',
+    redundant: 'recovery fences before it finalises; libs/payments/charge.int.spec.ts, "S2, S4"',
   },
   // ---- keys
   { name: 'a takeover executes again', seams: { keys: claims((_, claim) => (claim.kind === 'owned' ? { ...claim, tookOver: false } : claim)) } },
@@ -265,6 +265,7 @@ export const CANARIES: readonly Canary[] = [
         keys.owned = (name) => keys.find(name);
       },
     },
+    redundant: 'what a former owner may still settle is what the stream says as well; test/support/idempotency.contract.ts, "T9, T10"',
   },
   {
     name: 'a reserved key is taken over after 24 hours',
@@ -290,7 +291,7 @@ export const CANARIES: readonly Canary[] = [
         };
       },
     },
-    redundant: 'a former owner gives nothing back that it may not; test/support/idempotency.contract.ts, "T9"',
+    redundant: 'only a settlement that runs late could meet the same fence again; test/support/idempotency.contract.ts, "T9: given back"',
   },
   {
     name: 'two accounts share their keys',

@@ -7,6 +7,7 @@ import { type Recorded } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
 import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, paymentIdOf, toPaymentEvent } from '#payments';
 import { errorAnswer, successAnswer } from '#platform/http';
+import { auditLedger, auditNotifications } from './audits.js';
 import { type BankCharge, CARDS } from './bank.js';
 import { type Ask, PORTALS, type Reply, type World } from './service.js';
 import { collect } from './stores.js';
@@ -423,9 +424,22 @@ export class Oracle {
     this.auditCharges(books);
     this.auditReversals(books);
     await this.auditSettlement(books);
+    const bookOf = new Map(books.map((book) => [book.paymentId, book]));
+    const check = this.check.bind(this);
+    const settlement = (await collect(this.world.log.readAll(null, { streamPrefixes: ['settlement-'] }))).flat();
+    auditLedger(streams, settlement, (id) => (bookOf.get(id)?.phase === 'charged' ? bookOf.get(id)!.netCents : null), check);
+    auditNotifications(streams, (id) => this.staffReturned(bookOf.get(id)!), check);
     this.auditKeys(streams);
     this.auditList(streams);
     this.auditCardData(streams);
+  }
+
+  /** What the bank gave back under references of staff's attempts. */
+  private staffReturned(book: Book): number {
+    const refs = new Set<string>();
+    for (const { request } of book.attempts.values())
+      if (this.byReason(request)?.actor === 'staff') for (const { references } of request.legs) refs.add(references.void).add(references.refund);
+    return [...this.world.bank.reversals.values()].reduce((sum, { ref, amountCents }) => (refs.has(ref) ? sum + amountCents : sum), 0);
   }
 
   /** One stream against the bank: A2, A4, A5, A6, A9, C61. */
@@ -666,7 +680,7 @@ export class Oracle {
     }
   }
 
-  private byReason({ request }: BookAttempt): Intention | undefined {
+  private byReason(request: BookAttempt['request']): Intention | undefined {
     return this.intentions.find(({ name }) => name === request.reason);
   }
 
@@ -676,7 +690,7 @@ export class Oracle {
     const byTransaction = new Map<string, { book: Book; attempt: BookAttempt }>();
     for (const book of books)
       for (const attempt of book.attempts.values()) {
-        const intention = this.byReason(attempt);
+        const intention = this.byReason(attempt.request);
         if (!intention) {
           this.check(false, 'a reversal that nobody asked for');
           continue;
@@ -728,7 +742,7 @@ export class Oracle {
           this.check(remainingRefundableAmountCents === parts.at(-1)!.remainingAfter, 'the result names another remainder than the log');
         if (parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
         // Not its own: the repeat without a key of one that was told 5xx (C18), or the completion of a partial one that had come back meanwhile (C27, C38).
-        const owner = this.byReason(source.attempt)!;
+        const owner = this.byReason(source.attempt.request)!;
         const ownerToldError = owner.exchanges.some(
           ({ reply }) => reply !== null && (isFiveHundred(told(reply)) || told(reply).details.retryable === true),
         );

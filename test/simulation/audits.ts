@@ -1,0 +1,80 @@
+/**
+ * What others make of the log, held against the bank: the ledger's postings and the webhooks' notifications, both pure functions of the events. Each audit is a
+ * function of a run's streams; a new reader of the log joins here.
+ */
+import type { Recorded } from '#eventstore';
+import { type Books, type Entry, postPayment, postSettlement } from '#ledger';
+import { paymentIdOf, toPaymentEvent, toSettlementEvent } from '#payments';
+import { notificationOf } from '#webhooks';
+
+export type Check = (holds: boolean, rule: string) => void;
+
+/** What the bank keeps of a payment that was charged, in cents; null: it was not. */
+export type KeptAtBank = (paymentId: string) => number | null;
+
+/**
+ * Every entry balances (the rules throw where one does not), the trial balance is 0, and what the books owe and earn by a payment is what the bank keeps of it:
+ * two ways from the same facts that share nothing but the log (A2, A4). Disputes and rejected settlements move the books and not this bank.
+ */
+export const auditLedger = (
+  streams: ReadonlyMap<string, readonly Recorded[]>,
+  settlement: readonly Recorded[],
+  kept: KeptAtBank,
+  check: Check,
+): void => {
+  let total = 0;
+  const add = (entries: readonly Entry[]) => {
+    for (const { postings } of entries) for (const { cents } of postings) total += cents;
+  };
+  const posted = (what: string, post: () => readonly Entry[]): readonly Entry[] => {
+    try {
+      return post();
+    } catch (error) {
+      check(false, `A4: ${what}: ${(error as Error).message}`);
+      return [];
+    }
+  };
+  for (const [stream, events] of streams) {
+    const paymentId = paymentIdOf(stream);
+    let books: Books = null;
+    const entries: Entry[] = [];
+    for (const recorded of events)
+      entries.push(
+        ...posted(recorded.type, () => {
+          const after = postPayment(paymentId, books, toPaymentEvent(recorded));
+          books = after.books;
+          return after.entries;
+        }),
+      );
+    add(entries);
+    if (events.some(({ type }) => type === 'PaymentDisputed' || type === 'SettlementRejected')) continue;
+    const owedAndEarned = entries
+      .flatMap(({ postings }) => postings)
+      .filter(({ account }) => account.startsWith('liabilities:agency:') || account.startsWith('revenue:'))
+      .reduce((sum, { cents }) => sum - cents, 0);
+    check(owedAndEarned === (kept(paymentId) ?? 0), `A4: the ledger has ${owedAndEarned} cents of a payment, the bank ${kept(paymentId) ?? 0}`);
+  }
+  for (const recorded of settlement) add(posted(recorded.type, () => postSettlement(toSettlementEvent(recorded))));
+  check(total === 0, `A4: the trial balance is ${total}`);
+};
+
+/** What is told of a payment sums to the money that staff returned, and no change of a dispute is told twice (C56, C57). `staffReturned`: at the bank. */
+export const auditNotifications = (
+  streams: ReadonlyMap<string, readonly Recorded[]>,
+  staffReturned: (paymentId: string) => number,
+  check: Check,
+): void => {
+  for (const [stream, events] of streams) {
+    const paymentId = paymentIdOf(stream);
+    const told = events.flatMap((recorded) => notificationOf(paymentId, toPaymentEvent(recorded)) ?? []);
+    const cents = told.reduce((sum, { type, data }) => sum + (type === 'payment.refunded' ? data.amountCents : 0), 0);
+    check(cents === staffReturned(paymentId), `C56: notifications tell of ${cents} cents, staff returned ${staffReturned(paymentId)}`);
+    const last = new Map<string, string>();
+    for (const { type, data } of told) {
+      if (type !== 'payment.disputed') continue;
+      const state = `${data.status} ${data.stage}`;
+      check(last.get(data.disputeId) !== state, 'C57: a dispute was told again without a change');
+      last.set(data.disputeId, state);
+    }
+  }
+};
