@@ -2,72 +2,17 @@
  * The list and its rebuild at size (`--payments N`, default 1,000,000): history is multiplied in the database from one real payment, then the product's own rebuild makes the
  * list of it, against one `create table as` over the same events; then every page is fetched over HTTP, and the last ones must cost no more than twice the first ones.
  */
-import { spawn } from 'node:child_process';
-import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import { caughtUp, multiply, rebuild } from './history.js';
 import { closedLoop } from './load.js';
 import { refuseWithoutFsync, printSettings } from './pgbench.js';
-import { createRequest, rssMib, startService, type BenchService } from './service.js';
+import { type BenchService, createRequest, startService } from './service.js';
 
 const PAGE = 100;
 const COMPARED_PAGES = 50;
-const OPERATOR = fileURLToPath(new URL('../apps/operator/main.js', import.meta.url));
 
 const { values } = parseArgs({ options: { payments: { type: 'string', default: '1000000' } } });
 const payments = Number(values.payments);
-
-/** Copies the newest payment's two events under new ids, `count` times, a millisecond apart, and moves the head. */
-const multiply = async ({ pool }: BenchService, count: number): Promise<void> => {
-  await pool.query('set jit = off');
-  await pool.query(
-    `with last as (select position from es.head),
-          model as (select * from es.events where stream_id = (select stream_id from es.events where type = 'PaymentCreated' order by position desc limit 1)),
-          streams as (select n, 'payment-' || gen_random_uuid() as stream_id from generate_series(1, $1::int) n)
-     insert into es.events (position, stream_id, revision, event_id, type, data, meta)
-     select last.position + (s.n - 1) * 2 + m.revision + 1, s.stream_id, m.revision, gen_random_uuid(), m.type, m.data,
-            jsonb_set(m.meta::jsonb, '{recordedAt}', to_jsonb(to_char('2026-01-01'::timestamptz + s.n * interval '1 ms', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')))::json
-     from streams s cross join model m cross join last`,
-    [count],
-  );
-  await pool.query('update es.head set position = (select max(position) from es.events)');
-  await pool.query('analyze es.events');
-};
-
-/** The live projection has the new events too: it must not compete with what is measured. */
-const caughtUp = async ({ pool }: BenchService): Promise<void> => {
-  for (;;) {
-    const { rows } = await pool.query<{ done: boolean }>(
-      `select position::numeric >= (select position from es.head) as done from projection_checkpoint where name = 'payment-list'`,
-    );
-    if (rows[0]?.done) return;
-    await new Promise((wake) => setTimeout(wake, 500));
-  }
-};
-
-/** Runs the command line's rebuild; its memory is sampled while it runs. */
-const rebuild = async (service: BenchService): Promise<{ seconds: number; events: number; peakMib: number }> => {
-  const started = performance.now();
-  const child = spawn(process.execPath, [OPERATOR, '--json', 'projections', 'rebuild', 'payment-list'], {
-    env: { ...process.env, DATA_DIR: service.dataDir, LOG_LEVEL: 'error' },
-    stdio: ['ignore', 'pipe', 'inherit'],
-  });
-  let output = '';
-  child.stdout.on('data', (chunk: Buffer) => (output += chunk.toString()));
-  let peakMib = 0;
-  const sampler = setInterval(
-    () =>
-      void rssMib(child.pid!).then(
-        (mib) => (peakMib = Math.max(peakMib, mib)),
-        () => undefined,
-      ),
-    250,
-  );
-  const code = await new Promise((done) => child.once('exit', done));
-  clearInterval(sampler);
-  if (code !== 0) throw new Error(`the rebuild failed: ${output}`);
-  const { events } = JSON.parse(output) as { events: number };
-  return { seconds: (performance.now() - started) / 1_000, events, peakMib };
-};
 
 const ceiling = async ({ pool }: BenchService): Promise<number> => {
   const started = performance.now();

@@ -1,0 +1,59 @@
+/** A history of any size, and its rebuild: what benchmarks at size have in common. */
+import { spawn } from 'node:child_process';
+import { fileURLToPath } from 'node:url';
+import { type BenchService, rssMib } from './service.js';
+
+const OPERATOR = fileURLToPath(new URL('../apps/operator/main.js', import.meta.url));
+
+/** Copies the newest payment's two events under new ids, `count` times, a millisecond apart, and moves the head. */
+export const multiply = async ({ pool }: BenchService, count: number): Promise<void> => {
+  await pool.query('set jit = off');
+  await pool.query(
+    `with last as (select position from es.head),
+          model as (select * from es.events where stream_id = (select stream_id from es.events where type = 'PaymentCreated' order by position desc limit 1)),
+          streams as (select n, 'payment-' || gen_random_uuid() as stream_id from generate_series(1, $1::int) n)
+     insert into es.events (position, stream_id, revision, event_id, type, data, meta)
+     select last.position + (s.n - 1) * 2 + m.revision + 1, s.stream_id, m.revision, gen_random_uuid(), m.type, m.data,
+            jsonb_set(m.meta::jsonb, '{recordedAt}', to_jsonb(to_char('2026-01-01'::timestamptz + s.n * interval '1 ms', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')))::json
+     from streams s cross join model m cross join last`,
+    [count],
+  );
+  await pool.query('update es.head set position = (select max(position) from es.events)');
+  await pool.query('analyze es.events');
+};
+
+/** Everything that follows the log has the new events too: it must not compete with what is measured. */
+export const caughtUp = async ({ pool }: BenchService): Promise<void> => {
+  for (;;) {
+    const { rows } = await pool.query<{ done: boolean }>(
+      `select bool_and(position <> '' and position::numeric >= (select position from es.head)) as done from projection_checkpoint`,
+    );
+    if (rows[0]?.done) return;
+    await new Promise((wake) => setTimeout(wake, 500));
+  }
+};
+
+/** Runs the command line's rebuild; its memory is sampled while it runs. */
+export const rebuild = async (service: BenchService): Promise<{ seconds: number; events: number; peakMib: number }> => {
+  const started = performance.now();
+  const child = spawn(process.execPath, [OPERATOR, '--json', 'projections', 'rebuild', 'payment-list'], {
+    env: { ...process.env, DATA_DIR: service.dataDir, LOG_LEVEL: 'error' },
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  let output = '';
+  child.stdout.on('data', (chunk: Buffer) => (output += chunk.toString()));
+  let peakMib = 0;
+  const sampler = setInterval(
+    () =>
+      void rssMib(child.pid!).then(
+        (mib) => (peakMib = Math.max(peakMib, mib)),
+        () => undefined,
+      ),
+    250,
+  );
+  const code = await new Promise((done) => child.once('exit', done));
+  clearInterval(sampler);
+  if (code !== 0) throw new Error(`the rebuild failed: ${output}`);
+  const { events } = JSON.parse(output) as { events: number };
+  return { seconds: (performance.now() - started) / 1_000, events, peakMib };
+};
