@@ -19,6 +19,7 @@ import {
   signedFields,
   textOf,
 } from '../support/checkout.js';
+import { eventually } from '../support/eventually.js';
 import { CARD, expiryIn, FEE, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
 
 const PUBLIC = 'https://pay.test';
@@ -223,6 +224,7 @@ describe('intake', () => {
       ['a card number in a line', { line_items: lines([{ amount_cents: 12_500, reference_id: '4242424242424242' }]) }, 'VALIDATION_ERROR'],
       ['a card number in state', { state: 'card 4242 4242 4242 4242' }, 'VALIDATION_ERROR'],
       ['a state too long', { state: 'x'.repeat(513) }, 'VALIDATION_ERROR'],
+      ['a card number in an address', { return_url: `${SHOP}/pay?card=4242424242424242` }, 'VALIDATION_ERROR'],
       ['a bad e-mail', { payer_email: 'nobody' }, 'VALIDATION_ERROR'],
       ['a bad language', { locale: 'en_US; drop' }, 'VALIDATION_ERROR'],
       ['a nonce too short', { nonce: 'x' }, 'VALIDATION_ERROR'],
@@ -645,6 +647,10 @@ describe('the guard of every route', () => {
     }
     expect((await payer().send('/checkout/error', { method: 'POST' })).status).toBe(405);
     expect((await payer().send(INTAKE)).status).toBe(405);
+    // A look at the headers neither opens nor leaves anything.
+    const { one, id } = await begun();
+    for (const path of ['', '/cancel', '/done']) expect((await one.send(`/checkout/${id}${path}`, { method: 'HEAD' })).status).toBe(405);
+    expect(await events(id)).toEqual(['CheckoutStarted']);
   });
   test('more time: an hour from now, for the form of this browser only', async () => {
     const { one, id } = await begun();
@@ -866,6 +872,28 @@ test('rate limits, where an operator turns them on: 429 with Retry-After, as a p
     expect((await one.send(INTAKE, { method: 'POST', body: formText(intakeOf(own)), headers: { 'x-forwarded-for': '1.2.3.4' } })).status).toBe(429);
   } finally {
     await limited.stop();
+  }
+}, 60_000);
+
+test('a database that is away: a page with a way back, nothing of what is inside; then it goes on', async () => {
+  const cut = await startService({ publicUrl: PUBLIC, cuttable: true });
+  try {
+    const own = await checkoutPortal(cut, await cut.account());
+    const one = new Payer(cut.urls[0]!, PUBLIC);
+    const id = await one.begin(intakeOf(own));
+    const form = { ...formOf((await one.send(`/checkout/${id}`)).text), ...CARD_FORM };
+    cut.database!.cut();
+    const pay = await one.submit(id, form);
+    expect([pay.status, pay.headers['content-type']]).toEqual([500, 'text/html; charset=utf-8']);
+    expect(textOf(pay.text)).toContain('it knows whether you paid');
+    expect(pay.text).toContain(`href="/checkout/${id}"`);
+    expect(pay.text).not.toMatch(/4242|ECONN|postgres|stack/i);
+    expect((await one.intake(intakeOf(own))).location).toMatch(/^\/checkout\/error\?code=INTERNAL_ERROR&ref=/);
+    cut.database!.restore();
+    await eventually(async () => (await one.send(`/checkout/${id}`)).status === 200, { timeoutMs: 15_000 });
+    expect((await one.pay(id)).location).toBe(`/checkout/${id}/receipt`);
+  } finally {
+    await cut.stop();
   }
 }, 60_000);
 

@@ -20,8 +20,12 @@ export const CHECKOUT_SERVICES = Symbol('checkout services');
 export const INTAKE_PATH = '/api/v1/payer/intake';
 export const LINK_PATH = `${INTAKE_PATH}/link`;
 
+/** Whether a refusal is read by a payer: on the pages always; at the intake, where a wrong path or method is the slip of a program, only what the payer met. */
+export const isForPayers = (path: string, status: number): boolean =>
+  path === '/checkout' || path.startsWith('/checkout/') || ((path === INTAKE_PATH || path === LINK_PATH) && status !== 404 && status !== 405);
+
 /** Paths that a payer's browser asks for. */
-export const isPayerPath = (path: string): boolean => path === '/checkout' || path.startsWith('/checkout/') || path.startsWith('/api/v1/payer/');
+const isPayerPath = (path: string): boolean => path === '/checkout' || path.startsWith('/checkout/') || path.startsWith('/api/v1/payer/');
 
 /** checkout.md 6, word for word. `same-origin`, not `no-referrer`: the latter makes our own forms carry `Origin: null`. */
 const SECURITY_HEADERS = {
@@ -41,7 +45,12 @@ const HSTS = 'max-age=63072000; includeSubDomains';
 export const addSecurityHeaders = (fastify: FastifyInstance, publicUrl: string): void => {
   const headers = { ...SECURITY_HEADERS, ...(publicUrl.startsWith('https:') ? { 'strict-transport-security': HSTS } : {}) };
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
-    if (isPayerPath(request.url.split('?')[0]!)) void reply.headers(headers);
+    const path = request.url.split('?')[0]!;
+    if (!isPayerPath(path)) return done();
+    void reply.headers(headers);
+    // Some of our GETs open or leave a session; whoever only wants the headers of a page is no payer.
+    if (request.method === 'HEAD' && (path.startsWith('/checkout/') || path === LINK_PATH))
+      return void reply.status(405).header('allow', 'GET, POST').send();
     done();
   });
 };

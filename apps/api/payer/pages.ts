@@ -9,6 +9,7 @@ import { clientAddress } from './rate-limits.js';
 
 const STATUS: Readonly<Record<RefusedRequest, number>> = { notFound: 404, otherBrowser: 403, notFromHere: 403, tooMany: 429, failedInside: 500 };
 /** What a request id looks like; anything else is not repeated on a page. */
+const SESSION_PATH = /^\/checkout\/(cs_[\w-]{32})(?:[/?]|$)/;
 const REFERENCE = /^[\w.:-]{1,64}$/;
 
 @Injectable()
@@ -26,7 +27,9 @@ export class PayerPages {
   }
 
   refuse(request: FastifyRequest, reply: FastifyReply, what: RefusedRequest, portal: Portal | null = null, status = STATUS[what]): void {
-    sendPage(reply, status, render(Refused({ frame: this.frame(request, portal), what, reference: String(request.id) })));
+    // After a fault of ours the payer must find back: only that page knows whether he paid.
+    const checkoutId = what === 'failedInside' || what === 'notFromHere' ? (SESSION_PATH.exec(request.url)?.[1] ?? null) : null;
+    sendPage(reply, status, render(Refused({ frame: this.frame(request, portal), what, reference: String(request.id), checkoutId })));
   }
 
   /** Where an intake ends that may go nowhere else. */
@@ -59,7 +62,7 @@ export class PayerPages {
   /** What a payer sees where an API client would get the envelope: of a refusal of the transport, or of a fault of ours. */
   failed(request: FastifyRequest, reply: FastifyReply, status: number): void {
     const code: ErrorCode = status >= 500 ? 'INTERNAL_ERROR' : 'VALIDATION_ERROR';
-    if (request.url.startsWith(INTAKE_PATH) && status !== 404 && status !== 405) return redirect(reply, this.errorPath(code, request));
+    if (request.url.startsWith(INTAKE_PATH)) return redirect(reply, this.errorPath(code, request));
     this.refuse(request, reply, status >= 500 ? 'failedInside' : 'notFound', null, status);
   }
 }

@@ -39,7 +39,7 @@ const AddressField = (description: string) =>
   Field({
     schema: { type: 'string', format: 'uri', maxLength: MAX_ADDRESS_LENGTH, description },
     // Vetted against the allow-list elsewhere; here it only has to be one.
-    check: (value) => (typeof value === 'string' ? null : 'must be an address'),
+    check: (value) => (typeof value === 'string' ? cardInText(value) : 'must be an address'),
   });
 const PayerField = (max: number) => TextField({ optional: true, max, free: true });
 

@@ -270,11 +270,20 @@ interface RefusedProps {
   readonly frame: Frame;
   readonly what: RefusedRequest;
   readonly reference: string;
+  /** The session that the request was about, where it may go on. */
+  readonly checkoutId?: string | null;
 }
 
-export const Refused = ({ frame, what, reference }: RefusedProps) => {
+export const Refused = ({ frame, what, reference, checkoutId = null }: RefusedProps) => {
   const text = TEXTS[frame.locale];
   return (
-    <Message frame={frame} sign="stop" title={text[what]} paragraphs={[text[`${what}More`]]} fact={{ name: text.reference, value: reference }} />
+    <Message
+      frame={frame}
+      sign="stop"
+      title={text[what]}
+      paragraphs={[text[`${what}More`]]}
+      fact={{ name: text.reference, value: reference }}
+      way={checkoutId === null ? null : { href: `/checkout/${checkoutId}`, label: text.toPaymentPage }}
+    />
   );
 };

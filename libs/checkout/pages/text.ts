@@ -82,6 +82,7 @@ export interface Text {
   readonly tooManyMore: string;
   readonly failedInside: string;
   readonly failedInsideMore: string;
+  readonly toPaymentPage: string;
 }
 
 export const LOCALES = ['en', 'es'] as const;
@@ -194,6 +195,7 @@ const en: Text = {
   tooManyMore: 'Please wait a minute and try again.',
   failedInside: 'Something went wrong on our side',
   failedInsideMore: 'Please try again in a moment. If you had pressed Pay, go back to the payment page first: it knows whether you paid.',
+  toPaymentPage: 'Go to the payment page',
 };
 
 const es: Text = {
@@ -304,6 +306,7 @@ const es: Text = {
   tooManyMore: 'Espere un minuto e intente de nuevo.',
   failedInside: 'Algo falló de nuestro lado',
   failedInsideMore: 'Intente de nuevo en un momento. Si había pulsado Pagar, vuelva primero a la página de pago: ella sabe si usted pagó.',
+  toPaymentPage: 'Ir a la página de pago',
 };
 
 export const TEXTS: Readonly<Record<Locale, Text>> = { en, es };

@@ -55,20 +55,20 @@ export class ErrorsFilter implements ExceptionFilter {
       const allowed = allowedMethods(this.routes, request.url.split('?')[0]!);
       if (allowed.length > 0) {
         void reply.header('allow', allowed.join(', '));
-        if (this.pages?.covers(request)) return this.pages.send(request, reply, 405);
+        if (this.pages?.covers(request, 405)) return this.pages.send(request, reply, 405);
         sendAnswer(reply, errorAnswer(new ServiceError('VALIDATION_ERROR', `This path allows ${allowed.join(', ')} only.`, {}, { status: 405 })));
         return;
       }
     }
     const answer = answerFor(error, this.log, String(request.id));
-    if (this.pages?.covers(request)) return this.pages.send(request, reply, answer.status);
+    if (this.pages?.covers(request, answer.status)) return this.pages.send(request, reply, answer.status);
     sendAnswer(reply, answer);
   }
 }
 
 /** Answers for requests that a person's browser makes: a page instead of the envelope, under the same status. */
 export interface ErrorPages {
-  covers(request: FastifyRequest): boolean;
+  covers(request: FastifyRequest, status: number): boolean;
   send(request: FastifyRequest, reply: FastifyReply, status: number): void;
 }
 
