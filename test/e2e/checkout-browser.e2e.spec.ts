@@ -6,7 +6,7 @@ import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import type { BrowserContext, BrowserContextOptions, Page } from 'playwright-core';
-import { complaintsOf, type Sites, startBrowser, startSites, type TestBrowser } from '../support/browser.js';
+import { complaintsOf, installedChromium, type Sites, startBrowser, startSites, type TestBrowser } from '../support/browser.js';
 import { checkoutPortal, type Fields, formOf, intakeOf, type Portal, readReturn, signedFields } from '../support/checkout.js';
 import { eventually } from '../support/eventually.js';
 import { CARD, type Service, startService, type TestAccount } from '../support/service.js';
@@ -269,6 +269,20 @@ describe('money is taken once', () => {
       expect(await page.textContent('h1')).toBe('Payment cancelled');
       expect(await page.locator('#card_number').count()).toBe(0);
     }));
+  const back = installedChromium ? test : test.skip;
+  back(`Back after paid with a back/forward cache${installedChromium ? '' : ': not looked at, no whole Chromium is installed here'}`, async () => {
+    const whole = await startBrowser({ installed: installedChromium! });
+    try {
+      const page = await (await whole.context()).newPage();
+      await toPayPage(page);
+      await payWith(page, CARD.approved, '.receipt');
+      await page.goBack();
+      await eventually(async () => (await page.locator('.receipt').count()) === 1);
+      expect(await page.locator('#card_number').count()).toBe(0);
+    } finally {
+      await whole.close();
+    }
+  });
   test('Back to a page that asked anew for the card: history fills nothing of it in again', () =>
     inWindow(async (page) => {
       const path = await toPayPage(page);

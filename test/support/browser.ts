@@ -3,6 +3,7 @@
  * and a stranger as `evil.test`: three different sites, as in the world.
  */
 import { execFile } from 'node:child_process';
+import { existsSync } from 'node:fs';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer as createHttpsServer, type Server } from 'node:https';
 import type { IncomingMessage, ServerResponse } from 'node:http';
@@ -21,20 +22,28 @@ export interface TestBrowser {
   close(): Promise<void>;
 }
 
+/** A whole Chromium of this machine, which has a back/forward cache; the one from npm, a headless shell, has none. Undefined where none is installed. */
+export const installedChromium = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'].find((path) => existsSync(path));
+
 const UNPACK = `import('@sparticuz/chromium').then(({ default: chromium }) => chromium.executablePath()).then((path) => process.stdout.write(path))`;
+
+const unpacked = async (directory: string): Promise<string> => {
+  const { stdout } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', UNPACK], {
+    cwd: new URL('../../', import.meta.url).pathname,
+    env: { ...process.env, TMPDIR: directory },
+  });
+  return stdout;
+};
 
 /**
  * Unpacks Chromium into a directory of its own and starts it. The package knows the temp dir only, so a process of its own is told another: two runs at once
- * would write into the same file.
+ * would write into the same file. `installed`: that one instead.
  */
-export const startBrowser = async (): Promise<TestBrowser> => {
+export const startBrowser = async ({ installed }: { readonly installed?: string } = {}): Promise<TestBrowser> => {
   const directory = await mkdtemp(join(tmpdir(), 'payfold-chromium-'));
   const remove = () => rm(directory, { recursive: true, force: true });
   try {
-    const { stdout: executablePath } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', UNPACK], {
-      cwd: new URL('../../', import.meta.url).pathname,
-      env: { ...process.env, TMPDIR: directory },
-    });
+    const executablePath = installed ?? (await unpacked(directory));
     const browser = await chromium.launch({
       executablePath,
       args: ['--no-sandbox', '--host-resolver-rules=MAP *.test 127.0.0.1'],

@@ -129,7 +129,7 @@ export const Pay = ({ frame, page }: { readonly frame: Frame; readonly page: Pay
           <a href={`${path}/cancel`}>{text.cancelAndReturn(agency ?? '')}</a>
         </p>
       </form>
-      <form class="time" id="time" method="post" action={`${path}/extend`} data-until={page.expiresAt}>
+      <form class="time" id="time" method="post" action={`${path}/extend`}>
         <input type="hidden" name="attempt_id" value={page.attemptId} />
         <input type="hidden" name="csrf" value={page.token} />
         <p role="status">
