@@ -85,7 +85,7 @@ const clearLine = (error: unknown): string => {
   if (error instanceof AggregateError && error.errors.length > 0) return clearLine(error.errors[0]);
   if (!(error instanceof Error)) return String(error);
   const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
-  if (code === 'EADDRINUSE') return `port ${port} of ${address} is in use; set PORT, METRICS_PORT or SIMULATOR_PORT to a free one`;
+  if (code === 'EADDRINUSE') return `port ${port} of ${address} is in use; set PORT, AUDIT_PORT, METRICS_PORT or SIMULATOR_PORT to a free one`;
   if (code !== undefined && syscall !== undefined) return error.message;
   // Five characters are an SQLSTATE: the database's own words are clear enough, as are those of a store that is away.
   if (error.constructor === Error || error instanceof Unavailable || /^[0-9A-Z]{5}$/.test(code ?? '')) return error.message;

@@ -24,7 +24,14 @@ const MAIN = fileURLToPath(new URL('../apps/standalone/main.js', import.meta.url
 
 export const startService = async (options: { dataDir?: string; apiKey?: string; portalId?: string } = {}): Promise<BenchService> => {
   const dataDir = options.dataDir ?? (await mkdtemp(join(tmpdir(), 'payfold-bench-')));
-  const env = { ...process.env, DATA_DIR: dataDir, PORT: String(await freePort()), METRICS_PORT: String(await freePort()), LOG_LEVEL: 'error' };
+  const env = {
+    ...process.env,
+    DATA_DIR: dataDir,
+    PORT: String(await freePort()),
+    METRICS_PORT: String(await freePort()),
+    AUDIT_PORT: String(await freePort()),
+    LOG_LEVEL: 'error',
+  };
   const started = performance.now();
   const child = spawn(process.execPath, ['--enable-source-maps', MAIN], { env, stdio: ['ignore', 'pipe', 'inherit'] });
   const lines: string[] = [];

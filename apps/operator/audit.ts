@@ -1,9 +1,11 @@
 /** `payfold audit`: the sealed log, its proofs, and whether the books are what the events say. */
 import { readFileSync, writeFileSync } from 'node:fs';
-import type { Command } from 'commander';
-import type { Check, Difference, DriftKind, DriftReport } from '#ledger';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { Argument, type Command, Option } from 'commander';
+import type { AuditKeyPorts, AuditRole, Check, Difference, DriftKind, DriftReport, PeriodPorts, ReportName } from '#ledger';
 import type { Services } from '../services.js';
-import { progressBar, table, type Terminal, UsageError, uuid } from './terminal.js';
+import { anyText, moment, operator, print, progressBar, table, type Terminal, UsageError, uuid } from './terminal.js';
 
 /** A seal that never ran reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -17,7 +19,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }) => {
         const all = await services();
-        const { verifyLog } = await import('#ledger');
+        const { verifyLog, verifyPeriods } = await import('#ledger');
         const sealing = await sealed(all);
         const bar = progressBar('events', Number((await all.projections.logSeal.status()).position ?? 0) || null);
         const log = await verifyLog({ ...all.seal, headFolder: all.seal.folder }, (events) => bar.update(events)).finally(() => bar.stop());
@@ -33,6 +35,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
           of('read models', ['list', 'settlement'], `the list and the settlement of ${drift.payments} payments equal their replay`),
           of('journal', ['journal', 'amounts'], `${drift.entries} entries equal their replay`),
           of('books', ['books'], 'they sum to 0'),
+          await verifyPeriods(all.seal),
         ]);
       }),
     );
@@ -93,14 +96,167 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         ]);
       }),
     );
+
+  audit
+    .command('close-period')
+    .description('close the books to a time: from now on nothing is booked before it; its trial balance is recorded and a head signed')
+    .requiredOption('--to <time>', 'end of the period, exclusive', moment)
+    .option('--by <name>', 'who decides', anyText, operator())
+    .action(
+      action(
+        async ({ services }, { to, by }: { to: string; by: string }) => {
+          const all = await services();
+          const { closePeriod, signLog } = await import('#ledger');
+          const balance = await closePeriod(periodPorts(all), to, by);
+          const checks = await sealed(all);
+          const signed = await signLog(all.seal);
+          const detail = `closed to ${to}: ${balance.entries} entries, digest ${balance.digest}`;
+          const { position, size, root } = signed!.head;
+          return reported({ position, size, root: root.toString('base64') }, [...checks, { name: 'period', ok: true, detail }]);
+        },
+        { asks: ({ to }: { to: string }) => `Nothing can be booked before ${to} any more.` },
+      ),
+    );
+
+  audit
+    .command('pack')
+    .description('write the evidence of a period into a new folder: reports, journal, events with proofs, drift, exceptions, manifest, verifier')
+    .requiredOption('--from <time>', 'begin of the period', moment)
+    .requiredOption('--to <time>', 'end of the period, exclusive', moment)
+    .requiredOption('--out <folder>', 'folder to make')
+    .action(
+      action(async ({ services }, { from, to, out }: { from: string; to: string; out: string }) => {
+        const all = await services();
+        const { writePack } = await import('#ledger');
+        const checks = await sealed(all);
+        await allCaughtUp(all);
+        const verifier = fileURLToPath(new URL('../../../apps/operator/verify.mjs', import.meta.url));
+        const { version } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
+        const pack = await writePack({ ...all.seal, db: all.pool }, { from, to, out, version, verifier });
+        const { position, size, root, files, drift } = pack;
+        return reported({ position, size, root }, [
+          ...checks,
+          { name: 'drift', ok: drift.differences.length === 0, detail: `${drift.differences.length} differences over ${drift.payments} payments` },
+          { name: 'pack', ok: true, detail: `${files.length} files in ${out}; check them with: node ${join(out, 'verify.mjs')} pack ${out}` },
+        ]);
+      }),
+    );
+
+  audit
+    .command('export')
+    .description('write one report to stdout')
+    .addArgument(new Argument('<report>', 'which').choices(REPORT_NAMES))
+    .addOption(new Option('--format <format>', 'what to write').choices(['csv', 'ndjson']).default('csv'))
+    .option('--from <time>', 'from a time on', moment)
+    .option('--to <time>', 'before a time', moment)
+    .option('--as-of <time>', 'as it was known at a time (reports over the journal)', moment)
+    .option('--after <place>', 'go on after a place, as the manifest on stderr names it')
+    .action(
+      action(async ({ services }, name: ReportName, { format, from = null, to = null, asOf = null, after = null }: ExportOptions) => {
+        const all = await services();
+        await allCaughtUp(all);
+        const { reportText } = await import('#ledger');
+        const said = { rows: 0, totals: {} as Record<string, number>, after };
+        for await (const piece of reportText({ store: all.store, db: all.pool }, name, format, { from, to, asOf, after }, said)) await print(piece);
+        process.stderr.write(`${JSON.stringify({ report: name, ...said })}\n`);
+        return { json: null, text: '', printed: true };
+      }),
+    );
+
+  const keys = audit.command('keys').description('read-only keys for /audit/v1');
+  keys
+    .command('issue')
+    .description('issue a key; it is shown once')
+    .requiredOption('--name <name>', 'whose it is')
+    .addOption(new Option('--role <role>', 'what it may read').choices(['finance', 'auditor']).makeOptionMandatory())
+    .action(
+      action(async ({ services }, { name, role }: { name: string; role: AuditRole }) => {
+        const all = await services();
+        const { issueAuditKey } = await import('#ledger');
+        const { position, keyId, auditKey } = await issueAuditKey(keyPorts(all), { name, role }, { type: 'operator', id: operator() });
+        await all.projections.auditKeys.runUntil(position, { timeoutMs: KEY_MS });
+        return { json: { keyId, auditKey, name, role }, text: `${auditKey}\n\nIt is shown this once (key ${keyId}, ${role}).` };
+      }),
+    );
+  keys
+    .command('list')
+    .description('keys, without their secrets')
+    .action(
+      action(async ({ services }) => {
+        const all = await services();
+        const head = await all.store.head();
+        if (head !== null) await all.projections.auditKeys.runUntil(head, { timeoutMs: KEY_MS });
+        const { listAuditKeys } = await import('#ledger');
+        const rows = await listAuditKeys(all.pool);
+        return {
+          json: rows,
+          text: table(
+            ['KEY', 'NAME', 'ROLE', 'ISSUED', 'REVOKED'],
+            rows.map((row) => [row.keyId, row.name, row.role, row.issuedAt, row.revokedAt ?? '']),
+          ),
+        };
+      }),
+    );
+  keys
+    .command('revoke')
+    .description('end a key; the next request with it is refused')
+    .argument('<key>', 'key id', uuid)
+    .action(
+      action(
+        async ({ services }, keyId: string) => {
+          const all = await services();
+          const { revokeAuditKey, listAuditKeys } = await import('#ledger');
+          const position = await revokeAuditKey(keyPorts(all), keyId, { type: 'operator', id: operator() });
+          await all.projections.auditKeys.runUntil(position, { timeoutMs: KEY_MS });
+          const row = (await listAuditKeys(all.pool)).find((one) => one.keyId === keyId)!;
+          return { json: row, text: `${keyId} is revoked` };
+        },
+        { asks: (keyId: string) => `Audit key ${keyId} stops working.` },
+      ),
+    );
+};
+
+const KEY_MS = 30_000;
+/** Named here, so that help and wrong usage need not load the ledger; the spec of the command line compares them. */
+const REPORT_NAMES: readonly ReportName[] = ['payments', 'transactions', 'reversals', 'fees', 'payable', 'batches', 'disputes', 'open', 'trial-balance', 'attempts', 'webhooks', 'staff-actions']; // prettier-ignore
+
+interface ExportOptions {
+  readonly format: 'csv' | 'ndjson';
+  readonly from?: string | null;
+  readonly to?: string | null;
+  readonly asOf?: string | null;
+  readonly after?: string | null;
+}
+
+const keyPorts = ({ store, pool, clock, ids, keys, config: { environment } }: Services): AuditKeyPorts => ({
+  store,
+  db: pool,
+  clock,
+  ids,
+  keys,
+  environment,
+});
+
+export const periodPorts = ({ store, pool, clock, ids, projections }: Services): PeriodPorts => ({
+  store,
+  db: pool,
+  clock,
+  ids,
+  journalReached: (position) => projections.journal.runUntil(position, { timeoutMs: CATCH_UP_MS }),
+});
+
+/** Brings the read models that reports read up to everything that has been appended. */
+const allCaughtUp = async ({ store, projections }: Services): Promise<void> => {
+  const head = await store.head();
+  const { paymentList, paymentRegister, journal, exceptions } = projections;
+  if (head !== null)
+    for (const projection of [paymentList, paymentRegister, journal, exceptions]) await projection.runUntil(head, { timeoutMs: CATCH_UP_MS });
 };
 
 /** Brings the read models up to everything that has been appended, and compares them. */
 const driftOf = async (all: Services, streams: number | null): Promise<DriftReport> => {
   const { findDrift } = await import('#ledger');
-  const head = await all.store.head();
-  const { paymentList, paymentRegister, journal } = all.projections;
-  if (head !== null) for (const projection of [paymentList, paymentRegister, journal]) await projection.runUntil(head, { timeoutMs: CATCH_UP_MS });
+  await allCaughtUp(all);
   const { rows } = await all.pool.query<{ count: string }>('select count(*) as count from journal_payment');
   const bar = progressBar('payments', Number(rows[0]!.count));
   try {

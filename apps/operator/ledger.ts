@@ -1,9 +1,10 @@
 /** `payfold ledger`: balances of the books, and the journal as text for other tools. */
 import { type Command, Option } from 'commander';
-import { decimal } from '#kernel';
+import { decimal, timestamp } from '#kernel';
 import type { JournalFormat, JournalPlace } from '#ledger';
 import type { Services } from '../services.js';
-import { moment, print, table, type Terminal, UsageError } from './terminal.js';
+import { periodPorts } from './audit.js';
+import { moment, print, table, type Terminal, UsageError, wholeNumber } from './terminal.js';
 
 /** A journal that never ran reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -55,7 +56,40 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
         return { json: null, text: '', printed: true };
       }),
     );
+
+  ledger
+    .command('adjust')
+    .description('post an adjustment by hand: one account is debited, another credited')
+    .requiredOption('--debit <account>', 'account of the chart')
+    .requiredOption('--credit <account>', 'account of the chart')
+    .requiredOption('--amount-cents <cents>', 'how much', wholeNumber)
+    .option('--effective-at <time>', 'when it took effect; now otherwise', moment)
+    .requiredOption('--reason <reason>', 'why; for the record')
+    .requiredOption('--by <name>', 'who decides')
+    .action(
+      action(async ({ services, clock }, { debit, credit, amountCents: cents, effectiveAt, reason, by }: AdjustOptions) => {
+        const all = await services();
+        const { adjustBooks } = await import('#ledger');
+        const { refuseStaffText } = await import('#payments');
+        refuseStaffText('reason', reason);
+        const postings = [
+          { account: debit, cents },
+          { account: credit, cents: -cents },
+        ];
+        const adjustmentId = await adjustBooks(periodPorts(all), { postings, effectiveAt: effectiveAt ?? timestamp(clock.now()), reason, by });
+        return { json: { adjustmentId, postings }, text: `adjustment ${adjustmentId}` };
+      }),
+    );
 };
+
+interface AdjustOptions {
+  readonly debit: string;
+  readonly credit: string;
+  readonly amountCents: number;
+  readonly effectiveAt?: string;
+  readonly reason: string;
+  readonly by: string;
+}
 
 /** Brings the journal up to everything that has been appended; resolves with the place that it stands at. */
 export const journalCaughtUp = async ({ store, projections }: Services): Promise<string | null> => {

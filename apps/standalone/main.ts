@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { Administration, createSandboxDefaults, type SandboxDefaults } from '#accounts';
 import { type Config, type EmbeddedPostgres, type Logger, startEmbeddedPostgres } from '#platform';
 import { createApi } from '../api/api.js';
+import { createAudit } from '../audit/audit.js';
 import { createMetrics, drained, LINGER_MS, runRole, type Running } from '../lifecycle.js';
 import { tryLockDataDir } from '../data-dir.js';
 import { openKeys, openServices, type Services } from '../services.js';
@@ -44,8 +45,12 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
     const url = await api.listen(config.port, config.host);
     stops.push(() => drained(api.close(LINGER_MS)));
 
+    const audit = await createAudit(services);
+    const auditUrl = await audit.listen(config.auditPort, config.auditHost);
+    stops.push(() => drained(audit.close()));
+
     const runtime = join(config.dataDir, 'runtime.json');
-    await writeFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, databaseUrl, simulatorUrl }), { mode: 0o600 });
+    await writeFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, auditUrl, databaseUrl, simulatorUrl }), { mode: 0o600 });
     stops.push(() => rm(runtime, { force: true }));
     if (first) process.stdout.write(welcome(url, first));
     process.stdout.write(`ready ${url}\n`);

@@ -679,6 +679,18 @@ export const projectionStatus = async (of: {
   };
 };
 
+/** Where a projection stands against the head, without what it costs to say how old its oldest event is. */
+export const projectionPlace = async (
+  store: EventStore,
+  pool: Queryable,
+  name: string,
+): Promise<{ readonly position: Position | null; readonly head: Position | null; readonly lagEvents: number | null }> => {
+  const { rows } = await pool.query<{ position: string }>('select position from projection_checkpoint where name = $1', [name]);
+  const position = asPosition(rows[0]?.position ?? '');
+  const head = await store.head();
+  return { position, head, lagEvents: head !== null && (position === null || position < head) ? eventsBetween(position, head) : 0 };
+};
+
 /** Positions of one number have no gaps (Postgres, memory), so they count events; KurrentDB's are byte offsets. */
 const eventsBetween = (position: Position | null, head: Position): number | null =>
   /^\d+$/.test(head) && /^\d*$/.test(position ?? '') ? Number(BigInt(head) - BigInt(position ?? 0)) : null;

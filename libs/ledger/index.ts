@@ -14,3 +14,6 @@ export * from './replay.js';
 export * from './audit-key.js';
 export * from './matching.js';
 export * from './settlement-file.js';
+export * from './exports.js';
+export * from './pack.js';
+export * from './periods.js';

@@ -45,6 +45,9 @@ export interface Config {
   /** Time of day, UTC, at which the simulator closes its batches; null: only when it is told to. */
   readonly simulatorBatchClose: string | null;
   readonly metricsPort: number;
+  /** Where `/audit/v1` listens: a place of its own, loopback unless an operator says otherwise. */
+  readonly auditHost: string;
+  readonly auditPort: number;
   readonly publicUrl: string;
   readonly logLevel: 'fatal' | 'error' | 'warn' | 'info' | 'debug' | 'silent';
   readonly masterKeyFile: string;
@@ -170,6 +173,8 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     simulatorPort: port('SIMULATOR_PORT', 0),
     simulatorBatchClose: timeOfDay('SIMULATOR_BATCH_CLOSE', '05:00'),
     metricsPort: port('METRICS_PORT', 9464),
+    auditHost: text('AUDIT_HOST', '127.0.0.1'),
+    auditPort: port('AUDIT_PORT', 3001),
     publicUrl,
     logLevel: oneOf('LOG_LEVEL', ['fatal', 'error', 'warn', 'info', 'debug', 'silent'], 'info'),
     masterKeyFile: resolve(env.MASTER_KEY_FILE || `${dataDir}/master.key`),

@@ -165,6 +165,7 @@ const environment = (dataDir: DataDir, env: Environment): NodeJS.ProcessEnv => (
   // Any free port: nothing here may meet a service that somebody runs on this machine.
   PORT: '0',
   METRICS_PORT: '0',
+  AUDIT_PORT: '0',
   // No batch closes in the middle of a spec only because it is five o'clock.
   SIMULATOR_BATCH_CLOSE: 'off',
   DATA_DIR: dataDir.data,

@@ -1,0 +1,343 @@
+/** `/audit/v1/*`: what finance tools, reconciliation jobs and auditors read. Nothing here changes anything. Every answer says how far the ledger had come. */
+import {
+  type CanActivate,
+  Controller,
+  createParamDecorator,
+  type ExecutionContext,
+  Get,
+  Inject,
+  Injectable,
+  Param,
+  Query,
+  Res,
+  UseGuards,
+} from '@nestjs/common';
+import { ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } from '@nestjs/swagger';
+import { once } from 'node:events';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import { projectionPlace } from '#eventstore';
+import { AuthenticationError, isUuid, ServiceError } from '#kernel';
+import {
+  type AuditCaller,
+  authenticateAudit,
+  balances,
+  bookSumCents,
+  batchesAsOf,
+  driftFound,
+  exceptionRows,
+  EXCEPTIONS,
+  isReport,
+  JOURNAL,
+  journalPage,
+  listAsOf,
+  paymentAsOf,
+  REPORTS,
+  reportOf,
+  reportText,
+  timeline,
+} from '#ledger';
+import { PAYMENT_LIST, PAYMENT_REGISTER, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
+import { headerLines, sendAnswer, successAnswer, validationError } from '#platform/http';
+import { instantOf } from '../api/partner/requests.js';
+import { ErrorEnvelope } from '../api/partner/resources.js';
+import type { Services } from '../services.js';
+
+export const AUDITED = Symbol('audited services');
+
+type AuditRequest = FastifyRequest & { auditor?: AuditCaller };
+
+@Injectable()
+export class AuditGuard implements CanActivate {
+  constructor(@Inject(AUDITED) private readonly services: Services) {}
+
+  async canActivate(context: ExecutionContext): Promise<boolean> {
+    const request = context.switchToHttp().getRequest<AuditRequest>();
+    const { pool, keys, config } = this.services;
+    request.auditor = await authenticateAudit(headerLines(request.raw.rawHeaders, 'authorization'), {
+      db: pool,
+      keys,
+      environment: config.environment,
+    });
+    return true;
+  }
+}
+
+const AuditorOf = createParamDecorator(
+  (_: unknown, context: ExecutionContext): AuditCaller => context.switchToHttp().getRequest<AuditRequest>().auditor!,
+);
+
+const LEDGER_HEADERS = {
+  'Ledger-Position': { description: 'Place in the log up to which the answer is complete', schema: { type: 'string' as const } },
+  'Ledger-Lag': { description: 'Events after it; 0: everything that had happened when the request arrived', schema: { type: 'string' as const } },
+};
+/** Documents an answer: the envelope around an object with these fields. */
+const Answers =
+  (fields: Record<string, object>): MethodDecorator =>
+  (target, property, descriptor) => {
+    ApiResponse({
+      status: 200,
+      headers: LEDGER_HEADERS,
+      schema: {
+        type: 'object',
+        required: ['success', 'data'],
+        properties: {
+          success: { type: 'boolean', enum: [true] },
+          data: { type: 'object', required: Object.keys(fields), properties: fields },
+        },
+      },
+    })(target, property, descriptor);
+    for (const status of [400, 401, 403, 404, 500]) ApiResponse({ status, type: ErrorEnvelope })(target, property, descriptor);
+  };
+const TEXT = { type: 'string' };
+const OBJECT = { type: 'object' };
+const LIST = { type: 'array', items: OBJECT };
+const AsOf = () =>
+  ApiQuery({ name: 'asOf', required: false, description: 'As it was known then: RFC 3339 with offset, or a day', schema: { type: 'string' } });
+const Text = (name: string, description = '') => ApiQuery({ name, required: false, description, schema: { type: 'string' } });
+
+const MAX_ROWS = 1_000;
+const DEFAULT_ROWS = 100;
+
+type Values = Readonly<Record<string, unknown>>;
+
+/** The parameters that an endpoint knows, each at most once, as text. */
+const known = <Name extends string>(query: Values, ...names: readonly Name[]): Partial<Record<Name, string>> => {
+  const faults = Object.entries(query).flatMap(([field, value]) => {
+    if (!names.includes(field as Name)) return [{ field, message: 'is no parameter here' }];
+    return typeof value === 'string' ? [] : [{ field, message: 'must be given once' }];
+  });
+  if (faults.length > 0) throw validationError(faults);
+  return query as Partial<Record<Name, string>>;
+};
+const fault = (field: string, message: string) => validationError([{ field, message }]);
+const time = (field: string, value: string | undefined): string | null => {
+  if (value === undefined) return null;
+  const instant = instantOf(value);
+  if (instant === null) throw fault(field, 'must be RFC 3339 with offset, or YYYY-MM-DD');
+  return new Date(instant).toISOString();
+};
+const uuid = (field: string, value: string | undefined): string | null => {
+  if (value === undefined) return null;
+  if (!isUuid(value)) throw fault(field, 'must be a UUID');
+  return value.toLowerCase();
+};
+const count = (value: string | undefined): number => {
+  if (value === undefined) return DEFAULT_ROWS;
+  if (!/^[1-9]\d{0,3}$/.test(value) || Number(value) > MAX_ROWS) throw fault('limit', `must be 1 to ${MAX_ROWS}`);
+  return Number(value);
+};
+const paymentIdOf = (id: string): string => {
+  if (!isUuid(id)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
+  return id.toLowerCase();
+};
+
+@UseGuards(AuditGuard)
+@ApiSecurity('auditKey')
+@ApiTags('Audit')
+@Controller('audit/v1')
+export class AuditController {
+  constructor(@Inject(AUDITED) private readonly services: Services) {}
+
+  @Get('payments/:id')
+  @ApiOperation({ summary: 'A payment, now or as it was', operationId: 'auditPayment' })
+  @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
+  @AsOf()
+  @Text('revision', 'After its event of this number, from 0')
+  @Text('position', 'At this place of the log')
+  @Answers({ payment: OBJECT, revision: { type: 'integer' }, position: TEXT })
+  async payment(@Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { asOf, revision, position } = known(query, 'asOf', 'revision', 'position');
+    if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw fault('revision', 'must be a whole number');
+    // Folded from its own stream, which nothing lags behind.
+    await this.complete(reply);
+    const until = { asOf: time('asOf', asOf) ?? undefined, revision: revision === undefined ? undefined : BigInt(revision), position };
+    sendAnswer(reply, successAnswer(await paymentAsOf(this.services.store, paymentIdOf(id), until)));
+  }
+
+  @Get('payments/:id/timeline')
+  @ApiOperation({ summary: 'Every event of a payment: who, when, under which rules, with the gateway’s evidence', operationId: 'auditTimeline' })
+  @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
+  @AsOf()
+  @Answers({ events: LIST })
+  async timeline(@Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { asOf } = known(query, 'asOf');
+    await this.complete(reply);
+    sendAnswer(reply, successAnswer({ events: await timeline(this.services.store, paymentIdOf(id), { asOf: time('asOf', asOf) ?? undefined }) }));
+  }
+
+  @Get('payments')
+  @ApiOperation({ summary: 'Payments of all accounts, now or as they were, newest first', operationId: 'auditPayments' })
+  @AsOf()
+  @Text('accountId')
+  @Text('portalId')
+  @Text('from')
+  @Text('to')
+  @Text('status')
+  @Text('cursor')
+  @Text('limit')
+  @Answers({ payments: LIST, nextCursor: { type: ['string', 'null'] } })
+  async payments(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { asOf, accountId, portalId, from, to, status, cursor, limit } = known(
+      query,
+      'asOf',
+      'accountId',
+      'portalId',
+      'from',
+      'to',
+      'status',
+      'cursor',
+      'limit',
+    );
+    if (status !== undefined && !PAYMENT_STATUSES.includes(status as PaymentStatus))
+      throw fault('status', `must be one of ${PAYMENT_STATUSES.join(', ')}`);
+    await this.standing(reply, PAYMENT_LIST);
+    const { payments, next } = await listAsOf(
+      { store: this.services.store, db: this.services.pool },
+      {
+        asOf: time('asOf', asOf),
+        accountId: uuid('accountId', accountId),
+        portalId: uuid('portalId', portalId),
+        from: time('from', from),
+        to: time('to', to),
+        status: (status as PaymentStatus | undefined) ?? null,
+        after: cursor === undefined ? null : openCursor(cursor),
+        limit: count(limit),
+      },
+    );
+    sendAnswer(reply, successAnswer({ payments, nextCursor: next && Buffer.from(`${next.createdAt} ${next.id}`).toString('base64url') }));
+  }
+
+  @Get('ledger/balances')
+  @ApiOperation({ summary: 'Balances of all accounts of the books', operationId: 'auditBalances' })
+  @AsOf()
+  @Text('effectiveTo', 'Only what had taken effect before then')
+  @Answers({ accounts: LIST, sumCents: { type: 'integer' } })
+  async balances(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { asOf, effectiveTo } = known(query, 'asOf', 'effectiveTo');
+    await this.standing(reply, JOURNAL);
+    const accounts = await balances(this.services.pool, { asOf: time('asOf', asOf), effectiveTo: time('effectiveTo', effectiveTo) });
+    sendAnswer(reply, successAnswer({ accounts, sumCents: bookSumCents(accounts) }));
+  }
+
+  @Get('ledger/journal')
+  @ApiOperation({ summary: 'Entries of the journal after a place, in the order of the log', operationId: 'auditJournal' })
+  @Text('after', '`next` of the page before')
+  @Text('from', 'Booked from then on')
+  @Text('to', 'Booked before then')
+  @Text('limit')
+  @Answers({ entries: LIST, next: { type: ['string', 'null'] } })
+  async journal(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { after, from, to, limit } = known(query, 'after', 'from', 'to', 'limit');
+    const [, position = '', number = '-1'] = /^([\d:]{0,41})\/(\d{1,6})$/.exec(after ?? '') ?? [];
+    if (after !== undefined && position === '') throw fault('after', 'must be the next of a page before');
+    const until = await this.standing(reply, JOURNAL);
+    const size = count(limit);
+    const place = { position, number: Number(number) };
+    const entries = until === null ? [] : await journalPage(this.services.pool, place, { from: time('from', from), to: time('to', to), until }, size);
+    const last = entries.length === size ? entries.at(-1)! : null;
+    sendAnswer(reply, successAnswer({ entries, next: last && `${last.position}/${last.number}` }));
+  }
+
+  @Get('drift')
+  @ApiOperation({ summary: 'What the continuous comparison of replay, list, journal and settlement has found', operationId: 'auditDrift' })
+  @Answers({ payments: { type: 'integer' }, completedAt: { type: ['string', 'null'] }, differences: LIST })
+  async drift(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    known(query);
+    await this.standing(reply, JOURNAL);
+    sendAnswer(reply, successAnswer(await driftFound(this.services.pool)));
+  }
+
+  @Get('exceptions')
+  @ApiOperation({ summary: 'Exceptions of settlement', operationId: 'auditExceptions' })
+  @Text('status', 'opened, assigned, explained or resolved')
+  @Answers({ exceptions: LIST })
+  async exceptions(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { status } = known(query, 'status');
+    await this.standing(reply, EXCEPTIONS);
+    const rows = await exceptionRows(this.services.pool, { status: status ?? null, now: this.services.clock.now() });
+    sendAnswer(reply, successAnswer({ exceptions: rows }));
+  }
+
+  @Get('batches')
+  @ApiOperation({ summary: 'Settlement batches, now or as they were known', operationId: 'auditBatches' })
+  @AsOf()
+  @Answers({ batches: LIST })
+  async batches(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { asOf } = known(query, 'asOf');
+    await this.standing(reply, PAYMENT_REGISTER);
+    sendAnswer(reply, successAnswer({ batches: await batchesAsOf(this.services.pool, time('asOf', asOf), this.services.clock.now()) }));
+  }
+
+  @Get('exports/:report')
+  @ApiOperation({ summary: `A report as a stream: ${Object.keys(REPORTS).join(', ')}`, operationId: 'auditExport' })
+  @ApiParam({ name: 'report', schema: { type: 'string', enum: Object.keys(REPORTS) } })
+  @Text('format', 'csv (the default) or ndjson')
+  @Text('from')
+  @Text('to')
+  @AsOf()
+  @Text('after', 'Go on after a place, as the trailer Export-After named it')
+  @ApiResponse({
+    status: 200,
+    description: 'Rows; trailers Export-Rows and Export-After say that it is whole',
+    headers: LEDGER_HEADERS,
+    content: { 'text/csv': {}, 'application/x-ndjson': {} },
+  })
+  @ApiResponse({ status: 400, type: ErrorEnvelope })
+  @ApiResponse({ status: 401, type: ErrorEnvelope })
+  @ApiResponse({ status: 403, type: ErrorEnvelope })
+  async export(@AuditorOf() caller: AuditCaller, @Param('report') report: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { format = 'csv', from, to, asOf, after = null } = known(query, 'format', 'from', 'to', 'asOf', 'after');
+    if (!isReport(report)) throw fault('report', `must be one of ${Object.keys(REPORTS).join(', ')}`);
+    if (format !== 'csv' && format !== 'ndjson') throw fault('format', 'must be csv or ndjson');
+    if (reportOf(report).auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
+    const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after };
+    await this.standing(reply, report === 'payments' || report === 'reversals' || report === 'open' ? PAYMENT_LIST : JOURNAL);
+    const { store, pool } = this.services;
+    const said = { rows: 0, totals: {} as Record<string, number>, after };
+    const pieces = reportText({ store, db: pool }, report, format, asked, said);
+    // What is wrong with the question shows with the first piece, while it can still be answered by a status.
+    const first = await pieces.next();
+    const headers = reply.getHeaders() as Record<string, string>;
+    reply.hijack();
+    const { raw } = reply;
+    raw.writeHead(200, {
+      ...headers,
+      'content-type': format === 'csv' ? 'text/csv; charset=utf-8; header=present' : 'application/x-ndjson',
+      trailer: 'Export-Rows, Export-After',
+    });
+    try {
+      for (let piece = first; !piece.done; piece = await pieces.next()) {
+        if (raw.destroyed) return;
+        if (!raw.write(piece.value)) await Promise.race([once(raw, 'drain'), once(raw, 'close')]);
+      }
+      raw.addTrailers({ 'Export-Rows': String(said.rows), 'Export-After': said.after ?? '' });
+      raw.end();
+    } catch (error) {
+      this.services.log.error({ err: error, report }, 'an export broke off');
+      // Without its trailer, and its last chunk, nobody takes it for whole.
+      raw.destroy();
+    } finally {
+      await pieces.return();
+    }
+  }
+
+  /** An answer from the streams themselves: nothing lags. */
+  private async complete(reply: FastifyReply): Promise<void> {
+    void reply.header('ledger-position', (await this.services.store.head()) ?? '').header('ledger-lag', '0');
+  }
+
+  /** Says where a read model stands, as the answer is about to be read from it. */
+  private async standing(reply: FastifyReply, name: string): Promise<string | null> {
+    const { store, pool } = this.services;
+    const { position, head, lagEvents } = await projectionPlace(store, pool, name);
+    const lag = head === null || (position !== null && position >= head) ? '0' : lagEvents === null ? 'unknown' : String(lagEvents);
+    void reply.header('ledger-position', position ?? '').header('ledger-lag', lag);
+    return position;
+  }
+}
+
+const openCursor = (cursor: string): { createdAt: string; id: string } => {
+  const [, createdAt, id] = /^(\d{4}-\d{2}-\d{2}T[\d:.]{12}Z) ([0-9a-f-]{36})$/.exec(Buffer.from(cursor, 'base64url').toString()) ?? [];
+  if (createdAt === undefined || !isUuid(id) || Number.isNaN(Date.parse(createdAt))) throw fault('cursor', 'is not one of this list');
+  return { createdAt, id };
+};

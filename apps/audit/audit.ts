@@ -1,0 +1,65 @@
+/** The audit listener: `/audit/v1` on a port of its own, for finance tools and auditors, with its own OpenAPI document. Composition only. */
+import { type DynamicModule, Module } from '@nestjs/common';
+import { NestFactory } from '@nestjs/core';
+import type { NestFastifyApplication } from '@nestjs/platform-fastify';
+import { DocumentBuilder, SwaggerModule } from '@nestjs/swagger';
+import type { FastifyInstance } from 'fastify';
+import { createHttpAdapter, ErrorsFilter } from '#platform/http';
+import { API_VERSION } from '../api/openapi.js';
+import { ErrorEnvelope } from '../api/partner/resources.js';
+import type { Services } from '../services.js';
+import { AuditController, AUDITED, AuditGuard } from './audit.controller.js';
+
+@Module({})
+class AuditModule {
+  static of(services: Services): DynamicModule {
+    return { module: AuditModule, controllers: [AuditController], providers: [{ provide: AUDITED, useValue: services }, AuditGuard] };
+  }
+}
+
+export interface Audit {
+  readonly app: NestFastifyApplication;
+  listen(port: number, host: string): Promise<string>;
+  close(): Promise<void>;
+}
+
+export const createAudit = async (services: Services): Promise<Audit> => {
+  const { log, clock } = services;
+  const adapter = createHttpAdapter({ log, now: () => clock.now() });
+  const routes: { method: string; url: string }[] = [];
+  adapter.getInstance<FastifyInstance>().addHook('onRoute', ({ method, url }) => {
+    for (const one of [method].flat()) routes.push({ method: one, url });
+  });
+  const app = await NestFactory.create<NestFastifyApplication>(AuditModule.of(services), adapter, {
+    bodyParser: false,
+    logger: false,
+    abortOnError: false,
+  });
+  app.useGlobalFilters(new ErrorsFilter(log, routes));
+  const builder = new DocumentBuilder()
+    .setOpenAPIVersion('3.1.0')
+    .setTitle('Payfold audit')
+    .setDescription('Read-only: payments as they were, the books, settlement and its exceptions. Money is integer cents of USD.')
+    .setVersion(API_VERSION)
+    .addSecurity('auditKey', { type: 'apiKey', in: 'header', name: 'Authorization', description: '`AuditKey pa_…`, or the key alone' });
+  const document = SwaggerModule.createDocument(app, builder.build(), { extraModels: [ErrorEnvelope] });
+  SwaggerModule.setup('docs', app, document, {
+    jsonDocumentUrl: 'openapi.json',
+    yamlDocumentUrl: 'openapi.yaml',
+    customSiteTitle: 'Payfold audit API',
+  });
+  await app.init();
+  await adapter.getInstance<FastifyInstance>().ready();
+  return {
+    app,
+    listen: async (port, host) => {
+      await app.listen(port, host);
+      const { address, port: bound, family } = app.getHttpServer().address() as { address: string; port: number; family: string };
+      return `http://${family === 'IPv6' ? `[${address}]` : address}:${bound}`;
+    },
+    close: async () => {
+      app.getHttpServer().closeIdleConnections();
+      await app.close();
+    },
+  };
+};

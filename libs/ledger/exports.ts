@@ -1,0 +1,407 @@
+/**
+ * Reports for finance staff, reconciliation jobs and auditors, as pages of rows: each is read by key, so that it streams at constant memory and goes on where it
+ * broke off. `from` and `to` bound the time that belongs to the report (inclusive, exclusive); those over the journal know `asOf` too.
+ */
+import type { EventStore, Position } from '#eventstore';
+import { ServiceError, sumCents } from '#kernel';
+import { type Charged, isVisible, type Payment, statusOf, remaining } from '#payments';
+import type { Pool } from '#platform';
+import type { Cell } from './text.js';
+
+export interface ReportQuery {
+  /** RFC 3339; null: unbounded. */
+  readonly from: string | null;
+  readonly to: string | null;
+  /** What was known then; for reports over the journal. */
+  readonly asOf: string | null;
+  /** `after` of a page before. */
+  readonly after: string | null;
+}
+
+export interface ReportPorts {
+  readonly store: EventStore;
+  readonly db: Pool;
+}
+
+export interface ReportPage {
+  readonly rows: readonly (readonly Cell[])[];
+  /** Where to go on. */
+  readonly after: string;
+}
+
+interface Report {
+  readonly title: string;
+  readonly columns: readonly string[];
+  /** Of the cents columns, which a control total makes sense of. */
+  readonly totals: readonly string[];
+  /** Only for auditors. */
+  readonly auditorsOnly?: true;
+  pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
+}
+
+const PAGE_ROWS = 2_000;
+
+type Kind = 'text' | 'cents' | 'time' | 'day' | 'bool';
+type Column = readonly [name: string, kind: Kind, sql: string];
+
+const SPELLED: Readonly<Record<Kind, (sql: string) => string>> = {
+  text: (sql) => `(${sql})::text`,
+  cents: (sql) => `(${sql})::text`,
+  time: (sql) => `to_char(${sql}, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')`,
+  day: (sql) => `(${sql})::date::text`,
+  bool: (sql) => `(${sql})::text`,
+};
+const parsed = (kind: Kind, value: string | null): Cell =>
+  value === null ? null : kind === 'cents' ? Number(value) : kind === 'bool' ? value === 'true' : value;
+
+/** Rows of one statement, a page at a time, from a cursor: it is planned and sorted once, and this process holds one page. */
+const cursorPages = async function* <Row>(db: Pool, query: { text: string; values: unknown[] }): AsyncGenerator<Row[], void, void> {
+  const client = await db.connect();
+  let broken = true;
+  try {
+    await client.query('begin read only');
+    await client.query('set local statement_timeout = 0');
+    await client.query(`declare report no scroll cursor for ${query.text}`, query.values);
+    for (;;) {
+      const { rows } = await client.query({ text: `fetch ${PAGE_ROWS} from report`, rowMode: 'array' } as { text: string });
+      if (rows.length === 0) break;
+      yield rows as Row[];
+    }
+    await client.query('commit');
+    broken = false;
+  } finally {
+    // A reader that left in the middle leaves a transaction behind; its connection goes with it.
+    client.release(broken);
+  }
+};
+
+const afterOf = (key: readonly string[]): string => Buffer.from(JSON.stringify(key)).toString('base64url');
+const keyOf = (after: string, length: number): readonly string[] => {
+  try {
+    const key = JSON.parse(Buffer.from(after, 'base64url').toString()) as unknown;
+    if (Array.isArray(key) && key.length === length && key.every((part) => typeof part === 'string')) return key;
+  } catch {
+    // not one of ours
+  }
+  throw new ServiceError('VALIDATION_ERROR', 'after is not a place of this report.');
+};
+
+type Key = readonly [sql: string, type: 'text' | 'uuid' | 'date' | 'timestamptz'];
+
+/** A report that is one statement. `key` names a row, in the order of the report. `$1`, `$2`, `$3` are from, to and asOf. */
+const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[], source: string, extra: Partial<Report> = {}): Report => ({
+  title,
+  columns: columns.map(([name]) => name),
+  totals: columns.filter(([name, kind]) => kind === 'cents' && name.endsWith('_cents')).map(([name]) => name),
+  pages: async function* ({ db }, { from, to, asOf, after }) {
+    const select = [...columns.map(([, kind, sql]) => SPELLED[kind](sql)), ...key.map(([sql]) => `(${sql})::text`)].join(', ');
+    const place = after === null ? null : keyOf(after, key.length);
+    const beyond = key.map(([, type], index) => `($4::text[])[${index + 1}]::${type}`).join(', ');
+    const names = key.map(([sql]) => sql).join(', ');
+    const where = source.includes(' where ') && !source.endsWith(')') && !/ as \w+$/.test(source) ? 'and' : 'where';
+    const text = `select ${select} from ${source} ${where} ($4::text[] is null or (${names}) > (${beyond})) order by ${names}`;
+    for await (const rows of cursorPages<(string | null)[]>(db, { text, values: [from ?? '-infinity', to ?? 'infinity', asOf ?? 'infinity', place] }))
+      yield {
+        rows: rows.map((row) => columns.map(([, kind], index) => parsed(kind, row[index]!))),
+        after: afterOf(rows.at(-1)!.slice(columns.length) as string[]),
+      };
+  },
+  ...extra,
+});
+
+/** A report over folded payments, oldest first; `rowsOf` makes none, one or several rows of each. */
+const paymentReport = (
+  title: string,
+  columns: readonly string[],
+  totals: readonly string[],
+  where: string,
+  rowsOf: (id: string, payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>) => readonly Cell[][],
+): Report => ({
+  title,
+  columns,
+  totals,
+  pages: async function* ({ db }, { from, to, after }) {
+    // Ids are drawn in the order of time, and have an index.
+    const [place] = after === null ? [null] : keyOf(after, 1);
+    const text = `select payment_id, state from payment_list where created_at >= $1::timestamptz and created_at < $2::timestamptz
+      and ($3::uuid is null or payment_id > $3) and ${where} order by payment_id`;
+    for await (const rows of cursorPages<[string, Payment]>(db, { text, values: [from ?? '-infinity', to ?? 'infinity', place] }))
+      yield { rows: rows.flatMap(([id, state]) => (isVisible(state) ? rowsOf(id, state) : [])), after: afterOf([rows.at(-1)![0]]) };
+  },
+});
+
+const leftOf = (payment: Payment) => (payment.phase === 'charged' ? remaining(payment) : { principal: 0, fee: 0 });
+const batchesOf = (payment: Charged): string => [...new Set(payment.legs.flatMap(({ settledBatchId }) => settledBatchId ?? []))].join(' ');
+
+const ACCOUNTED = `journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents)
+  where e.booked_at >= $1::timestamptz and e.booked_at < $2::timestamptz and e.recorded_at <= $3::timestamptz`;
+const movement = (condition: string) => `coalesce(sum(-p.cents) filter (where ${condition}), 0)`;
+
+/** Who among people did something: payments, exceptions, adjustments, and what administrators changed. */
+const staffActions: Report = {
+  title: 'Staff actions: who did what, and why',
+  columns: ['recorded_at', 'actor_type', 'actor', 'event', 'stream', 'reason', 'event_id', 'position'],
+  totals: [],
+  auditorsOnly: true,
+  pages: async function* ({ store }, { from, to, after }) {
+    for await (const events of store.readAll(after as Position | null)) {
+      const mine = events.filter(
+        ({ meta: { actor, recordedAt } }) =>
+          (actor.type === 'staff' || actor.type === 'operator') && (from === null || recordedAt >= from) && (to === null || recordedAt < to),
+      );
+      yield {
+        rows: mine.map(({ meta, type, stream, data, id, position }) => {
+          const { reason = null, evidence = null } = (data ?? {}) as { reason?: unknown; evidence?: unknown };
+          const why = typeof reason === 'string' ? reason : typeof evidence === 'string' ? evidence : null;
+          return [meta.recordedAt, meta.actor.type, meta.actor.id, type, stream, why, id, position];
+        }),
+        after: events.at(-1)!.position,
+      };
+    }
+  },
+};
+
+export const REPORTS = {
+  payments: paymentReport(
+    'Payments register',
+    ['payment_id', 'created_at', 'account_id', 'portal_id', 'reference_id', 'status', 'amount_cents', 'service_fee_cents', 'captured_cents', 'returned_cents', 'remaining_cents', 'confirmation_number', 'batch_ids', 'brand', 'last4', 'fee_version', 'updated_at'], // prettier-ignore
+    ['amount_cents', 'service_fee_cents', 'captured_cents', 'returned_cents', 'remaining_cents'],
+    'true',
+    (id, payment) => {
+      const { terms } = payment;
+      const left = leftOf(payment);
+      const captured = payment.phase === 'charged' ? terms.amountCents + terms.serviceFeeCents : 0;
+      return [
+        [
+          id,
+          payment.createdAt,
+          terms.accountId,
+          terms.portalId,
+          terms.referenceId,
+          statusOf(payment),
+          terms.amountCents,
+          terms.serviceFeeCents,
+          captured,
+          captured - left.principal - left.fee,
+          left.principal + left.fee,
+          payment.phase === 'charged' ? payment.confirmationNumber : null,
+          payment.phase === 'charged' ? batchesOf(payment) : null,
+          terms.paymentMethod.brand,
+          terms.paymentMethod.last4,
+          terms.feeVersion,
+          payment.updatedAt,
+        ],
+      ];
+    },
+  ),
+  transactions: sqlReport(
+    'Transaction register: one row per gateway transaction and leg',
+    [
+      ['ref', 'text', 'ref'],
+      ['transaction_id', 'text', 'transaction_id'],
+      ['gateway', 'text', 'gateway'],
+      ['merchant_account', 'text', 'merchant_account'],
+      ['payment_id', 'text', 'payment_id'],
+      ['leg', 'text', 'leg'],
+      ['operation', 'text', 'op'],
+      ['amount_cents', 'cents', `case op when 'refund' then -amount_cents else amount_cents end`],
+      ['voided_cents', 'cents', 'voided_cents'],
+      ['moved_at', 'time', 'moved_at'],
+      ['settled_batch_id', 'text', 'settled_batch_id'],
+      ['rejected', 'bool', 'rejected'],
+    ],
+    [['ref', 'text']],
+    'gateway_transaction where transaction_id is not null and moved_at >= $1::timestamptz and moved_at < $2::timestamptz and $3::timestamptz is not null',
+  ),
+  reversals: paymentReport(
+    'Refund and void register',
+    ['payment_id', 'attempt_id', 'requested_at', 'operation', 'reversal_type', 'outcome', 'initiated_by', 'reason', 'principal_cents', 'fee_cents', 'transaction_ids', 'completes'], // prettier-ignore
+    ['principal_cents', 'fee_cents'],
+    // A row without a reversal says so in its status, but for a void that is incomplete.
+    `status not in ('pending', 'failed', 'unknown')`,
+    (id, payment) =>
+      payment.phase !== 'charged'
+        ? []
+        : payment.attempts.map((attempt) => [
+            id,
+            attempt.attemptId,
+            attempt.requestedAt,
+            attempt.operation,
+            attempt.ended?.reversalType ?? null,
+            attempt.ended?.outcome ?? 'open',
+            attempt.initiatedBy,
+            attempt.reason,
+            sumCents(attempt.returned, (leg) => leg.principalCents),
+            sumCents(attempt.returned, (leg) => leg.feeCents),
+            attempt.returned.map(({ transactionId }) => transactionId).join(' '),
+            attempt.completes,
+          ]),
+  ),
+  fees: sqlReport(
+    'Fee revenue by portal and day',
+    [
+      ['day', 'day', 'day'],
+      ['portal_id', 'text', 'portal_id'],
+      ['charged_cents', 'cents', 'charged'],
+      ['voided_cents', 'cents', 'voided'],
+      ['refunded_cents', 'cents', 'refunded'],
+      ['other_cents', 'cents', 'other'],
+      ['net_cents', 'cents', 'charged + voided + refunded + other'],
+    ],
+    [
+      ['day', 'date'],
+      ['portal_id', 'text'],
+    ],
+    `(select e.booked_at::date as day, split_part(p.account, ':', 3) as portal_id, ${movement(`rule = 'R2'`)} as charged, ${movement(`rule = 'R3'`)} as voided,
+        ${movement(`rule = 'R8'`)} as refunded, ${movement(`rule not in ('R2', 'R3', 'R8')`)} as other
+      from ${ACCOUNTED} and p.account like 'revenue:%' group by 1, 2) as fees`,
+  ),
+  payable: sqlReport(
+    'Agency payable statement',
+    [
+      ['portal_id', 'text', 'portal_id'],
+      ['opening_cents', 'cents', 'opening'],
+      ['charged_cents', 'cents', 'charged'],
+      ['returned_cents', 'cents', 'returned'],
+      ['disputed_cents', 'cents', 'disputed'],
+      ['rejected_cents', 'cents', 'rejected'],
+      ['funded_cents', 'cents', 'funded'],
+      ['adjusted_cents', 'cents', 'adjusted'],
+      ['closing_cents', 'cents', 'opening + charged + returned + disputed + rejected + funded + adjusted'],
+    ],
+    [['portal_id', 'text']],
+    `(select portal_id, ${movement('e.booked_at < $1::timestamptz')} as opening,
+        ${movement(`within and rule = 'R1'`)} as charged, ${movement(`within and rule in ('R3', 'R7')`)} as returned,
+        ${movement(`within and rule in ('R11', 'R12''', 'R12''''')`)} as disputed, ${movement(`within and rule = 'R14'`)} as rejected,
+        ${movement(`within and rule = 'R6'''`)} as funded, ${movement(`within and rule in ('R16', 'R17')`)} as adjusted
+      from (select e.*, split_part(a.account, ':', 3) as portal_id, a.account, a.posted, e.booked_at >= $1::timestamptz as within
+            from journal_entry e cross join unnest(e.accounts, e.cents) as a (account, posted)
+            where a.account like 'liabilities:agency:%' and e.booked_at < $2::timestamptz and e.recorded_at <= $3::timestamptz) as e
+      cross join lateral (select e.posted as cents) as p group by portal_id) as statement`,
+  ),
+  batches: sqlReport(
+    'Batch report: expected, reported, funded',
+    [
+      ['gateway', 'text', 'gateway'],
+      ['merchant_account', 'text', 'merchant_account'],
+      ['batch_id', 'text', 'batch_id'],
+      ['closed_at', 'time', 'closed_at'],
+      ['lines', 'text', 'line_count'],
+      ['expected_cents', 'cents', `gross_cents - differing`],
+      ['reported_cents', 'cents', 'gross_cents'],
+      ['fee_cents', 'cents', 'fee_cents'],
+      ['net_cents', 'cents', 'net_cents'],
+      ['funded_on', 'day', 'funded_on'],
+      ['funded_cents', 'cents', 'funded_cents'],
+      ['exceptions', 'text', 'exceptions'],
+    ],
+    [
+      ['gateway', 'text'],
+      ['merchant_account', 'text'],
+      ['batch_id', 'text'],
+    ],
+    `(select b.*, coalesce(x.differing, 0) as differing, coalesce(x.exceptions, 0) as exceptions from settlement_batch b
+      left join (select gateway, merchant_account, batch_id, count(*) as exceptions,
+          sum(case when kind in ('FEE_MISMATCH', 'LATE', 'FUNDING_MISMATCH') then 0 else gross_cents - coalesce(expected_cents, 0) end) as differing
+        from settlement_exception group by 1, 2, 3) x using (gateway, merchant_account, batch_id)
+      where closed_at >= $1::timestamptz and closed_at < $2::timestamptz and recorded_at <= $3::timestamptz) as batches`,
+  ),
+  disputes: sqlReport(
+    'Disputes: ageing and due dates',
+    [
+      ['dispute_id', 'text', 'dispute_id'],
+      ['payment_id', 'text', 'payment_id'],
+      ['status', 'text', 'status'],
+      ['stage', 'text', 'stage'],
+      ['reason_code', 'text', 'reason_code'],
+      ['reason', 'text', 'reason'],
+      ['disputed_cents', 'cents', 'disputed_amount_cents'],
+      ['opened_on', 'day', 'opened_on'],
+      ['due_date', 'day', 'due_date'],
+      ['updated_at', 'time', 'updated_at'],
+    ],
+    [
+      ['due_date', 'date'],
+      ['dispute_id', 'uuid'],
+    ],
+    `dispute where opened_on < $2::timestamptz and (status <> 'recovered' or updated_at >= $1::timestamptz) and $3::timestamptz is not null`,
+  ),
+  open: sqlReport(
+    'Unknown outcomes and incomplete operations, and since when',
+    [
+      ['payment_id', 'text', 'payment_id'],
+      ['status', 'text', 'status'],
+      ['attempt_id', 'text', 'open_attempt_id'],
+      ['open_since', 'time', 'open_since'],
+    ],
+    [
+      ['open_since', 'timestamptz'],
+      ['payment_id', 'uuid'],
+    ],
+    'payment_list where open_since is not null and $1::timestamptz is not null and open_since < $2::timestamptz and $3::timestamptz is not null',
+  ),
+  'trial-balance': sqlReport(
+    'Trial balance',
+    [
+      ['account', 'text', 'account'],
+      ['opening_cents', 'cents', 'opening'],
+      ['debit_cents', 'cents', 'debit'],
+      ['credit_cents', 'cents', 'credit'],
+      ['closing_cents', 'cents', 'opening + debit - credit'],
+    ],
+    [['account', 'text']],
+    `(select p.account, coalesce(sum(p.cents) filter (where booked_at < $1::timestamptz), 0) as opening,
+        coalesce(sum(greatest(p.cents, 0)) filter (where booked_at >= $1::timestamptz), 0) as debit,
+        coalesce(sum(greatest(-p.cents, 0)) filter (where booked_at >= $1::timestamptz), 0) as credit
+      from journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents)
+      where e.booked_at < $2::timestamptz and e.recorded_at <= $3::timestamptz group by 1) as trial`,
+  ),
+  attempts: sqlReport(
+    'Idempotency keys and what became of them',
+    [
+      ['created_at', 'time', 'created_at'],
+      ['account_id', 'text', 'api_account_id'],
+      ['operation', 'text', 'operation'],
+      ['state', 'text', 'state'],
+      ['payment_id', 'text', 'payment_id'],
+      ['attempt_id', 'text', 'attempt_id'],
+      ['status', 'text', 'status'],
+      ['expires_at', 'time', 'expires_at'],
+    ],
+    [
+      ['created_at', 'timestamptz'],
+      ['attempt_id', 'uuid'],
+      ['operation', 'text'],
+    ],
+    'idempotency_key where created_at >= $1::timestamptz and created_at < $2::timestamptz and $3::timestamptz is not null',
+    { auditorsOnly: true },
+  ),
+  webhooks: sqlReport(
+    'Webhook deliveries, attempt by attempt',
+    [
+      ['event_id', 'text', 'd.event_id'],
+      ['type', 'text', 'e.type'],
+      ['payment_id', 'text', 'e.payment_id'],
+      ['endpoint_id', 'text', 'd.endpoint_id'],
+      ['state', 'text', 'd.state'],
+      ['round', 'text', 'a.round'],
+      ['attempt', 'text', 'a.attempt'],
+      ['started_at', 'time', 'a.started_at'],
+      ['outcome', 'text', 'a.outcome'],
+      ['status_code', 'text', 'a.status_code'],
+      ['error_code', 'text', 'a.error_code'],
+    ],
+    [
+      ['a.started_at', 'timestamptz'],
+      ['d.event_id', 'text'],
+      ['d.endpoint_id', 'uuid'],
+    ],
+    `webhook_delivery d join webhook_event e on e.id = d.event_id join webhook_attempt a on a.delivery_id = d.id
+     where a.started_at >= $1::timestamptz and a.started_at < $2::timestamptz and $3::timestamptz is not null`,
+  ),
+  'staff-actions': staffActions,
+} as const satisfies Record<string, Report>;
+
+export type ReportName = keyof typeof REPORTS;
+export const isReport = (text: string): text is ReportName => Object.hasOwn(REPORTS, text);
+export const reportOf = (name: ReportName): Report => REPORTS[name];

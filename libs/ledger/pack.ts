@@ -1,0 +1,242 @@
+/**
+ * Exports into files with a manifest that says what they are (query, rows, control totals, place in the log, SHA-256), and the evidence pack of a period. Nothing in
+ * a file says when it was written, so that two exports of the same period at the same place of the log are the same bytes.
+ */
+import { createHash, type Hash } from 'node:crypto';
+import { createWriteStream, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { once } from 'node:events';
+import { join } from 'node:path';
+import type { EventStore, Position, Recorded } from '#eventstore';
+import { ServiceError } from '#kernel';
+import type { KeyRing, Pool } from '#platform';
+import { type DriftReport, findDrift } from './drift.js';
+import { REPORTS, type ReportName, reportOf, type ReportQuery } from './exports.js';
+import { headKeys } from './head.js';
+import { JOURNAL_START, journalPage, type JournalPlace } from './journal.js';
+import { exceptionRows } from './matching.js';
+import { proveEvents } from './prove.js';
+import { signLog } from './seal.js';
+import { csvLine, type JournalFormat, journalHeading, journalText } from './text.js';
+
+export interface ExportedFile {
+  readonly file: string;
+  readonly title: string;
+  readonly rows: number;
+  readonly bytes: number;
+  readonly sha256: string;
+  /** Sums of the cents columns. */
+  readonly totals: Readonly<Record<string, number>>;
+}
+
+/** Text into a file, piece by piece: hashed and counted as it goes, and never faster than the disk. */
+class HashedFile {
+  private readonly hash: Hash = createHash('sha256');
+  private readonly stream;
+  private bytes = 0;
+
+  constructor(
+    folder: string,
+    readonly name: string,
+  ) {
+    this.stream = createWriteStream(join(folder, name), { flags: 'wx' });
+    this.stream.on('error', () => undefined);
+  }
+
+  write = async (text: string): Promise<void> => {
+    const bytes = Buffer.from(text, 'utf8');
+    this.hash.update(bytes);
+    this.bytes += bytes.length;
+    if (this.stream.errored) throw this.stream.errored;
+    if (!this.stream.write(bytes)) await once(this.stream, 'drain');
+  };
+
+  async end(): Promise<{ readonly bytes: number; readonly sha256: string }> {
+    this.stream.end();
+    await once(this.stream, 'close');
+    if (this.stream.errored) throw this.stream.errored;
+    return { bytes: this.bytes, sha256: this.hash.digest('hex') };
+  }
+}
+
+export type ExportFormat = 'csv' | 'ndjson';
+
+/** The text of a report, piece by piece, and what it came to. */
+export const reportText = async function* (
+  ports: { readonly store: EventStore; readonly db: Pool },
+  name: ReportName,
+  format: ExportFormat,
+  query: ReportQuery,
+  said: { rows: number; totals: Record<string, number>; after: string | null },
+): AsyncGenerator<string, void, void> {
+  const report = reportOf(name);
+  const { columns, totals } = report;
+  if (format === 'csv' && query.after === null) yield csvLine(columns);
+  for await (const { rows, after } of report.pages(ports, query)) {
+    let text = '';
+    for (const row of rows) {
+      text += format === 'csv' ? csvLine(row) : `${JSON.stringify(Object.fromEntries(columns.map((column, index) => [column, row[index]])))}\n`;
+      for (const total of totals) said.totals[total] = (said.totals[total] ?? 0) + Number(row[columns.indexOf(total)] ?? 0);
+    }
+    said.rows += rows.length;
+    said.after = after;
+    yield text;
+  }
+};
+
+export interface PackPorts {
+  readonly store: EventStore;
+  readonly db: Pool;
+  readonly keys: KeyRing;
+  readonly folder: string;
+  readonly now: () => number;
+}
+
+export interface PackRequest {
+  /** RFC 3339: the period, from inclusive, to exclusive. */
+  readonly from: string;
+  readonly to: string;
+  readonly out: string;
+  /** Version of the code, for the manifest. */
+  readonly version: string;
+  /** Of the standalone verifier, which goes into the pack. */
+  readonly verifier: string;
+  readonly onProgress?: (file: string) => void;
+}
+
+export interface Pack {
+  readonly position: string;
+  readonly size: number;
+  readonly root: string;
+  readonly files: readonly ExportedFile[];
+  readonly drift: DriftReport;
+}
+
+/** Streams that say who was who and on what terms: part of every pack, whatever its period. */
+const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-'];
+const PAGE_ENTRIES = 2_000;
+
+/** Writes the evidence pack into a new folder. Seal and read models must have passed the log's head. */
+export const writePack = async (ports: PackPorts, { from, to, out, version, verifier, onProgress }: PackRequest): Promise<Pack> => {
+  const { db, keys } = ports;
+  if (from >= to) throw new ServiceError('VALIDATION_ERROR', 'The period must begin before it ends.');
+  const signed = await signLog(ports);
+  if (!signed) throw new ServiceError('INVALID_STATE', 'Nothing is sealed yet.');
+  const { head, note } = signed;
+  try {
+    mkdirSync(out);
+  } catch (error) {
+    throw new ServiceError('VALIDATION_ERROR', `${out} cannot be made (${(error as NodeJS.ErrnoException).code}); a pack gets a folder of its own.`);
+  }
+  const files: ExportedFile[] = [];
+  const query = { from, to, asOf: null, after: null };
+  const write = async (name: string, title: string, pieces: AsyncIterable<string>, said: { rows: number; totals: Record<string, number> }) => {
+    onProgress?.(name);
+    const file = new HashedFile(out, name);
+    for await (const piece of pieces) await file.write(piece);
+    files.push({ file: name, title, rows: said.rows, totals: said.totals, ...(await file.end()) });
+  };
+  const piece = async function* (text: string): AsyncGenerator<string> {
+    yield await Promise.resolve(text);
+  };
+
+  for (const name of Object.keys(REPORTS) as ReportName[])
+    for (const format of ['csv', 'ndjson'] as const) {
+      const said = { rows: 0, totals: {}, after: null };
+      await write(`${name}.${format}`, reportOf(name).title, reportText(ports, name, format, query, said), said);
+    }
+  for (const format of ['csv', 'ndjson', 'hledger'] as const satisfies readonly JournalFormat[]) {
+    const said = { rows: 0, totals: {} };
+    await write(
+      format === 'hledger' ? 'journal.hledger' : `journal.${format}`,
+      'Journal',
+      journalPieces(db, format, { from, to, until: head.position }, said),
+      said,
+    );
+  }
+  const balances = trialBalance(await collect(reportOf('trial-balance').pages(ports, query)));
+  await write('trial-balance.json', 'Trial balance: opening and closing', piece(`${JSON.stringify({ from, to, accounts: balances }, null, 1)}\n`), {
+    rows: balances.length,
+    totals: {},
+  });
+
+  const said = { rows: 0, totals: {} };
+  await write(
+    'events.ndjson',
+    'Events of the period, and all of configuration, with proofs that they are in the signed log',
+    provenEvents(ports, signed, from, to, said),
+    said,
+  );
+  const exceptions = [
+    ...(await exceptionRows(db, { status: null, now: Date.parse(to) })),
+    ...(await exceptionRows(db, { status: 'resolved', now: Date.parse(to) })),
+  ];
+  await write(
+    'exceptions.ndjson',
+    'Settlement exceptions and their resolutions',
+    piece(exceptions.map((row) => `${JSON.stringify(row)}\n`).join('')),
+    { rows: exceptions.length, totals: {} },
+  );
+  const drift = await findDrift(ports);
+  await write('drift.json', 'Replay against list, journal and settlement', piece(`${JSON.stringify(drift, null, 1)}\n`), {
+    rows: drift.differences.length,
+    totals: {},
+  });
+  await write('head.txt', 'Signed head of the log', piece(note), { rows: 1, totals: {} });
+  await write('verify.mjs', 'Checks this pack: node verify.mjs pack FOLDER', piece(readFileSync(verifier, 'utf8')), { rows: 0, totals: {} });
+
+  const manifest = {
+    kind: 'payfold evidence pack',
+    query: { from, to },
+    position: head.position,
+    size: head.size,
+    root: head.root.toString('base64'),
+    digest: drift.digest,
+    keys: headKeys(head.origin, keys).map(({ vkey }) => vkey),
+    version,
+    files,
+  };
+  writeFileSync(join(out, 'manifest.json'), `${JSON.stringify(manifest, null, 1)}\n`, { flag: 'wx' });
+  return { position: head.position, size: head.size, root: manifest.root, files, drift };
+};
+
+const collect = async <T extends { readonly rows: readonly (readonly unknown[])[] }>(pages: AsyncIterable<T>): Promise<(readonly unknown[])[]> => {
+  const all: (readonly unknown[])[] = [];
+  for await (const { rows } of pages) all.push(...rows);
+  return all;
+};
+
+const trialBalance = (rows: readonly (readonly unknown[])[]) =>
+  rows.map(([account, openingCents, debitCents, creditCents, closingCents]) => ({ account, openingCents, debitCents, creditCents, closingCents }));
+
+const journalPieces = async function* (
+  db: Pool,
+  format: JournalFormat,
+  query: { readonly from: string; readonly to: string; readonly until: string },
+  said: { rows: number },
+): AsyncGenerator<string, void, void> {
+  yield journalHeading(format);
+  for (let after: JournalPlace = JOURNAL_START; ;) {
+    const page = await journalPage(db, after, query, PAGE_ENTRIES);
+    if (page.length === 0) return;
+    said.rows += page.length;
+    yield page.map((entry) => journalText(format, entry)).join('');
+    after = page.at(-1)!;
+  }
+};
+
+const provenEvents = async function* (
+  ports: PackPorts,
+  signed: NonNullable<Awaited<ReturnType<typeof signLog>>>,
+  from: string,
+  to: string,
+  said: { rows: number },
+): AsyncGenerator<string, void, void> {
+  const belongs = ({ stream, meta: { recordedAt, effectiveAt = recordedAt } }: Recorded) =>
+    CONFIGURATION.some((prefix) => stream.startsWith(prefix)) || (recordedAt >= from && recordedAt < to) || (effectiveAt >= from && effectiveAt < to);
+  for await (const events of ports.store.readAll(null, { until: signed.head.position as Position })) {
+    const mine = events.filter(belongs);
+    if (mine.length === 0) continue;
+    said.rows += mine.length;
+    yield (await proveEvents(ports, mine, signed)).events.map((event) => `${JSON.stringify(event)}\n`).join('');
+  }
+};

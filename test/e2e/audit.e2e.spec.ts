@@ -1,0 +1,342 @@
+/** What finance and auditors read: `/audit/v1` under its own keys, reports, the evidence pack, and closed periods. */
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { execFile } from 'node:child_process';
+import { appendFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import {
+  adjustBooks,
+  balances,
+  closePeriod,
+  findDrift,
+  issueAuditKey,
+  JOURNAL_START,
+  journalPage,
+  type PeriodPorts,
+  type ReportName,
+  REPORTS,
+  reportText,
+  revokeAuditKey,
+  verifyPeriods,
+  writePack,
+} from '#ledger';
+import { type Audit, createAudit } from '../../apps/audit/audit.js';
+import { addHledger, type BusyDay, busyDay } from '../support/books.js';
+import { createOpenApiJudge, type OpenApiJudge } from '../support/openapi.js';
+import { PAYMENTS, type Service, startService } from '../support/service.js';
+
+const VERIFIER = join(import.meta.dirname, '../../apps/operator/verify.mjs');
+const OPERATOR = { type: 'operator' as const, id: 'spec' };
+/** Wide enough for the busy day and the days that its clock was put forward. */
+const FROM = '2020-01-01T00:00:00.000Z';
+const TO = '2100-01-01T00:00:00.000Z';
+
+let service: Service;
+let day: BusyDay;
+let audit: Audit;
+let url: string;
+let judge: OpenApiJudge;
+let finance: string;
+let auditor: string;
+let folder: string;
+beforeAll(async () => {
+  service = await startService();
+  folder = mkdtempSync(join(tmpdir(), 'payfold-audit-'));
+  day = await busyDay(service);
+  audit = await createAudit(service.services);
+  url = await audit.listen(0, '127.0.0.1');
+  judge = createOpenApiJudge((await (await fetch(`${url}/openapi.json`)).json()) as Parameters<typeof createOpenApiJudge>[0]);
+  finance = (await issue('finance')).auditKey;
+  auditor = (await issue('auditor')).auditKey;
+  await caughtUp();
+}, 120_000);
+afterAll(async () => {
+  await audit.close();
+  rmSync(folder, { recursive: true, force: true });
+  await service.stop();
+});
+
+const keyPorts = () => {
+  const { store, pool, clock, ids, keys, config } = service.services;
+  return { store, db: pool, clock, ids, keys, environment: config.environment };
+};
+const keysReach = (position: Parameters<PeriodPorts['journalReached']>[0]) =>
+  service.services.projections.auditKeys.runUntil(position, { timeoutMs: 10_000 });
+const issue = async (role: 'finance' | 'auditor') => {
+  const issued = await issueAuditKey(keyPorts(), { name: `Books ${role}`, role }, OPERATOR);
+  await keysReach(issued.position);
+  return issued;
+};
+const caughtUp = async () => {
+  const head = (await service.services.store.head())!;
+  for (const projection of Object.values(service.services.projections)) await projection.runUntil(head, { timeoutMs: 20_000 });
+};
+interface Read {
+  readonly status: number;
+  readonly headers: Headers;
+  readonly text: string;
+  readonly data: Record<string, never>;
+}
+const get = async (path: string, authorization: string | null = `AuditKey ${finance}`, method = 'GET'): Promise<Read> => {
+  const response = await fetch(`${url}${path}`, { method, headers: authorization === null ? {} : { authorization } });
+  const text = await response.text();
+  const type = response.headers.get('content-type') ?? undefined;
+  if (type?.startsWith('application/json')) judge.check({ method, path, status: response.status, contentType: type, text });
+  return {
+    status: response.status,
+    headers: response.headers,
+    text,
+    data: type?.startsWith('application/json') ? (JSON.parse(text) as { data: Read['data'] }).data : {},
+  };
+};
+
+const PATHS = () => [
+  `/audit/v1/payments/${day.payments[0]!.id}`,
+  `/audit/v1/payments/${day.payments[0]!.id}/timeline`,
+  '/audit/v1/payments',
+  '/audit/v1/ledger/balances',
+  '/audit/v1/ledger/journal',
+  '/audit/v1/drift',
+  '/audit/v1/exceptions',
+  '/audit/v1/batches',
+  '/audit/v1/exports/payments',
+];
+
+describe('keys', () => {
+  test('every path answers its key, and says how far the ledger had come', async () => {
+    for (const path of PATHS())
+      for (const authorization of [`AuditKey ${finance}`, `auditkey ${auditor}`, finance]) {
+        const { status, headers } = await get(path, authorization);
+        expect([path, status]).toEqual([path, 200]);
+        expect([headers.get('ledger-position'), headers.get('ledger-lag')]).toEqual([await service.services.store.head(), '0']);
+      }
+  });
+  test('and nobody else’s: no credential, a partner’s, a token, a wrong secret, a revoked key; nor does an audit key open a partner’s path', async () => {
+    const { client, apiKey } = day.partner;
+    const { data } = await client.post<{ accessToken: string }>('/api/partner/v1/auth/token', {});
+    const revoked = await issue('auditor');
+    expect((await get('/audit/v1/payments', revoked.auditKey)).status).toBe(200);
+    await keysReach(await revokeAuditKey(keyPorts(), revoked.keyId, OPERATOR));
+    const wrong = finance.slice(0, -1) + (finance.endsWith('a') ? 'b' : 'a');
+    for (const path of PATHS())
+      for (const authorization of [
+        null,
+        apiKey,
+        `ApiKey ${apiKey}`,
+        `Bearer ${data.accessToken}`,
+        wrong,
+        finance.replace('pa_test', 'pa_live'),
+        revoked.auditKey,
+        `Bearer ${finance}`,
+        '',
+      ]) {
+        const { status, text } = await get(path, authorization);
+        expect([path, authorization, status]).toEqual([path, authorization, 401]);
+        expect(Object.keys(JSON.parse(text) as object)).toEqual(['success', 'message']);
+      }
+    for (const authorization of [finance, `AuditKey ${finance}`, `ApiKey ${auditor}`])
+      expect((await client.as(authorization).get(PAYMENTS)).status).toBe(401);
+  });
+  test('finance does not read what staff did; nothing can be written', async () => {
+    expect((await get('/audit/v1/exports/staff-actions')).status).toBe(403);
+    expect((await get('/audit/v1/exports/staff-actions', auditor)).status).toBe(200);
+    for (const method of ['POST', 'PUT', 'PATCH', 'DELETE']) expect((await get('/audit/v1/payments', finance, method)).status).toBe(405);
+  });
+  test('the hash of a key is all that is kept of it', async () => {
+    const { rows } = await service.services.pool.query<{ text: string }>(
+      `select e::text as text from es.events e where stream_id like 'staff-audit-key-%' union all select k::text from audit_key k`,
+    );
+    const text = rows.map((row) => row.text).join('\n');
+    for (const key of [finance, auditor]) expect(text).not.toContain(key.split('_')[3]);
+  });
+});
+
+describe('reading', () => {
+  test.each([
+    'asOf=yesterday',
+    'asOf=2026-02-30',
+    'limit=0',
+    'limit=2000',
+    'status=gone',
+    'portalId=1',
+    'cursor=x',
+    'amount=1',
+    'asOf=2026-01-01&asOf=2026-01-02',
+  ])('?%s is refused', async (query) => {
+    expect((await get(`/audit/v1/payments?${query}`)).status).toBe(400);
+  });
+  test('a payment as it was, and one that was not yet', async () => {
+    const { id, createdAt } = day.payments[3]!;
+    const first = await get(`/audit/v1/payments/${id}?revision=0`);
+    expect(first.data).toMatchObject({ revision: 0, payment: { id, status: 'pending' } });
+    expect((await get(`/audit/v1/payments/${id}?asOf=2020-01-01`)).status).toBe(404);
+    expect((await get(`/audit/v1/payments/${id}?asOf=${encodeURIComponent(createdAt)}`)).data).toMatchObject({ payment: { createdAt } });
+    expect((await get('/audit/v1/payments/nonsense')).status).toBe(404);
+    const { events } = (await get(`/audit/v1/payments/${id}/timeline`)).data as unknown as { events: object[] };
+    expect(events.slice(0, 2)).toMatchObject([
+      { type: 'PaymentInitiated', feeVersion: 1 },
+      { type: 'PaymentCreated', rules: ['R1', 'R2'] },
+    ]);
+  });
+  test('journal and list page to their end; the pages together are the whole', async () => {
+    const entries: { entryId: string }[] = [];
+    for (let next: string | null = ''; next !== null;) {
+      const page = (await get(`/audit/v1/ledger/journal?limit=7${next ? `&after=${next}` : ''}`)).data as unknown as {
+        entries: { entryId: string }[];
+        next: string | null;
+      };
+      entries.push(...page.entries);
+      ({ next } = page);
+    }
+    const all = await journalPage(service.services.pool, JOURNAL_START, { from: null, to: null, until: null }, 100_000);
+    expect(entries).toEqual(JSON.parse(JSON.stringify(all)));
+    const payments: { id: string }[] = [];
+    for (let cursor: string | null = ''; cursor !== null;) {
+      const page = (await get(`/audit/v1/payments?limit=4${cursor ? `&cursor=${cursor}` : ''}`)).data as unknown as {
+        payments: { id: string }[];
+        nextCursor: string | null;
+      };
+      payments.push(...page.payments);
+      cursor = page.nextCursor;
+    }
+    expect(payments.map(({ id }) => id)).toEqual((await day.partner.client.list({ limit: 100 })).data.payments.map(({ id }) => id));
+    expect((await get('/audit/v1/ledger/balances')).data).toMatchObject({ sumCents: 0 });
+  });
+});
+
+describe('reports', () => {
+  const report = async (name: ReportName, format: 'csv' | 'ndjson' = 'ndjson', after: string | null = null) => {
+    const said = { rows: 0, totals: {} as Record<string, number>, after };
+    let text = '';
+    const { store, pool } = service.services;
+    for await (const piece of reportText({ store, db: pool }, name, format, { from: FROM, to: TO, asOf: null, after }, said)) text += piece;
+    return { ...said, text, objects: format === 'ndjson' ? text.trim().split('\n').filter(Boolean).map((line) => JSON.parse(line) as Record<string, string | number | null>) : [] }; // prettier-ignore
+  };
+  test.each(Object.keys(REPORTS) as ReportName[])('%s: the same rows in both formats, and over HTTP', async (name) => {
+    const [json, csv] = [await report(name), await report(name, 'csv')];
+    expect(csv.text.split('\r\n')[0]).toBe(REPORTS[name].columns.join(','));
+    expect(csv.text.trim().split('\r\n').length - 1).toBe(json.rows);
+    expect(csv.totals).toEqual(json.totals);
+    const response = await get(`/audit/v1/exports/${name}?format=ndjson&from=2020-01-01&to=2100-01-01`, auditor);
+    expect(response.text).toBe(json.text);
+  });
+  test('control totals agree with the books', async () => {
+    const sum = async (prefix: string) =>
+      (await balances(service.services.pool, { asOf: null, effectiveTo: null }))
+        .filter(({ account }) => account.startsWith(prefix))
+        .reduce((total, row) => total + row.balanceCents, 0);
+    expect((await report('fees')).totals.net_cents).toBe(0 - (await sum('revenue:')));
+    expect((await report('payable')).totals.closing_cents).toBe(0 - (await sum('liabilities:agency')));
+    const trial = await report('trial-balance');
+    expect(trial.totals).toMatchObject({ opening_cents: 0, closing_cents: 0 });
+    expect(trial.totals.debit_cents).toBe(trial.totals.credit_cents);
+    expect((await report('payments')).rows).toBe((await day.partner.client.list({ limit: 100 })).data.payments.length);
+    expect((await report('disputes')).rows).toBe(3);
+    expect((await report('reversals')).objects.filter(({ initiated_by: by }) => by === 'staff')).toMatchObject([
+      { reversal_type: 'refund', reason: 'billed twice' },
+    ]);
+    expect((await report('staff-actions')).objects.map(({ actor, event }) => `${actor} ${event}`)).toContain('Dana RefundRequested');
+  });
+  test('goes on where it broke off', async () => {
+    const { store, pool } = service.services;
+    const whole = await report('payments');
+    const first = whole.objects[4]!;
+    const after = Buffer.from(JSON.stringify([first.payment_id])).toString('base64url');
+    expect((await report('payments', 'ndjson', after)).objects).toEqual(whole.objects.slice(5));
+    const bad = reportText(
+      { store, db: pool },
+      'payments',
+      'csv',
+      { from: null, to: null, asOf: null, after: 'bm8' },
+      { rows: 0, totals: {}, after: null },
+    );
+    await expect(bad.next().then(() => bad.next())).rejects.toThrow('after is not a place');
+  });
+  test('a text that is a formula to a spreadsheet is not one', async () => {
+    await day.partner.client.refund(day.payments.at(-1)!.id, { amountCents: 1, reason: '=HYPERLINK("http://x","y"), you' });
+    await caughtUp();
+    expect((await report('reversals', 'csv')).text).toContain(`,"'=HYPERLINK(""http://x"",""y""), you",`);
+  });
+});
+
+describe('the evidence pack', () => {
+  const run = (path: string) =>
+    promisify(execFile)(process.execPath, [VERIFIER, 'pack', path]).then(
+      ({ stdout }) => stdout,
+      (error: { stderr: string }) => error.stderr,
+    );
+  const pack = (name: string, from = FROM, to = TO) =>
+    writePack({ ...service.services.seal, db: service.services.pool }, { from, to, out: join(folder, name), version: '0', verifier: VERIFIER });
+  test('of one period at one place of the log is the same bytes, twice; the verifier and an adder of its own agree', async () => {
+    await caughtUp();
+    const made = await pack('a');
+    await pack('b');
+    const names = readdirSync(join(folder, 'a')).sort();
+    expect(readdirSync(join(folder, 'b')).sort()).toEqual(names);
+    for (const name of names)
+      expect([name, readFileSync(join(folder, 'b', name)).equals(readFileSync(join(folder, 'a', name)))]).toEqual([name, true]);
+    expect(made.drift.differences).toEqual([]);
+    expect(await run(join(folder, 'a'))).toContain('ok: the journal balances and gives the trial balance');
+    const sums = addHledger(readFileSync(join(folder, 'a', 'journal.hledger'), 'utf8'));
+    const rows = await balances(service.services.pool, { asOf: null, effectiveTo: null });
+    expect(rows.map(({ account, balanceCents }) => [account, BigInt(balanceCents)])).toEqual([...sums].sort(([a], [b]) => (a < b ? -1 : 1)));
+  });
+  test('that somebody touched is found out, whatever was touched', async () => {
+    const touched = async (name: string, change: (file: string) => void) => {
+      const file = join(folder, 'a', name);
+      const before = readFileSync(file);
+      change(file);
+      const said = await run(join(folder, 'a'));
+      writeFileSync(file, before);
+      return said;
+    };
+    expect(await touched('payments.csv', (file) => appendFileSync(file, 'x'))).toContain(
+      'NOT OK: payments.csv is not the file that the manifest names',
+    );
+    expect(await touched('head.txt', (file) => appendFileSync(file, '\n'))).toContain('NOT OK');
+    expect(
+      await touched('manifest.json', (file) => writeFileSync(file, readFileSync(file, 'utf8').replace(/"sha256": "./, '"sha256": "_'))),
+    ).toContain('NOT OK');
+    expect(await run(join(folder, 'a'))).not.toContain('NOT OK');
+  });
+  test('needs a folder of its own and a period that is one', async () => {
+    await expect(pack('a')).rejects.toThrow('a pack gets a folder of its own');
+    await expect(pack('c', TO, FROM)).rejects.toThrow('must begin before it ends');
+  });
+});
+
+describe('closed periods', () => {
+  const ports = (): PeriodPorts => {
+    const { store, pool, clock, ids, projections } = service.services;
+    return { store, db: pool, clock, ids, journalReached: (position) => projections.journal.runUntil(position, { timeoutMs: 20_000 }) };
+  };
+  const monthAgo = (months: number) => {
+    const now = new Date(service.clock.now());
+    return new Date(Date.UTC(now.getUTCFullYear(), now.getUTCMonth() - months, 1)).toISOString();
+  };
+  test('never change: what comes late is booked in the next, with its own effective time', async () => {
+    await caughtUp();
+    const end = new Date(service.clock.now()).toISOString();
+    const closed = await closePeriod(ports(), end, 'Dana');
+    expect(closed.entries).toBeGreaterThan(20);
+    expect(await closePeriod(ports(), end, 'Dana')).toEqual(closed);
+    const late = monthAgo(1);
+    await adjustBooks(ports(), { postings: [{ account: 'assets:bank:operating', cents: 700 }, { account: 'equity:adjustment', cents: -700 }], effectiveAt: late, reason: 'found later', by: 'Dana' }); // prettier-ignore
+    const entry = (await journalPage(service.services.pool, JOURNAL_START, { from: end, to: null, until: null }, 1_000)).at(-1)!;
+    expect(entry).toMatchObject({ rule: 'R17', effectiveAt: late, bookedAt: end });
+    expect(await verifyPeriods(ports())).toMatchObject({ ok: true, detail: '1 closed periods are what they were' });
+    expect((await findDrift(service.services.seal)).differences).toEqual([]);
+    await expect(closePeriod(ports(), late, 'Dana')).rejects.toThrow('are closed to');
+    await expect(closePeriod(ports(), TO, 'Dana')).rejects.toThrow('only when it is over');
+  });
+  test('a cent that is moved in one afterwards is found', async () => {
+    const { pool } = service.services;
+    await pool.query(`create table kept as table journal_entry`);
+    await pool.query(`update journal_entry set cents = array[cents[1] + 1, cents[2] - 1] where rule = 'R6'`);
+    const found = await verifyPeriods(ports());
+    await pool.query('begin; truncate journal_entry; insert into journal_entry table kept; drop table kept; commit');
+    expect(found.ok).toBe(false);
+    expect(found.detail).toMatch(/the period to .* holds \d+ entries of digest/);
+  });
+});
