@@ -1,7 +1,7 @@
 /** `payfold payments`: what the ledger knows of a payment, now or at an earlier time, and what staff may do with one. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal, type ErrorCode, type Json, ServiceError } from '#kernel';
-import type { Leg, RefundView, ResolveRequest, StaffReverseRequest, VoidView } from '#payments';
+import type { Leg, RefundView, ResolveRequest, StaffReverseRequest, StaffTaskReason, VoidView } from '#payments';
 import type { Context } from './context.js';
 import { type Answer, fields, moment, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
@@ -68,6 +68,35 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     );
 
   payments
+    .command('tasks')
+    .description('what only a person may decide: payments that nobody could bring to an end')
+    .option('--all', 'also those whose payment has come to an end since')
+    .action(
+      action(async ({ store }, { all = false }: { all?: boolean }) => {
+        const { isVisible, payment: decider, paymentStream, statusOf, toPaymentEvent } = await import('#payments');
+        const rows = [];
+        for await (const events of store.readAll(null, { streamPrefixes: ['staff-'] }))
+          for (const { type, data, meta } of events) {
+            if (type !== 'StaffTaskRaised') continue;
+            const { paymentId, reason, evidence } = data as { paymentId: string; reason: StaffTaskReason; evidence: Json };
+            let payment = decider.initial;
+            for await (const event of store.read(paymentStream(paymentId))) payment = decider.evolve(payment, toPaymentEvent(event));
+            const status = isVisible(payment) ? statusOf(payment) : 'none';
+            // A rejected settlement stays one: the books have given the money up.
+            const open = status === 'unknown' || payment.phase === 'charged';
+            if (open || all) rows.push({ paymentId, reason, status, open, raisedAt: meta.recordedAt, evidence });
+          }
+        return {
+          json: rows,
+          text: table(
+            ['PAYMENT', 'REASON', 'STATUS', 'RAISED'],
+            rows.map((row) => [row.paymentId, row.reason, row.status, row.raisedAt]),
+          ),
+        };
+      }),
+    );
+
+  payments
     .command('resolve')
     .description('decide a payment whose outcome is unknown; refused where the gateway shows something else')
     .argument('<payment>', 'payment id', uuid)
@@ -75,7 +104,11 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .requiredOption('--evidence <evidence>', 'why this is sure; for the record')
     .requiredOption('--by <name>', 'who decides')
     .option('--force', 'decide although the gateway cannot tell')
-    .option('--transaction <leg=id>', 'transaction of a leg, from the processor’s own records, where the gateway cannot name it', legTransaction)
+    .option(
+      '--transaction <leg=id>',
+      'transaction of a leg, from the processor’s own records: of its charge, or (voided) of its return',
+      legTransaction,
+    )
     .action(
       action(async ({ services }, paymentId: string, { as, evidence, by, force = false, transaction = {} }: ResolveOptions) => {
         const { resolvePayment } = await import('#payments');

@@ -6,7 +6,7 @@ import { openAcceptedSecrets, type Portal } from '#accounts';
 import { Conflict } from '#eventstore';
 import { type Cents, type ErrorCode, isUuid, ServiceError } from '#kernel';
 import { refuseByTerms } from '#payments';
-import type { KeyRing } from '#platform';
+import { holdsCardNumber, type KeyRing } from '#platform';
 import { vetAddress } from './addresses.js';
 import type { CheckoutLine, CheckoutPayer, IntakeKind } from './checkout.js';
 import { viewOf } from './checkout.js';
@@ -76,8 +76,9 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
   }
 };
 
-/** A value that is itself at fault is not sent back. */
-const echoed = (value: string | undefined, max: number): string | null => (value !== undefined && value !== '' && value.length <= max ? value : null);
+/** A value that is itself at fault is not sent back; a card number never, whatever the check of free text is set to (C9). */
+const echoed = (value: string | undefined, max: number): string | null =>
+  value !== undefined && value !== '' && value.length <= max && !holdsCardNumber(value) ? value : null;
 
 const invalid = (message: string) => new ServiceError('VALIDATION_ERROR', message);
 

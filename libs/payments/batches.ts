@@ -3,7 +3,7 @@
  * then the batch's own stream gets the line. Everything may be repeated: a payment's leg settles once, a line is recorded once, and two that record the same
  * batch at the same time share its lines between them.
  */
-import { Conflict, type EventStore, type NewEvent, upcast, upcasters, type Recorded } from '#eventstore';
+import { Conflict, type EventStore, type NewEvent, OutcomeUnknown, type Recorded, Unavailable, upcast, upcasters } from '#eventstore';
 import { Deadline, type Json, timestamp } from '#kernel';
 import { hashedUuid } from '#platform';
 import type { PaymentPorts } from './charge.js';
@@ -73,16 +73,25 @@ export const recordSettlements = async (ports: SettlementPorts, signal: AbortSig
     if (!gateway || gateway.capabilities.settlement === 'none') continue;
     const reader = readAhead(gateway.settlements(account, await register.lastBatch(account), signal), payments, account);
     try {
-      for await (const batch of batchesOf(reader)) recorded.push(await recordBatch(ports, account, batch, signal));
+      for await (const batch of batchesOf(reader)) {
+        recorded.push(await recordBatch(ports, account, batch, signal));
+        // What this batch settled must be known to the next: the same refund in both was made twice.
+        await register.caughtUp();
+      }
     } catch (error) {
-      if (!(error instanceof NotYet)) throw error;
-      payments.log.info({ merchantAccount: account.merchantAccount }, error.message);
+      const { merchantAccount } = account;
+      if (error instanceof NotYet) payments.log.info({ merchantAccount }, error.message);
+      // A batch that cannot be must not keep other accounts from theirs; what our stores cannot do concerns all of them.
+      else if (error instanceof ImpossibleBatch) payments.log.error({ merchantAccount, err: error }, 'a settlement batch cannot be recorded');
+      else throw error;
     }
   }
-  await register.caughtUp();
   await recordFunding(ports);
   return recorded;
 };
+
+/** What the processor says of a batch contradicts what was recorded of it: nothing is written, and somebody has to look. */
+class ImpossibleBatch extends Error {}
 
 /** The processor's own troubles end the account's round; ours are thrown by whoever consumes. */
 const readAhead = async function* (
@@ -170,6 +179,8 @@ export const recordBatch = async (
     chunk = [];
   }
   await write();
+  if (number < place.batch.lines.length)
+    throw new ImpossibleBatch(`batch ${batchId} has ${number} lines now, and had ${place.batch.lines.length} before`);
   while (!place.batch.complete) {
     try {
       place = await append(ports, name, place, {
@@ -277,8 +288,10 @@ const append = async (
     data: data as unknown as Json,
     meta: { recordedAt: at, ...closedAt, actor: { type: 'system', id: 'settlement' }, correlationId: ids.uuid() },
   };
+  // Folded before it is appended: what cannot be must never reach the log.
+  const after = evolveBatch(batch, { type, at, data } as SettlementEvent);
   const appended = await store.append(settlementStream(name), revision ?? 'no_stream', [event]);
-  return { batch: evolveBatch(batch, { type, at, data } as SettlementEvent), revision: appended.revision };
+  return { batch: after, revision: appended.revision };
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -396,6 +409,9 @@ const settleLine = (
     if (settles && !line.accepted) await raiseStaffTask(payments, store, paymentId, 'settlement_rejected', evidence, owner); // C67
     if (result === 'STATUS_MISMATCH' && isVisible(loaded.payment) && loaded.payment.phase === 'unknown')
       await raiseStaffTask(payments, store, paymentId, 'settled_while_unknown', evidence, owner); // C29
+    const rejected = loaded.payment.phase === 'charged' && loaded.payment.legs.some((one) => one.leg === leg && one.settlementRejected);
+    if (result === 'STATUS_MISMATCH' && line.type === 'sale' && rejected)
+      await raiseStaffTask(payments, store, paymentId, 'settled_after_rejection', evidence, owner);
     return toRecorded(number, line, result, { paymentId, leg }, expectedCents);
   });
 };
@@ -408,10 +424,13 @@ export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
   const today = timestamp(ports.payments.clock.now()).slice(0, 10);
   for (const { account, batchId, netCents, fundedOn } of await ports.register.fundable(today)) {
     const name = { gateway: account.gateway, merchantAccount: account.merchantAccount, batchId };
-    const place = await loadBatch(ports.store, settlementStream(name));
-    if (place.batch.funded) continue;
-    await append(ports, name, place, { type: 'BatchFunded', data: { ...name, fundedOn, netCents } }).catch((error: unknown) => {
-      if (!(error instanceof Conflict)) throw error; // recorded by another worker
-    });
+    try {
+      const place = await loadBatch(ports.store, settlementStream(name));
+      if (!place.batch.funded) await append(ports, name, place, { type: 'BatchFunded', data: { ...name, fundedOn, netCents } });
+    } catch (error) {
+      // Recorded by another worker, or a batch that somebody has to look at; the others get theirs.
+      if (error instanceof Unavailable || error instanceof OutcomeUnknown) throw error;
+      if (!(error instanceof Conflict)) ports.payments.log.error({ batchId, err: error }, 'the funding of a batch cannot be recorded');
+    }
   }
 };

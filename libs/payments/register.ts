@@ -337,7 +337,10 @@ interface LinesOf {
 }
 
 const writeLines = async (client: Queryable, of: LinesOf, lines: readonly RecordedLine[]): Promise<void> => {
-  const matched = lines.filter(({ result, accepted }) => accepted && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH'));
+  // A fee or a chargeback names the sale's transaction too, and settles nothing.
+  const matched = lines.filter(
+    ({ type, result, accepted }) => (type === 'sale' || type === 'refund') && accepted && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH'),
+  );
   const { rows } = await client.query<{ transaction_id: string }>(
     `update gateway_transaction set settled_batch_id = $3
      where gateway = $1 and merchant_account = $2 and transaction_id = any($4::text[]) and settled_batch_id is null
@@ -347,7 +350,7 @@ const writeLines = async (client: Queryable, of: LinesOf, lines: readonly Record
   const late = new Set(rows.map((row) => row.transaction_id));
   for (const line of lines) {
     if (line.result !== 'MATCHED') await writeException(client, of, line, line.result, unexplainedCents(line));
-    else if (line.netCents !== line.grossCents - line.feeCents) await writeException(client, of, line, 'FEE_MISMATCH', 0);
+    else if (line.accepted && line.netCents !== line.grossCents - line.feeCents) await writeException(client, of, line, 'FEE_MISMATCH', 0);
     if (late.has(line.transactionId)) await writeException(client, of, line, 'LATE', 0);
   }
 };

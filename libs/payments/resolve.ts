@@ -1,11 +1,12 @@
 /**
- * Resolving an unknown charge by a person (C29, C69): the one way from `unknown` to `succeeded`. The stream is fenced, the reference under which recovery would
- * undo the charge is finalised, and the gateway is asked about every leg; evidence that contradicts the decision refuses it.
+ * Resolving an unknown charge by a person (C29, C69): the one way from `unknown` to `succeeded`. The stream is fenced and the gateway is asked about every leg;
+ * evidence that contradicts the decision refuses it, and then nothing at the gateway has changed, so that recovery can still undo the charge. Only a decision that
+ * agrees finalises references: for the charge, those that would undo it; against it, those that could still make it.
  */
 import { Deadline, ServiceError, timestamp } from '#kernel';
 import type { PaymentPorts } from './charge.js';
 import { bounded, GATEWAY_CALL_MS } from './gateway/call.js';
-import type { Leg, LookedUp, PaymentGateway } from './gateway/gateway.js';
+import type { Leg, LookedUp } from './gateway/gateway.js';
 import { type Awaiting, type Charge, isVisible, type LegTerms, statusOf } from './payment.js';
 import { paymentView, type PaymentView } from './payment.view.js';
 import { finalizeReference } from './reverse.js';
@@ -20,7 +21,10 @@ export interface ResolveRequest {
   readonly by: string;
   /** Decides although the gateway cannot be asked, or cannot tell. Never against what it shows. */
   readonly force: boolean;
-  /** Transactions of the charge by leg, from the processor's own records: needed where the gateway cannot tell of a charge that succeeded. */
+  /**
+   * Transactions by leg, from the processor's own records. As succeeded: those of the charge, where the gateway cannot tell. As voided: those that returned a leg
+   * which stands at the gateway and could not be undone through it, such as a settled one whose fee was never charged; needs `force`.
+   */
   readonly transactions: Readonly<Partial<Record<Leg, string>>>;
 }
 
@@ -64,66 +68,71 @@ const resolveOnce = async (ports: PaymentPorts, request: ResolveRequest, owner: 
   loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], owner, deadline);
   const { terms } = loaded.payment as Awaiting;
 
+  const returned = (leg: Leg) => as === 'voided' && force && request.transactions[leg] !== undefined;
   const found: { terms: LegTerms; evidence: LegEvidence }[] = [];
-  for (const leg of terms.legs) found.push({ terms: leg, evidence: await legEvidence(ports, leg, as, deadline) });
-  for (const { terms: leg, evidence: shown } of found)
-    if (shown.shows !== 'cannot_tell' && !AGREES[as].includes(shown.shows))
-      throw new ServiceError(
-        'INVALID_STATE',
-        `The gateway shows the ${leg.leg} leg as ${IN_WORDS[shown.shows]}; the payment cannot be resolved as ${as}.`,
-      );
+  for (const leg of terms.legs) found.push({ terms: leg, evidence: lookedUp(await lookup(ports, leg, deadline)) });
+  for (const { terms: leg, evidence: shown } of found) if (!(shown.shows === 'charged' && returned(leg.leg))) refuseContradiction(as, leg, shown);
   if (as === 'failed' && found.every(({ evidence: shown }) => shown.shows === 'undone'))
     throw new ServiceError('INVALID_STATE', 'The gateway shows the charge as made and undone; resolve it as voided.');
   const uncertain = found.filter(({ evidence: shown }) => shown.shows === 'cannot_tell').map(({ terms: { leg } }) => leg);
-  if (uncertain.length > 0) {
-    if (!force)
-      throw new ServiceError(
-        'INVALID_STATE',
-        `The gateway cannot tell about the ${uncertain.join(' and the ')} leg; with other proof, resolve it with --force.`,
-      );
-    log.error({ paymentId, as, by, legs: uncertain }, 'an unknown payment is resolved by force, without word of the gateway');
-  }
-
+  refuseUncertain(uncertain, force);
   const charge = as === 'succeeded' ? chargeOf(found, request.transactions, ids.confirmationNumber()) : null;
-  const command = { type: 'Resolve', at: at(), as, charge, evidence, by, forced: uncertain.length > 0 } as const;
+
+  for (const { terms: leg, evidence: shown } of found)
+    if (!returned(leg.leg) && !(await promised(ports, leg, as, shown, deadline))) uncertain.push(leg.leg);
+  refuseUncertain(uncertain, force);
+  const taken = found.filter(({ terms: { leg }, evidence: shown }) => shown.shows === 'charged' && returned(leg)).map(({ terms: { leg } }) => leg);
+  const forced = uncertain.length + taken.length > 0;
+  if (forced)
+    log.error({ paymentId, as, by, legs: [...uncertain, ...taken] }, 'an unknown payment is resolved by force, without word of the gateway');
+
+  const said = taken.map((leg) => `${leg} returned by ${request.transactions[leg]}`);
+  const command = { type: 'Resolve', at: at(), as, charge, evidence: [evidence, ...said].join('; '), by, forced } as const;
   const { payment } = await streams.execute(loaded, [command], owner, deadline);
   if (!isVisible(payment)) throw new Error('a resolved payment is visible');
   return paymentView(paymentId, payment);
 };
 
-/**
- * Looks one leg up. A decision against the charge finalises its reference, so that it can never be executed after; a decision for it finalises the reference
- * that would undo it.
- */
-const legEvidence = async (ports: PaymentPorts, leg: LegTerms, as: ResolveRequest['as'], deadline: Deadline): Promise<LegEvidence> => {
-  const gateway = ports.gateways.find(leg.account);
-  if (!gateway) return { shows: 'cannot_tell' };
-  const { account, references } = leg;
-  const reversal = await finalizeReference(ports, gateway, { ref: references.reversal, account, op: 'reversal' }, deadline);
-  if (reversal.kind === 'cannot_tell') return { shows: 'cannot_tell' };
-  if (reversal.kind === 'executed' && reversal.result.kind === 'approved') return { shows: 'undone' };
-  if (as === 'succeeded') return lookedUp(await lookup(ports, gateway, leg, deadline));
-
-  const charge = await finalizeReference(ports, gateway, { ref: references.charge, account, op: 'charge' }, deadline);
-  if (charge.kind === 'cannot_tell') return { shows: 'cannot_tell' };
-  if (charge.kind === 'never') return { shows: 'never' };
-  switch (charge.result.kind) {
-    case 'approved': {
-      // Executed once; whether it stands only the look-up shows.
-      const now = lookedUp(await lookup(ports, gateway, leg, deadline));
-      return now.shows === 'never' ? { shows: 'cannot_tell' } : now;
-    }
-    case 'declined':
-      return { shows: 'declined' };
-    case 'unknown':
-      return { shows: 'cannot_tell' };
-    default:
-      return { shows: 'never' };
-  }
+const refuseContradiction = (as: ResolveRequest['as'], { leg }: LegTerms, { shows }: LegEvidence): void => {
+  if (shows !== 'cannot_tell' && !AGREES[as].includes(shows))
+    throw new ServiceError('INVALID_STATE', `The gateway shows the ${leg} leg as ${IN_WORDS[shows]}; the payment cannot be resolved as ${as}.`);
 };
 
-const lookup = ({ clock }: PaymentPorts, gateway: PaymentGateway, { account, references }: LegTerms, deadline: Deadline) => {
+const refuseUncertain = (legs: readonly Leg[], force: boolean): void => {
+  if (legs.length > 0 && !force)
+    throw new ServiceError(
+      'INVALID_STATE',
+      `The gateway cannot tell about the ${legs.join(' and the ')} leg; with other proof, resolve it with --force.`,
+    );
+};
+
+/** Has the gateway promise that what was decided stays so. False: it cannot. Refuses where the leg has moved since it was looked up. */
+const promised = async (
+  ports: PaymentPorts,
+  leg: LegTerms,
+  as: ResolveRequest['as'],
+  { shows }: LegEvidence,
+  deadline: Deadline,
+): Promise<boolean> => {
+  const gateway = ports.gateways.find(leg.account);
+  if (!gateway) return false;
+  const { account, references } = leg;
+  if (as !== 'succeeded') {
+    const charge = await finalizeReference(ports, gateway, { ref: references.charge, account, op: 'charge' }, deadline);
+    if (charge.kind === 'cannot_tell') return shows === 'undone' || shows === 'declined';
+    if (charge.kind === 'executed' && charge.result.kind === 'approved' && shows === 'never')
+      refuseContradiction(as, leg, { shows: 'charged', ...charge.result.txn, authCode: '' });
+    if (shows === 'undone') return true;
+  }
+  const reversal = await finalizeReference(ports, gateway, { ref: references.reversal, account, op: 'reversal' }, deadline);
+  if (reversal.kind === 'executed' && reversal.result.kind === 'approved') refuseContradiction(as, leg, { shows: 'undone' });
+  return reversal.kind !== 'cannot_tell';
+};
+
+const lookup = async ({ clock, gateways }: PaymentPorts, { account, references }: LegTerms, deadline: Deadline) => {
   const cannotTell = { found: 'cannot_tell' } as const;
+  const gateway = gateways.find(account);
+  if (!gateway) return cannotTell;
   return bounded<LookedUp | { readonly found: 'cannot_tell' }>(
     clock,
     Math.max(1, Math.min(GATEWAY_CALL_MS, deadline.leftMs)),

@@ -182,6 +182,8 @@ const judgeSale = (
   if (found.op !== 'charge' || line.transactionId !== leg.transactionId) return judged('DUPLICATE_AT_GATEWAY');
   const before = leg.settledBatchId ?? found.settledBatchId;
   if (before !== null && before !== batchId) return judged('DUPLICATE_AT_GATEWAY');
+  // Rejected once and accepted now: the books have given it up, and the API has no word for it. A person decides.
+  if (leg.settlementRejected && line.accepted) return judged('STATUS_MISMATCH', 0);
   // A void that is under way changes what settles.
   if (before === null && isReversing(payment, now)) return 'wait';
   const expected = cents(leg) - voidedCents(payment, leg);

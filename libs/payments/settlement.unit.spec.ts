@@ -25,6 +25,7 @@ import {
   refundRequested,
   returned,
   settled,
+  settlementRejected,
   unknown,
   voidRequested,
   wholeLines,
@@ -153,16 +154,29 @@ describe('a refund', () => {
 });
 
 describe('other lines', () => {
+  const open = [...charged(), disputed()];
+  const recovered = [...charged(), disputed({ status: 'recovered' })];
   test.each([
-    ['a chargeback with its dispute', 'chargeback', [...charged(), disputed()], 'MATCHED'],
-    ['a chargeback without one', 'chargeback', charged(), 'STATUS_MISMATCH'],
-    ['a chargeback whose dispute was recovered', 'chargeback', [...charged(), disputed({ status: 'recovered' })], 'STATUS_MISMATCH'],
-    ['a chargeback that comes back with its dispute recovered', 'chargeback_reversal', [...charged(), disputed({ status: 'recovered' })], 'MATCHED'],
-    ['a chargeback that comes back too early', 'chargeback_reversal', [...charged(), disputed()], 'STATUS_MISMATCH'],
-    ['a fee', 'fee', charged(), 'MATCHED'],
-    ['an adjustment', 'adjustment', charged(), 'MISSING_HERE'],
-  ] as const)('%s', (_, type, facts, result) => {
-    expect(judge(facts, { type })).toEqual({ result, expectedCents: null, settles: false });
+    ['a chargeback of what is disputed', 'chargeback', -4_000, open, 'MATCHED', null],
+    ['a chargeback of something else', 'chargeback', -3_999, open, 'AMOUNT_MISMATCH', -4_000],
+    ['a chargeback without a dispute', 'chargeback', -4_000, charged(), 'STATUS_MISMATCH', 0],
+    ['a chargeback whose dispute was recovered', 'chargeback', -4_000, recovered, 'STATUS_MISMATCH', 0],
+    ['a chargeback that comes back with its dispute recovered', 'chargeback_reversal', 4_000, recovered, 'MATCHED', null],
+    ['a chargeback that comes back in part', 'chargeback_reversal', 3_999, recovered, 'AMOUNT_MISMATCH', 4_000],
+    ['a chargeback that comes back too early', 'chargeback_reversal', 4_000, open, 'STATUS_MISMATCH', 0],
+    ['a fee', 'fee', -10, charged(), 'MATCHED', null],
+    ['an adjustment', 'adjustment', 10, charged(), 'MISSING_HERE', null],
+  ] as const)('%s', (_, type, grossCents, facts, result, expectedCents) => {
+    expect(judge(facts, { type, grossCents })).toEqual({ result, expectedCents, settles: false });
+  });
+  test('a sale that was rejected before and is accepted now is a contradiction; rejected again it is the same', () => {
+    const before = [...charged(), settlementRejected('principal')];
+    expect(judge(before)).toEqual({ result: 'STATUS_MISMATCH', expectedCents: 0, settles: false });
+    expect(judge(before, { accepted: false })).toMatchObject({ result: 'MATCHED' });
+  });
+  test('a refund that came back rejected is a contradiction', () => {
+    const refund = { type: 'refund', transactionId: 'R-principal-txn', grossCents: -2_500, accepted: false } as const;
+    expect(judge([...charged(), ...cameBack('refund')], refund)).toEqual({ result: 'STATUS_MISMATCH', expectedCents: -2_500, settles: false });
   });
 });
 

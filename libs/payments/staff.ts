@@ -31,7 +31,9 @@ export type StaffTaskReason =
   /** A batch settled a payment whose outcome is unknown here (C29). */
   | 'settled_while_unknown'
   /** C67. */
-  | 'settlement_rejected';
+  | 'settlement_rejected'
+  /** A sale whose settlement was rejected came back accepted. */
+  | 'settled_after_rejection';
 
 /** Raises a task and an alarm in the log; raised before, it does nothing. Throws what the store throws. */
 export const raiseStaffTask = async (

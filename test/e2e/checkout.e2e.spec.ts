@@ -108,6 +108,19 @@ describe('intake', () => {
     expect((await winner.pay(id)).location).toBe(`${path}/receipt`);
     expect(await events(id)).toEqual(['CheckoutStarted', 'CheckoutOpened', 'AttemptStarted', 'CheckoutPaid']);
   });
+  test('JSON: a program that only looks (HEAD) does not take the place of the first browser', async () => {
+    const headers = { 'content-type': 'application/json', origin: null, 'sec-fetch-site': null };
+    const body = JSON.stringify({ ...intakeOf(portal), amount_cents: 12_500, line_items: LINES });
+    const path = new URL((await payer().send(INTAKE, { method: 'POST', headers, body })).location).pathname;
+    await payer().send(path, { method: 'HEAD' });
+    expect((await payer().send(path)).status).toBe(200);
+  });
+  test('a card number where none belongs is not sent back to the partner (C9)', async () => {
+    const fields = intakeOf(portal, { reference_id: '4242424242424242', state: '5555 5555 5555 4444' });
+    const { location } = await payer().send(INTAKE, { method: 'POST', body: formText(fields) });
+    expect(location).toContain('error=VALIDATION_ERROR');
+    expect(decodeURIComponent(location)).not.toMatch(/4242424242424242|5555.5555.5555.4444/);
+  });
   test('the payment is the owner’s, with everything that came', async () => {
     const { one, id } = await paidNow(
       intakeOf(portal, {

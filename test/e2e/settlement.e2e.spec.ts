@@ -349,6 +349,93 @@ describe('lines that fit no payment, or not the way they should: kept, and nothi
   });
 });
 
+describe('batches of a processor that does not behave', () => {
+  const charged = async () => {
+    const { id } = await pay({ portal: combined });
+    const { payment } = await service.services.payments.ports.streams.load(id);
+    if (payment.phase !== 'charged') throw new Error('not charged');
+    return { id, transactionId: payment.legs[0]!.transactionId, merchantAccount: payment.legs[0]!.account.merchantAccount };
+  };
+  let batches = 0;
+  const inBatch = (name: string, one: SettlementRecord): SettlementRecord => ({ ...one, batchId: `${name}_${batches}` });
+  const linesOf = async (id: string, type: string) => {
+    const found: string[] = [];
+    for await (const events of service.services.store.readAll(null, { streamPrefixes: ['settlement-'] }))
+      for (const event of events)
+        if (event.type === 'SettlementLinesRecorded')
+          for (const one of (event.data as unknown as { lines: { paymentId: string; type: string; result: string }[] }).lines)
+            if (one.paymentId === id && one.type === type) found.push(one.result);
+    return found;
+  };
+
+  test('the same refund in two batches of one round is a duplicate', async () => {
+    batches += 1;
+    const { id, merchantAccount } = await charged();
+    await settle();
+    const refund = (await client.refund(id, { amountCents: 2_500 })).data;
+    const one = line({ transactionId: refund.gateway.transactionId!, type: 'refund', grossCents: -2_500 });
+    await record(processorOf(['twice_a', 'twice_b'].map((name) => ({ merchantAccount, line: inBatch(name, one) }))));
+    expect(await linesOf(id, 'refund')).toEqual(['MATCHED', 'DUPLICATE_AT_GATEWAY']);
+  });
+  test('a fee of the transaction one batch before its sale does not settle it', async () => {
+    batches += 1;
+    const { id, merchantAccount, transactionId } = await charged();
+    await record(processorOf([{ merchantAccount, line: inBatch('fee', line({ transactionId, type: 'fee', grossCents: -10 })) }]));
+    await record(processorOf([{ merchantAccount, line: inBatch('sale', line({ transactionId, grossCents: 10_300 })) }]));
+    expect((await history(id)).at(-1)).toBe('PaymentSettled');
+  });
+  test('a sale that was rejected and comes back accepted is an exception and a task: it is booked nowhere by itself (C67)', async () => {
+    batches += 1;
+    const { id, merchantAccount, transactionId } = await charged();
+    await record(processorOf([{ merchantAccount, line: inBatch('no', line({ transactionId, grossCents: 10_300, accepted: false, netCents: 0 })) }]));
+    await record(processorOf([{ merchantAccount, line: inBatch('yes', line({ transactionId, grossCents: 10_300 })) }]));
+    expect((await exceptionsOf(id)).map(({ kind, grossCents }) => [kind, grossCents])).toEqual([['STATUS_MISMATCH', 10_300]]);
+    expect(await tasksOf(id)).toEqual(['settlement_rejected', 'settled_after_rejection']);
+    expect((await history(id)).at(-1)).toBe('SettlementRejected');
+  });
+  test('fewer lines than were recorded before: nothing is written, an alarm, and every other account goes on', async () => {
+    batches += 1;
+    const { merchantAccount } = await charged();
+    const all = Array.from({ length: 250 }, (_, index) => ({
+      merchantAccount,
+      line: inBatch('short', line({ transactionId: `ch_short_${index}`, grossCents: 1, fundedOn: '2026-01-02' })),
+    }));
+    const whole = processorOf(all);
+    // The round ends in the middle of the batch, after its first 200 lines were written.
+    const cut: SettlementPorts = {
+      ...whole,
+      payments: {
+        ...whole.payments,
+        gateways: {
+          find: (account) => {
+            const gateway = whole.payments.gateways.find(account);
+            return (
+              gateway && {
+                ...gateway,
+                settlements: async function* (...asked: Parameters<PaymentGateway['settlements']>) {
+                  let count = 0;
+                  for await (const one of gateway.settlements(...asked)) {
+                    if (++count > 230) throw new Error('away');
+                    yield one;
+                  }
+                },
+              }
+            );
+          },
+        },
+      },
+    };
+    await record(cut);
+    const mine = ({ batchId }: { batchId: string }) => batchId.startsWith('short');
+    expect((await record(processorOf(all.slice(0, 100)))).filter(mine)).toEqual([]);
+    expect(service.logLines().some(({ level, msg }) => level >= 50 && msg === 'a settlement batch cannot be recorded')).toBe(true);
+    const other = await pay({ portal: await service.portal(partner) });
+    await settle();
+    expect(await history(other.id)).toContain('PaymentSettled');
+    expect((await record(processorOf(all))).filter(mine)).toEqual([{ batchId: `short_${batches}`, count: 250, amountCents: 250 }]);
+  });
+});
+
 describe('staff', () => {
   const byStaff = async (request: Partial<Parameters<typeof reverseByStaff>[1]> & { paymentId: string }, key: string | null = null) => {
     const answer = await reverseByStaff(
@@ -505,6 +592,37 @@ describe('resolving what recovery may not (C29, C69)', () => {
       message: 'The gateway shows the fee leg as never charged; the payment cannot be resolved as succeeded.',
     });
     expect(await client.status(id)).toBe('unknown');
+  });
+  test.each(['succeeded', 'voided', 'failed'] as const)(
+    'refused as %s, it changes nothing at the gateway: recovery still undoes the charge',
+    async (as) => {
+      const id = await unknown();
+      expect(await refused(resolve(id, { as }))).toMatchObject({ code: 'INVALID_STATE' });
+      expect(await refused(resolve(id, { as, force: true }))).toMatchObject({ code: 'INVALID_STATE' });
+      await service.recover(id);
+      expect(await client.status(id)).toBe('voided');
+      const { payment } = await service.services.payments.ports.streams.load(id);
+      if (payment.phase !== 'voided') throw new Error('not voided');
+      const charge = (await service.simulator.truth()).find(({ ref }) => ref === payment.terms.legs[0]!.references.charge);
+      expect([charge?.amountCents, charge?.voidedCents]).toEqual([10_000, 10_000]);
+    },
+  );
+  test('a settled principal whose fee was never charged: as voided, by force, with the transaction that returned it', async () => {
+    const id = await unknown();
+    await service.simulator.closeBatches();
+    await service.recover(id);
+    expect(await tasksOf(id)).toEqual(['charge_cannot_be_undone']);
+    for (const as of ['succeeded', 'voided', 'failed'] as const)
+      expect(await refused(resolve(id, { as, force: true }))).toMatchObject({ code: 'INVALID_STATE' });
+    const transactions = { principal: 'rf_by_hand' };
+    expect(await refused(resolve(id, { as: 'voided', transactions }))).toMatchObject({ code: 'INVALID_STATE' });
+    expect(await resolve(id, { as: 'voided', force: true, transactions })).toMatchObject({ status: 'voided', capturedAmountCents: 0 });
+    const last = (await service.services.payments.ports.streams.events(id)).at(-1)!;
+    expect(last).toMatchObject({
+      type: 'PaymentResolved',
+      data: { forced: true, evidence: expect.stringContaining('principal returned by rf_by_hand') },
+    });
+    await record();
   });
   test('as voided or failed where the charge stands: refused', async () => {
     const id = await unknown(CARD.unreadable, combined);

@@ -114,6 +114,19 @@ describe('beside the running service', () => {
     expect(await done('disputes', 'list')).toContainEqual(expect.objectContaining({ disputeId: dispute.disputeId, status: 'recovered' }));
     expect(await done('payments', 'refund', id, '--reason', 'x', ...BY)).toMatchObject({ amountCents: 10_000 });
   });
+  test('tasks: what only a person may decide', async () => {
+    const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.unresolvable }));
+    const id = answer.body.details!.id!;
+    await done('settlement', 'close');
+    expect(await done('payments', 'tasks')).toContainEqual({
+      paymentId: id,
+      reason: 'settled_while_unknown',
+      status: 'unknown',
+      open: true,
+      raisedAt: expect.any(String),
+      evidence: expect.objectContaining({ transactionId: expect.any(String) }),
+    });
+  });
   test('resolve', async () => {
     const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.neverReached }));
     const id = answer.body.details!.id!;

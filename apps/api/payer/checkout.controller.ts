@@ -84,7 +84,9 @@ export class CheckoutController {
     let visit = await this.visit(id, request, reply);
     if (!visit) return;
     // The first browser that comes to a session which a server has started gets the cookie; of two, the one whose append counts.
-    if (visit.cookie === null && visit.view === 'pay' && !visit.session.checkout.opened) visit = await this.open(visit, request, reply);
+    // A HEAD is a look by a program: it must not take the place of the payer.
+    if (request.method === 'GET' && visit.cookie === null && visit.view === 'pay' && !visit.session.checkout.opened)
+      visit = await this.open(visit, request, reply);
     if (!isBound(visit)) return this.showOutsider(visit, request, reply);
     const { frame, session, view } = visit;
     const { checkoutId } = session;
