@@ -373,7 +373,7 @@ describe('batches of a processor that does not behave', () => {
     const { id, merchantAccount } = await charged();
     await settle();
     const refund = (await client.refund(id, { amountCents: 2_500 })).data;
-    const one = line({ transactionId: refund.gateway.transactionId!, type: 'refund', grossCents: -2_500 });
+    const one = line({ transactionId: refund.gateway.transactionId, type: 'refund', grossCents: -2_500 });
     await record(processorOf(['twice_a', 'twice_b'].map((name) => ({ merchantAccount, line: inBatch(name, one) }))));
     expect(await linesOf(id, 'refund')).toEqual(['MATCHED', 'DUPLICATE_AT_GATEWAY']);
   });

@@ -117,7 +117,9 @@ describe('beside the running service', () => {
   test('tasks: what only a person may decide', async () => {
     const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.unresolvable }));
     const id = answer.body.details!.id!;
-    await done('settlement', 'close');
+    // An alarm besides the answer, and rightly so.
+    const closed = await payfold('settlement', 'close');
+    expect([closed.code, closed.stderr]).toEqual([0, expect.stringContaining('a payment needs a decision by staff')]);
     expect(await done('payments', 'tasks')).toContainEqual({
       paymentId: id,
       reason: 'settled_while_unknown',
