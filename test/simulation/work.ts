@@ -5,10 +5,11 @@
 import { CANARIES } from './canaries.js';
 import { type RunResult, simulate } from './run.js';
 import { pairs, playNamed, singles } from './scenarios.js';
+import type { Seams } from './service.js';
 import { type CrashPoint, type Statistics, withoutRealTime } from './simulator.js';
 
 export type Piece =
-  | { readonly kind: 'seeds'; readonly from: number; readonly to: number; readonly twice: boolean }
+  | { readonly kind: 'seeds'; readonly from: number; readonly to: number; readonly twice: boolean; readonly planted?: string }
   | { readonly kind: 'singles'; readonly scenario: string }
   | { readonly kind: 'pairs'; readonly scenario: string; readonly every: number }
   | { readonly kind: 'canary'; readonly canary: string; readonly from: number; readonly to: number };
@@ -18,6 +19,8 @@ export interface Finding {
   readonly seed: number | null;
   readonly scenario: string | null;
   readonly crashes: readonly CrashPoint[];
+  /** The bug that was planted, to see what a finding looks like. */
+  readonly planted?: string;
   readonly violations: readonly string[];
 }
 
@@ -80,6 +83,13 @@ const counted = ({ statistics, checks, payments, events, simulatedMs, answers }:
   answers,
 });
 
+const seamsOf = (planted: string | undefined): Seams => {
+  if (planted === undefined) return {};
+  const canary = CANARIES.find(({ name }) => name === planted);
+  if (!canary) throw new Error(`no such canary: ${planted}`);
+  return canary.seams;
+};
+
 /** Does a piece. `onRun` hears of every run. */
 export const work = (piece: Piece, onRun: () => void = () => undefined): Promise<Done> => withoutRealTime(() => workOn(piece, onRun));
 
@@ -93,9 +103,11 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
   switch (piece.kind) {
     case 'seeds':
       for (let seed = piece.from; seed < piece.to; seed++) {
-        const result = await simulate(seed);
-        add(result, { seed, scenario: null, crashes: [] });
-        if (piece.twice && (await simulate(seed)).hash !== result.hash) done = { ...done, nondeterministic: [...done.nondeterministic, seed] };
+        const { planted } = piece;
+        const result = await simulate(seed, seamsOf(planted));
+        add(result, { seed, scenario: null, crashes: [], ...(planted !== undefined && { planted }) });
+        if (piece.twice && (await simulate(seed, seamsOf(planted))).hash !== result.hash)
+          done = { ...done, nondeterministic: [...done.nondeterministic, seed] };
       }
       return done;
     case 'singles':
@@ -106,9 +118,8 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
       return done;
     }
     case 'canary': {
-      const canary = CANARIES.find(({ name }) => name === piece.canary)!;
       for (let seed = piece.from; seed < piece.to; seed++) {
-        const result = await simulate(seed, canary.seams);
+        const result = await simulate(seed, seamsOf(piece.canary));
         done = together(done, counted(result));
         onRun();
         if (result.violations.length > 0) return { ...done, foundAfter: seed - piece.from + 1 };
@@ -119,5 +130,5 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
 };
 
 /** The run that a finding came from, to be told as a story. */
-export const again = (finding: Pick<Finding, 'seed' | 'scenario' | 'crashes'>): Promise<RunResult> =>
-  withoutRealTime(() => (finding.seed !== null ? simulate(finding.seed) : playNamed(finding.scenario!, finding.crashes)));
+export const again = ({ seed, scenario, crashes, planted }: Omit<Finding, 'violations'>): Promise<RunResult> =>
+  withoutRealTime(() => (seed !== null ? simulate(seed, seamsOf(planted)) : playNamed(scenario!, crashes, seamsOf(planted))));
