@@ -2,7 +2,7 @@
 import { spawnSync } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 
-const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks'];
+const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks', 'ledger'];
 
 const [, , ...given] = process.argv;
 const names = given.filter((word) => !word.startsWith('--'));

@@ -40,6 +40,9 @@ addWebhooks(program, terminal);
 addAudit(program, terminal);
 addProjections(program, terminal);
 
+// Each write hears of its own failure; without a listener a closed pipe would end the process in the middle.
+process.stdout.on('error', () => undefined);
+
 try {
   await program.parseAsync();
 } catch (error) {

@@ -55,6 +55,8 @@ export class Terminal {
           await context.close();
         }
       } catch (error) {
+        // Whoever read our output has seen enough (`| head`).
+        if ((error as NodeJS.ErrnoException).code === 'EPIPE') return;
         await refuse(error, json ?? false);
       }
     };

@@ -1,0 +1,142 @@
+/**
+ * The books at size (`--payments N`, default 250,000; each four events): the journal's projection against the list's, full verification against reading and hashing the
+ * same rows with no checks, a payment as of an instant, an export with its memory, and drift. One process, one Postgres, history multiplied from one real payment.
+ */
+import { spawnSync } from 'node:child_process';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+import { createPostgresEventStore, createSubscriber, type Projection, resetCheckpoint } from '#eventstore';
+import { eventHash, findDrift, journalModel, logSeal, paymentAsOf, reportText, verifyLog } from '#ledger';
+import { paymentListModel, paymentRegisterModel } from '#payments';
+import { createPool, migrate, newKeyRing, startEmbeddedPostgres, transaction } from '#platform';
+import { MIGRATIONS } from '../apps/services.js';
+import { closedLoop } from './load.js';
+import { printSettings, refuseWithoutFsync } from './pgbench.js';
+import { createRequest, rssMib, startService } from './service.js';
+
+const OPERATOR = fileURLToPath(new URL('../apps/operator/main.js', import.meta.url));
+const READS = 1_000;
+const RUN_MS = 60 * 60_000;
+
+const { values } = parseArgs({ options: { payments: { type: 'string', default: '250000' } } });
+const payments = Number(values.payments);
+
+/** The events of one real payment, charged and settled, as rows. */
+const modelPayment = async (): Promise<{ revision: string; type: string; data: string; meta: string }[]> => {
+  const service = await startService();
+  try {
+    await closedLoop({ host: service.url.hostname, port: Number(service.url.port), connections: 1, request: createRequest(service, 'model') }, 0.2);
+    const closed = spawnSync(process.execPath, [OPERATOR, '--yes', 'settlement', 'close'], {
+      env: { ...process.env, DATA_DIR: service.dataDir, LOG_LEVEL: 'error' },
+    });
+    if (closed.status !== 0) throw new Error(closed.stderr.toString());
+    const { rows } = await service.pool.query<{ revision: string; type: string; data: string; meta: string }>(
+      `select revision, type, data::text as data, meta::text as meta from es.events
+       where stream_id = (select stream_id from es.events where type = 'PaymentSettled' order by position limit 1) order by revision`,
+    );
+    return rows;
+  } finally {
+    await service.stop();
+  }
+};
+
+const model = await modelPayment();
+const directory = await mkdtemp(join(tmpdir(), 'payfold-bench-'));
+const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), {});
+const pool = createPool(postgres.url, { name: 'bench', max: 8, statementTimeoutMs: 0 });
+const store = createPostgresEventStore(postgres.url);
+try {
+  await migrate(pool, MIGRATIONS);
+  await refuseWithoutFsync(pool);
+  await pool.query('create table model (revision bigint, type text, data json, meta json)');
+  for (const row of model) await pool.query('insert into model values ($1, $2, $3, $4)', [row.revision, row.type, row.data, row.meta]);
+  await pool.query(
+    `insert into es.events (position, stream_id, revision, event_id, type, data, meta)
+     select (s.n - 1) * $2::int + m.revision + 1, s.stream_id, m.revision, gen_random_uuid(), m.type, m.data,
+            jsonb_set(m.meta::jsonb, '{recordedAt}', to_jsonb(to_char('2026-01-01'::timestamptz + s.n * interval '10 ms', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')))::json
+     from (select n, 'payment-' || gen_random_uuid() as stream_id from generate_series(1, $1::int) n) s cross join model m`,
+    [payments, model.length],
+  );
+  await pool.query('update es.head set position = (select max(position) from es.events)');
+  await pool.query('vacuum analyze es.events');
+  await printSettings(pool);
+  const events = payments * model.length;
+  const head = (await store.head())!;
+  const keys = newKeyRing();
+  const ports = { store, db: pool, keys, folder: join(directory, 'heads'), headFolder: join(directory, 'heads'), now: () => Date.now() };
+  const timed = async (work: () => Promise<unknown>): Promise<number> => {
+    const started = performance.now();
+    await work();
+    return (performance.now() - started) / 1_000;
+  };
+  const project = (projection: Projection) => timed(() => createSubscriber(projection, { store, pool }).runUntil(head, { timeoutMs: RUN_MS }));
+  const again = async (projection: Projection, tables: readonly string[]) => {
+    await transaction(pool, async (client) => {
+      await client.query(`truncate ${tables.join(', ')}`);
+      await resetCheckpoint(client, projection.name, null);
+    });
+    return project(projection);
+  };
+
+  // A-B-A: what else the machine does hits both.
+  const list = paymentListModel();
+  const first = await project(list.projection);
+  const journal = await project(journalModel.projection);
+  const second = await again(list.projection, list.tables);
+  const listRate = events / ((first + second) / 2);
+  console.log(
+    `projections, ${events} events: list ${listRate.toFixed(0)}/s, journal ${(events / journal).toFixed(0)}/s; ratio ${(events / journal / listRate).toFixed(2)} (floor 0.5)`,
+  );
+
+  await project(paymentRegisterModel.projection);
+  const sealing = await project(logSeal);
+  const plain = async () => {
+    for await (const batch of store.readAll(null, { until: head })) for (const event of batch) eventHash(event);
+  };
+  const baseline = await timed(plain);
+  let ok = false;
+  const verified = await timed(async () => void (ok = (await verifyLog(ports)).checks.every((check) => check.ok)));
+  const rest = await timed(plain);
+  const plainRate = events / ((baseline + rest) / 2);
+  console.log(
+    `sealing ${(events / sealing).toFixed(0)}/s; verification ${(events / verified).toFixed(0)}/s, reading and hashing alone ${plainRate.toFixed(0)}/s; ratio ${(events / verified / plainRate).toFixed(2)} (floor 0.7); ${ok ? 'ok' : 'NOT OK'}`,
+  );
+
+  const { rows: some } = await pool.query<{ payment_id: string }>(`select payment_id from payment_list tablesample system (5) limit ${READS}`);
+  const reads: number[] = [];
+  for (const { payment_id: id } of some) reads.push(1_000 * (await timed(() => paymentAsOf(store, id, { asOf: '2026-06-01T00:00:00.000Z' }))));
+  reads.sort((a, b) => a - b);
+  console.log(
+    `a payment as of an instant: median ${reads[Math.floor(reads.length / 2)]!.toFixed(2)} ms, p99 ${reads[Math.floor(reads.length * 0.99)]!.toFixed(2)} ms (ceiling 5)`,
+  );
+
+  for (const report of ['payments', 'transactions'] as const) {
+    globalThis.gc?.();
+    const idle = await rssMib(process.pid);
+    let most = idle;
+    const said = { rows: 0, totals: {}, after: null };
+    let pieces = 0;
+    const seconds = await timed(async () => {
+      for await (const piece of reportText({ store, db: pool }, report, 'csv', { from: null, to: null, asOf: null, after: null }, said))
+        if (piece.length > 0 && pieces++ % 20 === 0) most = Math.max(most, await rssMib(process.pid));
+    });
+    console.log(
+      `export of ${report}: ${said.rows} rows, ${(said.rows / seconds).toFixed(0)}/s (floor 50000); memory ${(most - idle).toFixed(0)} MiB above idle (ceiling 150)`,
+    );
+  }
+
+  let differences = 0;
+  const drift = await timed(async () => void (differences = (await findDrift(ports)).differences.length));
+  console.log(
+    `drift over ${payments} payments: ${drift.toFixed(1)} s, ${(payments / drift).toFixed(0)} payments/s (floor 8333), ${differences} differences`,
+  );
+  if (!ok || differences > 0) process.exitCode = 1;
+} finally {
+  await pool.end();
+  await store.close();
+  await postgres.stop();
+  await rm(directory, { recursive: true, force: true });
+}
