@@ -19,6 +19,8 @@ const KEYLESS_REPEAT_MS = [150_000, 300_000] as const;
 /** How long a client looks at a payment that is not decided: an hour, ever less often. */
 const LOOKS_MS = [2_000, 5_000, 10_000, 20_000, 30_000, 60_000, 60_000, 120_000, 300_000, 600_000, 1_200_000, 1_200_000] as const;
 
+const THINKS_AGAIN_MS = [5_000, 40_000] as const;
+
 export interface Wish {
   readonly accountId: string;
   readonly portal: PortalTerms;
@@ -174,6 +176,10 @@ export class Outside {
         if (ask.key === null || rng.chance(0.5)) return this.look(ask.request.accountId, answer.details.id as string, looks);
       } else if (answer.status === 500) {
         if (ask.key === null) return { kind: 'cannot tell' };
+      } else if (answer.code === 'PORTAL_ACCESS_DENIED') {
+        // Refused before anything began: the key was given back, and may be used when the operator has thought again (C15).
+        if (rng.chance(0.3)) return { kind: 'cannot tell' };
+        await this.wait(rng.int(...THINKS_AGAIN_MS));
       } else if (answer.code !== 'IDEMPOTENCY_IN_PROGRESS' && answer.code !== 'IDEMPOTENCY_UNAVAILABLE') {
         return { kind: 'cannot tell' };
       }
@@ -268,6 +274,16 @@ export class Outside {
     const { bank, sim } = this.world;
     const closed = merchantAccounts(portal).flatMap((account) => bank.closeBatch(account) ?? []);
     if (closed.length > 0) sim.note('bank', `closes ${closed.join(' and ')}`);
+  }
+
+  /** The operator takes a portal away for a while: what is new is refused, what was answered is replayed all the same (C47, contract 2). */
+  async revoke({ portalId }: PortalTerms, ms: number): Promise<void> {
+    const { sim, directoryChanges } = this.world;
+    sim.note('operator', `revokes ${portalId}`);
+    directoryChanges.revoked.add(portalId);
+    await this.wait(ms);
+    directoryChanges.revoked.delete(portalId);
+    sim.note('operator', `grants ${portalId} again`);
   }
 
   /** Opens a dispute, and lets it end one way or the other. */

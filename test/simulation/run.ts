@@ -181,6 +181,11 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
       outside.settle(draw.pick(portals));
     }
   };
+  const operator = async (outside: Outside): Promise<void> => {
+    if (!draw.chance(0.15)) return;
+    await sim.wait(draw.int(0, 60_000));
+    await outside.revoke(draw.pick(portals), draw.int(1_000, 40_000));
+  };
   const disputes = async (outside: Outside): Promise<void> => {
     if (!draw.chance(0.25)) return;
     await sim.wait(draw.int(10_000, 120_000));
@@ -203,7 +208,12 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     for (const again of keys.slice(0, 4)) await again();
   };
   const clients = async (outside: Outside): Promise<void> => {
-    await Promise.all([...Array.from({ length: draw.int(1, 4) }, (_, number) => client(outside, number)), night(outside), disputes(outside)]);
+    await Promise.all([
+      ...Array.from({ length: draw.int(1, 4) }, (_, number) => client(outside, number)),
+      night(outside),
+      disputes(outside),
+      operator(outside),
+    ]);
   };
   return play(sim, skewsMs, seams, clients, epilogue);
 };

@@ -78,6 +78,11 @@ export const SCENARIOS: Readonly<Record<string, Scenario>> = {
     await paying;
     await outside.decideWhatWaits();
   },
+  'create, refused before it began, and again under the same key': async (outside) => {
+    const revoked = outside.revoke(LOWERING, 3_000);
+    await outside.pay(wish(LOWERING));
+    await revoked;
+  },
   'two creates of one account': async (outside) => {
     await Promise.all([outside.pay(wish(LOWERING)), outside.pay(wish(LOWERING, 'approved', { key: 'another', reference: 'another', lines: [500] }))]);
   },
