@@ -39,6 +39,8 @@ interface Incarnation {
   readonly pid: number;
   readonly ready: Promise<unknown>;
   readonly exited: Promise<{ readonly signal: NodeJS.Signals | null; readonly said: string }>;
+  /** So far. */
+  readonly said: () => string;
 }
 
 /** One process that is kept running. Whoever dies without having been killed by us, or at its fail point, has a fault. */
@@ -73,6 +75,7 @@ export class Supervised {
       try {
         const incarnation = await this.begin(failpoint);
         this.pid = incarnation.pid;
+        this.said = incarnation.said;
         this.pids.add(incarnation.pid);
         this.doomed = false;
         const started = await incarnation.ready.then(
@@ -99,6 +102,9 @@ export class Supervised {
       if (!this.ended) await new Promise((wake) => setTimeout(wake, RETRY_START_MS));
     }
   }
+
+  /** What the present incarnation has said so far. */
+  said: () => string = () => '';
 
   get isRunning(): boolean {
     return this.running;
@@ -177,6 +183,8 @@ export interface Installation {
   heal(sleepers?: readonly RolePart[]): Promise<void>;
   /** What a worker does a minute later, without the pauses between its tries. */
   recover(): Promise<number>;
+  /** Processes that died although nobody killed them. */
+  faults(): string[];
   /** Processes that were started here and are still there; none after {@link remove}. */
   leftovers(): string[];
   remove(): Promise<void>;
@@ -227,7 +235,12 @@ export const startInstallation = async (random: Random, { prepare }: Installatio
         settings: { max_connections: String(MAX_CONNECTIONS) },
       });
       databaseUrl = server.url;
-      return { pid: server.pid, ready: Promise.resolve(), exited: server.exited.then(() => ({ signal: 'SIGKILL' as const, said: '' })) };
+      return {
+        pid: server.pid,
+        ready: Promise.resolve(),
+        exited: server.exited.then(() => ({ signal: 'SIGKILL' as const, said: '' })),
+        said: () => '',
+      };
     });
     const role =
       (name: 'api' | 'worker' | 'simulator', env: Record<string, string>) =>
@@ -237,7 +250,12 @@ export const startInstallation = async (random: Random, { prepare }: Installatio
           signal: signal ?? (`exit ${code}` as NodeJS.Signals),
           said: stdout + stderr,
         }));
-        return { pid: process.pid, ready: process.firstLine(name === 'simulator' ? /^\{"ready".*\}\n/m : /^ready \S+\n/m), exited };
+        return {
+          pid: process.pid,
+          said: () => process.stdout() + process.stderr(),
+          ready: process.firstLine(name === 'simulator' ? /^\{"ready".*\}\n/m : /^ready \S+\n/m),
+          exited,
+        };
       };
     const simulatorPort = await freePort();
     const simulator = await keep('simulator', role('simulator', { SIMULATOR_PORT: String(simulatorPort) }));
@@ -296,8 +314,16 @@ export const startInstallation = async (random: Random, { prepare }: Installatio
       recover: async () => {
         // The pauses of earlier tries are over, too.
         await opened.pool.query('delete from recovery_try');
-        return recoverAll(opened);
+        return recoverAll(opened).catch(async (error: unknown) => {
+          const { rows: stuck } = await opened.pool.query(
+            `select payment_id, status, open_since, tries, outcome from payment_list p left join recovery_try t using (payment_id) where open_since is not null limit 10`,
+          );
+          const { rows: read } = await opened.pool.query('select name, position, owner, lease_until from projection_checkpoint');
+          const told = { head: await opened.store.head(), stuck, read, worker: parts.worker.said().slice(-LAST_WORDS) };
+          throw new Error(`recovery came to no end: ${JSON.stringify(told)}`, { cause: error });
+        });
       },
+      faults: () => supervised.flatMap(({ faults }) => faults),
       leftovers: () => {
         const postmaster = postmasterOf(dataDir.data);
         const alive = systemProcesses().filter(({ pid, args }) => args.includes(dataDir.path) || (pids.has(pid) && args.includes('dist/apps/')));

@@ -1,22 +1,42 @@
-/** `npm run chaos:tcp [-- --seed S]`. Exit 1 on a violation. */
+/**
+ * `npm run chaos [-- --minutes M --rounds R --seed S --plant charge|loss]` and `npm run chaos:tcp [-- --seed S]`. Exit 1 on a violation.
+ */
 import { parseArgs } from 'node:util';
 import { Random } from '../../apps/demo/city.js';
 import { progress, writeReport } from '../support/report.js';
+import { PLANTS, runChaos } from './chaos.js';
 import { proveTcp } from './tcp.js';
 
-const { values } = parseArgs({ options: { tcp: { type: 'boolean', default: false }, seed: { type: 'string' } } });
+const { values } = parseArgs({
+  options: {
+    tcp: { type: 'boolean', default: false },
+    minutes: { type: 'string', default: '10' },
+    rounds: { type: 'string' },
+    seed: { type: 'string' },
+    plant: { type: 'string' },
+  },
+});
 const seed = Number(values.seed ?? Math.floor(Date.now() / 1_000));
+const random = new Random(seed);
+const plant = PLANTS.find((one) => one === values.plant) ?? null;
+if (values.plant !== undefined && plant === null) throw new Error(`--plant ${values.plant}: must be one of ${PLANTS.join(', ')}`);
 const begun = performance.now();
 
 const finish = (name: string, { violations, ...figures }: { violations: readonly string[] }): void => {
   const seconds = Math.round((performance.now() - begun) / 1_000);
   for (const violation of violations.slice(0, 20)) console.log(`✗ ${violation}`);
   console.log(`${name}, seed ${seed}: ${violations.length} violations in ${seconds} s\n${JSON.stringify(figures, null, 2)}`);
-  writeReport(name, { seed, seconds, ...figures, violations: violations.length });
+  writeReport(name, { seed, seconds, ...(plant && { plant }), ...figures, violations: violations.length });
   if (violations.length > 0) process.exitCode = 1;
 };
 
-const bar = progress('cases', 96);
-const report = await proveTcp(new Random(seed), { onProgress: (cases) => bar.update(cases) });
-bar.stop();
-finish('chaos-tcp', report);
+if (values.tcp) {
+  const bar = progress('cases', 96);
+  const report = await proveTcp(random, { onProgress: (cases) => bar.update(cases) });
+  bar.stop();
+  finish('chaos-tcp', report);
+} else {
+  const milliseconds = Number(values.minutes) * 60_000;
+  const rounds = values.rounds === undefined ? Number.POSITIVE_INFINITY : Number(values.rounds);
+  finish('chaos', await runChaos(random, { milliseconds, rounds, plant, onProgress: (line) => console.log(line) }));
+}

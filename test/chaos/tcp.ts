@@ -1,8 +1,8 @@
 /** Every toxic on every link against every operation: 8 × 3 × 4 = 96 cases. Each is begun under its toxic, bounded, healed, ended by the contract, and compared. */
 import type { Random } from '../../apps/demo/city.js';
 import { CARD } from '../support/service.js';
-import { type Installation, LINKS, type LinkName, startInstallation } from './installation.js';
-import { judge, type Verdict } from './judge.js';
+import { LINKS, type LinkName, startInstallation } from './installation.js';
+import { bringToEnd, judge, type Verdict } from './judge.js';
 import { type Charge, Partners } from './partners.js';
 import { type Toxic, TOXICS } from './proxy.js';
 
@@ -24,7 +24,6 @@ const HARD: Readonly<Record<Toxic['kind'], Toxic>> = {
 const PATIENCE_MS = 4_000;
 const TRIES_UNDER_TOXIC = 2;
 const TRIES_AFTER = 6;
-const SETTLE_ROUNDS = 6;
 
 export interface TcpReport extends Verdict {
   readonly cases: number;
@@ -76,14 +75,15 @@ export const proveTcp = async (
         onProgress(cases);
       }
     const harmedConnections = LINKS.flatMap((link) => installation.links[link]).reduce((sum, proxy) => sum + proxy.harmed, 0);
-    await settleDown(installation, partners, random);
+    await installation.heal();
+    await bringToEnd(installation, partners, random);
     for (const charge of unread)
       if (!(await partners.read(charge, random))) partners.violation(`${charge.intention}: could not be read after healing`);
     const verdict = await judge(installation, partners);
     partners.end();
     return {
       ...verdict,
-      violations: [...faultsOf(installation), ...partners.violations, ...verdict.violations],
+      violations: [...installation.faults(), ...partners.violations, ...verdict.violations],
       cases,
       harmedConnections,
       endedUnderToxic: ended.underToxic,
@@ -101,14 +101,3 @@ const paid = async (partners: Partners, random: Random): Promise<Charge> => {
     throw new Error('no payment although nothing is harmed');
   return charge;
 };
-
-/** Heals, and goes on by the contract until nobody has anything open. */
-export const settleDown = async (installation: Installation, partners: Partners, random: Random): Promise<void> => {
-  await installation.heal();
-  for (let round = 0; round < SETTLE_ROUNDS; round++) {
-    await installation.recover();
-    if ((await partners.settle(random)) === 0) return;
-  }
-};
-
-export const faultsOf = ({ parts }: Installation): string[] => Object.values(parts).flatMap(({ faults }) => faults);

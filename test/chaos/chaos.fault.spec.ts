@@ -1,0 +1,24 @@
+/** A short storm over a whole installation, and a few of the TCP cases; `npm run chaos` and `npm run chaos:tcp` are the long ones. */
+import { expect, test } from '@jest/globals';
+import { Random } from '../../apps/demo/city.js';
+import { runChaos } from './chaos.js';
+import { proveTcp } from './tcp.js';
+
+const ROUND_MS = 6_000;
+
+test('after kills, stops, bad links and clock jumps there is one story to be told, but for the one payment that was planted', async () => {
+  const report = await runChaos(new Random(20_261_121), { milliseconds: ROUND_MS, rounds: 1, roundMs: ROUND_MS, plant: 'loss' });
+  expect(report.violations).toEqual([
+    expect.stringMatching(/^planted: was told of payment 0{8}-\S+, the log has none$/),
+    expect.stringMatching(/^partners were told of \d+ cents in all, the bank holds \d+$/),
+  ]);
+  expect(report.kills.random + report.kills.atFailpoints).toBeGreaterThan(3);
+  expect(report.intentions).toBeGreaterThan(5);
+}, 180_000);
+
+test('a link that becomes a black hole under a create, a refund, a void and a read loses nothing and doubles nothing', async () => {
+  const report = await proveTcp(new Random(3), { toxics: ['timeout'] });
+  expect(report.violations).toEqual([]);
+  expect(report.cases).toBe(12);
+  expect(report.harmedConnections).toBeGreaterThan(3);
+}, 180_000);

@@ -1,0 +1,297 @@
+/**
+ * Chaos: partners pay and return money while processes are killed, stopped and started, links go bad, and clocks jump; every round ends healed, recovered and
+ * compared. What is drawn is drawn from the seed; when it strikes is up to the machine.
+ */
+import { setTimeout as sleep } from 'node:timers/promises';
+import { Random } from '../../apps/demo/city.js';
+import { eventually } from '../support/eventually.js';
+import { CARD } from '../support/service.js';
+import { type Installation, LINKS, type RolePart, ROLES, startInstallation } from './installation.js';
+import { bringToEnd, judge, type Verdict } from './judge.js';
+import { Partners } from './partners.js';
+import type { Toxic } from './proxy.js';
+
+const APIS = ['api 1', 'api 2'] as const;
+/** Names of apps/failpoints.ts, of what these partners set off. */
+const OFTEN = ['claim', 'append.PaymentInitiated', 'charge.principal', 'charge.fee', 'append.PaymentCreated', 'settle'] as const;
+const SELDOM = [
+  'append.PaymentDeclined',
+  'append.PaymentFailed',
+  'append.PaymentOutcomeUnknown',
+  'append.RefundRequested',
+  'append.VoidRequested',
+  'void.principal',
+  'append.PaymentVoided',
+  'void.fee',
+  'refund.principal',
+  'append.PaymentRefunded',
+  'refund.fee',
+  'append.FeeRefunded',
+  'append.ReversalEnded',
+  'append.ReconciliationStarted',
+  'renewAttempt',
+] as const;
+/** What few requests come by waits long, and is killed at random before: so the others are drawn as often as all of these together. */
+const API_POINTS = [...SELDOM, ...OFTEN, ...OFTEN, ...OFTEN] as const;
+/** Of the loops; they look at what is older than a minute, so these wait for a long round. */
+const WORKER_POINTS = [
+  'finalize.charge',
+  'finalize.reversal',
+  'append.ReconciliationStarted',
+  'append.PaymentVoided',
+  'void.principal',
+  'settle',
+] as const;
+
+/** A partner's patience with one answer. */
+const PATIENCE_MS = 8_000;
+const CLERKS = 16;
+/** Between two faults. */
+const CALM_MS = { least: 150, most: 1_500 } as const;
+const TOXIC_MS = { least: 300, most: 5_000 } as const;
+const PAUSE_MS = { least: 1_000, most: 200_000 } as const;
+/** Of the faults of a round; one round in {@link LONG_EVERY} outlives leases and the start of recovery. */
+const ROUND_MS = { least: 10_000, most: 25_000 } as const;
+const LONG_ROUND_MS = 100_000;
+const LONG_EVERY = 8;
+/**
+ * Back by hours makes requests that are running look abandoned. Ahead only a little: what a clock far ahead has begun is recovered when its time has come, which no
+ * run can wait for.
+ */
+const CLOCK_JUMPS_MS = [-25 * 3_600_000, -2 * 3_600_000, -60_000, 5_000] as const;
+
+export interface ChaosReport extends Verdict {
+  readonly rounds: number;
+  readonly intentions: number;
+  readonly returns: number;
+  readonly requests: Partners['figures'];
+  readonly kills: { readonly random: number; readonly atFailpoints: number; readonly postgres: number; readonly simulator: number };
+  readonly faults: Readonly<Record<string, number>>;
+  readonly resolvedByRecovery: number;
+}
+
+export interface ChaosOptions {
+  readonly milliseconds: number;
+  /** At most so many rounds; as many as fit in the time unless said otherwise. */
+  readonly rounds?: number;
+  readonly roundMs?: number;
+  /** What a comparison that can fail must see: a charge that nobody asked for, or a payment that was acknowledged and lost. */
+  readonly plant?: Plant | null;
+  readonly onProgress?: (line: string) => void;
+}
+
+export const runChaos = async (
+  random: Random,
+  { milliseconds, rounds = Number.POSITIVE_INFINITY, roundMs, plant = null, onProgress = () => undefined }: ChaosOptions,
+): Promise<ChaosReport> => {
+  const end = performance.now() + milliseconds;
+  const installation = await startInstallation(random);
+  const { parts } = installation;
+  const faults = new Faults(installation, new Random(random.int(0, 2 ** 31)));
+  const partners = new Partners(installation.urls, installation.apiKey, installation.portalId, 'chaos', PATIENCE_MS);
+  let [round, resolvedByRecovery] = [0, 0];
+  let verdict: Verdict | null = null;
+  let removed = false;
+  try {
+    while (round < rounds && (round === 0 || performance.now() < end) && (verdict?.violations.length ?? 0) === 0) {
+      round += 1;
+      const begun = performance.now();
+      const times: number[] = [];
+      const since = { charges: partners.charges.length, returns: partners.returns.length };
+      const length = roundMs ?? (round % LONG_EVERY === 0 ? LONG_ROUND_MS : random.int(ROUND_MS.least, ROUND_MS.most));
+      const working = partners.work(CLERKS, random);
+      await faults.strike(Math.min(length, Math.max(1_000, end - performance.now())));
+      times.push(performance.now());
+      partners.close();
+      // Who sleeps through it all has lost its leases and its connections when it wakes. One of them at most: somebody has to do the work.
+      const sleepers = APIS.filter((part) => parts[part].isPaused).slice(0, 1);
+      await installation.heal(sleepers);
+      await working;
+      times.push(performance.now());
+      const stuck: string[] = [];
+      try {
+        resolvedByRecovery += await bringToEnd(installation, partners, random);
+        for (const part of sleepers) parts[part].resume();
+        await Promise.all(ROLES.map((part) => parts[part].ready()));
+        // What a sleeper still had in hand ends within moments, and may leave something to recover.
+        if (sleepers.length > 0) resolvedByRecovery += await bringToEnd(installation, partners, random);
+      } catch (error) {
+        stuck.push((error as Error).message);
+      }
+      times.push(performance.now());
+      if (plant !== null) await planted[plant](installation, partners);
+      verdict = await judge(installation, partners, since);
+      times.push(performance.now());
+      verdict = { ...verdict, violations: [...stuck, ...installation.faults(), ...partners.violations, ...verdict.violations] };
+      // What is at rest now may settle, so that the next round refunds it where it would have voided it. Closed over an open charge, a batch would call for staff.
+      if (random.next() < 0.5) await installation.bank.closeBatches();
+      const [struck, healed, settled, judged] = times.map((time, n) => ((time - (times[n - 1] ?? begun)) / 1_000).toFixed(0));
+      onProgress(
+        `round ${round} (${struck} s of faults, healed in ${healed} s, at rest in ${settled} s, compared in ${judged} s): ${partners.charges.length} intentions, ${verdict.payments} payments, ${verdict.violations.length} violations`,
+      );
+    }
+    partners.end();
+    const roles = ROLES.map((part) => parts[part].deaths);
+    const sum = (values: readonly number[]) => values.reduce((all, one) => all + one, 0);
+    const report: ChaosReport = {
+      ...verdict!,
+      rounds: round,
+      intentions: partners.charges.length,
+      returns: partners.returns.length,
+      requests: partners.figures,
+      kills: {
+        random: sum(roles.map(({ killed }) => killed)),
+        atFailpoints: sum(roles.map(({ atFailpoint }) => atFailpoint)),
+        postgres: parts.postgres.deaths.killed,
+        simulator: parts.simulator.deaths.killed,
+      },
+      faults: faults.counts,
+      resolvedByRecovery,
+    };
+    await installation.remove();
+    removed = true;
+    const left = await eventually(() => installation.leftovers().length === 0, { timeoutMs: 10_000, everyMs: 200 }).then(
+      () => [],
+      () => installation.leftovers(),
+    );
+    return { ...report, violations: [...report.violations, ...left.map((one) => `a process was left behind: ${one}`)] };
+  } finally {
+    partners.end();
+    if (!removed) await installation.remove();
+  }
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Faults.
+
+class Faults {
+  readonly counts: Record<string, number> = {};
+  private striking = false;
+
+  constructor(
+    private readonly installation: Installation,
+    private readonly random: Random,
+  ) {}
+
+  async strike(milliseconds: number): Promise<void> {
+    this.striking = true;
+    const ending = sleep(milliseconds).then(() => (this.striking = false));
+    const { random } = this;
+    const running: Promise<void>[] = [];
+    this.armFailpoints();
+    // From the first death on, each that starts again carries a fail point.
+    this.killed(random.pick(APIS));
+    while (this.striking) {
+      await sleep(random.int(CALM_MS.least, CALM_MS.most));
+      if (this.striking) running.push(this.one());
+      this.armFailpoints();
+    }
+    await Promise.all([ending, ...running]);
+  }
+
+  /** Most that start again die at a point of their own choosing: about half of all kills. */
+  private armFailpoints(): void {
+    const { parts } = this.installation;
+    for (const part of ROLES) {
+      if (parts[part].failpoint !== null) continue;
+      const point = this.random.pick<string>(part === 'worker' ? WORKER_POINTS : API_POINTS);
+      parts[part].failpoint = `${point}:${this.random.pick(['before', 'after'])}`;
+    }
+  }
+
+  private async one(): Promise<void> {
+    const { random } = this;
+    const draw = random.next();
+    if (draw < 0.24) this.killed(random.pick([...APIS, ...APIS, 'worker'] as const));
+    else if (draw < 0.4) this.killed('postgres');
+    else if (draw < 0.44) this.killed('simulator');
+    else if (draw < 0.52) await this.pause(random.pick([...ROLES, 'simulator'] as const));
+    else if (draw < 0.58) await this.jump(random.pick(APIS));
+    else await this.toxic();
+  }
+
+  private killed(part: keyof Installation['parts']): void {
+    if (this.installation.parts[part].kill()) this.count(`kill ${part}`);
+  }
+
+  /** One second to two hundred, as often short as long; healing wakes whoever still sleeps. */
+  private async pause(part: RolePart | 'simulator'): Promise<void> {
+    const one = this.installation.parts[part];
+    if (!one.isRunning || one.isPaused) return;
+    this.count(`stop ${part}`);
+    one.pause();
+    await this.during(PAUSE_MS.least * (PAUSE_MS.most / PAUSE_MS.least) ** this.random.next());
+    // What still sleeps when the round ends is the healing's to wake.
+    if (this.striking) one.resume();
+  }
+
+  private async jump(part: RolePart): Promise<void> {
+    this.count('clock jump');
+    await this.installation.jump(part, this.random.pick(CLOCK_JUMPS_MS));
+    await this.during(this.random.int(TOXIC_MS.least, TOXIC_MS.most));
+    await this.installation.jump(part, 0);
+  }
+
+  private async toxic(): Promise<void> {
+    const { random } = this;
+    const link = random.pick(LINKS);
+    const proxy = random.pick(this.installation.links[link]);
+    const toxic = drawToxic(random);
+    this.count(`${toxic.kind} ${link}`);
+    proxy.poison(toxic, { direction: random.pick(['upstream', 'downstream', 'both']), share: random.pick([0.3, 1]) });
+    await this.during(random.int(TOXIC_MS.least, TOXIC_MS.most));
+    proxy.heal();
+  }
+
+  /** So long, or until the round ends. */
+  private async during(milliseconds: number): Promise<void> {
+    const until = performance.now() + milliseconds;
+    while (this.striking && performance.now() < until) await sleep(Math.min(50, Math.max(1, until - performance.now())));
+  }
+
+  private count(name: string): void {
+    this.counts[name] = (this.counts[name] ?? 0) + 1;
+  }
+}
+
+const drawToxic = (random: Random): Toxic =>
+  random.pick<() => Toxic>([
+    () => ({ kind: 'latency', latencyMs: random.int(10, 1_500), jitterMs: random.int(0, 500) }),
+    () => ({ kind: 'bandwidth', bytesPerSecond: random.int(500, 50_000) }),
+    () => ({ kind: 'slicer', averageBytes: random.int(1, 200), delayMs: random.int(0, 10) }),
+    () => ({ kind: 'timeout' }),
+    () => ({ kind: 'reset_peer', afterMs: random.int(0, 1_000) }),
+    () => ({ kind: 'slow_close', delayMs: random.int(100, 3_000) }),
+    () => ({ kind: 'limit_data', bytes: random.int(1, 20_000) }),
+    () => ({ kind: 'down' }),
+  ])();
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// What a comparison that can fail must see.
+
+export const PLANTS = ['charge', 'loss'] as const;
+export type Plant = (typeof PLANTS)[number];
+
+const planted: Readonly<Record<Plant, (installation: Installation, partners: Partners) => Promise<void> | void>> = {
+  /** The bank charges once more, under a reference of its own, by the account that the payments went to. */
+  charge: async ({ simulatorUrl, bank }) => {
+    const { merchantAccount } = (await bank.truth()).at(-1)!;
+    const answer = await fetch(`${simulatorUrl}/v1/charges`, {
+      method: 'POST',
+      headers: { authorization: `Sandbox ${merchantAccount}:sk_sandbox_${merchantAccount}`, 'content-type': 'application/json' },
+      body: JSON.stringify({
+        ref: 'planted',
+        leg: 'principal',
+        amountCents: 1,
+        instrument: { number: CARD.approved.replaceAll(' ', ''), expiryMonth: 12, expiryYear: 2040, cvv: '123' },
+      }),
+    });
+    if (answer.status !== 200) throw new Error(`nothing was planted: ${await answer.text()}`);
+  },
+  /** A partner was told of a payment that the log does not have. */
+  loss: (_, partners) => {
+    const [paid] = partners.charges.filter(({ payment }) => payment !== null);
+    if (!paid) throw new Error('no payment to plant another one beside');
+    partners.charges.push({ ...paid, intention: 'planted', payment: { ...paid.payment!, id: '00000000-0000-7000-8000-000000000000' } });
+  },
+};
