@@ -51,7 +51,7 @@ const CALM_MS = { least: 150, most: 1_500 } as const;
 const TOXIC_MS = { least: 300, most: 5_000 } as const;
 const PAUSE_MS = { least: 1_000, most: 200_000 } as const;
 /** Of the faults of a round; one round in {@link LONG_EVERY} outlives leases and the start of recovery. */
-const ROUND_MS = { least: 10_000, most: 25_000 } as const;
+const ROUND_MS = { least: 20_000, most: 60_000 } as const;
 const LONG_ROUND_MS = 100_000;
 const LONG_EVERY = 8;
 /**

@@ -1,10 +1,12 @@
 /**
- * `npm run chaos [-- --minutes M --rounds R --seed S --plant charge|loss]` and `npm run chaos:tcp [-- --seed S]`. Exit 1 on a violation.
+ * `npm run chaos [-- --minutes M --rounds R --seed S --plant charge|loss]` `npm run chaos -- --keys 200` (each 50 times at once) and
+ * `npm run chaos:tcp [-- --seed S]`. Exit 1 on a violation.
  */
 import { parseArgs } from 'node:util';
 import { Random } from '../../apps/demo/city.js';
 import { progress, writeReport } from '../support/report.js';
 import { PLANTS, runChaos } from './chaos.js';
+import { proveKeys } from './keys.js';
 import { proveTcp } from './tcp.js';
 
 const { values } = parseArgs({
@@ -13,6 +15,7 @@ const { values } = parseArgs({
     minutes: { type: 'string', default: '10' },
     rounds: { type: 'string' },
     seed: { type: 'string' },
+    keys: { type: 'string' },
     plant: { type: 'string' },
   },
 });
@@ -20,6 +23,8 @@ const seed = Number(values.seed ?? Math.floor(Date.now() / 1_000));
 const random = new Random(seed);
 const plant = PLANTS.find((one) => one === values.plant) ?? null;
 if (values.plant !== undefined && plant === null) throw new Error(`--plant ${values.plant}: must be one of ${PLANTS.join(', ')}`);
+/** How often a key is sent at once, over two APIs. */
+const HANDS = 50;
 const begun = performance.now();
 
 const finish = (name: string, { violations, ...figures }: { violations: readonly string[] }): void => {
@@ -35,6 +40,12 @@ if (values.tcp) {
   const report = await proveTcp(random, { onProgress: (cases) => bar.update(cases) });
   bar.stop();
   finish('chaos-tcp', report);
+} else if (values.keys !== undefined) {
+  const keys = Number(values.keys);
+  const bar = progress('keys', keys);
+  const report = await proveKeys(random, keys, HANDS, (done) => bar.update(done));
+  bar.stop();
+  finish('chaos-keys', report);
 } else {
   const milliseconds = Number(values.minutes) * 60_000;
   const rounds = values.rounds === undefined ? Number.POSITIVE_INFINITY : Number(values.rounds);
