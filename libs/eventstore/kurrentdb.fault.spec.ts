@@ -164,7 +164,7 @@ describe('appends', () => {
 
   test('so many are on their way at most; the others wait, and are told in time that nothing happened', async () => {
     double.everyAppend = 'hang';
-    const appends = Array.from({ length: 200 }, () => outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 400 })));
+    const appends = Array.from({ length: 200 }, () => outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 3_000 })));
     await eventually(() => double.calls.append >= 128);
     expect(double.calls.append).toBe(128);
     const results = await Promise.all(appends);
@@ -185,7 +185,7 @@ describe('appends', () => {
 
   test('a server that dies with large appends on their way takes nothing with it; all succeed when it is back, once (h)', async () => {
     const streams = Array.from({ length: 300 }, () => newStream());
-    const appends = streams.map((stream) => store.append(stream, 'no_stream', [newEvent('x'.repeat(100_000))], { timeoutMs: 20_000 }));
+    const appends = streams.map((stream) => store.append(stream, 'no_stream', [newEvent('x'.repeat(100_000))], { timeoutMs: 60_000 }));
     await eventually(() => double.calls.append > 20);
     double.kill();
     await new Promise((wake) => setTimeout(wake, 300));

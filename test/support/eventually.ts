@@ -1,6 +1,6 @@
 /** Polls until `check` returns something truthy; fails with the last error. Specs poll, they never sleep for a guess. */
 export const eventually = async <T>(check: () => T | Promise<T>, options: { timeoutMs?: number; everyMs?: number } = {}): Promise<NonNullable<T>> => {
-  const { timeoutMs = 10_000, everyMs = 20 } = options;
+  const { timeoutMs = 60_000, everyMs = 20 } = options;
   const end = performance.now() + timeoutMs;
   let last: unknown;
   for (;;) {
