@@ -91,34 +91,37 @@ interface Rows {
 }
 
 const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> => {
-  const list = db.query<{ payment_id: string; revision: string; status: string; account_id: string; portal_id: string; state: Payment }>({
-    name: 'drift-list',
-    text: 'select payment_id, revision, status, account_id, portal_id, state from payment_list where payment_id = any($1::uuid[])',
-    values: [ids],
-  });
-  const journal = db.query<{ payment_id: string; revision: string; books: Books }>({
-    name: 'drift-journal',
-    text: 'select payment_id, revision, books from journal_payment where payment_id = any($1::uuid[])',
-    values: [ids],
-  });
-  const settled = db.query<{ payment_id: string; leg: string; settled_batch_id: string }>({
-    name: 'drift-settled',
-    text: `select payment_id, leg, settled_batch_id from gateway_transaction where payment_id = any($1::uuid[]) and op = 'charge' and settled_batch_id is not null`,
-    values: [ids],
-  });
-  const entries = entriesOfPayments(db, ids);
+  // Together: were they awaited one by one, those that fail behind the first would have nobody to catch them.
+  const [list, journal, settled, entries] = await Promise.all([
+    db.query<{ payment_id: string; revision: string; status: string; account_id: string; portal_id: string; state: Payment }>({
+      name: 'drift-list',
+      text: 'select payment_id, revision, status, account_id, portal_id, state from payment_list where payment_id = any($1::uuid[])',
+      values: [ids],
+    }),
+    db.query<{ payment_id: string; revision: string; books: Books }>({
+      name: 'drift-journal',
+      text: 'select payment_id, revision, books from journal_payment where payment_id = any($1::uuid[])',
+      values: [ids],
+    }),
+    db.query<{ payment_id: string; leg: string; settled_batch_id: string }>({
+      name: 'drift-settled',
+      text: `select payment_id, leg, settled_batch_id from gateway_transaction where payment_id = any($1::uuid[]) and op = 'charge' and settled_batch_id is not null`,
+      values: [ids],
+    }),
+    entriesOfPayments(db, ids),
+  ]);
   const legs = new Map<string, Map<string, string>>();
-  for (const row of (await settled).rows)
+  for (const row of settled.rows)
     legs.set(row.payment_id, (legs.get(row.payment_id) ?? new Map<string, string>()).set(row.leg, row.settled_batch_id));
   return {
     list: new Map(
-      (await list).rows.map((row) => [
+      list.rows.map((row) => [
         row.payment_id,
         { revision: BigInt(row.revision), status: row.status, accountId: row.account_id, portalId: row.portal_id, state: row.state },
       ]),
     ),
-    journal: new Map((await journal).rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), books: row.books }])),
-    entries: grouped(await entries),
+    journal: new Map(journal.rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), books: row.books }])),
+    entries: grouped(entries),
     settled: legs,
   };
 };

@@ -202,11 +202,11 @@ class Faults {
   private async one(): Promise<void> {
     const { random } = this;
     const draw = random.next();
-    if (draw < 0.24) this.killed(random.pick([...APIS, ...APIS, 'worker'] as const));
-    else if (draw < 0.4) this.killed('postgres');
-    else if (draw < 0.44) this.killed('simulator');
-    else if (draw < 0.52) await this.pause(random.pick([...ROLES, 'simulator'] as const));
-    else if (draw < 0.58) await this.jump(random.pick(APIS));
+    if (draw < 0.1) this.killed(random.pick([...APIS, ...APIS, 'worker'] as const));
+    else if (draw < 0.24) this.killed('postgres');
+    else if (draw < 0.27) this.killed('simulator');
+    else if (draw < 0.34) await this.pause(random.pick([...ROLES, 'simulator'] as const));
+    else if (draw < 0.4) await this.jump(random.pick(APIS));
     else await this.toxic();
   }
 
