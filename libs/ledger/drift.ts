@@ -92,7 +92,7 @@ interface Rows {
 
 const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> => {
   // Together: were they awaited one by one, those that fail behind the first would have nobody to catch them.
-  const [list, journal, settled, entries] = await Promise.all([
+  const [list, journal, settled] = await Promise.all([
     db.query<{ payment_id: string; revision: string; status: string; account_id: string; portal_id: string; state: Payment }>({
       name: 'drift-list',
       text: 'select payment_id, revision, status, account_id, portal_id, state from payment_list where payment_id = any($1::uuid[])',
@@ -108,8 +108,9 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
       text: `select payment_id, leg, settled_batch_id from gateway_transaction where payment_id = any($1::uuid[]) and op = 'charge' and settled_batch_id is not null`,
       values: [ids],
     }),
-    entriesOfPayments(db, ids),
   ]);
+  // After the rows that say how far the journal is: what it has posted since is left out by its place.
+  const entries = await entriesOfPayments(db, ids);
   const legs = new Map<string, Map<string, string>>();
   for (const row of settled.rows)
     legs.set(row.payment_id, (legs.get(row.payment_id) ?? new Map<string, string>()).set(row.leg, row.settled_batch_id));
@@ -183,8 +184,7 @@ const checkPayment = (
   else if (row && listed && row.revision < listed.revision)
     differs('list', listed.position, `its row stands at revision ${row.revision}, the list has passed ${listed.revision}`); // prettier-ignore
   else if (row && isVisible(inList)) {
-    if (canonicalJson(inList) !== canonicalJson(row.state))
-      differs('list', events[Number(row.revision)]!.position, `its row says ${firstDifference(inList, row.state)}`);
+    if (!isSame(inList, row.state)) differs('list', events[Number(row.revision)]!.position, `its row says ${firstDifference(inList, row.state)}`);
     else if (row.status !== statusOf(inList) || row.accountId !== inList.terms.accountId || row.portalId !== inList.terms.portalId)
       differs(
         'list',
@@ -195,11 +195,12 @@ const checkPayment = (
 
   // (c) the journal: entry by entry, and in sums that know nothing of posting rules.
   const journalled = reached(at.journal);
-  const stored = (rows.entries.get(id) ?? []).filter(isOfPayment);
+  const through = booked ? (events[Number(booked.revision)]?.position ?? '') : null;
+  const stored = (rows.entries.get(id) ?? []).filter((entry) => isOfPayment(entry) && (through === null || entry.position <= through));
   if (journalled && (!booked || booked.revision < journalled.revision))
     differs('journal', journalled.position, `the journal has passed revision ${journalled.revision} without it`);
   else if (booked) {
-    if (canonicalJson(booked.books) !== canonicalJson(booksThen))
+    if (!isSame(booksThen, booked.books))
       differs('journal', last, `what the journal remembers of it says ${firstDifference(booksThen, booked.books)}`);
     compareEntries(expected, stored, (position, message) => differs('journal', position, message));
     if (isVisible(inJournal)) for (const message of wrongAmounts(inJournal, stored)) differs('amounts', last, message);
@@ -219,6 +220,23 @@ const checkPayment = (
   return { differences, text: canonicalJson({ id, revision: events.length - 1, payment }), entries: expected };
 };
 
+/** The same as data. What was written by the same code has its fields in the same order too, and the plain text is ten times cheaper than the canonical one. */
+const isSame = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b) || canonicalJson(a) === canonicalJson(b);
+
+const ordered = ({ entryId, eventId, position, number, rule, part, paymentId, recordedAt, effectiveAt, bookedAt, postings }: JournalEntry) => [
+  entryId,
+  eventId,
+  position,
+  number,
+  rule,
+  part,
+  paymentId,
+  recordedAt,
+  effectiveAt,
+  bookedAt,
+  postings,
+];
+
 const compareEntries = (
   expected: readonly JournalEntry[],
   stored: readonly JournalEntry[],
@@ -229,7 +247,7 @@ const compareEntries = (
     const found = byId.get(entry.entryId);
     byId.delete(entry.entryId);
     if (!found) differs(entry.position, `entry ${entry.entryId} (${entry.rule}) is missing`);
-    else if (canonicalJson(found) !== canonicalJson(entry))
+    else if (!isSame(ordered(entry), ordered(found)))
       differs(entry.position, `entry ${entry.entryId} (${entry.rule}) says ${firstDifference(entry, found)}`);
   }
   for (const extra of byId.values()) differs(extra.position, `entry ${extra.entryId} (${extra.rule}) belongs to no event`);

@@ -135,20 +135,40 @@ export const consistencyProof = async (tiles: FetchTile, before: number, size: n
   return before === 0 || before === size ? [] : part(0, size, true);
 };
 
-/** A tree that grows leaf by leaf and only keeps what its root needs. */
+/** A tree that grows from left to right and only keeps what its root needs. */
 export class GrowingTree {
+  /** Leaves. */
   size = 0;
   /** Perfect subtrees from left to right, largest first. */
-  private readonly subtrees: { readonly height: number; readonly hash: Buffer }[] = [];
+  private subtrees: { readonly height: number; readonly hash: Buffer }[] = [];
 
   add(leaf: Buffer): void {
-    let added = { height: 0, hash: leaf };
+    this.push(0, leaf);
+  }
+
+  /** A full tile at once, by its root; the tree must hold whole tiles before. */
+  addTile(root: Buffer): void {
+    if (this.size % TILE_HASHES !== 0) throw new Error('a tile begins where a tile ends');
+    this.push(TILE_HEIGHT, root);
+  }
+
+  private push(height: number, hash: Buffer): void {
+    let added = { height, hash };
     for (let last = this.subtrees.at(-1); last?.height === added.height; last = this.subtrees.at(-1)) {
       this.subtrees.pop();
       added = { height: added.height + 1, hash: nodeHash(last.hash, added.hash) };
     }
     this.subtrees.push(added);
-    this.size += 1;
+    this.size += 2 ** height;
+  }
+
+  /** Root with some more leaves, which are not kept. */
+  rootWith(leaves: readonly Buffer[]): Buffer {
+    const longer = new GrowingTree();
+    longer.subtrees = [...this.subtrees];
+    longer.size = this.size;
+    for (const leaf of leaves) longer.add(leaf);
+    return longer.root();
   }
 
   root(): Buffer {

@@ -69,10 +69,14 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
   const roots = new StoredTiles(db, tiles);
   let nextHead = 0;
   let agreed: SignedHead | null = null;
+  // Whole tiles are in the tree; the leaves of the last one wait for its end.
+  let batch: { event: Recorded; hash: Buffer }[] = [];
+  let count = 0;
+  const rootNow = () => tree.rootWith(batch.map(({ hash }) => hash));
   const checkHeads = () => {
-    for (let head = signed[nextHead]; head && head.size <= tree.size; head = signed[++nextHead]) {
-      if (head.size === tree.size && tree.root().equals(head.root)) agreed = head;
-      else if (head.size === tree.size)
+    for (let head = signed[nextHead]; head && head.size <= count; head = signed[++nextHead]) {
+      if (head.size === count && rootNow().equals(head.root)) agreed = head;
+      else if (head.size === count)
         heads.add(
           `${head.where} was signed at ${head.at} over other events than the first ${head.size} of now; ${agreed ? `up to ${agreed.size} they are those of ${agreed.at}` : 'no earlier head agrees'}`,
         );
@@ -80,12 +84,14 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
   };
   checkHeads();
 
-  let batch: { event: Recorded; hash: Buffer }[] = [];
   const flush = async () => {
     if (batch.length === 0) return;
-    await roots.compare(batch, tree.size - batch.length, (event, index, guilty) =>
+    const root = batch.length === TILE_HASHES ? tileRoot(Buffer.concat(batch.map(({ hash }) => hash))) : null;
+    await roots.compare(batch, root, count - batch.length, (event, index, guilty) =>
       guilty === null ? nameDifference(ports, event, index, size).then((text) => events.add(text)) : Promise.resolve(tiles.add(guilty)),
     );
+    if (root) tree.addTile(root);
+    else for (const { hash } of batch) tree.add(hash);
     batch = [];
   };
   let last = '';
@@ -94,16 +100,16 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
     if (size > 0)
       for await (const read of store.readAll(null, { until: position as Position })) {
         for (const event of read) {
-          if (tree.size >= size) break;
+          if (count >= size) break;
           const hash = eventHash(event);
-          tree.add(hash);
           batch.push({ event, hash });
+          count += 1;
           last = event.position;
           if (event.revision === 0n && event.stream.startsWith('payment-')) payments += 1;
           checkHeads();
-          if (tree.size % TILE_HASHES === 0) await flush();
+          if (batch.length === TILE_HASHES) await flush();
         }
-        onProgress?.(tree.size);
+        onProgress?.(count);
       }
   } catch (error) {
     const gap = /the log has a gap: position (\d+) is missing/.exec((error as Error).message);
@@ -168,6 +174,8 @@ class StoredTiles {
   /** Compares the leaves from `first` on, at most a tile of them, with what is stored. */
   async compare(
     leaves: readonly { readonly event: Recorded; readonly hash: Buffer }[],
+    /** Of a full tile. */
+    root: Buffer | null,
     first: number,
     onDifference: (event: Recorded, index: number, guilty: Guilty) => Promise<void>,
   ): Promise<void> {
@@ -176,11 +184,11 @@ class StoredTiles {
     if (!stored) return this.findings.add(`tile 0/${number} is missing`);
     const computed = Buffer.concat(leaves.map(({ hash }) => hash));
     const same = computed.equals(stored.subarray(0, computed.length));
-    if (leaves.length === TILE_HASHES) await this.addRoot(1, number, tileRoot(computed), same);
+    if (root) await this.addRoot(1, number, root, same);
     if (same) return;
-    const parent = leaves.length === TILE_HASHES ? await this.storedNode(1, number) : null;
+    const parent = root && (await this.storedNode(1, number));
     // Where the tile above bears the events out, it is the tile that was changed.
-    const tileIsGuilty = parent?.equals(tileRoot(computed)) === true;
+    const tileIsGuilty = root !== null && parent?.equals(root) === true;
     for (const [index, { event, hash }] of leaves.entries()) {
       if (hash.equals(stored.subarray(index * HASH_BYTES, (index + 1) * HASH_BYTES))) continue;
       return onDifference(
