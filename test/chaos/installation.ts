@@ -6,6 +6,7 @@ import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Administration, NO_FEE } from '#accounts';
+import { recordSettlements } from '#payments';
 import { freePort, startEmbeddedPostgres } from '#platform';
 import { Random } from '../../apps/demo/city.js';
 import type { Services } from '../../apps/services.js';
@@ -181,7 +182,7 @@ export interface Installation {
    * `sleepers` is left stopped meanwhile, to wake when everything has gone on without it.
    */
   heal(sleepers?: readonly RolePart[]): Promise<void>;
-  /** What a worker does a minute later, without the pauses between its tries. */
+  /** What a worker does a minute later, without the pauses between its tries: resolves what is open, and records what has settled. */
   recover(): Promise<number>;
   /** Processes that died although nobody killed them. */
   faults(): string[];
@@ -314,7 +315,7 @@ export const startInstallation = async (random: Random, { prepare }: Installatio
       recover: async () => {
         // The pauses of earlier tries are over, too.
         await opened.pool.query('delete from recovery_try');
-        return recoverAll(opened).catch(async (error: unknown) => {
+        const resolved = await recoverAll(opened).catch(async (error: unknown) => {
           const { rows: stuck } = await opened.pool.query(
             `select payment_id, status, open_since, tries, outcome from payment_list p left join recovery_try t using (payment_id) where open_since is not null limit 10`,
           );
@@ -322,6 +323,9 @@ export const startInstallation = async (random: Random, { prepare }: Installatio
           const told = { head: await opened.store.head(), stuck, read, worker: parts.worker.said().slice(-LAST_WORDS) };
           throw new Error(`recovery came to no end: ${JSON.stringify(told)}`, { cause: error });
         });
+        // What batches have closed is written down now, not while the books are compared.
+        await recordSettlements(opened.settlement, AbortSignal.timeout(READY_TIMEOUT_MS));
+        return resolved;
       },
       faults: () => supervised.flatMap(({ faults }) => faults),
       leftovers: () => {
