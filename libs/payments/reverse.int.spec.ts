@@ -122,6 +122,23 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     expect(await moved()).toEqual([['refund', 'principal', 1_000]]);
     await inAgreement(id);
   });
+  test('a request that could not send its call tells what another under its key brought back meanwhile (C62)', async () => {
+    const id = await charged();
+    const key = house.key();
+    let other: Awaited<ReturnType<House['voidWithKey']>> | undefined;
+    house.calls.before('void.principal', async () => {
+      // It stood still for so long that its lease was over; when it goes on, its time for the call is over too.
+      await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
+      other = await house.voidWithKey(key, id);
+      house.clock.advance(GATEWAY_CALL_MS);
+    });
+    const late = await house.voidWithKey(key, id);
+    expect(other).toMatchObject({ status: 200 });
+    expect([late.status, late.body]).toEqual([200, other!.body]);
+    expect(await moved()).toHaveLength(2);
+    await inAgreement(id);
+  });
+
   test('a void that the gateway rejected is answered the same again, although its answer never reached the key (C15, T8)', async () => {
     const id = await charged({ card: CARDS.voidRejected });
     const key = house.key();

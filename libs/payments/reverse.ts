@@ -219,6 +219,8 @@ const run = async (
         },
       );
     }
+    // Another request under the same key has run the same attempt meanwhile, and recorded that this leg came back.
+    if (attemptOf(loaded.payment, attemptId)!.returned.some(({ leg }) => leg === move.leg)) continue;
     // That this call was not sent says nothing about the one before it.
     const uncertain = again && outcome.kind === 'not_processed' && !outcome.answered;
     throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);

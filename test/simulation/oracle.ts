@@ -90,6 +90,10 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
   'update dispute': ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
 };
 
+/** Another request of the wish was under way at the same time: under one key they run one attempt, and what one says is not all that happens. */
+const overlaps = (exchange: Exchange, { exchanges }: Intention): boolean =>
+  exchanges.some((other) => other !== exchange && other.sentAt < exchange.answeredAt && (other.reply === null || other.answeredAt > exchange.sentAt));
+
 /** What a payment may read as after it read as something else (States and transitions; C29). */
 const NEXT: Readonly<Record<string, readonly string[]>> = {
   pending: ['pending', 'succeeded', 'failed', 'unknown', 'voided', 'partially_refunded', 'refunded'],
@@ -665,6 +669,26 @@ export class Oracle {
     }
   }
 
+  /**
+   * C18: whoever repeats a request without a key is told what came of it. Of wishes that are alike nobody can say whose result was told to whom, so they are
+   * counted together: money comes back at most once for each. Only where every request was answered: who vanished unheard may ask anew.
+   */
+  private auditRepeats(begun: ReadonlyMap<Intention, readonly { attempt: BookAttempt }[]>): void {
+    const alike = new Map<string, Intention[]>();
+    for (const intention of this.intentions) {
+      const { kind, actor, paymentId, asked, exchanges } = intention;
+      if (kind === 'charge' || exchanges.some(({ ask, reply }) => isKeyed(ask) || reply === null)) continue;
+      const name = JSON.stringify([kind, actor, paymentId, asked]);
+      alike.set(name, [...(alike.get(name) ?? []), intention]);
+    }
+    for (const intentions of alike.values()) {
+      const times = intentions
+        .flatMap((one) => begun.get(one) ?? [])
+        .filter(({ attempt }) => attempt.returned.some((part) => part.principalCents > 0)).length;
+      this.check(times <= intentions.length, `C18: ${intentions.map(({ name }) => name).join(', ')}: principal came back ${times} times`);
+    }
+  }
+
   /** C16: a key whose payment nobody can decide is kept, however long that takes. */
   private auditKeptKeys(books: readonly Book[]): void {
     const undecided = books.filter((book) => book.phase === 'unknown' || book.resolved);
@@ -715,8 +739,8 @@ export class Oracle {
       const principal = own.filter(({ attempt }) => attempt.returned.some((part) => part.principalCents > 0));
       const answers = intention.exchanges.filter(({ reply }) => reply !== null).map((exchange) => ({ exchange, answer: told(exchange.reply!) }));
       const keyed = intention.exchanges.every(({ ask }) => isKeyed(ask));
-      if (keyed || intention.exchanges.length === 1 || (this.undisturbed && answers.length === intention.exchanges.length))
-        this.check(principal.length <= 1, `${intention.name}: its principal came back ${principal.length} times`);
+      const alone = keyed || intention.exchanges.length === 1;
+      if (alone) this.check(principal.length <= 1, `${intention.name}: its principal came back ${principal.length} times`);
       const cents = principal[0]?.attempt.returned.reduce((sum, part) => sum + part.principalCents, 0) ?? 0;
       if (intention.asked.amountCents !== null)
         this.check(cents <= intention.asked.amountCents, `C23: ${cents} cents came back, fewer were asked for`);
@@ -725,7 +749,7 @@ export class Oracle {
       if (refusedOnly && answers.length > 0) this.check(!moved, `${intention.name} was refused, and money came back`);
 
       for (const { exchange, answer } of answers)
-        if (answer.code === 'PAYMENT_GATEWAY_ERROR')
+        if (answer.code === 'PAYMENT_GATEWAY_ERROR' && !overlaps(exchange, intention))
           this.check(
             own.every(({ attempt }) => attempt.requestId !== exchange.requestId || attempt.returned.length === 0),
             'C62: told that nothing was returned, and it was',
@@ -740,7 +764,7 @@ export class Oracle {
         this.check(amountCents === returned, `C38: told ${amountCents} cents, ${returned} came back`);
         if (remainingRefundableAmountCents !== undefined)
           this.check(remainingRefundableAmountCents === parts.at(-1)!.remainingAfter, 'the result names another remainder than the log');
-        if (parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
+        if (exchange.reply!.replayed || parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
         // Not its own: the repeat without a key of one that was told 5xx (C18), or the completion of a partial one that had come back meanwhile (C27, C38).
         const owner = this.byReason(source.attempt.request)!;
         const ownerToldError = owner.exchanges.some(
@@ -759,6 +783,7 @@ export class Oracle {
         if (!others.includes(intention)) tellings.set(source.attempt, [...others, intention]);
       }
     }
+    if (this.undisturbed) this.auditRepeats(begun);
     for (const intentions of tellings.values())
       this.check(intentions.length === 1, `C18: one reversal was told to ${intentions.length} other requests`);
   }
