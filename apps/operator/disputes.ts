@@ -1,7 +1,7 @@
 /** `payfold disputes`: what cardholders dispute, as staff records it. Each change of status or stage is one event, and one webhook to the partner. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
-import type { Dispute, DisputeStatus } from '#payments';
+import type { Dispute, DisputeStatus, Leg } from '#payments';
 import { type Answer, fields, operator, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 interface OpenOptions {
@@ -9,6 +9,7 @@ interface OpenOptions {
   readonly payment: string;
   readonly amountCents: number;
   readonly status: DisputeStatus;
+  readonly leg?: Leg;
   readonly stage: string;
   readonly reasonCode: string;
   readonly reason: string;
@@ -40,6 +41,9 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     .requiredOption('--reason <reason>', 'the reason in words')
     .requiredOption('--opened-on <day>', 'YYYY-MM-DD')
     .requiredOption('--due-date <day>', 'the day by which it must be answered, YYYY-MM-DD')
+    .addOption(
+      new Option('--leg <leg>', 'the charge that the processor named, where the fee was charged apart').choices(['principal', 'fee', 'combined']),
+    )
     .option('--id <dispute>', 'an id of your own, a UUID: sent again it opens no second dispute', uuid)
     .option('--by <name>', 'who records it; otherwise who is logged in')
     .action(

@@ -4,7 +4,7 @@
  */
 import type { Directory, Portal } from '#accounts';
 import { Conflict } from '#eventstore';
-import { type Cents, Deadline, type ErrorCode, ServiceError, timestamp, unreachable } from '#kernel';
+import { ageMs, type Cents, Deadline, type ErrorCode, ServiceError, timestamp, unreachable } from '#kernel';
 import {
   charge,
   type ChargeRequest,
@@ -155,7 +155,7 @@ export const follow = async (
     case 'abandoned':
       return declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
     case 'none':
-      if (payments.clock.now() - Date.parse(attempt.startedAt) < abandonedAfterMs) return session;
+      if (ageMs(payments.clock, attempt.startedAt) < abandonedAfterMs) return session;
       // Fenced first: a process that wakes late must find that this payment can never begin. If it began just now, this conflicts, and we look again.
       await payments.streams.execute(
         { paymentId: attempt.paymentId, payment, revision },

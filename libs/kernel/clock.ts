@@ -30,6 +30,18 @@ export const systemClock: Clock = {
 /** RFC 3339, UTC, milliseconds (C2). */
 export const timestamp = (epochMs: number): string => new Date(epochMs).toISOString();
 
+/** Clocks of hosts that are looked after differ by less than this. */
+export const HOST_CLOCKS_DIFFER_MS = 10 * 60_000;
+
+/**
+ * Milliseconds since an instant (RFC 3339) that some host wrote down. What lies further ahead than hosts' clocks may differ was written by a clock that is
+ * wrong, and counts as long ago: whoever waited for its time to come might wait for ever.
+ */
+export const ageMs = (clock: Clock, since: string): number => {
+  const age = clock.now() - Date.parse(since);
+  return age < -HOST_CLOCKS_DIFFER_MS ? Number.POSITIVE_INFINITY : age;
+};
+
 /** Rejects with `error()` when `promise` takes longer than `ms`; the promise itself is not stopped. */
 export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, error: () => Error): Promise<T> => {
   const timer = new AbortController();

@@ -82,6 +82,7 @@ interface BookedDispute {
 }
 /** A dispute's cents on one merchant account. */
 interface DisputeShare {
+  readonly leg: Leg;
   readonly mid: string;
   readonly principalCents: Cents;
   readonly feeCents: Cents;
@@ -232,7 +233,7 @@ const voided = (books: PaymentBooks, name: Leg | null, part: { readonly principa
 /** Posted only when it flips whether the money is taken back, or who bears it; a change of stage alone posts nothing (R10). */
 const disputed = (books: PaymentBooks, paymentId: string, at: string, dispute: Dispute): Posted => {
   const before = books.disputes[dispute.disputeId];
-  const shares = before?.shares ?? sharesOf(books, dispute.disputedAmountCents);
+  const shares = before?.shares ?? sharesOf(books, dispute);
   const was = before === undefined || before.status === 'recovered' ? 'not_taken' : before.status === 'lost' ? 'lost' : 'open';
   const is = dispute.status === 'recovered' ? 'not_taken' : dispute.status === 'lost' ? 'lost' : 'open';
   const when = { paymentId, effectiveAt: before ? at : `${dispute.openedOn}T00:00:00.000Z` };
@@ -265,18 +266,28 @@ const disputed = (books: PaymentBooks, paymentId: string, at: string, dispute: D
   };
 };
 
-/** Disputed cents by leg: pro rata over principal and fee where one transaction carried both, else the principal's charge first, then the fee's. */
-const sharesOf = (books: PaymentBooks, disputedCents: Cents): readonly DisputeShare[] => {
-  let left = disputedCents;
-  return books.legs.flatMap(({ mid, principalCents, feeCents, leg }) => {
-    if (leg === 'combined') {
-      const [principal, fee] = proRata(disputedCents, [principalCents, feeCents]) as [Cents, Cents];
-      return [{ mid, principalCents: principal, feeCents: fee }];
-    }
-    const cents = Math.min(left, principalCents + feeCents);
+/**
+ * Disputed cents by leg: the leg that the processor named; else the principal's charge first, then the fee's, as far as disputes that stand have left of them.
+ * Pro rata over principal and fee where one transaction carried both.
+ */
+const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Dispute): readonly DisputeShare[] => {
+  const standing = Object.values(books.disputes).flatMap(({ status, shares }) => (status === 'recovered' ? [] : shares));
+  const legs = books.legs.filter(({ leg }) => named === undefined || leg === named);
+  let left = disputedAmountCents;
+  const taken = legs.map(({ leg, principalCents, feeCents }) => {
+    const before = sumCents(standing, (share) => (share.leg === leg ? share.principalCents + share.feeCents : 0));
+    const cents = Math.min(left, Math.max(0, principalCents + feeCents - before));
     left -= cents;
+    return cents;
+  });
+  // More than was charged is disputed by now: the rest falls where the money was.
+  taken[0]! += left;
+  return legs.flatMap(({ leg, mid, principalCents, feeCents }, index) => {
+    const cents = taken[index]!;
     if (cents === 0) return [];
-    return [{ mid, principalCents: leg === 'fee' ? 0 : cents, feeCents: leg === 'fee' ? cents : 0 }];
+    const [principal, fee] =
+      leg === 'combined' ? (proRata(cents, [principalCents, feeCents]) as [Cents, Cents]) : leg === 'fee' ? [0, cents] : [cents, 0];
+    return [{ leg, mid, principalCents: principal, feeCents: fee }];
   });
 };
 

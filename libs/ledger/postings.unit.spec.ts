@@ -90,7 +90,7 @@ const STEPS = fc.array(
     fc.record({ do: fc.constant('void' as const), upTo: fc.nat(2) }),
     fc.record({ do: fc.constant('refund' as const), share: fc.double({ min: 0.01, max: 1, noNaN: true }), fee: fc.boolean(), upTo: fc.nat(2) }),
     fc.record({ do: fc.constant('settle' as const), leg: fc.nat(1), accepted: fc.boolean() }),
-    fc.record({ do: fc.constant('dispute' as const), id: fc.nat(1), status: fc.constantFrom(...DISPUTE_STATUSES), share: fc.double({ min: 0.01, max: 1, noNaN: true }) }), // prettier-ignore
+    fc.record({ do: fc.constant('dispute' as const), id: fc.nat(1), status: fc.constantFrom(...DISPUTE_STATUSES), share: fc.double({ min: 0.01, max: 1, noNaN: true }), leg: fc.constantFrom(null, 'principal' as const, 'fee' as const, 'combined' as const) }), // prettier-ignore
   ),
   { maxLength: 14 },
 );
@@ -186,7 +186,11 @@ const live = ({ principal, fee, mode, ending, steps }: typeof CASE extends fc.Ar
           stage: 'chargeback',
           reasonCode: '1',
           reason: 'r',
-          disputedAmountCents: Math.max(1, Math.floor((principal + fee) * step.share)),
+          disputedAmountCents: Math.max(
+            1,
+            Math.floor((step.leg === 'principal' ? principal : step.leg === 'fee' ? fee : principal + fee) * step.share),
+          ),
+          ...(step.leg !== null && { leg: step.leg }),
           openedOn: '2026-03-05',
           dueDate: '2026-03-20',
         };
@@ -306,7 +310,13 @@ describe('one rule after the other', () => {
   };
   const agency = { unsettled: account.unsettled('mid-agency'), transit: account.inTransit('mid-agency'), disputes: account.disputes('mid-agency') };
   const fees = { unsettled: account.unsettled('mid-fees'), transit: account.inTransit('mid-fees'), disputes: account.disputes('mid-fees') };
-  const dispute = (status: (typeof DISPUTE_STATUSES)[number], share = 1) => ({ do: 'dispute' as const, id: 0, status, share });
+  const dispute = (status: (typeof DISPUTE_STATUSES)[number], share = 1, leg: Leg | null = null, id = 0) => ({
+    do: 'dispute' as const,
+    id,
+    status,
+    share,
+    leg,
+  });
 
   test('R1, R2: a charge is owed to the agency, its fee is earned', () => {
     expect(shown(charged('separate').entries)).toEqual([
@@ -374,6 +384,23 @@ describe('one rule after the other', () => {
       ['R9', { [agency.disputes]: 10_000, [fees.disputes]: 300, [agency.transit]: -10_000, [fees.transit]: -300 }],
       ['R11', { [name.payable]: 10_000, [name.loss]: 300, [agency.disputes]: -10_000, [fees.disputes]: -300 }],
     ]);
+  });
+
+  test('the charge that the processor named is the one that is taken back; one that names none takes what others have left', () => {
+    expect(shown(charged('separate', [dispute('debited', 1, 'fee')]).entries.slice(2))).toEqual([
+      ['R9', { [fees.disputes]: 300, [fees.transit]: -300 }],
+    ]);
+    const after = (...first: ReturnType<typeof dispute>[]) => shown(charged('separate', [...first, dispute('debited', 1, null, 1)]).entries).at(-1);
+    expect(after(dispute('debited', 0.5, 'principal'))).toEqual([
+      'R9',
+      { [agency.disputes]: 10_000, [fees.disputes]: 300, [agency.transit]: -10_000, [fees.transit]: -300 },
+    ]);
+    const small = shown(charged('separate', [dispute('debited', 1, 'principal'), dispute('debited', 0.01, null, 1)]).entries).at(-1);
+    expect(small).toEqual(['R9', { [fees.disputes]: 103, [fees.transit]: -103 }]);
+    const given = shown(
+      charged('separate', [dispute('debited', 1, 'principal'), dispute('recovered'), dispute('debited', 0.01, null, 1)]).entries,
+    ).at(-1);
+    expect(given).toEqual(['R9', { [agency.disputes]: 103, [agency.transit]: -103 }]);
   });
 
   const line = (over: Partial<RecordedLine>): RecordedLine => ({

@@ -1,9 +1,9 @@
 /** Commands and queries as the buses carry them: each handler is a door to one function, with the idempotency of contract §3 around what moves money. */
 import { Command, CommandHandler, type ICommandHandler, type IQueryHandler, Query, QueryHandler } from '@nestjs/cqrs';
 import { Inject } from '@nestjs/common';
-import { canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
+import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
-import { type Answer, errorAnswer, type IdempotencyStore, type KeyedWork, onceByKey, type Operation, successAnswer } from '#platform/http';
+import { type Answer, errorAnswer, type IdempotencyStore, type KeyedWork, onceByKey, type Operation, Replayed, successAnswer } from '#platform/http';
 import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
@@ -158,9 +158,10 @@ const reverseKeyed = (services: PaymentServices, request: ReverseRequest, receiv
   const paymentId = request.paymentId.toLowerCase();
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
   return keyed(services, keySpace, `${request.operation}:${paymentId}`, received, {
-    run: (owned) => {
+    run: async (owned) => {
       if (!isUuid(paymentId)) throw notFound();
-      return reverse(ports, { ...request, paymentId }, owned, owner, deadline);
+      const { result, replayed } = await reverse(ports, { ...request, paymentId }, owned, owner, deadline);
+      return replayed ? new Replayed(result) : result;
     },
   });
 };
@@ -199,7 +200,7 @@ export class FindPaymentHandler implements IQueryHandler<FindPayment> {
     const { payment } = await ports.streams.load(id);
     if (!isVisible(payment) || payment.terms.accountId !== accountId) throw notFound();
     // Whoever asks about an open payment would rather know: resolve it now, but answer from the stream (recovery.md 2.3).
-    if ((payment.phase === 'pending' || payment.phase === 'unknown') && ports.clock.now() - Date.parse(payment.createdAt) >= RECOVERY_STARTS_AFTER_MS)
+    if ((payment.phase === 'pending' || payment.phase === 'unknown') && ageMs(ports.clock, payment.createdAt) >= RECOVERY_STARTS_AFTER_MS)
       recovery.look(id);
     return paymentView(id, payment);
   }

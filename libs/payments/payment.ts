@@ -171,6 +171,8 @@ export interface Dispute {
   readonly reasonCode: string;
   readonly reason: string;
   readonly disputedAmountCents: Cents;
+  /** The charge that the processor named; absent where it named none. The books know by it whose merchant account the money leaves. */
+  readonly leg?: Leg;
   /** YYYY-MM-DD. */
   readonly openedOn: string;
   readonly dueDate: string;
@@ -871,9 +873,13 @@ const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): P
   return [{ type: 'PaymentSettled', at, data: { leg: name, batchId, closedAt, grossCents, feeCents } }];
 };
 
-/** Opened on a charged payment only, for 1 cent up to what was captured (C30); opened again with the same words it is the same dispute. */
+/** Opened on a charged payment only, for 1 cent up to what was captured, on the leg that it names (C30); opened again with the same words it is the same dispute. */
 const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): PaymentEvent[] => {
-  const { captured, disputes } = disputable(payment);
+  const { legs, disputes } = disputable(payment);
+  const disputed = dispute.leg === undefined ? legs : legs.filter(({ leg }) => leg === dispute.leg);
+  if (disputed.length === 0)
+    throw new ServiceError('VALIDATION_ERROR', `The payment has no ${dispute.leg} charge; it has: ${legs.map(({ leg }) => leg).join(', ')}.`);
+  const captured = sumCents(disputed, ({ principalCents, feeCents }) => principalCents + feeCents);
   if (!Number.isSafeInteger(dispute.disputedAmountCents) || dispute.disputedAmountCents < 1 || dispute.disputedAmountCents > captured)
     throw new ServiceError('VALIDATION_ERROR', `The disputed amount must be 1 to ${captured} cents.`);
   const before = disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
@@ -892,10 +898,10 @@ const updateDispute = (payment: Payment, { at, disputeId, status, stage }: Ask<'
   return after.status === before.status && after.stage === before.stage ? [] : [{ type: 'PaymentDisputed', at, data: after }];
 };
 
-const disputable = (payment: Payment): { captured: Cents; disputes: readonly Dispute[] } => {
+const disputable = (payment: Payment): Charged => {
   if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
   if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', 'A dispute is opened on a charged payment only.');
-  return { captured: payment.terms.amountCents + payment.terms.serviceFeeCents, disputes: payment.disputes };
+  return payment;
 };
 
 /** A person decides what recovery may not (C29, C69). */

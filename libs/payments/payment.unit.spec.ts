@@ -869,6 +869,15 @@ describe('settlement and disputes', () => {
     given(initiated(), unknown)
       .when(open())
       .thenRefused('INVALID_STATE', /charged payment only/);
+    given(...charged())
+      .when(open({ leg: 'fee', disputedAmountCents: 325 }))
+      .then(disputed({ leg: 'fee', disputedAmountCents: 325 }));
+    given(...charged())
+      .when(open({ leg: 'fee', disputedAmountCents: 326 }))
+      .thenRefused('VALIDATION_ERROR', /1 to 325/);
+    given(...charged())
+      .when(open({ leg: 'combined' }))
+      .thenRefused('VALIDATION_ERROR', /no combined charge; it has: principal, fee/);
   });
 });
 

@@ -1,6 +1,7 @@
 /** Recovery (recovery.md 2.3, gateway.md 3): fence, finalise every reference, undo, record; and never decide by running out of tries. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
+import { HOST_CLOCKS_DIFFER_MS } from '#kernel';
 import { createPool, migrate, type Pool, transaction } from '#platform';
 import { eventually } from '../../test/support/eventually.js';
 import {
@@ -34,6 +35,7 @@ beforeEach(async () => {
 afterEach(() => ground.bank.clearFaults());
 
 const MINUTE = 60_000;
+const DAY = 24 * 60 * MINUTE;
 const CUT = { answer: 'cut' } as const;
 const NOT_SENT = { effect: false, answer: 'cut' } as const;
 
@@ -331,6 +333,18 @@ describe('rounds', () => {
   });
 });
 
+test('what a clock that was a day ahead left open is resolved now, not in a day; a clock that is a little ahead is waited for', async () => {
+  house.clock.setWrongBy(DAY);
+  const id = await unknown();
+  house.clock.setWrongBy(5 * MINUTE);
+  const fresh = await unknown();
+  house.clock.setWrongBy(0);
+  expect(await house.recovery.round()).toBe(1);
+  expect((await house.view(id)).status).toBe('voided');
+  expect(await house.recovery.resolve(fresh)).toBe('open');
+  expect((await house.view(fresh)).status).toBe('unknown');
+});
+
 describe('where it finds its work', () => {
   let database: Awaited<ReturnType<typeof freshDatabase>>;
   let pool: Pool;
@@ -355,22 +369,26 @@ describe('where it finds its work', () => {
     await refused(house.refund(refunding, { amountCents: 1 }));
     const { id: done } = await house.charge();
     for (const id of [stuck, refunding, done]) await list(id);
-    const now = new Date(Date.now() + 1_000).toISOString();
-    const due = await work.due(now, now);
+    const at = (inMs: number) => new Date(Date.now() + inMs).toISOString();
+    const now = { begunBefore: at(1_000), begunAfter: at(HOST_CLOCKS_DIFFER_MS), nextTryBefore: at(1_000), nextTryAfter: at(2 * DAY) };
+    const due = await work.due(now);
     expect(due.map(({ paymentId, tries }) => [paymentId, tries])).toEqual([
       [stuck, 0],
       [refunding, 0],
     ]);
-    expect(await work.due(new Date(Date.now() - MINUTE).toISOString(), now)).toEqual([]);
-    const soon = (inMs: number) => new Date(Date.now() + inMs).toISOString();
-    await work.record({ ...due[0]!, tries: 1, nextTryAt: soon(MINUTE), outcome: 'open' });
-    expect((await work.due(now, now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
-    await work.record({ ...due[0]!, tries: 2, nextTryAt: soon(-1), outcome: 'open' });
-    expect((await work.due(now, now)).map(({ paymentId, tries }) => [paymentId, tries])).toContainEqual([stuck, 2]);
+    expect(await work.due({ ...now, begunBefore: at(-MINUTE) })).toEqual([]);
+    await work.record({ ...due[0]!, tries: 1, nextTryAt: at(MINUTE), outcome: 'open' });
+    expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
+    await work.record({ ...due[0]!, tries: 2, nextTryAt: at(-1), outcome: 'open' });
+    expect((await work.due(now)).map(({ paymentId, tries }) => [paymentId, tries])).toContainEqual([stuck, 2]);
+    // What clocks wrote that are wrong does not wait for its time.
+    expect((await work.due({ ...now, begunBefore: at(-DAY), begunAfter: at(-DAY) })).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
+    await work.record({ ...due[0]!, tries: 3, nextTryAt: at(3 * DAY), outcome: 'open' });
+    expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
     house.clock.advance(MINUTE);
     await house.recovery.resolve(refunding);
     await list(refunding);
-    expect((await work.due(now, now)).map(({ paymentId }) => paymentId)).toEqual([stuck]);
+    expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck]);
   });
 });
 

@@ -3,7 +3,7 @@
  * executed, and records what it found. `unknown` becomes voided or failed, never succeeded (C29); it never decides by running out of tries.
  */
 import { Conflict, type EventStore } from '#eventstore';
-import { Deadline, timestamp } from '#kernel';
+import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
 import type { Migration, Pool } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
@@ -52,7 +52,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     const owner: Owner = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
     const deadline = new Deadline(clock, RESOLUTION_MS);
     const { payment } = await ports.streams.load(paymentId);
-    const old = (since: string) => clock.now() - Date.parse(since) >= startsAfterMs;
+    const old = (since: string) => ageMs(clock, since) >= startsAfterMs;
     if (payment.phase === 'pending' || payment.phase === 'unknown')
       return old(payment.createdAt) ? resolveCharge(ports, store, paymentId, owner, deadline) : 'open';
     const attempt = payment.phase === 'charged' ? openAttempt(payment) : undefined;
@@ -81,7 +81,13 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
       void resolve(paymentId).catch((error: unknown) => log.warn({ paymentId, err: error }, 'recovery on reading failed'));
     },
     round: async (stop) => {
-      const due = await work.due(timestamp(clock.now() - startsAfterMs), timestamp(clock.now()));
+      const now = clock.now();
+      const due = await work.due({
+        begunBefore: timestamp(now - startsAfterMs),
+        begunAfter: timestamp(now + HOST_CLOCKS_DIFFER_MS),
+        nextTryBefore: timestamp(now),
+        nextTryAfter: timestamp(now + SCHEDULE_MS.at(-1)! + HOST_CLOCKS_DIFFER_MS),
+      });
       for (const { paymentId, attemptId, tries } of due) {
         if (stop?.aborted) break;
         const outcome = await resolve(paymentId).catch((error: unknown): Resolution => {
@@ -157,10 +163,18 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
   }
 };
 
+/** RFC 3339, of the clock that writes the schedule. The `after`s lie so far ahead that only a clock that is wrong writes what is later. */
+export interface Due {
+  readonly begunBefore: string;
+  readonly begunAfter: string;
+  readonly nextTryBefore: string;
+  readonly nextTryAfter: string;
+}
+
 /** Where recovery finds what is open, and keeps when to look again. */
 export interface RecoveryWork {
-  /** Open attempts begun before an instant, whose next try has come by `now`; both RFC 3339, of the clock that writes the schedule. */
-  due(begunBefore: string, now: string): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
+  /** Open attempts that were begun before (or after) those instants, and whose next try is at most (or after) those. */
+  due(when: Due): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
   record(tried: { paymentId: string; attemptId: string; tries: number; nextTryAt: string; outcome: Resolution }): Promise<void>;
 }
 
@@ -168,13 +182,13 @@ const ROUND_LIMIT = 50;
 
 /** Reads the list projection's open attempts; several workers may do so at once, since each step is guarded by the stream's revision. */
 export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
-  due: async (begunBefore, now) => {
+  due: async ({ begunBefore, begunAfter, nextTryBefore, nextTryAfter }) => {
     const { rows } = await pool.query<{ payment_id: string; attempt_id: string; tries: number }>(
       `select p.payment_id, p.open_attempt_id as attempt_id, coalesce(t.tries, 0) as tries
        from payment_list p left join recovery_try t on t.payment_id = p.payment_id and t.attempt_id = p.open_attempt_id
-       where p.open_since < $1 and (t.next_try_at is null or t.next_try_at <= $2)
-       order by p.open_since, p.payment_id limit $3`,
-      [begunBefore, now, ROUND_LIMIT],
+       where (p.open_since < $1 or p.open_since > $2) and (t.next_try_at is null or t.next_try_at <= $3 or t.next_try_at > $4)
+       order by p.open_since, p.payment_id limit $5`,
+      [begunBefore, begunAfter, nextTryBefore, nextTryAfter, ROUND_LIMIT],
     );
     return rows.map((row) => ({ paymentId: row.payment_id, attemptId: row.attempt_id, tries: row.tries }));
   },

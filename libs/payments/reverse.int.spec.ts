@@ -156,6 +156,20 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     expect(await reverseOnce(house.services, wanted, house.received(key, wanted))).toMatchObject({ body: first.body, replayed: true });
   });
 
+  test('a refund whose answer never reached the key is told again as a replay, in the same bytes (S5)', async () => {
+    const id = await charged();
+    const key = house.key();
+    const { idempotency } = house.services;
+    const lost = { ...house.services, idempotency: { ...idempotency, settle: () => Promise.reject(new Error('the connection is gone')) } };
+    const wanted = { operation: 'refund', paymentId: id, accountId: house.accountId, initiatedBy: 'partner', amountCents: 1_000, includeFee: false, reason: null } as const; // prettier-ignore
+    const first = await reverseOnce(lost, wanted, house.received(key, wanted));
+    expect(first).toMatchObject({ status: 200 });
+    expect(first.replayed).toBeUndefined();
+    await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
+    expect(await reverseOnce(house.services, wanted, house.received(key, wanted))).toEqual({ ...first, replayed: true });
+    expect(await moved()).toHaveLength(1);
+  });
+
   test('a fixture being captured: refund at once, void refused', async () => {
     const id = await charged({ card: CARDS.voidRejected });
     expect(await house.refund(id, { includeFee: true })).toMatchObject({ reversalType: 'refund', amountCents: 10_325 });
@@ -723,6 +737,18 @@ describe('two at once (C31)', () => {
     expect(await moved()).toHaveLength(1);
     await inAgreement(id);
   });
+});
+
+test('one whose process is gone, and had a clock that was a day ahead, is resolved at once', async () => {
+  const id = await charged();
+  house.clock.setWrongBy(24 * 3_600_000);
+  house.calls.after('void.principal', () => new Promise(() => undefined));
+  void house.refund(id, PARTIAL).catch(() => undefined);
+  await eventually(async () => (await moved()).length === 1);
+  house.clock.setWrongBy(0);
+  expect(await house.refund(id, PARTIAL)).toMatchObject({ amountCents: 1_000 });
+  expect(await moved()).toHaveLength(1);
+  await inAgreement(id);
 });
 
 describe('a late wake-up (C61)', () => {

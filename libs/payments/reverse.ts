@@ -3,7 +3,7 @@
  * resolved before anything else happens to the payment: every reference it might have used is finalised at the gateway (C17, C18, C61).
  */
 import { Conflict, OutcomeUnknown } from '#eventstore';
-import { type Cents, Deadline, ServiceError, timestamp } from '#kernel';
+import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
 import { gatewayRef, type PaymentPorts } from './charge.js';
 import { bounded, callGateway, GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
@@ -51,6 +51,12 @@ export interface KeyBinding {
   renew(): Promise<string>;
 }
 
+export interface Reversed {
+  readonly result: RefundView | VoidView;
+  /** The attempt of this key had ended well before this request came: a replay. */
+  readonly replayed: boolean;
+}
+
 /** Returns money, or tells what a repeated request returned. Refuses and fails with the specification's errors. */
 export const reverse = async (
   ports: PaymentPorts,
@@ -58,8 +64,9 @@ export const reverse = async (
   key: KeyBinding | null,
   owner: Owner,
   deadline: Deadline,
-): Promise<RefundView | VoidView> => {
+): Promise<Reversed> => {
   const { streams, clock, ids } = ports;
+  const executed = (view: RefundView | VoidView): Reversed => ({ result: view, replayed: false });
   const at = () => timestamp(clock.now());
   const waitUntil = clock.monotonic() + WAIT_FOR_OTHER_MS;
   let attemptId = key?.attemptId ?? ids.uuid();
@@ -74,16 +81,16 @@ export const reverse = async (
 
       const own = renewed ? undefined : attemptOf(payment, attemptId);
       // Its owner is gone without a word: the same calls again, under the same references; the gateway answers once per reference.
-      if (own && !own.ended && !own.fenced) return run(ports, loaded, own.attemptId, owner, deadline, true);
+      if (own && !own.ended && !own.fenced) return executed(await run(ports, loaded, own.attemptId, owner, deadline, true));
       // What its own attempt returned is told whatever else goes on: refused here, the caller might ask for the money again under a new key.
-      if (own && isComplete(own)) return (await tell(ports, request, own.attemptId, owner, deadline, false))!;
+      if (own && isComplete(own)) return { result: (await tell(ports, request, own.attemptId, owner, deadline, false))!, replayed: true };
       // A void that the gateway rejected has its final answer (C15), also where it was lost on the way to the key: asked again, the gateway, or a dispute
       // opened since, might say something else.
       if (own?.operation === 'void' && own.ended?.outcome === 'rejected' && !payment.legs.some((leg) => leg.settlementRejected)) throw rejectedVoid();
 
       const open = openAttempt(payment);
       if (open) {
-        if (!open.fenced && clock.now() - Date.parse(open.requestedAt) < ABANDONED_AFTER_MS) {
+        if (!open.fenced && ageMs(clock, open.requestedAt) < ABANDONED_AFTER_MS) {
           if (clock.monotonic() >= waitUntil || deadline.leftMs < POLL_OTHER_MS)
             throw new ServiceError('INVALID_STATE', 'Another refund or void of this payment is in progress.');
           await clock.sleep(POLL_OTHER_MS);
@@ -98,7 +105,7 @@ export const reverse = async (
       const repeated = (key === null ? untold(payment, request, at()) : undefined) ?? finishedMeanwhile(payment, request);
       if (repeated) {
         const told = await tell(ports, request, repeated.attemptId, owner, deadline, true);
-        if (told) return told;
+        if (told) return executed(told);
         continue;
       }
       if (own?.ended) {
@@ -109,7 +116,7 @@ export const reverse = async (
     }
     try {
       const next = await streams.execute(loaded, [command(ports, request, loaded, attemptId, at())], owner, deadline, INTENT);
-      return await run(ports, next, attemptId, owner, deadline, false);
+      return executed(await run(ports, next, attemptId, owner, deadline, false));
     } catch (error) {
       // Nobody was called yet: somebody else changed the payment first, so look again and decide again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;

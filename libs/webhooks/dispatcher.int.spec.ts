@@ -282,7 +282,9 @@ describe('one endpoint does not hold another', () => {
     await stage.tell();
     await eventually(() => quick.receiver.deliveries.length === 30);
     await eventually(() => slow.receiver.requests === 8);
-    expect((await inState('in_flight')).length).toBe(8);
+    // Those of the quick one are at rest a moment after their receiver has them.
+    await eventually(async () => (await inState('in_flight')).length === 8);
+    expect(slow.receiver.requests).toBe(8);
     clock.advance(ATTEMPT_BUDGET_MS + 1);
     await eventually(() => outcomes.filter((outcome) => outcome === 'timeout').length === 8);
     await slow.receiver.close();

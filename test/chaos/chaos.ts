@@ -54,11 +54,8 @@ const PAUSE_MS = { least: 1_000, most: 200_000 } as const;
 const ROUND_MS = { least: 20_000, most: 60_000 } as const;
 const LONG_ROUND_MS = 100_000;
 const LONG_EVERY = 8;
-/**
- * Back by hours makes requests that are running look abandoned. Ahead only a little: what a clock far ahead has begun is recovered when its time has come, which no
- * run can wait for.
- */
-const CLOCK_JUMPS_MS = [-25 * 3_600_000, -2 * 3_600_000, -60_000, 5_000] as const;
+/** Back by hours makes requests that are running look abandoned, and so does far ahead. In between, what is begun is recovered minutes later than a run waits. */
+const CLOCK_JUMPS_MS = [-25 * 3_600_000, -2 * 3_600_000, -60_000, 5_000, 25 * 3_600_000] as const;
 
 export interface ChaosReport extends Verdict {
   readonly rounds: number;

@@ -610,15 +610,15 @@ export const simulatedPool = (sim: Simulator, process: Process, tables: Tables, 
 
 /** The statements of `postgresRecoveryWork` over the list's rows. */
 export const simulatedRecoveryWork = (tables: Tables, statement: Statement): RecoveryWork => ({
-  due: (begunBefore, now) =>
+  due: ({ begunBefore, begunAfter, nextTryBefore, nextTryAfter }) =>
     statement(
       'recovery.due',
       () =>
         [...tables.list.values()]
-          .filter(({ open_since }) => open_since !== null && open_since < begunBefore)
+          .filter(({ open_since }) => open_since !== null && (open_since < begunBefore || open_since > begunAfter))
           .map((row) => ({ paymentId: row.payment_id, attemptId: row.open_attempt_id!, since: row.open_since! }))
           .map((open) => ({ ...open, tried: tables.tries.get(`${open.paymentId} ${open.attemptId}`) }))
-          .filter(({ tried }) => !tried || tried.nextTryAt <= now)
+          .filter(({ tried }) => !tried || tried.nextTryAt <= nextTryBefore || tried.nextTryAt > nextTryAfter)
           .sort((a, b) => (a.since < b.since ? -1 : a.since > b.since ? 1 : a.paymentId < b.paymentId ? -1 : 1))
           .map(({ paymentId, attemptId, tried }) => ({ paymentId, attemptId, tries: tried?.tries ?? 0 })),
       true,

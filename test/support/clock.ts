@@ -3,6 +3,7 @@ import type { Clock } from '#kernel';
 
 export class MovableClock implements Clock {
   private offset: number;
+  private wrongByMs = 0;
   private readonly sleepers = new Set<() => void>();
 
   /** Starts at real time, or at an instant. */
@@ -11,7 +12,7 @@ export class MovableClock implements Clock {
   }
 
   now(): number {
-    return Date.now() + this.offset;
+    return Date.now() + this.offset + this.wrongByMs;
   }
 
   monotonic(): number {
@@ -38,6 +39,11 @@ export class MovableClock implements Clock {
       signal?.addEventListener('abort', done, { once: true });
       look();
     });
+  }
+
+  /** Puts the wall clock so much ahead (or back) of its time; what is measured with the other one does not notice. */
+  setWrongBy(ms: number): void {
+    this.wrongByMs = ms;
   }
 
   /** Lets `ms` pass at once. */

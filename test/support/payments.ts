@@ -304,7 +304,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   // Where recovery finds its work: every payment stream, as the list projection would.
   const tries: { paymentId: string; tries: number; nextTryAt: string; outcome: Resolution }[] = [];
   const work: RecoveryWork = {
-    due: async (begunBefore) => {
+    due: async ({ begunBefore, begunAfter }) => {
       const found = new Map<string, { paymentId: string; attemptId: string; tries: number }>();
       for await (const events of bare.readAll(null, { streamPrefixes: ['payment-'] }))
         for (const { stream } of events) {
@@ -317,7 +317,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
                 ? payment.attempts.filter(({ ended }) => !ended).map(({ attemptId, requestedAt }) => ({ attemptId, since: requestedAt }))[0]
                 : undefined;
           const last = tries.filter((one) => one.paymentId === paymentId).at(-1);
-          if (open && open.since < begunBefore && !(last && Date.parse(last.nextTryAt) > clock.now()))
+          if (open && (open.since < begunBefore || open.since > begunAfter) && !(last && Date.parse(last.nextTryAt) > clock.now()))
             found.set(paymentId, { paymentId, attemptId: open.attemptId, tries: last?.tries ?? 0 });
         }
       return [...found.values()];
@@ -395,8 +395,8 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     charge: (asked, paymentId = ids.uuid()) => charge(ports, request(asked), { paymentId, attemptId: ids.uuid() }, owner(), deadline()),
     chargeWithKey: (key, asked = {}) => chargeOnce(services, request(asked), received(key, asked)),
     refund: async (paymentId, asked = {}) =>
-      (await reverse(ports, reverseRequest('refund', paymentId, asked), null, owner(), deadline())) as RefundView,
-    void: async (paymentId, asked = {}) => (await reverse(ports, reverseRequest('void', paymentId, asked), null, owner(), deadline())) as VoidView,
+      (await reverse(ports, reverseRequest('refund', paymentId, asked), null, owner(), deadline())).result as RefundView,
+    void: async (paymentId, asked = {}) => (await reverse(ports, reverseRequest('void', paymentId, asked), null, owner(), deadline())).result as VoidView,
     refundWithKey: (key, paymentId, asked = {}) => reverseWithKey('refund', key, paymentId, asked),
     voidWithKey: (key, paymentId, asked = {}) => reverseWithKey('void', key, paymentId, asked),
     state,

@@ -369,9 +369,14 @@ const TAKE_OVER_STALE = `
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 
+/** What a run tells that an earlier run under the key has executed; sent as a replay is (specification, Idempotency 1). */
+export class Replayed {
+  constructor(readonly data: unknown) {}
+}
+
 /** What a claimed request runs. Business refusals are thrown as ServiceErrors. */
 export interface KeyedWork {
-  /** Executes. With a key, `owner` names payment and attempt as drawn at the claim; without one it is null. */
+  /** Executes; returns the answer's data, or {@link Replayed}. With a key, `owner` names payment and attempt as drawn at the claim; without one it is null. */
   run(owner: (Owned & { renew(): Promise<string> }) | null): Promise<unknown>;
   /** A create whose earlier owner vanished: settles from the stream, never executes again (T7). Refunds and voids resume in `run`. */
   takeOver?(owner: Owned): Promise<{ readonly answer: Answer } | 'reserved' | 'cannot_tell'>;
@@ -470,7 +475,8 @@ export const settlementOf = (operation: Operation, answer: Answer): Settlement =
 
 const answerOf = async (run: () => Promise<unknown>, log: Logger): Promise<Answer> => {
   try {
-    return successAnswer(await run());
+    const data = await run();
+    return data instanceof Replayed ? { ...successAnswer(data.data), replayed: true } : successAnswer(data);
   } catch (error) {
     if (error instanceof ServiceError) return errorAnswer(error);
     log.error({ err: error }, 'a request failed inside');
