@@ -396,7 +396,8 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     chargeWithKey: (key, asked = {}) => chargeOnce(services, request(asked), received(key, asked)),
     refund: async (paymentId, asked = {}) =>
       (await reverse(ports, reverseRequest('refund', paymentId, asked), null, owner(), deadline())).result as RefundView,
-    void: async (paymentId, asked = {}) => (await reverse(ports, reverseRequest('void', paymentId, asked), null, owner(), deadline())).result as VoidView,
+    void: async (paymentId, asked = {}) =>
+      (await reverse(ports, reverseRequest('void', paymentId, asked), null, owner(), deadline())).result as VoidView,
     refundWithKey: (key, paymentId, asked = {}) => reverseWithKey('refund', key, paymentId, asked),
     voidWithKey: (key, paymentId, asked = {}) => reverseWithKey('void', key, paymentId, asked),
     state,
