@@ -320,6 +320,23 @@ describe('rounds', () => {
     }
     expect((await house.view(id)).status).toBe('unknown');
   });
+  test('when the gateway answers again, nobody waits for the end of a long pause', async () => {
+    await ground.bank.arm({ match: { call: 'finalize' }, times: null, ...NOT_SENT });
+    const early = await unknown();
+    for (const minutes of [1, 2, 5]) {
+      house.clock.advance(minutes * MINUTE);
+      expect(await house.recovery.round()).toBe(1);
+    }
+    const late = await unknown();
+    await ground.bank.clearFaults();
+    house.clock.advance(MINUTE);
+    // Due is the late one alone; that it could be resolved brings the other forward.
+    expect(await house.recovery.round()).toBe(1);
+    expect((await house.view(late)).status).toBe('voided');
+    expect((await house.view(early)).status).toBe('unknown');
+    expect(await house.recovery.round()).toBe(1);
+    expect((await house.view(early)).status).toBe('voided');
+  });
   test('one payment that cannot be resolved does not keep the others', async () => {
     const stuck = await unknown({ card: CARDS.cannotTell });
     const others = [await unknown(), await unknown()];
@@ -384,6 +401,12 @@ describe('where it finds its work', () => {
     // What clocks wrote that are wrong does not wait for its time.
     expect((await work.due({ ...now, begunBefore: at(-DAY), begunAfter: at(-DAY) })).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
     await work.record({ ...due[0]!, tries: 3, nextTryAt: at(3 * DAY), outcome: 'open' });
+    expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
+    await work.record({ ...due[0]!, tries: 4, nextTryAt: at(MINUTE), outcome: 'staff' });
+    await work.hurry(at(0));
+    expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
+    await work.record({ ...due[0]!, tries: 4, nextTryAt: at(MINUTE), outcome: 'open' });
+    await work.hurry(at(0));
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
     house.clock.advance(MINUTE);
     await house.recovery.resolve(refunding);

@@ -19,6 +19,10 @@ const MINUTE = 60_000;
 const SCHEDULE_MS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 6 * 60 * MINUTE, 24 * 60 * MINUTE];
 /** Time for one payment's resolution: several gateway calls, one after the other. */
 const RESOLUTION_MS = 40_000;
+/** Payments that a round looks at side by side. */
+const AT_ONCE = 8;
+/** When one payment could be resolved, the gateway answers again: the others need not wait for their time. At most this often, for those nobody can tell of. */
+const HURRY_EVERY_MS = MINUTE;
 /** A payment that is read again and again is looked after this often at most. */
 const LOOK_AGAIN_MS = 30_000;
 const REMEMBERED_LOOKS = 10_000;
@@ -70,6 +74,13 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     return begun;
   };
 
+  let hurriedAt = Number.NEGATIVE_INFINITY;
+  const hurry = async () => {
+    if (clock.monotonic() - hurriedAt < HURRY_EVERY_MS) return;
+    hurriedAt = clock.monotonic();
+    await work.hurry(timestamp(clock.now()));
+  };
+
   const looks = new Map<string, number>();
   return {
     resolve,
@@ -88,16 +99,23 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
         nextTryBefore: timestamp(now),
         nextTryAfter: timestamp(now + SCHEDULE_MS.at(-1)! + HOST_CLOCKS_DIFFER_MS),
       });
-      for (const { paymentId, attemptId, tries } of due) {
-        if (stop?.aborted) break;
-        const outcome = await resolve(paymentId).catch((error: unknown): Resolution => {
-          log.warn({ paymentId, err: error }, 'recovery could not resolve a payment');
-          return 'open';
-        });
-        log.info({ paymentId, attemptId, outcome, tries: tries + 1 }, 'recovery');
-        const pause = SCHEDULE_MS[Math.min(tries + 1, SCHEDULE_MS.length - 1)]!;
-        await work.record({ paymentId, attemptId, tries: tries + 1, nextTryAt: timestamp(clock.now() + pause), outcome });
-      }
+      let resolved = 0;
+      const queue = due.values();
+      const resolveNext = async () => {
+        for (const { paymentId, attemptId, tries } of queue) {
+          if (stop?.aborted) return;
+          const outcome = await resolve(paymentId).catch((error: unknown): Resolution => {
+            log.warn({ paymentId, err: error }, 'recovery could not resolve a payment');
+            return 'open';
+          });
+          if (outcome === 'resolved') resolved += 1;
+          log.info({ paymentId, attemptId, outcome, tries: tries + 1 }, 'recovery');
+          const pause = SCHEDULE_MS[Math.min(tries + 1, SCHEDULE_MS.length - 1)]!;
+          await work.record({ paymentId, attemptId, tries: tries + 1, nextTryAt: timestamp(clock.now() + pause), outcome });
+        }
+      };
+      await Promise.all(Array.from({ length: AT_ONCE }, resolveNext));
+      if (resolved > 0) await hurry();
       return due.length;
     },
   };
@@ -176,6 +194,8 @@ export interface RecoveryWork {
   /** Open attempts that were begun before (or after) those instants, and whose next try is at most (or after) those. */
   due(when: Due): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
   record(tried: { paymentId: string; attemptId: string; tries: number; nextTryAt: string; outcome: Resolution }): Promise<void>;
+  /** Brings the next try of everything that is open, and not left to staff, forward to an instant. */
+  hurry(nextTryAt: string): Promise<void>;
 }
 
 const ROUND_LIMIT = 50;
@@ -202,5 +222,8 @@ export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
        on conflict (payment_id, attempt_id) do update set tries = excluded.tries, next_try_at = excluded.next_try_at, outcome = excluded.outcome`,
       [paymentId, attemptId, tries, nextTryAt, outcome],
     );
+  },
+  hurry: async (nextTryAt) => {
+    await pool.query(`update recovery_try set next_try_at = $1 where outcome = 'open' and next_try_at > $1`, [nextTryAt]);
   },
 });

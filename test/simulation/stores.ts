@@ -629,6 +629,11 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
       if (outcome === 'resolved') tables.tries.delete(name);
       else tables.tries.set(name, { tries, nextTryAt, outcome });
     }),
+  hurry: (nextTryAt) =>
+    statement('recovery.hurry', () => {
+      for (const [name, tried] of tables.tries)
+        if (tried.outcome === 'open' && tried.nextTryAt > nextTryAt) tables.tries.set(name, { ...tried, nextTryAt });
+    }),
 });
 
 type Registered = RegisteredTransaction & { settledBatchId: string | null; transactionId: string | null };

@@ -323,6 +323,12 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
       return [...found.values()];
     },
     record: async (tried) => void tries.push(tried),
+    hurry: async (nextTryAt) => {
+      for (const paymentId of new Set(tries.map((tried) => tried.paymentId))) {
+        const last = tries.filter((tried) => tried.paymentId === paymentId).at(-1)!;
+        if (last.outcome === 'open' && last.nextTryAt > nextTryAt) tries.push({ ...last, nextTryAt });
+      }
+    },
   };
   const recovery = createRecovery(ports, store, work);
   const services: PaymentServices = {
