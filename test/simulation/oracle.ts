@@ -764,7 +764,7 @@ export class Oracle {
         this.check(amountCents === returned, `C38: told ${amountCents} cents, ${returned} came back`);
         if (remainingRefundableAmountCents !== undefined)
           this.check(remainingRefundableAmountCents === parts.at(-1)!.remainingAfter, 'the result names another remainder than the log');
-        if (exchange.reply!.replayed || parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
+        if (parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
         // Not its own: the repeat without a key of one that was told 5xx (C18), or the completion of a partial one that had come back meanwhile (C27, C38).
         const owner = this.byReason(source.attempt.request)!;
         const ownerToldError = owner.exchanges.some(
@@ -776,7 +776,9 @@ export class Oracle {
         this.check(sameAsked, 'C18: told the result of another kind of request');
         this.check(!keyed || partial, 'C18: a request with a key was told another request’s result');
         this.check(ownerToldError || vanished, 'C18: told the result of a request that knew its own');
-        const known = owner.exchanges.some(({ reply, answeredAt }) => reply?.status === 200 && answeredAt <= exchange.sentAt);
+        // A replay says again what was decided for an earlier request under its key, so its owner may well have been told in between: rule 1 wants it told again.
+        const { sentAt } = exchange.reply!.replayed ? intention.exchanges[0]! : exchange;
+        const known = owner.exchanges.some(({ reply, answeredAt }) => reply?.status === 200 && answeredAt <= sentAt);
         this.check(!known, 'C18: told a result that its owner had been told by then');
         if (!partial) this.check(source.attempt.request.asked.amountCents === intention.asked.amountCents, 'C18: told the result of another amount');
         const others = tellings.get(source.attempt) ?? [];
