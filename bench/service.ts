@@ -6,12 +6,15 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 import { createPool, freePort, type Pool } from '#platform';
+import { createSimulatorControl, type SimulatorControl } from '../apps/simulator/control.js';
 
 export interface BenchService {
   readonly url: URL;
   readonly pid: number;
   readonly dataDir: string;
   readonly databaseUrl: string;
+  /** The processor's operator. */
+  readonly bank: SimulatorControl;
   readonly pool: Pool;
   readonly apiKey: string;
   readonly portalId: string;
@@ -43,7 +46,10 @@ export const startService = async (options: { dataDir?: string; apiKey?: string;
     });
   });
   const readySeconds = (performance.now() - started) / 1_000;
-  const { apiUrl, databaseUrl } = JSON.parse(await readFile(join(dataDir, 'runtime.json'), 'utf8')) as { apiUrl: string; databaseUrl: string };
+  const { apiUrl, databaseUrl, simulatorUrl } = JSON.parse(await readFile(join(dataDir, 'runtime.json'), 'utf8')) as Record<
+    'apiUrl' | 'databaseUrl' | 'simulatorUrl',
+    string
+  >;
   const find = (pattern: RegExp) => lines.map((line) => pattern.exec(line)?.[1]).find(Boolean);
   const apiKey = options.apiKey ?? find(/API key\s+(pc_\S+)/)!;
   const portalId = options.portalId ?? find(/Portal\s+([0-9a-f-]{36})/)!;
@@ -57,6 +63,7 @@ export const startService = async (options: { dataDir?: string; apiKey?: string;
     pid: child.pid!,
     dataDir,
     databaseUrl,
+    bank: createSimulatorControl(simulatorUrl),
     pool,
     apiKey,
     portalId,

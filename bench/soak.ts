@@ -1,0 +1,99 @@
+/**
+ * Hours of an ordinary day: charges, reads, lists and refunds at an even rate, and whether the process grows. The slope of its resident memory after the
+ * warm-up is a least-squares line through a sample every ten seconds. `npm run bench -- soak [--minutes 60] [--rate 50]`.
+ */
+import { setTimeout as sleep } from 'node:timers/promises';
+import { parseArgs } from 'node:util';
+import { openLoop, percentile } from './load.js';
+import { createRequest, getRequest, rssMib, startService } from './service.js';
+import { writeReport } from '../test/support/report.js';
+
+const CONNECTIONS = 16;
+const SAMPLE_MS = 10_000;
+/** Of the run, and at most so long. */
+const WARM_UP = { share: 0.25, mostMs: 20 * 60_000 } as const;
+const CEILING_MIB_PER_HOUR = 1;
+
+const { values } = parseArgs({ options: { minutes: { type: 'string', default: '60' }, rate: { type: 'string', default: '50' } } });
+const [minutes, rate] = [Number(values.minutes), Number(values.rate)];
+
+interface Sample {
+  readonly hours: number;
+  readonly mib: number;
+}
+
+/** MiB per hour. */
+const slope = (samples: readonly Sample[]): number => {
+  const mean = (of: (sample: Sample) => number) => samples.reduce((sum, sample) => sum + of(sample), 0) / samples.length;
+  const [x, y] = [mean(({ hours }) => hours), mean(({ mib }) => mib)];
+  const above = samples.reduce((sum, { hours, mib }) => sum + (hours - x) * (mib - y), 0);
+  return above / samples.reduce((sum, { hours }) => sum + (hours - x) ** 2, 0);
+};
+
+const service = await startService();
+try {
+  const load = (request: (number: number) => string) => ({
+    host: service.url.hostname,
+    port: Number(service.url.port),
+    connections: CONNECTIONS,
+    request,
+  });
+  const create = createRequest(service, 'soak');
+  const list = getRequest(service, '/api/partner/v1/payments?limit=50');
+  await openLoop(load(createRequest(service, 'first')), rate, 1);
+  const recent = async (): Promise<string[]> => {
+    const answer = await fetch(`${service.url.origin}/api/partner/v1/payments?limit=100&status=succeeded`, {
+      headers: { authorization: `ApiKey ${service.apiKey}` },
+    });
+    return ((await answer.json()) as { data: { payments: { id: string }[] } }).data.payments.map(({ id }) => id);
+  };
+  let ids = await recent();
+  const refund = (id: string): string => {
+    const body = JSON.stringify({ amountCents: 100 });
+    return `POST /api/partner/v1/payments/${id}/refund HTTP/1.1\r\nhost: ${service.url.host}\r\nauthorization: ApiKey ${service.apiKey}\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
+  };
+  // Of ten requests six are charges, two are reads, one is a list and one a refund of a payment that was charged a moment ago.
+  const day = (number: number): string => {
+    const id = ids[number % ids.length]!;
+    const kind = number % 10;
+    if (kind === 9) return refund(id);
+    if (kind === 8) return list;
+    return kind >= 6 ? getRequest(service, `/api/partner/v1/payments/${id}`) : create(number);
+  };
+  const samples: Sample[] = [];
+  const started = performance.now();
+  const end = started + minutes * 60_000;
+  let running = true;
+  const sampling = (async () => {
+    while (running) {
+      await sleep(SAMPLE_MS, undefined, { ref: false });
+      ids = await recent();
+      samples.push({ hours: (performance.now() - started) / 3_600_000, mib: await rssMib(service.pid) });
+    }
+  })();
+  const { latencies, statuses } = await openLoop(load(day), rate, (end - started) / 1_000);
+  running = false;
+  await sampling;
+  const warm = Math.min(minutes * 60_000 * WARM_UP.share, WARM_UP.mostMs) / 3_600_000;
+  const kept = samples.filter(({ hours }) => hours >= warm);
+  const growth = slope(kept);
+  const mib = kept.map((sample) => sample.mib);
+  console.log(
+    `${minutes} min at ${rate}/s: ${[...statuses].map(([status, count]) => `${status}: ${count}`).join(', ')}; p50 ${percentile(latencies, 0.5).toFixed(1)} ms, p99 ${percentile(latencies, 0.99).toFixed(1)} ms`,
+  );
+  console.log(
+    `memory after warm-up ${Math.min(...mib).toFixed(0)} to ${Math.max(...mib).toFixed(0)} MiB, slope ${growth.toFixed(2)} MiB/h; ceiling ${CEILING_MIB_PER_HOUR}`,
+  );
+  writeReport('soak', {
+    minutes,
+    rate,
+    statuses: Object.fromEntries(statuses),
+    p99: percentile(latencies, 0.99),
+    leastMib: Math.min(...mib),
+    mostMib: Math.max(...mib),
+    mibPerHour: growth,
+  });
+  if ([...statuses.keys()].some((status) => status >= 500)) process.exitCode = 1;
+} finally {
+  await service.stop();
+}
