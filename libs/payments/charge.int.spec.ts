@@ -174,6 +174,11 @@ describe('the two legs of a charge (C41)', () => {
       ['void', 'principal', 'approved'],
     ]);
     expect(await house.balance()).toBe(0);
+    // Every movement of money is in the log, also one that was undone at once.
+    const [charged, , undone] = await house.truth();
+    expect((await house.events(paymentId)).at(-1)!.data).toMatchObject({
+      takenBack: [{ leg: 'principal', amountCents: 10_000, transactionId: charged!.transactionId, voidTransactionId: undone!.transactionId }],
+    });
   });
   test('fee certainly not processed → the principal is voided → failed, 502', async () => {
     await ground.bank.arm({ match: { call: 'charge', leg: 'fee' }, answer: 'disabled' });

@@ -21,7 +21,16 @@ import type {
   PaymentInstrument,
   Ref,
 } from './gateway/gateway.js';
-import { type ChargeOutcome, isVisible, type LegTerms, type LineItem, type Payer, type Payment, type PaymentTerms } from './payment.js';
+import {
+  type ChargeOutcome,
+  isVisible,
+  type LegTerms,
+  type LineItem,
+  type Payer,
+  type Payment,
+  type PaymentTerms,
+  type TakenBack,
+} from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { INTENT, type Loaded, type Owner, type PaymentStreams } from './stream.js';
 import type { Velocity } from './velocity.js';
@@ -282,9 +291,9 @@ const moveMoney = async (
     // Recovery finalised the reference before we came: it owns the attempt, and we record nothing (gateway.md 2).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') return { kind: 'too_late' };
     if (outcome.kind === 'unknown') return { kind: 'unknown', leg: leg.leg, cause: outcome.cause };
-    const undone = await takeBack(ports, gateway, approved, deadline);
-    if (!undone) return { kind: 'unknown', leg: leg.leg, cause: 'an approved leg could not be taken back' };
-    return definiteFailure(leg.leg, outcome);
+    const takenBack = await takeBack(ports, gateway, approved, deadline);
+    if (!takenBack) return { kind: 'unknown', leg: leg.leg, cause: 'an approved leg could not be taken back' };
+    return { ...definiteFailure(leg.leg, outcome), takenBack };
   }
   const confirmationNumber = ports.ids.confirmationNumber();
   ports.log.debug({ attemptId }, 'charged');
@@ -301,7 +310,10 @@ const moveMoney = async (
   };
 };
 
-const definiteFailure = (leg: Leg, outcome: Exclude<Outcome<ChargeTxn>, { kind: 'approved' | 'unknown' }>): ChargeOutcome => {
+const definiteFailure = (
+  leg: Leg,
+  outcome: Exclude<Outcome<ChargeTxn>, { kind: 'approved' | 'unknown' }>,
+): Extract<ChargeOutcome, { kind: 'declined' | 'failed' }> => {
   switch (outcome.kind) {
     case 'declined':
       return { kind: 'declined', leg, code: outcome.decline.code, transactionId: outcome.transactionId ?? null, raw: outcome.decline.raw ?? null };
@@ -314,23 +326,27 @@ const definiteFailure = (leg: Leg, outcome: Exclude<Outcome<ChargeTxn>, { kind: 
   }
 };
 
+/** null: one of them could not be taken back, or nobody knows. */
 const takeBack = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,
   approved: readonly { leg: LegTerms; txn: ChargeTxn }[],
   deadline: Deadline,
-): Promise<boolean> => {
+): Promise<TakenBack[] | null> => {
+  const takenBack: TakenBack[] = [];
   for (const { leg, txn } of approved) {
+    const amountCents = leg.principalCents + leg.feeCents;
     const call = {
       ref: leg.references.reversal,
       leg: leg.leg,
       account: leg.account,
       chargeTransactionId: txn.transactionId,
-      amountCents: leg.principalCents + leg.feeCents,
+      amountCents,
       askedBy: 'reversal' as const,
     };
     const outcome = await callGateway(ports.clock, deadline, (signal) => gateway.void(call, signal));
-    if (outcome.kind !== 'approved') return false;
+    if (outcome.kind !== 'approved') return null;
+    takenBack.push({ leg: leg.leg, amountCents, transactionId: txn.transactionId, voidTransactionId: outcome.txn.transactionId });
   }
-  return true;
+  return takenBack;
 };

@@ -24,9 +24,10 @@ export type PaymentEvent =
         readonly declineCode: DeclineCode;
         readonly transactionId: string | null;
         readonly raw: string | null;
+        readonly takenBack?: readonly TakenBack[];
       }
     >
-  | Fact<'PaymentFailed', { readonly attemptId: string; readonly reason: string }>
+  | Fact<'PaymentFailed', { readonly attemptId: string; readonly reason: string; readonly takenBack?: readonly TakenBack[] }>
   | Fact<'PaymentOutcomeUnknown', { readonly attemptId: string; readonly leg: Leg; readonly cause: string }>
   | Fact<'PaymentAbandoned', { readonly attemptId: string; readonly accountId: string; readonly reason: string }>
   | Fact<'ReconciliationStarted', { readonly attemptId: string }>
@@ -112,6 +113,14 @@ export interface Charge {
     readonly avs: Check | null;
     readonly cvv: Check | null;
   }[];
+}
+
+/** A leg that was charged and voided again at once, since the other one failed (C41): both transactions stand at the processor. Absent where there was none. */
+export interface TakenBack {
+  readonly leg: Leg;
+  readonly amountCents: Cents;
+  readonly transactionId: string;
+  readonly voidTransactionId: string;
 }
 
 export type Initiator = 'partner' | 'staff';
@@ -619,8 +628,15 @@ export type PaymentCommand =
 
 export type ChargeOutcome =
   | ({ readonly kind: 'charged' } & Charge)
-  | { readonly kind: 'declined'; readonly leg: Leg; readonly code: DeclineCode; readonly transactionId: string | null; readonly raw: string | null }
-  | { readonly kind: 'failed'; readonly reason: string }
+  | {
+      readonly kind: 'declined';
+      readonly leg: Leg;
+      readonly code: DeclineCode;
+      readonly transactionId: string | null;
+      readonly raw: string | null;
+      readonly takenBack?: readonly TakenBack[];
+    }
+  | { readonly kind: 'failed'; readonly reason: string; readonly takenBack?: readonly TakenBack[] }
   | { readonly kind: 'unknown'; readonly leg: Leg; readonly cause: string };
 
 /** What recovery found out about one leg of a charge, after finalising its references. `reversed`: executed, and undone since. */
@@ -713,16 +729,18 @@ const recordChargeOutcome = (payment: Payment, { at, attemptId, outcome }: Ask<'
       return [{ type: 'PaymentCreated', at, data: { attemptId, confirmationNumber: outcome.confirmationNumber, legs: outcome.legs } }];
     case 'declined': {
       const { leg, code: declineCode, transactionId, raw } = outcome;
-      return [{ type: 'PaymentDeclined', at, data: { attemptId, leg, declineCode, transactionId, raw } }];
+      return [{ type: 'PaymentDeclined', at, data: { attemptId, leg, declineCode, transactionId, raw, ...takenBackOf(outcome) } }];
     }
     case 'failed':
-      return [{ type: 'PaymentFailed', at, data: { attemptId, reason: outcome.reason } }];
+      return [{ type: 'PaymentFailed', at, data: { attemptId, reason: outcome.reason, ...takenBackOf(outcome) } }];
     case 'unknown':
       return [{ type: 'PaymentOutcomeUnknown', at, data: { attemptId, leg: outcome.leg, cause: outcome.cause } }];
     default:
       return unreachable(outcome);
   }
 };
+
+const takenBackOf = ({ takenBack = [] }: { takenBack?: readonly TakenBack[] }) => (takenBack.length > 0 ? { takenBack } : {});
 
 const startReconciliation = (payment: Payment, { at, attemptId, untold = false }: Ask<'StartReconciliation'>): PaymentEvent[] => {
   const fence: PaymentEvent = { type: 'ReconciliationStarted', at, data: { attemptId } };
