@@ -1,10 +1,13 @@
 /** Looking for drift while the database goes away: the caller is told once, and nothing is left that nobody catches, which would end the worker. */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
-import { memoryEventStore } from '#eventstore';
-import { createPool, migrate, type Pool } from '#platform';
+import { memoryEventStore, type Recorded } from '#eventstore';
+import type { Json } from '#kernel';
+import { paymentListModel, type PaymentTerms } from '#payments';
+import { createPool, migrate, type Pool, type Queryable, systemIds, transaction } from '#platform';
 import { MIGRATIONS } from '../../apps/services.js';
 import { freshDatabase } from '../../test/support/postgres.js';
 import { checkPayments } from './drift.js';
+import { journalModel } from './journal.js';
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
 let pool: Pool;
@@ -25,3 +28,55 @@ test('of several reads at once that all fail, none is left unhandled', async () 
   // Jest fails a test on a rejection that nobody catches; the others come within moments of the first.
   for (let turn = 0; turn < 3; turn++) await pool.query('select pg_sleep(0.02)');
 });
+
+test('a payment that the journal books while it is looked at is no difference', async () => {
+  await migrate(pool, MIGRATIONS);
+  const store = memoryEventStore();
+  const id = await charged(store);
+  const events: Recorded[] = [];
+  for await (const event of store.read(`payment-${id}`)) events.push(event);
+  await transaction(pool, (client) => paymentListModel().projection.apply(client, events));
+  let books = 0;
+  const db = {
+    query: async (query: string | { name: string }, values?: unknown[]) => {
+      const result = (await pool.query(query as string, values)) as unknown;
+      // Between the reading of what the journal knows of the payment and the reading of its entries.
+      if (typeof query !== 'string' && query.name === 'drift-journal' && books++ === 0)
+        await transaction(pool, (client) => journalModel.projection.apply(client, events));
+      return result;
+    },
+  } as unknown as Queryable;
+  const look = async () => (await checkPayments({ store, db, now: () => Date.now() }, [id])).differences;
+  expect(await look()).toEqual([]);
+  expect(await look()).toEqual([]);
+  await pool.query(`delete from journal_entry where rule = 'R1'`);
+  expect((await look()).map(({ message }) => message)).toContainEqual(expect.stringMatching(/\(R1\) is missing/));
+  expect(books).toBe(3);
+});
+
+/** A payment in a store: asked for, and charged. */
+const charged = async (store: ReturnType<typeof memoryEventStore>): Promise<string> => {
+  const ids = systemIds(() => Date.now());
+  const [paymentId, attemptId] = [ids.uuid(), ids.uuid()];
+  const account = { gateway: 'simulator', merchantAccount: 'mid', credentialsRef: 'sandbox', environment: 'sandbox' as const };
+  const terms: PaymentTerms = {
+    accountId: ids.uuid(),
+    portalId: ids.uuid(),
+    referenceId: null,
+    amountCents: 1_000,
+    serviceFeeCents: 30,
+    feeVersion: 1,
+    chargeMode: 'combined',
+    lineItems: [{ id: ids.uuid(), amountCents: 1_000, serviceFeeCents: 30, referenceId: 'r', description: null, metadata: null }],
+    payer: null,
+    paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
+    legs: [{ leg: 'combined', principalCents: 1_000, feeCents: 30, account, references: { charge: 'c', reversal: 'r' } }],
+  };
+  const meta = { recordedAt: '2026-03-01T10:00:00.000Z', actor: { type: 'partner' as const, id: 'spec' }, correlationId: ids.uuid() };
+  const charge = { attemptId, confirmationNumber: 'X', legs: [{ leg: 'combined', transactionId: 't', authCode: '1', avs: null, cvv: null }] };
+  await store.append(`payment-${paymentId}`, 'no_stream', [
+    { id: ids.uuid(), type: 'PaymentInitiated', v: 1, data: { attemptId, ...terms } as unknown as Json, meta },
+    { id: ids.uuid(), type: 'PaymentCreated', v: 1, data: charge, meta },
+  ]);
+  return paymentId;
+};

@@ -195,8 +195,9 @@ const checkPayment = (
 
   // (c) the journal: entry by entry, and in sums that know nothing of posting rules.
   const journalled = reached(at.journal);
-  const through = booked ? (events[Number(booked.revision)]?.position ?? '') : null;
-  const stored = (rows.entries.get(id) ?? []).filter((entry) => isOfPayment(entry) && (through === null || entry.position <= through));
+  // Entries are read last: what the journal has posted since is left out by its place.
+  const through = booked ? (events[Number(booked.revision)]?.position ?? '') : at.journal;
+  const stored = (rows.entries.get(id) ?? []).filter((entry) => isOfPayment(entry) && entry.position <= through);
   if (journalled && (!booked || booked.revision < journalled.revision))
     differs('journal', journalled.position, `the journal has passed revision ${journalled.revision} without it`);
   else if (booked) {
