@@ -48,8 +48,10 @@ interface Incarnation {
 export class Supervised {
   /** Where the next incarnation dies by itself; used up by it. */
   failpoint: string | null = null;
-  readonly deaths = { killed: 0, atFailpoint: 0 };
+  readonly deaths = { killed: 0, atFailpoint: 0, byItself: 0 };
   readonly faults: string[] = [];
+  /** True while what it stands on is taken away: an end of its own is no fault then. */
+  mayEnd = false;
   private pid: number | null = null;
   private running = false;
   private doomed = false;
@@ -87,7 +89,8 @@ export class Supervised {
         // Its stores may be away just now; whoever hangs is not waited for any longer.
         if (!started) kill(incarnation.pid);
         const { signal, said } = await incarnation.exited;
-        if (started && !this.doomed && signal !== 'SIGKILL')
+        if (started && !this.doomed && this.mayEnd) this.deaths.byItself += 1;
+        else if (started && !this.doomed && signal !== 'SIGKILL')
           this.faults.push(`${this.part} ended by itself with ${signal}: ${said.slice(-LAST_WORDS)}`);
         else if (started && !this.doomed && failpoint === null) this.faults.push(`${this.part} was killed by somebody else`);
         else if (signal === 'SIGKILL' && failpoint !== null && !this.doomed) this.deaths.atFailpoint += 1;
@@ -194,10 +197,12 @@ export interface Installation {
 export interface InstallationOptions {
   /** Called when the place of the data exists and is empty. */
   readonly prepare?: (data: string) => Promise<void> | void;
+  /** Called when nothing runs there any more, before it is removed. */
+  readonly release?: (data: string) => Promise<void> | void;
 }
 
 /** Starts everything, with an account and a portal to charge through. */
-export const startInstallation = async (random: Random, { prepare }: InstallationOptions = {}): Promise<Installation> => {
+export const startInstallation = async (random: Random, { prepare, release }: InstallationOptions = {}): Promise<Installation> => {
   const dataDir = await DataDir.create();
   const pids = new Set<number>();
   const supervised: Supervised[] = [];
@@ -208,6 +213,7 @@ export const startInstallation = async (random: Random, { prepare }: Installatio
     // The service first: without its stores it would only complain.
     for (const one of supervised.reverse()) await one.end();
     for (const proxy of proxies) await proxy.close();
+    await release?.(dataDir.data);
     await dataDir.remove();
   };
   try {

@@ -1,11 +1,12 @@
 /**
  * `npm run chaos [-- --minutes M --rounds R --seed S --plant charge|loss]` `npm run chaos -- --keys 200` (each 50 times at once) and
- * `npm run chaos:tcp [-- --seed S]`. Exit 1 on a violation.
+ * `npm run chaos -- --disk [--rounds 5]` (as root) and `npm run chaos:tcp [-- --seed S]`. Exit 1 on a violation.
  */
 import { parseArgs } from 'node:util';
 import { Random } from '../../apps/demo/city.js';
 import { progress, writeReport } from '../support/report.js';
 import { PLANTS, runChaos } from './chaos.js';
+import { mayMount, proveDisk } from './disk.js';
 import { proveKeys } from './keys.js';
 import { proveTcp } from './tcp.js';
 
@@ -17,6 +18,7 @@ const { values } = parseArgs({
     seed: { type: 'string' },
     keys: { type: 'string' },
     plant: { type: 'string' },
+    disk: { type: 'boolean', default: false },
   },
 });
 const seed = Number(values.seed ?? Math.floor(Date.now() / 1_000));
@@ -40,6 +42,9 @@ if (values.tcp) {
   const report = await proveTcp(random, { onProgress: (cases) => bar.update(cases) });
   bar.stop();
   finish('chaos-tcp', report);
+} else if (values.disk) {
+  if (mayMount()) finish('chaos-disk', await proveDisk(random, Number(values.rounds ?? 5), (line) => console.log(line)));
+  else console.log('no disk was filled: only root may mount one that is small enough');
 } else if (values.keys !== undefined) {
   const keys = Number(values.keys);
   const bar = progress('keys', keys);

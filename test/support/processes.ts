@@ -102,6 +102,7 @@ const GUARD = `
   for group in $groups; do kill -s KILL -- "-$group"; done
   postmaster=$(head -n 1 "$0/data/postgres/postmaster.pid") && case "$(ps -o args= -p "$postmaster")" in *"$0"*) kill -s KILL "$postmaster";; esac
   sleep 0.1
+  umount -l "$0/data" 2>/dev/null
   rm -rf "$0" || { sleep 1; rm -rf "$0"; }
 `;
 
