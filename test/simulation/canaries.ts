@@ -471,6 +471,43 @@ export const CANARIES: readonly Canary[] = [
       }),
     },
   },
+  // ---- hosted checkout
+  {
+    name: 'a second form begins a second attempt',
+    seams: {
+      log: appends(async (inner, stream, expected, events, options) =>
+        inner.append(stream, isOnly(events, 'AttemptStarted') ? await lastRevision(inner, stream) : expected, events, options),
+      ),
+    },
+  },
+  {
+    name: 'a checkout whose request vanished is opened again without a fence',
+    seams: {
+      log: appends(async (inner, stream, expected, events, options) =>
+        isOnly(events, 'PaymentAbandoned') && (events[0]!.data as { reason: string }).reason.includes('checkout')
+          ? pretended(expected, events)
+          : inner.append(stream, expected, events, options),
+      ),
+    },
+  },
+  {
+    name: 'an unknown outcome is told to the payer as a decline',
+    seams: {
+      log: appends(async (inner, stream, expected, events, options) =>
+        inner.append(
+          stream,
+          expected,
+          events.map((event) =>
+            event.type === 'OutcomeUnknown'
+              ? { ...event, type: 'AttemptDeclined', data: { attemptId: (event.data as { attemptId: string }).attemptId, code: 'PAYMENT_TIMEOUT', declineCode: null } } // prettier-ignore
+              : event,
+          ),
+          options,
+        ),
+      ),
+    },
+  },
+  { name: 'nobody finishes what a payer left', seams: { world: ({ tables }) => void (tables.unfinished.set = () => tables.unfinished) } },
 ];
 
 const fresh = (world: World) => world.sim.ids().uuid().replaceAll('-', '').slice(-20);

@@ -3,12 +3,14 @@
  * allowed (under faults 409, 502 and 504 are all legal); the books are judged at the end, when everything runs again: the bank against the log, the log against
  * what clients were told, the read model against a replay. Rules are named A1–A12 (invariants) and C… (contract).
  */
+import { CHECKOUT_STREAMS, CHECKOUT_UNFINISHED, checkoutIdOf } from '#checkout';
 import { type Recorded } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
 import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, paymentIdOf, toPaymentEvent } from '#payments';
 import { errorAnswer, successAnswer } from '#platform/http';
 import { auditLedger, auditNotifications } from './audits.js';
 import { type BankCharge, CARDS } from './bank.js';
+import { auditSessions, auditUnfinished, isSessionQuiet, PageJudge, sessionOf } from './checkout.js';
 import { type Ask, PORTALS, type Reply, type World } from './service.js';
 import { collect } from './stores.js';
 
@@ -88,6 +90,11 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
   resolve: ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
   'open dispute': ['OK', 'INVALID_STATE', 'INTERNAL_ERROR'],
   'update dispute': ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
+  'check out': ['OK', 'PORTAL_ACCESS_DENIED', 'INTERNAL_ERROR'],
+  look: ['OK', 'INTERNAL_ERROR'],
+  submit: ['OK', 'INTERNAL_ERROR'],
+  leave: ['OK', 'INTERNAL_ERROR'],
+  cancel: ['OK', 'INTERNAL_ERROR'],
 };
 
 /** Another request of the wish was under way at the same time: under one key they run one attempt, and what one says is not all that happens. */
@@ -131,6 +138,7 @@ export class Oracle {
   private readonly resolved = new Set<string>();
   /** Money that a client was told to have come back, by payment and transaction. */
   private readonly returned = new Map<string, Map<string, { at: number; cents: number }>>();
+  private readonly pages = new PageJudge();
 
   constructor(private readonly world: World) {}
 
@@ -179,6 +187,7 @@ export class Oracle {
     if (isReversal(ask) && answer.status === 200) this.noteReturned(exchange, answer);
     if (ask.kind === 'get') this.judgeRead(exchange, answer);
     if (ask.kind === 'list' && answer.status === 200) this.judgeList(exchange, reply, answer);
+    if (isPayers(ask)) this.pages.judge(exchange, this.check.bind(this));
     const id = answer.details.id ?? (ask.kind === 'create' ? answer.data.id : undefined);
     // Reconciliation required names a payment that may turn out to have been given up (C64): it is the caller's to look at, not promised.
     if (
@@ -345,13 +354,18 @@ export class Oracle {
     const at = world.tables.checkpoints.get('payment-list')?.position ?? '';
     if (head !== null && at < head) return false;
     if ((await this.settlementLines()).length < world.bank.lines.length) return false;
-    for (const [, events] of await this.streams()) {
+    const phases = new Map<string, string>();
+    for (const [stream, events] of await this.streams()) {
       const state = this.folded(events);
       if (!state) continue;
+      phases.set(paymentIdOf(stream), state.phase);
       if (state.phase === 'pending' || (state.phase === 'unknown' && !(state.fenced && this.waitsForAPerson(events)))) return false;
       if (state.phase === 'charged' && state.attempts.some(({ ended }) => ended === null)) return false;
     }
-    return true;
+    if (!world.hasCheckout) return true;
+    if (head !== null && (world.tables.checkpoints.get(CHECKOUT_UNFINISHED)?.position ?? '') < head) return false;
+    const sessions = [...(await this.checkouts()).values()].map((events) => sessionOf(events, this.check.bind(this)));
+    return sessions.every((session) => session === null || isSessionQuiet(session, (paymentId) => phases.get(paymentId)));
   }
 
   /** No process vanished or stood still: then every request that told 5xx has said so in the log, and a later repeat without a key is known as one (C18). */
@@ -360,15 +374,20 @@ export class Oracle {
     return crashes + pauses === 0;
   }
 
-  private async streams(): Promise<Map<string, Recorded[]>> {
+  private async streams(prefix = 'payment-'): Promise<Map<string, Recorded[]>> {
     const streams = new Map<string, Recorded[]>();
-    for (const events of await collect(this.world.log.readAll(null, { streamPrefixes: ['payment-'] })))
+    for (const events of await collect(this.world.log.readAll(null, { streamPrefixes: [prefix] })))
       for (const event of events) {
         const known = streams.get(event.stream);
         if (known) known.push(event);
         else streams.set(event.stream, [event]);
       }
     return streams;
+  }
+
+  /** By checkout id. */
+  private async checkouts(): Promise<Map<string, Recorded[]>> {
+    return new Map([...(await this.streams(CHECKOUT_STREAMS[0]))].map(([stream, events]) => [checkoutIdOf(stream), events]));
   }
 
   /** What the product makes of a stream; null where it refuses it as impossible. */
@@ -435,7 +454,16 @@ export class Oracle {
     auditNotifications(streams, (id) => this.staffReturned(bookOf.get(id)!), check);
     this.auditKeys(streams);
     this.auditList(streams);
-    this.auditCardData(streams);
+    const sessions = await this.checkouts();
+    auditSessions(sessions, bookOf, (requestId) => this.sessionOfRequest(requestId), this.world.bank, check);
+    auditUnfinished(sessions, this.world.tables.unfinished, check);
+    this.auditCardData(streams, sessions);
+  }
+
+  /** The session that a request paid in; null: it was no payer's. */
+  private sessionOfRequest(requestId: string): string | null {
+    const ask = this.byRequest.get(requestId)?.ask;
+    return ask?.kind === 'submit' ? ask.checkoutId : null;
   }
 
   /** What the bank gave back under references of staff's attempts. */
@@ -657,8 +685,8 @@ export class Oracle {
           charged.length === 0 && mine.every(({ netCents }) => netCents === 0),
           `A1: ${intention.name} was told that it had not paid, and it has`,
         );
-      for (const { reply } of intention.exchanges) {
-        if (!reply) continue;
+      for (const { ask, reply } of intention.exchanges) {
+        if (!reply || isPayers(ask)) continue;
         const answer = told(reply);
         const id = answer.data.id ?? answer.details.id;
         const book = books.find(({ paymentId }) => paymentId === id);
@@ -842,9 +870,9 @@ export class Oracle {
   }
 
   /** A11: nothing that was kept or said knows a card. */
-  private auditCardData(streams: ReadonlyMap<string, readonly Recorded[]>): void {
+  private auditCardData(...all: readonly ReadonlyMap<string, readonly Recorded[]>[]): void {
     if (this.world.sim.seed % 8 !== 0) return;
-    const kept = JSON.stringify([...streams.values()].flat().map(({ data, meta }) => [data, meta]));
+    const kept = JSON.stringify(all.flatMap((streams) => [...streams.values()].flat()).map(({ data, meta }) => [data, meta]));
     const rows = JSON.stringify([...this.world.keys.rows.values()].map(({ body, operation }) => [body, operation]));
     const said = this.world.sim.lines.join('\n');
     for (const number of Object.values(CARDS)) this.check(![kept, rows, said].some((text) => text.includes(number)), 'A11: a card number was kept');
@@ -859,6 +887,7 @@ type Keyed = Extract<Ask, { kind: 'create' | 'reverse' | 'staff' }>;
 export const isKeyed = (ask: Ask): ask is Keyed => (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'staff') && ask.key !== null;
 /** Keys of staff are apart from every account's. */
 export const keyName = (ask: Keyed) => `${ask.kind === 'staff' ? 'staff' : ask.request.accountId} ${ask.key}`;
+const isPayers = ({ kind }: Ask) => kind === 'check out' || kind === 'look' || kind === 'submit' || kind === 'leave' || kind === 'cancel';
 const bodyOf = (ask: Ask) => ('fingerprint' in ask ? ask.fingerprint : JSON.stringify(ask));
 const isReversal = (ask: Ask): ask is Extract<Ask, { kind: 'reverse' | 'staff' }> => ask.kind === 'reverse' || ask.kind === 'staff';
 /** Whom an answer names a payment to. */

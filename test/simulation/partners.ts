@@ -364,5 +364,13 @@ const described = (ask: Ask): string => {
       return `dispute ${ask.disputeId} ${ask.status}`;
     case 'list':
       return 'list';
+    case 'check out':
+      return `begin checkout ${ask.nonce} over ${ask.lines.reduce((sum, cents) => sum + cents, 0)}`;
+    case 'submit':
+      return `pay in ${ask.checkoutId} by form ${ask.attemptId}`;
+    case 'look':
+    case 'leave':
+    case 'cancel':
+      return `${ask.kind} ${ask.checkoutId}`;
   }
 };

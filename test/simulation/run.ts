@@ -3,6 +3,7 @@
  * without chance but for one or two crashes at named points.
  */
 import type { CardKind } from './bank.js';
+import { checkOut, type Visit } from './checkout.js';
 import { isKeyed, keyName, Oracle } from './oracle.js';
 import { Outside, type Paid, type Return, type Wish } from './partners.js';
 import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
@@ -130,6 +131,9 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const portals = draw.chance(0.5) ? [draw.pick(PORTALS)] : PORTALS;
   const keyed = draw.chance(0.7) ? 0.95 : 0.5;
   const nextDay = draw.chance(0.12);
+  // Drawn apart, so that a seed without payers is the history that it was before there were any.
+  const lots = new Rng(seed ^ 0x6c078965);
+  const payers = lots.chance(0.15) ? lots.int(1, 3) : 0;
   const paid: Paid[] = [];
   const keys: (() => Promise<unknown>)[] = [];
 
@@ -176,6 +180,25 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
         }
     }
   };
+  const payer = async (outside: Outside, number: number): Promise<void> => {
+    const visit: Visit = {
+      portal: lots.pick(portals),
+      lines: Array.from({ length: lots.int(1, 3) }, () => lots.int(1, 20_000)),
+      cards: Array.from({ length: lots.int(1, 4) }, () => lots.pick(CARD_MIX)),
+      nonce: `visit-of-payer-${number}`,
+      reference: `visit ${number}`,
+      ...lots.pick<Pick<Visit, 'twice'>>([{}, {}, { twice: 'click' }, { twice: 'window' }]),
+      ...lots.pick<Pick<Visit, 'cancels'>>([{}, { cancels: 'afterwards' }, { cancels: 'beside' }]),
+      closes: lots.chance(0.25),
+      leaves: lots.chance(0.3),
+    };
+    const refunds = lots.chance(0.3);
+    await sim.wait(lots.int(0, 30_000));
+    const { paymentId, accountId } = await checkOut(outside, visit);
+    if (!paymentId || !refunds) return;
+    const payment = { paymentId, accountId, amountCents: visit.lines.reduce((sum, cents) => sum + cents, 0) };
+    await outside.giveBack(payment, returns(payment, 0));
+  };
   const night = async (outside: Outside): Promise<void> => {
     if (!draw.chance(0.5)) return;
     for (let round = draw.int(1, 3); round > 0; round--) {
@@ -212,6 +235,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const clients = async (outside: Outside): Promise<void> => {
     await Promise.all([
       ...Array.from({ length: draw.int(1, 4) }, (_, number) => client(outside, number)),
+      ...Array.from({ length: payers }, (_, number) => payer(outside, number)),
       night(outside),
       disputes(outside),
       operator(outside),

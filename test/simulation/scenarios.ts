@@ -3,6 +3,7 @@
  * pair of them. The clients go on as partners do: the same key again, a look before another charge.
  */
 import type { CardKind } from './bank.js';
+import { checkOut, type Visit } from './checkout.js';
 import type { Outside, Paid, Return, Wish } from './partners.js';
 import { ACCOUNTS, PORTALS } from './service.js';
 import { playScenario, type RunResult } from './run.js';
@@ -56,6 +57,11 @@ const settled =
     await outside.world.sim.wait(200_000);
     if (paid) await then(outside, paid);
   };
+
+const checkingOut =
+  (portal: Visit['portal'], cards: readonly CardKind[], change: Partial<Visit> = {}): Scenario =>
+  async (outside) =>
+    void (await checkOut(outside, { portal, lines: [3_333, 3_334], cards, nonce: 'visit-of-the-payer', reference: 'visit', ...change }));
 
 /** By name: what a crash is put into. */
 export const SCENARIOS: Readonly<Record<string, Scenario>> = {
@@ -135,6 +141,15 @@ export const SCENARIOS: Readonly<Record<string, Scenario>> = {
     outside.settle(COMBINED);
     await voiding;
   }),
+  checkout: checkingOut(LOWERING, ['approved', 'approved']),
+  'checkout, Pay is pressed twice': checkingOut(COMBINED, ['approved'], { twice: 'click' }),
+  'checkout, in two windows at once': checkingOut(COMBINED, ['approved'], { twice: 'window' }),
+  'checkout, declined, then another card': checkingOut(COMBINED, ['declined', 'approved']),
+  'checkout, answer unreadable, then another card': checkingOut(COMBINED, ['unreadable', 'approved']),
+  'checkout, answer unreadable, the payer leaves': checkingOut(COMBINED, ['unreadable'], { leaves: true }),
+  'checkout, the payer closes the browser': checkingOut(LOWERING, ['approved'], { closes: true }),
+  'checkout, cancelled while it pays': checkingOut(COMBINED, ['approved'], { cancels: 'beside' }),
+  'checkout, declined, then cancelled': checkingOut(LOWERING, ['feeDeclined'], { cancels: 'afterwards' }),
 };
 
 export interface CrashReport {

@@ -3,6 +3,7 @@
  * `apps/worker` do, over simulated ports. Two replicas share the stores; each is made anew after a crash.
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
+import { type CheckoutPorts, CheckoutSessions, checkoutUnfinishedModel, finishSessions } from '#checkout';
 import { createSubscriber, type EventStore, memoryEventStore, type Subscriber, watchProjection } from '#eventstore';
 import { type Clock, type Ids, type Json, ServiceError } from '#kernel';
 import {
@@ -34,10 +35,11 @@ import {
   type StaffReverseRequest,
   updateDispute,
 } from '#payments';
-import { KeyRing, type Logger } from '#platform';
+import { KeyRing, type Logger, type Pool } from '#platform';
 import { type Answer, errorAnswer, type IdempotencyStore, internalErrorAnswer, successAnswer } from '#platform/http';
 import { purgeKeys, sweepKeys } from '../../apps/worker/worker.js';
 import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
+import { type PayerAsk, servePayer } from './checkout.js';
 import type { Process, Simulator } from './simulator.js';
 import {
   type DirectoryChanges,
@@ -95,6 +97,10 @@ export const ACCOUNTS = ['00000000-0000-7000-8000-000000000001', '00000000-0000-
 
 export const merchantAccounts = ({ portalId }: PortalTerms) => [`m-${portalId.slice(-2)}`, `f-${portalId.slice(-2)}`] as const;
 
+/** Where payers come from; on the allow-list of every portal. */
+export const AGENCY = 'https://agency.example';
+const CHECKOUT_TERMS = { enabled: true, allow: [AGENCY], requireSignedIntake: false, agencyName: null };
+
 /** The same for every seed, so it is made once. */
 const DIRECTORY = ((): MemoryDirectory => {
   const directory = new MemoryDirectory();
@@ -127,10 +133,12 @@ const DIRECTORY = ((): MemoryDirectory => {
         gateway,
         feeVersion: 1,
         fee: portal.fee,
-        signingSecret: { kid: 'k1', ciphertext: '' },
+        // As `Administration` seals it.
+        signingSecret: RING.seal('psec_simulated', `portal-${portalId}/signingSecret`),
       },
     };
-    feed(`portal-${portalId}`, [created, ...ACCOUNTS.map((accountId) => ({ type: 'PortalAccessGranted', data: { portalId, accountId } }))]);
+    const checkout = { type: 'PortalCheckoutConfigured', data: { portalId, checkout: CHECKOUT_TERMS } };
+    feed(`portal-${portalId}`, [created, checkout, ...ACCOUNTS.map((accountId) => ({ type: 'PortalAccessGranted', data: { portalId, accountId } }))]);
   }
   return directory;
 })();
@@ -155,7 +163,8 @@ export type Ask =
       readonly filters: ListFilters;
       readonly cursor: string | null;
       readonly limit: number | null;
-    };
+    }
+  | PayerAsk;
 
 export interface Reply extends Answer {
   /** Of a list: whether it said that it shows everything. */
@@ -179,6 +188,7 @@ export class World {
   /** What the oracle objected to. */
   readonly violations: string[] = [];
   checks = 0;
+  hasCheckout = false;
 
   constructor(
     readonly sim: Simulator,
@@ -193,6 +203,13 @@ export class World {
     this.replicas = processes.map((process) => new Replica(this, process));
   }
 
+  /** Payers come: from now on every replica looks after their sessions. Where none comes, that would only take time. */
+  openCheckout(): void {
+    if (this.hasCheckout) return;
+    this.hasCheckout = true;
+    for (const replica of this.replicas) if (replica.process.up) replica.startCheckout();
+  }
+
   check(holds: boolean, rule: string): void {
     this.checks += 1;
     if (holds) return;
@@ -204,6 +221,8 @@ export class World {
 export class Replica {
   private services!: PaymentServices;
   private settlement!: SettlementPorts;
+  private checkout!: CheckoutPorts;
+  private pool!: Pool;
   private clock!: Clock;
   private ids!: Ids;
   private subscriber!: Subscriber;
@@ -276,35 +295,49 @@ export class Replica {
       log: logged,
     };
     this.settlement = { payments: ports, store: log, register: simulatedRegister(log) };
-    [this.clock, this.ids, this.subscriber] = [clock, ids, subscriber];
+    this.checkout = { payments: ports, sessions: new CheckoutSessions(log, clock, ids), directory: ports.directory };
+    [this.clock, this.ids, this.subscriber, this.pool] = [clock, ids, subscriber, pool];
     this.startWorker();
+    if (world.hasCheckout) this.startCheckout();
+  }
+
+  /** The projection of sessions without an outcome, and the loop that finishes them. */
+  startCheckout(): void {
+    const { checkout, pool, clock } = this;
+    createSubscriber(checkoutUnfinishedModel.projection, { store: this.settlement.store, pool, clock, leaseMs: PROJECTION_LEASE_MS }).start();
+    void this.loop(() => finishSessions(checkout, pool));
   }
 
   /** The loops of `apps/worker`, at a pace of their own. */
   private startWorker(): void {
     const { services: payments, clock, ids } = this;
-    const { sim } = this.world;
     const worker = { payments, clock, ids, log: payments.log };
     this.subscriber.start();
-    const loop = async (every: () => number, run: () => Promise<unknown>) => {
-      for (;;) {
-        await clock.sleep(every());
-        await run().catch((error: unknown) => payments.log.warn({ err: error }, 'a loop of the worker failed'));
-      }
-    };
-    const pace = () => (sim.faultsOn ? sim.rng.int(...LOOPS_EVERY_MS.busy) : sim.rng.int(...LOOPS_EVERY_MS.quiet));
-    void loop(pace, () => payments.recovery.round());
-    void loop(pace, () => sweepKeys(worker));
+    void this.loop(() => payments.recovery.round());
+    void this.loop(() => sweepKeys(worker));
     // An import that nothing ends: stopping belongs to the process, and here processes are killed.
     const never = new AbortController();
-    void loop(
-      () => 3 * pace(),
+    void this.loop(
       () => recordSettlements(this.settlement, never.signal),
+      () => 3 * this.pace(),
     );
-    void loop(
-      () => PURGE_EVERY_MS,
+    void this.loop(
       () => purgeKeys(worker),
+      () => PURGE_EVERY_MS,
     );
+  }
+
+  private pace(): number {
+    const { sim } = this.world;
+    return sim.faultsOn ? sim.rng.int(...LOOPS_EVERY_MS.busy) : sim.rng.int(...LOOPS_EVERY_MS.quiet);
+  }
+
+  private async loop(run: () => Promise<unknown>, every: () => number = () => this.pace()): Promise<void> {
+    const { clock, services } = this;
+    for (;;) {
+      await clock.sleep(every());
+      await run().catch((error: unknown) => services.log.warn({ err: error }, 'a loop of the worker failed'));
+    }
   }
 
   get projection(): Subscriber {
@@ -345,6 +378,8 @@ export class Replica {
         const { page, ledger } = await listPayments(services.list, ask.accountId, ask.filters, ask.cursor, ask.limit);
         return { ...successAnswer(page), complete: ledger.lag === '0' };
       }
+      default:
+        return successAnswer(await servePayer(this.checkout, RING, ask, requestId));
     }
   }
 }

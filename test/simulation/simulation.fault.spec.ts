@@ -76,6 +76,8 @@ describe('planted bugs are found', () => {
     'no answer counts as not processed',
     'the checkpoint moves outside of the rows’ transaction',
     'the log does not compare revisions',
+    'a second form begins a second attempt',
+    'nobody finishes what a payer left',
   ];
   test.each(QUICK)(
     '%s',

@@ -351,6 +351,8 @@ export class Tables {
   readonly list = new Map<string, ListRow>();
   readonly tries = new Map<string, { tries: number; nextTryAt: string; outcome: Resolution }>();
   readonly failures: string[] = [];
+  /** Checkouts without an outcome. */
+  readonly unfinished = new Map<string, { readonly checkout_id: string; readonly since: string }>();
   private readonly locks = new Map<string, Transaction>();
   /** Seam of a canary: rows are not part of the transaction that moves the checkpoint. */
   splitTransactions = false;
@@ -494,6 +496,24 @@ const STATEMENTS: readonly (readonly [string, Run])[] = [
     const limit = Number(values[Number(/limit \$(\d+)/.exec(text)![1]) - 1]);
     return rowsOf(rows.slice(0, limit).map((row) => ({ payment_id: row.payment_id, state: JSON.parse(row.state) as object })));
   }],
+  ['delete from checkout_unfinished where', (tables, [ids], transaction) => {
+    tables.write(transaction, () => (ids as string[]).forEach((id) => tables.unfinished.delete(id)));
+    return count(1);
+  }],
+  ['insert into checkout_unfinished', (tables, [ids, , sinces], transaction) => {
+    tables.write(transaction, () =>
+      (ids as string[]).forEach((checkout_id, index) => tables.unfinished.set(checkout_id, { checkout_id, since: (sinces as string[])[index]! })));
+    return count(1);
+  }],
+  ['select checkout_id, since::text', (tables, values) => {
+    // `-infinity` stands before every instant as text, too.
+    const [since, id, until, limit] = values as readonly [string, string, string, number];
+    const isAfter = (row: { since: string; checkout_id: string }) => row.since > since || (row.since === since && row.checkout_id > id);
+    const rows = [...tables.unfinished.values()]
+      .filter((row) => isAfter(row) && row.since <= until)
+      .sort((a, b) => (a.since < b.since ? -1 : a.since > b.since ? 1 : a.checkout_id < b.checkout_id ? -1 : 1));
+    return rowsOf(rows.slice(0, limit));
+  }],
   ['select', (_tables, _values, _transaction, text) => {
     if (text !== 'select') throw new Error(`the simulated tables do not know this statement: ${text}`);
     return rowsOf([{}]);
@@ -520,7 +540,8 @@ const nameOf = (text: string): { name: string; idle: boolean } => {
   if (text === 'begin' || text === 'commit' || text === 'rollback') return { name: text, idle: text !== 'commit' };
   if (text.startsWith('select')) return { name: 'rows.read', idle: true };
   if (text.startsWith('update projection_checkpoint set position')) return { name: 'checkpoint', idle: false };
-  if (text.startsWith('insert into payment_list')) return { name: 'rows.write', idle: false };
+  if (/^(insert into payment_list|insert into checkout_unfinished|delete from checkout_unfinished)/.test(text))
+    return { name: 'rows.write', idle: false };
   return { name: text.split(' ').slice(0, 3).join(' '), idle: true };
 };
 

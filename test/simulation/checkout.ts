@@ -1,0 +1,329 @@
+/**
+ * Hosted checkout: what the payer's routes do with a request that has been read, payers who use them, and what must hold of their sessions. A session and its
+ * payment are two streams and no idempotency key binds them (C66), so that every crash between two appends leaves them apart until somebody looks: the request,
+ * a page that waits, or the worker's round.
+ */
+import {
+  checkout as decider,
+  type CheckoutPorts,
+  followNow,
+  type KnownCheckout,
+  mayLeave,
+  pay,
+  paymentOf,
+  quoteOf,
+  type Session,
+  takeIn,
+  toCheckoutEvent,
+  type View,
+  viewOf,
+} from '#checkout';
+import { Conflict, type Recorded } from '#eventstore';
+import { fold, ServiceError } from '#kernel';
+import { gatewayRef, Secret } from '#payments';
+import type { KeyRing } from '#platform';
+import type { Check } from './audits.js';
+import { type Bank, type CardKind, CARDS } from './bank.js';
+import { CVV, type Exchange, type Intention, told } from './oracle.js';
+import type { Outside } from './partners.js';
+import { ACCOUNTS, AGENCY, type PortalTerms } from './service.js';
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// The payer's routes: the decisions of `apps/api/payer/checkout.controller.ts` between reading a form and writing a page.
+
+/** What a browser, or a partner's server on its behalf, may ask. */
+export type PayerAsk =
+  | {
+      readonly kind: 'check out';
+      readonly nonce: string;
+      readonly portal: PortalTerms;
+      readonly lines: readonly number[];
+      readonly reference: string;
+    }
+  | { readonly kind: 'look'; readonly checkoutId: string }
+  | { readonly kind: 'submit'; readonly checkoutId: string; readonly attemptId: string; readonly card: CardKind }
+  | { readonly kind: 'leave'; readonly checkoutId: string }
+  | { readonly kind: 'cancel'; readonly checkoutId: string };
+
+/** What the page of a session knows. */
+export interface Page {
+  readonly checkoutId: string;
+  readonly view: View;
+  /** Of the attempt that is on its way, or that paid. */
+  readonly paymentId: string | null;
+  /** Attempts that the session has heard of. */
+  readonly attemptIds: readonly string[];
+  readonly mayLeave: boolean;
+}
+
+const page = ({ checkoutId, checkout }: Session, now: number): Page => ({
+  checkoutId,
+  view: viewOf(checkout, now),
+  paymentId: 'attempt' in checkout ? checkout.attempt.paymentId : null,
+  attemptIds: checkout.attemptIds,
+  mayLeave: mayLeave(checkout, now),
+});
+
+export const servePayer = async (ports: CheckoutPorts, keys: KeyRing, ask: PayerAsk, requestId: string): Promise<Page> => {
+  const { sessions, directory, payments } = ports;
+  const now = () => payments.clock.now();
+  if (ask.kind === 'check out') {
+    const outcome = await takeIn(ports, keys, intake(ask), { actor: { type: 'payer', id: 'intake' }, correlationId: requestId });
+    if (outcome.to !== 'session') throw new ServiceError(outcome.code, outcome.message);
+    return page(outcome.session, now());
+  }
+  const by = { actor: { type: 'payer', id: ask.checkoutId }, correlationId: requestId } as const;
+  const session = await sessions.load(ask.checkoutId);
+  const portal = session && (await directory.portal(session.checkout.terms.portalId));
+  if (!session || !portal) throw new ServiceError('PAYMENT_NOT_FOUND', 'There is no such checkout.');
+  const settled = async (from: Session, change: () => Promise<Session>): Promise<Session> => {
+    try {
+      return await change();
+    } catch (error) {
+      if (!(error instanceof Conflict) && !(error instanceof ServiceError && error.code === 'INVALID_STATE')) throw error;
+      return (await sessions.load(from.checkoutId)) ?? from;
+    }
+  };
+  const followed = () => settled(session, () => followNow(ports, session, by));
+  const view = viewOf(session.checkout, now());
+  switch (ask.kind) {
+    case 'look':
+      return page(view === 'processing' ? await followed() : session, now());
+    case 'submit': {
+      const { attemptId, card } = ask;
+      if (view !== 'pay' || session.checkout.attemptIds.includes(attemptId)) return page(session, now());
+      const quotedTotalCents = quoteOf(session.checkout.terms, portal).totalCents;
+      const instrument = { type: 'card', number: new Secret(CARDS[card]), expiry: { month: 12, year: 2040 }, cvv: new Secret(CVV) } as const;
+      return page(await settled(session, () => pay(ports, session, { attemptId, quotedTotalCents, instrument, payer: {} }, by)), now());
+    }
+    case 'leave': {
+      const latest = await followed();
+      if (!mayLeave(latest.checkout, now()) || !(await paymentOf(ports, latest.checkout.attempt))) return page(latest, now());
+      return page(await settled(latest, () => sessions.execute(latest, { type: 'Leave' }, by)), now());
+    }
+    case 'cancel':
+      if (view === 'processing' || view === 'receipt') return page(session, now());
+      return page(await settled(session, () => sessions.execute(session, { type: view === 'expired' ? 'Expire' : 'Cancel' }, by)), now());
+  }
+};
+
+/** A partner's server hands the session over, under a nonce: however often it asks, it is one session. */
+const intake = ({ nonce, portal, lines, reference: referenceId }: Extract<PayerAsk, { kind: 'check out' }>): Parameters<typeof takeIn>[2] => ({
+  kind: 'json',
+  address: `${AGENCY}/intake`,
+  pairs: new Map([
+    ['portal_id', portal.portalId],
+    ['cancel_url', `${AGENCY}/cancelled`],
+    ['return_url', `${AGENCY}/done`],
+    ['nonce', nonce],
+    ['reference_id', referenceId],
+    ['line_items', JSON.stringify(lines)],
+  ]),
+  content: () => ({
+    referenceId,
+    amountCents: lines.reduce((sum, cents) => sum + cents, 0),
+    lineItems: lines.map((amountCents, index) => ({ amountCents, referenceId: `INV-${index + 1}`, description: null, metadata: null })),
+    payer: {},
+    state: null,
+    locale: null,
+  }),
+});
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Payers.
+
+export interface Visit {
+  readonly portal: PortalTerms;
+  readonly lines: readonly number[];
+  /** One after the other, while the page asks for a card. */
+  readonly cards: readonly CardKind[];
+  readonly nonce: string;
+  readonly reference: string;
+  /** Presses Pay twice (`click`), or in two windows at once (`window`). */
+  readonly twice?: 'click' | 'window';
+  /** Closes the browser once the card is sent; the worker must bring it to an end. */
+  readonly closes?: boolean;
+  /** Cancels when there is no card left to try, or in a second window while the first one pays (`beside`). */
+  readonly cancels?: 'afterwards' | 'beside';
+  /** Goes back to the partner without an outcome when that is offered. */
+  readonly leaves?: boolean;
+}
+
+const INTAKE_TRIES = 8;
+const LOOKS = 40;
+const LOOK_PAUSE_MS = [2_000, 8_000] as const;
+/** Between Pay in one window and Cancel in the other. */
+const MIND_CHANGED_MS = 100;
+/** A page that has waited for minutes is looked at ever less often. */
+const PATIENT_LOOKS = 15;
+const PATIENT_PAUSE_MS = [60_000, 120_000] as const;
+
+/** Pays in a session, whatever number of pages that takes. The belief is what the payer was shown last. */
+export const checkOut = async (outside: Outside, visit: Visit): Promise<Intention> => {
+  const { world, oracle } = outside;
+  const { sim } = world;
+  const ids = sim.ids();
+  const amountCents = visit.lines.reduce((sum, cents) => sum + cents, 0);
+  const asked = { amountCents, includeFee: true };
+  const intention = oracle.intend({ kind: 'charge', actor: 'partner', accountId: ACCOUNTS[0], paymentId: null, asked });
+  world.openCheckout();
+  const ask = async (what: PayerAsk): Promise<Page | null> => pageOf(await outside.send(intention, what));
+
+  const { portal, lines, nonce, reference } = visit;
+  let begun: Page | null = null;
+  for (let tries = 1; !begun; tries++) {
+    if (tries > INTAKE_TRIES) return intention;
+    if (tries > 1) await sim.wait(sim.rng.int(...LOOK_PAUSE_MS));
+    begun = await ask({ kind: 'check out', nonce, portal, lines, reference });
+  }
+  const { checkoutId } = begun;
+  const cards = [...visit.cards];
+  const submitted: string[] = [];
+  for (let look = 1; look <= LOOKS; look++) {
+    const shown = await ask({ kind: 'look', checkoutId });
+    // Nothing has been taken only where the session has heard of every form that was ever sent, and takes cards again.
+    if (shown) intention.belief = shown.view === 'pay' && submitted.every((id) => shown.attemptIds.includes(id)) ? 'not paid' : null;
+    switch (shown?.view) {
+      case 'receipt':
+        intention.belief = 'paid';
+        intention.paymentId = shown.paymentId;
+        return intention;
+      case 'cancelled':
+        // Whatever is still on its way with a card finds the session closed.
+        intention.belief = 'not paid';
+        return intention;
+      case 'expired':
+      case 'attempts_used_up':
+        return intention;
+      case 'pay': {
+        const card = cards.shift();
+        if (!card) {
+          if (visit.cancels !== 'afterwards') return intention;
+          await ask({ kind: 'cancel', checkoutId });
+          break;
+        }
+        intention.belief = null;
+        const unheard = submitted.at(-1);
+        // Back, and Pay again: the same form, where the first one came to nobody.
+        const attemptId = unheard !== undefined && !shown.attemptIds.includes(unheard) && sim.rng.chance(0.5) ? unheard : ids.uuid();
+        const other = visit.twice === 'window' ? ids.uuid() : attemptId;
+        submitted.push(attemptId, other);
+        const sent = [ask({ kind: 'submit', checkoutId, attemptId, card })];
+        if (visit.twice) sent.push(ask({ kind: 'submit', checkoutId, attemptId: other, card }));
+        if (visit.cancels === 'beside') sent.push(sim.wait(sim.rng.int(0, MIND_CHANGED_MS)).then(() => ask({ kind: 'cancel', checkoutId })));
+        await Promise.all(sent);
+        if (visit.closes) return intention;
+        continue;
+      }
+      case 'processing':
+        if (visit.leaves && shown.mayLeave) {
+          await ask({ kind: 'leave', checkoutId });
+          return intention;
+        }
+        break;
+      case undefined:
+    }
+    const [least, most] = look < PATIENT_LOOKS ? LOOK_PAUSE_MS : PATIENT_PAUSE_MS;
+    await sim.wait(sim.rng.int(least, most));
+  }
+  return intention;
+};
+
+const pageOf = ({ reply }: Exchange): Page | null => (reply?.status === 200 ? (told(reply).data as unknown as Page) : null);
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// The oracle on sessions.
+
+/** As the oracle knows a payment: what its stream says, and what the bank keeps. */
+export interface PaymentBook {
+  readonly paymentId: string;
+  readonly phase: string;
+  readonly netCents: number;
+  readonly requestId: string;
+  readonly intent: { readonly amountCents: number } | null;
+}
+
+/** Pages that nothing may follow. */
+const FINAL: readonly View[] = ['receipt', 'cancelled'];
+
+/** Judges pages as they arrive: what is over stays over. */
+export class PageJudge {
+  private readonly last = new Map<string, { at: number; view: View }>();
+
+  judge(exchange: Exchange, check: Check): void {
+    const shown = pageOf(exchange);
+    if (!shown) return;
+    const before = this.last.get(shown.checkoutId);
+    if (before && before.at <= exchange.sentAt && FINAL.includes(before.view))
+      check(shown.view === before.view, `checkout: shown ${before.view}, then ${shown.view}`);
+    if (!before || before.at < exchange.answeredAt) this.last.set(shown.checkoutId, { at: exchange.answeredAt, view: shown.view });
+  }
+}
+
+/** The session as its events make it; null, and a violation, where they cannot follow each other. */
+export const sessionOf = (events: readonly Recorded[], check: Check): KnownCheckout | null => {
+  try {
+    const checkout = fold(decider, events.map(toCheckoutEvent));
+    return checkout.phase === 'none' ? null : checkout;
+  } catch (error) {
+    check(false, `A6: ${(error as Error).message}`);
+    return null;
+  }
+};
+
+/** Nothing is left to do for a session: what it waits for, a person waits for too. */
+export const isSessionQuiet = (checkout: KnownCheckout, phaseOf: (paymentId: string) => string | undefined): boolean =>
+  checkout.phase !== 'processing' && (checkout.phase !== 'unknown' || phaseOf(checkout.attempt.paymentId) === 'unknown');
+
+/**
+ * A session is paid by one charge or by none, and says so when everything runs again; what it called declined was never taken, and never can be. `submitted`: the
+ * session in which a request paid, by its id.
+ */
+export const auditSessions = (
+  streams: ReadonlyMap<string, readonly Recorded[]>,
+  books: ReadonlyMap<string, PaymentBook>,
+  submitted: (requestId: string) => string | null,
+  bank: Bank,
+  check: Check,
+): void => {
+  const attempted = new Map<string, string>();
+  for (const [checkoutId, events] of streams) {
+    const session = sessionOf(events, check);
+    if (!session) continue;
+    const attempts = events.filter(({ type }) => type === 'AttemptStarted').map(({ data }) => data as { attemptId: string; paymentId: string });
+    const current = 'attempt' in session ? session.attempt.attemptId : null;
+    let charged = 0;
+    for (const { attemptId, paymentId } of attempts) {
+      attempted.set(paymentId, checkoutId);
+      const book = books.get(paymentId);
+      if (book?.phase === 'charged') charged += 1;
+      if (book?.intent) check(book.intent.amountCents === session.terms.amountCents, 'checkout: charged another amount than the session is for');
+      const taken = (['principal', 'fee', 'combined'] as const).reduce((sum, leg) => sum + keptUnder(bank, gatewayRef(attemptId, leg, 'charge')), 0);
+      if (attemptId !== current)
+        check(taken === 0 && book?.phase !== 'charged', `checkout: an attempt was called declined, and the bank keeps ${taken} cents of it`);
+      else if (session.phase === 'paid') check(book?.phase === 'charged', `checkout: paid, and its payment is ${book?.phase ?? 'nowhere'}`);
+      else check(book?.phase === 'unknown', `checkout: ${session.phase} when everything runs again, and its payment is ${book?.phase ?? 'nowhere'}`);
+    }
+    check(charged === (session.phase === 'paid' ? 1 : 0), `A1: a checkout that is ${session.phase} was charged ${charged} times`);
+  }
+  for (const { paymentId, requestId, intent } of books.values()) {
+    const session = intent && submitted(requestId);
+    if (session) check(attempted.get(paymentId) === session, 'checkout: a payment that its session never began');
+  }
+};
+
+/** Cents that the bank took under a reference and did not give back. */
+const keptUnder = (bank: Bank, ref: string): number => {
+  const executed = bank.answers.get(ref);
+  const charge = executed?.result.kind === 'approved' ? bank.charges.get(executed.result.txn.transactionId) : undefined;
+  return charge ? bank.remaining(charge) : 0;
+};
+
+/** The rows of sessions without an outcome are those that a replay of the log makes (A8). */
+export const auditUnfinished = (streams: ReadonlyMap<string, readonly Recorded[]>, unfinished: ReadonlyMap<string, unknown>, check: Check): void => {
+  for (const [checkoutId, events] of streams) {
+    const session = sessionOf(events, check);
+    const waits = session?.phase === 'processing' || session?.phase === 'unknown';
+    check(unfinished.has(checkoutId) === waits, `A8: a checkout that is ${session?.phase} is${waits ? ' not' : ''} among the unfinished ones`);
+  }
+};
