@@ -180,6 +180,11 @@ describe('answers that are too much or too slow', () => {
     one.behave((request) => request.socket.write(`HTTP/1.1 200 OK\r\nx-large: ${'x'.repeat(64 * 1024)}\r\n\r\n`));
     expect(await postTo(one.port)).toMatchObject({ outcome: 'connect', errorCode: 'HPE_HEADER_OVERFLOW', statusCode: null });
   });
+  test('another protocol, which nobody asked for: the attempt ends, and has failed', async () => {
+    const one = await receiver();
+    one.behave((request) => request.socket.write('HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n'));
+    expect(await postTo(one.port)).toMatchObject({ outcome: 'http_5xx', statusCode: 101 });
+  });
   test('something that is not HTTP', async () => {
     const one = await receiver();
     one.behave((request) => request.socket.end('220 smtp.example ESMTP\r\n'));

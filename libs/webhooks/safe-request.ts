@@ -73,6 +73,8 @@ const MAX_BODY_BYTES = 16_384;
 const KEPT_BODY_BYTES = 2_048;
 /** An idle connection is closed after this long, or sooner where the receiver says so. */
 const KEEP_ALIVE_MS = 15_000;
+/** What is told that its time is up has this long to end. */
+const HEED_MS = 1_000;
 /** Most endpoint addresses with kept connections; the longest unused goes first. */
 const MAX_AGENTS = 1_000;
 /** A host with more addresses is tried at the first few. */
@@ -115,13 +117,16 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
     return { target, addresses: addresses.slice(0, MAX_ADDRESSES_TRIED) };
   };
 
-  /** Runs `work` under the budget of an attempt. */
+  /** Runs `work` under the budget of an attempt. What does not heed its end is left behind: a slot must come back, whatever a receiver thinks of. */
   const budgeted = async <T>(work: (signal: AbortSignal) => Promise<T>): Promise<T> => {
     const budget = new AbortController();
     const timer = new AbortController();
     void clock.sleep(ATTEMPT_BUDGET_MS, timer.signal).then(() => budget.abort(TIMED_OUT));
+    const heedless = new Promise<never>((_, reject) => {
+      void clock.sleep(ATTEMPT_BUDGET_MS + HEED_MS, timer.signal).then(() => reject(TIMED_OUT));
+    });
     try {
-      return await work(budget.signal);
+      return await Promise.race([work(budget.signal), heedless]);
     } finally {
       timer.abort('done');
     }
@@ -242,6 +247,14 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
       if (decided) return decided();
       const stale = request.reusedSocket && ['ECONNRESET', 'EPIPE'].includes(codeOf(error)) && options.agent !== false;
       reject(stale ? new StaleConnection() : error);
+    });
+    // Nobody asked for another protocol; Node would close the connection without a word.
+    request.once('upgrade', ({ statusCode = 0 }, socket) => {
+      socket.destroy();
+      resolve({ outcome: outcomeOf(statusCode), statusCode, errorCode: null, remoteIp: progress.remoteIp, responseHead: null });
+    });
+    request.once('close', () => {
+      if (!decided) reject(Object.assign(new Error('closed without an answer'), { code: 'ECONNRESET' }));
     });
     request.once('response', (response) => {
       const statusCode = response.statusCode!;
