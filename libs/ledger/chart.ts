@@ -10,7 +10,8 @@ export type AccountType = 'assets' | 'liabilities' | 'revenue' | 'expense' | 'eq
 export const OPERATING_BANK = 'operating';
 
 /** A colon parts segments, and two spaces end an account in hledger's text; neither may come from outside. */
-const segment = (text: string): string => text.replace(/[^\w.@+-]/g, (character) => `%${character.charCodeAt(0).toString(16).padStart(2, '0')}`);
+const segment = (text: string): string =>
+  /^[\w.@+-]*$/.test(text) ? text : text.replace(/[^\w.@+-]/g, (character) => `%${character.charCodeAt(0).toString(16).padStart(2, '0')}`);
 
 export const account = {
   /** Approved, not yet settled; negative while refunds wait for a batch. */

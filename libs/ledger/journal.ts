@@ -8,7 +8,18 @@ import { isSettlementStream, paymentIdOf, toPaymentEvent, toSettlementEvent } fr
 import { type Migration, type Queryable, uuidV5 } from '#platform';
 import { ADJUSTMENT_EVENT_TYPES, type AdjustmentEvent, bookedAt } from './adjustment.js';
 import { EXCEPTION_EVENT_TYPES, type ExceptionEvent } from './exception.js';
-import { type Books, type Entry, postAdjustment, postException, postPayment, postSettlement, refuseUnbalanced, RULE_VERSION } from './postings.js';
+import {
+  type Books,
+  type Entry,
+  postAdjustment,
+  postException,
+  type Posting,
+  postPayment,
+  postSettlement,
+  refuseUnbalanced,
+  type Rule,
+  RULE_VERSION,
+} from './postings.js';
 
 /** Name of the projection and of its checkpoint. */
 export const JOURNAL = 'journal';
@@ -70,8 +81,11 @@ export const journalise = (
     refuseUnbalanced(made);
     const effectiveAt = instant(made.effectiveAt);
     return {
-      ...made,
+      rule: made.rule,
+      part: made.part,
+      paymentId: made.paymentId,
       effectiveAt,
+      postings: made.postings,
       entryId: uuidV5(eventId, `${made.rule}.${RULE_VERSION}${made.part === null ? '' : `/${made.part}`}`),
       eventId,
       position,
@@ -176,10 +190,12 @@ const columnsOf = (one: JournalEntry): (string | null)[] => [
   one.recordedAt,
   one.effectiveAt,
   one.bookedAt,
-  // Names of accounts hold nothing that an array's text would have to quote.
-  `{${one.postings.map(({ account }) => account).join(',')}}`,
-  `{${one.postings.map(({ cents }) => cents).join(',')}}`,
+  accountsText(one.postings),
+  centsText(one.postings),
 ];
+// Names of accounts hold nothing that an array's text would have to quote.
+const accountsText = (postings: readonly Posting[]): string => `{${postings.map(({ account }) => account).join(',')}}`;
+const centsText = (postings: readonly Posting[]): string => `{${postings.map(({ cents }) => cents).join(',')}}`;
 
 const writeEntries = async (client: Queryable, entries: readonly JournalEntry[]): Promise<void> => {
   if (entries.length === 0) return;
@@ -359,4 +375,26 @@ export const entriesOfPayments = async (db: Queryable, paymentIds: readonly stri
     values: [paymentIds],
   });
   return rows.map(entryOf);
+};
+
+/** An entry in one line, and the same made of a row: for comparing very many without taking them apart. */
+export const entryLine = ({ position, number, entryId, eventId, rule, recordedAt, effectiveAt, bookedAt, postings }: JournalEntry): string =>
+  `${position} ${number} ${entryId} ${eventId} ${rule} ${sqlTime(recordedAt)} ${sqlTime(effectiveAt)} ${sqlTime(bookedAt)} ${accountsText(postings)} ${centsText(postings)}`;
+const ENTRY_LINE = `concat_ws(' ', position, number, entry_id, event_id, rule, recorded_at, effective_at, booked_at, accounts, cents)`;
+/** As Postgres writes a time, in UTC: no zeros at the end of its fraction. */
+const sqlTime = (iso: string): string => {
+  let end = 23;
+  while (iso[end - 1] === '0' && end > 20) end -= 1;
+  return `${iso.slice(0, 10)} ${iso.slice(11, end === 20 ? 19 : end)}+00`;
+};
+
+/** What payments' own events of these rules posted, as lines in log order, by payment. */
+export const linesOfPayments = async (db: Queryable, paymentIds: readonly string[], rules: readonly Rule[]): Promise<ReadonlyMap<string, string>> => {
+  const { rows } = await db.query<{ payment_id: string; lines: string }>({
+    name: 'journal-lines-of-payments',
+    text: `select payment_id, string_agg(${ENTRY_LINE}, E'\\n' order by position, number) as lines from journal_entry
+           where payment_id = any($1::uuid[]) and part is null and rule = any($2::text[]) group by payment_id`,
+    values: [paymentIds, rules],
+  });
+  return new Map(rows.map(({ payment_id: id, lines }) => [id, lines]));
 };
