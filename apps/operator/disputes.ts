@@ -76,7 +76,7 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
 
   disputes
     .command('list')
-    .description('all disputes, the next due date first')
+    .description('all disputes, those that are open and the next due date first')
     .action(
       action(async ({ services }) => {
         const { settlement } = await services();

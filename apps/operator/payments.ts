@@ -73,7 +73,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--all', 'also those whose payment has come to an end since')
     .action(
       action(async ({ store }, { all = false }: { all?: boolean }) => {
-        const { isVisible, payment: decider, paymentStream, statusOf, toPaymentEvent } = await import('#payments');
+        const { isTaskOpen, isVisible, payment: decider, paymentStream, statusOf, toPaymentEvent } = await import('#payments');
         const rows = [];
         for await (const events of store.readAll(null, { streamPrefixes: ['staff-'] }))
           for (const { type, data, meta } of events) {
@@ -82,8 +82,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
             let payment = decider.initial;
             for await (const event of store.read(paymentStream(paymentId))) payment = decider.evolve(payment, toPaymentEvent(event));
             const status = isVisible(payment) ? statusOf(payment) : 'none';
-            // A rejected settlement stays one: the books have given the money up.
-            const open = status === 'unknown' || payment.phase === 'charged';
+            const open = isTaskOpen(reason, payment);
             if (open || all) rows.push({ paymentId, reason, status, open, raisedAt: meta.recordedAt, evidence });
           }
         return {

@@ -772,7 +772,7 @@ const recordChargeFindings = (payment: Payment, { at, attemptId, findings }: Ask
 };
 
 const requestVoid = (payment: Payment, command: RequestVoid): PaymentEvent[] => {
-  const target = reversible(payment, 'voided');
+  const target = reversible(payment, 'voided', command.initiatedBy);
   if (statusOf(target) !== 'succeeded') throw new ServiceError('INVALID_STATE', `A ${statusOf(target)} payment cannot be voided.`); // C25
   if (disputedCents(target) > 0) throw new ServiceError('INVALID_STATE', 'A disputed payment cannot be voided.'); // C30
   const legs = target.legs.filter((leg) => cents(unreturned(leg)) > 0);
@@ -796,7 +796,7 @@ const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[]
     begun && (asked.amountCents === null || asked.amountCents === begun.asked.amountCents || asked.amountCents === principalOf(begun))
       ? begun
       : undefined; // C38
-  const target = reversible(payment, 'refunded');
+  const target = reversible(payment, 'refunded', command.initiatedBy);
   const left = remaining(target);
 
   const principalCents = completes ? 0 : (asked.amountCents ?? left.principal);
@@ -945,16 +945,21 @@ export const unreturned = (leg: ChargedLeg): Part => ({
 
 const principalOf = (attempt: ReversalAttempt): Cents => sumCents(attempt.legs, (leg) => leg.principalCents);
 
-/** Every attempt stays in the state that each reader folds; more than this is no refunding any more. */
+/** Every attempt stays in the state that each reader folds: so many that returned money, and so many in all, of which staff may make more. */
 export const MAX_REVERSALS = 100;
+export const MAX_ATTEMPTS = 1_000;
 
-const reversible = (payment: Payment, done: 'voided' | 'refunded'): Charged => {
+const reversible = (payment: Payment, done: 'voided' | 'refunded', initiatedBy: Initiator): Charged => {
   if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
   if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', `A ${statusOf(payment)} payment cannot be ${done}.`);
   if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress.'); // C31
   if (payment.legs.some((leg) => leg.settlementRejected)) throw new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.'); // C67
-  if (payment.attempts.length >= MAX_REVERSALS)
+  // What was begun may always be completed (refund rule 5), and what the gateway did not do in its bad hours does not count.
+  const returned = payment.attempts.filter((attempt) => attempt.returned.length > 0);
+  if (returned.length >= MAX_REVERSALS && !returned.some(({ ended, completedBy }) => ended?.outcome === 'partial' && !completedBy))
     throw new ServiceError('INVALID_STATE', `A payment takes at most ${MAX_REVERSALS} refunds and voids.`);
+  if (payment.attempts.length >= MAX_ATTEMPTS && initiatedBy === 'partner')
+    throw new ServiceError('INVALID_STATE', 'Too many refunds and voids of this payment have failed; ask support to return the money.');
   return payment;
 };
 

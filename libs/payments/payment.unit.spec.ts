@@ -54,6 +54,8 @@ import {
   DISPUTE_STATUSES,
   disputedCents,
   isVisible,
+  MAX_ATTEMPTS,
+  MAX_REVERSALS,
   openAttempt,
   partialRefund,
   type Payment,
@@ -66,6 +68,7 @@ import {
   untoldAttempt,
 } from './payment.js';
 import { paymentView, refundView, voidView } from './payment.view.js';
+import { isTaskOpen } from './staff.js';
 
 const voidFailed = { retryable: false, suggestedAction: 'refund' };
 const exceeds = (cents: number) => new RegExp(`^Refund exceeds remaining principal: ${cents} cents remain$`);
@@ -649,6 +652,52 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
       given(...charged(), ...halfRefunded('A'), disputed({ disputedAmountCents: 1 }))
         .when(requestRefund('B', { includeFee: true }))
         .thenRefused('INVALID_STATE', exceeds(0)));
+  });
+});
+
+test('a task for staff is open as long as what it asks is undecided', () => {
+  const [unknownOne, charge] = [stateOf(initiated(), unknown), stateOf(...charged())];
+  expect([isTaskOpen('settled_while_unknown', unknownOne), isTaskOpen('settled_while_unknown', charge)]).toEqual([true, false]);
+  expect([isTaskOpen('charge_cannot_be_undone', unknownOne), isTaskOpen('charge_cannot_be_undone', charge)]).toEqual([true, false]);
+  expect(isTaskOpen('settlement_rejected', charge)).toBe(true);
+});
+
+describe('how many refunds and voids a payment takes', () => {
+  const failures = (count: number) =>
+    Array.from({ length: count }, (_, n) => [
+      refundRequested(`F${n}`, { legs: [move(`F${n}`, 'principal', 10_000, 0)], lines: wholeLines.principal }),
+      ended(`F${n}`, { outcome: 'never_executed' }),
+    ]).flat();
+  const cents = (count: number) => Array.from({ length: count }, (_, n) => partRefunded(`R${n}`, [1, 0, 0])).flat();
+  test('those that returned nothing do not count, so that bad hours of a gateway leave it refundable', () => {
+    expect(decideRefund([...charged(), ...failures(MAX_REVERSALS)], {})).toHaveLength(1);
+  });
+  test('so many that returned money, but what was begun may be completed (refund rule 5)', () => {
+    given(...charged(), ...cents(MAX_REVERSALS))
+      .when(requestRefund('Z'))
+      .thenRefused('INVALID_STATE', /at most 100/);
+    const rest = 10_000 - (MAX_REVERSALS - 1);
+    const begun = [
+      refundRequested('A', {
+        legs: [move('A', 'principal', rest, 0), move('A', 'fee', 0, 325)],
+        lines: [
+          [rest - 6_667, 108],
+          [3_333, 108],
+          [3_334, 109],
+        ],
+        asked: { amountCents: null, includeFee: true },
+      }),
+      returned('A', 'principal', rest, 0),
+      ended('A', { outcome: 'partial', reversalType: 'void', amountCents: rest }),
+    ];
+    expect(decideRefund([...charged(), ...cents(MAX_REVERSALS - 1), ...begun], { includeFee: true })).toHaveLength(1);
+  });
+  test('so many in all for the partner; staff may go on', () => {
+    const many = [...charged(), ...failures(MAX_ATTEMPTS)];
+    given(...many)
+      .when(requestRefund('Z'))
+      .thenRefused('INVALID_STATE', /ask support/);
+    expect(decideRefund(many, { initiatedBy: 'staff' })).toHaveLength(1);
   });
 });
 

@@ -464,6 +464,7 @@ export interface Register {
   /** Recorded batches whose day of funding (YYYY-MM-DD) has come. */
   fundable(today: string): Promise<RegisteredBatch[]>;
   exceptions(): Promise<SettlementException[]>;
+  /** Those that are open first, then by their due dates; at most {@link MAX_ROWS}. */
   disputes(): Promise<RegisteredDispute[]>;
   dispute(disputeId: string): Promise<RegisteredDispute | null>;
 }
@@ -474,7 +475,8 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
   const disputes = async (disputeId: string | null): Promise<RegisteredDispute[]> => {
     const { rows } = await pool.query<Record<string, string> & { updated_at: Date }>(
       `select dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on::text, due_date::text, updated_at
-       from dispute where $1::uuid is null or dispute_id = $1 order by due_date, dispute_id limit $2`,
+       from dispute where $1::uuid is null or dispute_id = $1
+       order by status in ('debited', 'in_dispute') desc, due_date, dispute_id limit $2`,
       [disputeId, MAX_ROWS],
     );
     return rows.map((row) => ({

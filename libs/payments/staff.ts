@@ -4,6 +4,7 @@ import { type Json, ServiceError, timestamp } from '#kernel';
 import { hashedUuid } from '#platform';
 import { cardInText, NUL_OR_LONE_SURROGATE } from '#platform/http';
 import type { PaymentPorts } from './charge.js';
+import type { Payment } from './payment.js';
 import type { Owner } from './stream.js';
 
 export const MAX_STAFF_NAME_CHARACTERS = 200;
@@ -34,6 +35,10 @@ export type StaffTaskReason =
   | 'settlement_rejected'
   /** A sale whose settlement was rejected came back accepted. */
   | 'settled_after_rejection';
+
+/** What was unknown is open until somebody has decided. A rejected settlement stays one: the books have given the money up. */
+export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment): boolean =>
+  reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged';
 
 /** Raises a task and an alarm in the log; raised before, it does nothing. Throws what the store throws. */
 export const raiseStaffTask = async (

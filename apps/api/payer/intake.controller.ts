@@ -3,7 +3,7 @@ import { Controller, Get, Inject, Post, Req, Res } from '@nestjs/common';
 import { ApiBody, ApiConsumes, ApiOperation, ApiQuery, ApiResponse, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { Capabilities, type IntakeKind, type IntakeOutcome, takeIn } from '#checkout';
-import { ServiceError } from '#kernel';
+import { isUuid, ServiceError } from '#kernel';
 import { parseForm, parseFormBody, parseStrictJson } from '#platform/http';
 import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
 import { PayerPages } from './pages.js';
@@ -80,7 +80,9 @@ export class IntakeController {
       return this.send(request, reply, kind, { to: 'error_page', code: error.code, message: error.message });
     }
     const { pairs, fields } = received;
-    if (this.pages.limited(request, reply, pairs.get('portal_id') ?? null)) return;
+    // What names no portal counts for none; letters of either case name the same one.
+    const portalId = pairs.get('portal_id')?.toLowerCase() ?? '';
+    if (this.pages.limited(request, reply, isUuid(portalId) ? portalId : null)) return;
     const address = publicUrl + (kind === 'link' ? LINK_PATH : INTAKE_PATH);
     const by = { actor: { type: 'payer' as const, id: 'intake' }, correlationId: String(request.id) };
     const outcome = await takeIn(ports, keys, { kind, address, pairs, content: () => intakeContentOf(kind, fields) }, by);

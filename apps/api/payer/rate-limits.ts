@@ -39,13 +39,17 @@ export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, cl
   };
   return {
     admit: ({ address, portalId }) => {
-      const asked = [
-        ...(perAddress === null ? [] : [{ bucket: filled(`address ${address}`, perAddress), limit: perAddress }]),
-        ...(perPortal === null || portalId === null ? [] : [{ bucket: filled(`portal ${portalId}`, perPortal), limit: perPortal }]),
-      ];
-      const empty = asked.filter(({ bucket }) => bucket.tokens < 1);
-      if (empty.length > 0) return Math.max(...empty.map(({ bucket, limit }) => Math.ceil(((1 - bucket.tokens) / limit) * 60)));
-      // Nobody pays from one bucket for a request that another refused.
+      const asked: { bucket: Bucket; limit: number }[] = [];
+      for (const [key, limit] of [
+        [`address ${address}`, perAddress],
+        [`portal ${portalId}`, portalId === null ? null : perPortal],
+      ] as const) {
+        if (limit === null) continue;
+        const bucket = filled(key, limit);
+        // Nobody pays from one bucket for a request that another refused, and who is refused by address fills no bucket of a portal.
+        if (bucket.tokens < 1) return Math.ceil(((1 - bucket.tokens) / limit) * 60);
+        asked.push({ bucket, limit });
+      }
       for (const { bucket } of asked) bucket.tokens -= 1;
       return null;
     },

@@ -31,6 +31,12 @@ test('a portal’s limit counts all addresses, and one that is refused costs the
   expect(limits.admit({ ...P, address: 'c' })).toBe(20);
   expect(limits.admit({ address: 'c', portalId: null })).toBeNull();
 });
+test('who is refused by address leaves no trace of the portals that it named', () => {
+  const limits = createRateLimits({ perAddress: 1, perPortal: 1 }, clock());
+  expect(limits.admit({ address: 'a', portalId: 'p1' })).toBeNull();
+  expect(limits.admit({ address: 'a', portalId: 'p2' })).toBe(60);
+  expect(limits.admit({ address: 'b', portalId: 'p2' })).toBeNull();
+});
 test('the client’s address is the one that our own proxies saw, never one that it wrote itself', () => {
   expect(clientAddress('10.0.0.1', '6.6.6.6, 1.2.3.4', 0)).toBe('10.0.0.1');
   expect(clientAddress('10.0.0.1', '6.6.6.6, 1.2.3.4', 1)).toBe('1.2.3.4');

@@ -438,6 +438,13 @@ describe('finalize, look-up and settlements', () => {
     await expect(settlements(gatewayAt(url))).rejects.toBeInstanceOf(GatewayUnreachable);
   });
 
+  test('one who takes the question and says nothing does not hold the reading of batches, whose signal has no end', async () => {
+    const { url, requests } = await misbehaving(() => undefined);
+    const gateway = createSimulatorGateway({ url, silenceMs: 100 });
+    cleanUps.push(() => gateway.close());
+    await expect(settlements(gateway, new AbortController().signal)).rejects.toBeInstanceOf(GatewayUnreachable);
+    expect(requests).toHaveLength(1);
+  });
   test('settlements that break off in the middle throw after what was read', async () => {
     const { url } = await misbehaving((socket, count) =>
       count < 3

@@ -57,6 +57,8 @@ const REJECTIONS = [
 const CHECKS = ['match', 'no_match', 'not_checked'] as const satisfies readonly Check[];
 const STATES = ['approved', 'declined', 'voided', 'settling', 'settled', 'settlement_rejected'] as const;
 const STATUS_OF_KIND: Readonly<Record<string, number>> = { approved: 200, declined: 402, rejected: 422, not_processed: 502 };
+/** Longer than any call that moves money may take. */
+const SILENCE_MS = 30_000;
 const TRANSACTION = /^[0-9A-Za-z_-]{1,64}$/;
 const RFC_3339 = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/;
 
@@ -68,6 +70,8 @@ export interface SimulatorGatewayOptions {
   /** Must be what the simulator was started with; default false. */
   readonly refundUnsettled?: boolean;
   readonly maxConnections?: number;
+  /** How long nothing may come before a call is given up, whatever its signal says; default 30 s. */
+  readonly silenceMs?: number;
 }
 
 export interface ClosedBatch {
@@ -125,6 +129,7 @@ const exchange = (
   headers: Record<string, string>,
   body: string | null,
   signal: AbortSignal,
+  silenceMs: number,
 ): Promise<Exchange> =>
   new Promise((resolve) => {
     let sent = false;
@@ -181,6 +186,8 @@ const exchange = (
       if (!socket.connecting) sent = true;
       else socket.once('connect', () => (sent = true));
     });
+    // A caller whose signal does not end, such as the reading of batches, is not held by one who says nothing.
+    outgoing.setTimeout(silenceMs, () => onAbort());
     outgoing.on('response', read);
     outgoing.on('error', onError);
     outgoing.on('close', () => lost('disconnected', 'the connection ended before an answer'));
@@ -257,7 +264,7 @@ const authorizationOf = ({ merchantAccount }: GatewayAccount) => ({ authorizatio
 
 /** A gateway that speaks to the simulator at `url`. Each call is bounded by its signal alone. */
 export const createSimulatorGateway = (options: SimulatorGatewayOptions): SimulatorGateway => {
-  const { url, partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS } = options;
+  const { url, partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS, silenceMs = SILENCE_MS } = options;
   const agent = new Agent({
     keepAlive: true,
     maxSockets: maxConnections,
@@ -267,7 +274,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
   });
 
   const send = (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Exchange> =>
-    exchange(agent, new URL(path, url), method, authorizationOf(account), body && JSON.stringify(body), signal);
+    exchange(agent, new URL(path, url), method, authorizationOf(account), body && JSON.stringify(body), signal, silenceMs);
 
   /** An answer that only informs; throws {@link GatewayUnreachable} for anything but a readable 200. */
   const ask = async (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Fields> => {
