@@ -39,7 +39,8 @@ interface Report {
   pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
 }
 
-const PAGE_ROWS = 2_000;
+/** Few at once: what a page holds is then gone before the garbage collector copies it. */
+const PAGE_ROWS = 250;
 
 type Kind = 'text' | 'cents' | 'time' | 'day' | 'bool';
 type Column = readonly [name: string, kind: Kind, sql: string];
@@ -54,7 +55,7 @@ const SPELLED: Readonly<Record<Kind, (sql: string) => string>> = {
 const parsed = (kind: Kind, value: string | null): Cell =>
   value === null ? null : kind === 'cents' ? Number(value) : kind === 'bool' ? value === 'true' : value;
 
-/** Rows of one statement, a page at a time, from a cursor: it is planned and sorted once, and this process holds one page. */
+/** Rows of one statement, a page at a time, from a cursor: it is planned and sorted once, and this process holds two pages. */
 const cursorPages = async function* <Row>(db: Pool, query: { text: string; values: unknown[] }): AsyncGenerator<Row[], void, void> {
   const client = await db.connect();
   let broken = true;
@@ -62,9 +63,16 @@ const cursorPages = async function* <Row>(db: Pool, query: { text: string; value
     await client.query('begin read only');
     await client.query('set local statement_timeout = 0');
     await client.query(`declare report no scroll cursor for ${query.text}`, query.values);
-    for (;;) {
-      const { rows } = await client.query({ text: `fetch ${PAGE_ROWS} from report`, rowMode: 'array' } as { text: string });
+    // The next page is on its way while this one is written.
+    const fetch = () => {
+      const page = client.query({ text: `fetch ${PAGE_ROWS} from report`, rowMode: 'array' } as { text: string });
+      page.catch(() => undefined);
+      return page;
+    };
+    for (let next = fetch(); ;) {
+      const { rows } = await next;
       if (rows.length === 0) break;
+      next = fetch();
       yield rows as Row[];
     }
     await client.query('commit');
@@ -131,7 +139,11 @@ const paymentReport = (
 });
 
 const leftOf = (payment: Payment) => (payment.phase === 'charged' ? remaining(payment) : { principal: 0, fee: 0 });
-const batchesOf = (payment: Charged): string => [...new Set(payment.legs.flatMap(({ settledBatchId }) => settledBatchId ?? []))].join(' ');
+const batchesOf = ({ legs }: Charged): string => {
+  const batches: string[] = [];
+  for (const { settledBatchId: batch } of legs) if (batch !== null && !batches.includes(batch)) batches.push(batch);
+  return batches.join(' ');
+};
 
 const ACCOUNTED = `journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents)
   where e.booked_at >= $1::timestamptz and e.booked_at < $2::timestamptz and e.recorded_at <= $3::timestamptz`;

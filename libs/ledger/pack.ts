@@ -16,7 +16,7 @@ import { JOURNAL_START, journalPage, type JournalPlace } from './journal.js';
 import { exceptionRows } from './matching.js';
 import { proveEvents } from './prove.js';
 import { signLog } from './seal.js';
-import { csvLine, type JournalFormat, journalHeading, journalText } from './text.js';
+import { csvLine, type JournalFormat, journalHeading, journalText, ndjsonLines } from './text.js';
 
 export interface ExportedFile {
   readonly file: string;
@@ -71,11 +71,13 @@ export const reportText = async function* (
   const report = reportOf(name);
   const { columns, totals } = report;
   if (format === 'csv' && query.after === null) yield csvLine(columns);
+  const lineOf = format === 'csv' ? csvLine : ndjsonLines(columns);
+  const summed = totals.map((total) => [total, columns.indexOf(total)] as const);
   for await (const { rows, after } of report.pages(ports, query)) {
     let text = '';
     for (const row of rows) {
-      text += format === 'csv' ? csvLine(row) : `${JSON.stringify(Object.fromEntries(columns.map((column, index) => [column, row[index]])))}\n`;
-      for (const total of totals) said.totals[total] = (said.totals[total] ?? 0) + Number(row[columns.indexOf(total)] ?? 0);
+      text += lineOf(row);
+      for (const [total, index] of summed) said.totals[total] = (said.totals[total] ?? 0) + Number(row[index] ?? 0);
     }
     said.rows += rows.length;
     said.after = after;

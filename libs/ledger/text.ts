@@ -12,11 +12,27 @@ export type Cell = string | number | boolean | null;
 const csvCell = (value: Cell): string => {
   if (value === null) return '';
   if (typeof value !== 'string') return String(value);
+  // As it is, as nearly every text.
+  if (!/^[=+\-@\t\r]|[",\r\n]/.test(value)) return value;
   const safe = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
 
-export const csvLine = (cells: readonly Cell[]): string => `${cells.map(csvCell).join(',')}\r\n`;
+export const csvLine = (cells: readonly Cell[]): string => {
+  let line = '';
+  for (let index = 0; index < cells.length; index++) line += index === 0 ? csvCell(cells[index]!) : `,${csvCell(cells[index]!)}`;
+  return `${line}\r\n`;
+};
+
+/** Makes lines of JSON of rows with these columns. */
+export const ndjsonLines = (columns: readonly string[]): ((cells: readonly Cell[]) => string) => {
+  const names = columns.map((column, index) => `${index === 0 ? '{' : ','}${JSON.stringify(column)}:`);
+  return (cells) => {
+    let line = '';
+    for (let index = 0; index < names.length; index++) line += names[index]! + JSON.stringify(cells[index]);
+    return `${line}}\n`;
+  };
+};
 
 export type JournalFormat = 'csv' | 'ndjson' | 'hledger';
 export const JOURNAL_FORMATS: readonly JournalFormat[] = ['csv', 'ndjson', 'hledger'];
