@@ -3,6 +3,7 @@ import { existsSync, readFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
 import client from 'prom-client';
 import { Unavailable } from '#eventstore';
+import { driftFigures, suspenseCents, unsignedEvents } from '#ledger';
 import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig } from '#platform';
 import { deliveryFigures } from '#webhooks';
 import type { Services } from './services.js';
@@ -143,6 +144,7 @@ export const createMetrics = (services: Services): Metrics => {
     },
   });
   addWebhookMetrics(registry, services);
+  addLedgerMetrics(registry, services);
   new client.Gauge({
     name: 'payfold_checkout_unfinished',
     help: 'Hosted checkouts whose attempt has no outcome yet, and the age of the oldest in seconds',
@@ -239,6 +241,54 @@ const addWebhookMetrics = (registry: client.Registry, { webhooks, projections, p
       const { lagEvents } = await projections.webhookOutbox.status();
       if (lagEvents === null) this.remove();
       else this.set(lagEvents);
+    },
+  });
+};
+
+const addLedgerMetrics = (registry: client.Registry, { projections, pool }: Services): void => {
+  const registers = [registry];
+  let look: ReturnType<typeof driftFigures> | null = null;
+  const figures = () => (look ??= driftFigures(pool).finally(() => (look = null)));
+  new client.Gauge({
+    name: 'payfold_drift_differences',
+    help: 'Payments, by kind, that are shown otherwise than their events say; any is a fault, or tampering',
+    registers,
+    async collect() {
+      this.set((await figures()).differences);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_drift_last_run_seconds',
+    help: 'How long ago the continuous comparison last came to the end of all payments; absent before the first time',
+    registers,
+    async collect() {
+      const { lastRunSeconds } = await figures();
+      if (lastRunSeconds === null) this.remove();
+      else this.set(lastRunSeconds);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_seal_lag_seconds',
+    help: 'Age of the oldest event that is not in the sealed log',
+    registers,
+    async collect() {
+      this.set((await projections.logSeal.status()).lagMs / 1_000);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_seal_unsigned_events',
+    help: 'Sealed events that no signed head covers yet',
+    registers,
+    async collect() {
+      this.set(await unsignedEvents(pool));
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_suspense_cents',
+    help: 'Settled money that nobody has explained yet, in cents, of all merchant accounts',
+    registers,
+    async collect() {
+      this.set(await suspenseCents(pool));
     },
   });
 };

@@ -1,6 +1,4 @@
 /** The HTTP service: Nest on Fastify with the partner endpoints, the payer's pages, health and the OpenAPI document. Composition only. */
-import type { Server } from 'node:http';
-import { Server as TcpServer } from 'node:net';
 import { type DynamicModule, Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
 import { CqrsModule } from '@nestjs/cqrs';
@@ -12,6 +10,7 @@ import type { Clock } from '#kernel';
 import { PAYMENT_HANDLERS, PAYMENT_SERVICES, type PaymentServices } from '#payments';
 import type { Config, KeyRing, Logger } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
+import { closesKindly } from '../close-kindly.js';
 import { HealthController } from './health.controller.js';
 import { Health, type ReadinessChecks } from './health.js';
 import { buildOpenApi, serveOpenApi } from './openapi.js';
@@ -72,15 +71,9 @@ export interface Api {
   readonly app: NestFastifyApplication;
   readonly health: Health;
   listen(port: number, host: string): Promise<string>;
-  /**
-   * Stops accepting, finishes what is in flight. Clients that keep their connections are told to leave with their next answer; they have `lingerMs` to come for
-   * it, so that none has its connection closed just as it writes to it. Not told before nobody is let in any more: they would come right back.
-   */
+  /** Not ready from here on; then as {@link closesKindly}. */
   close(lingerMs?: number): Promise<void>;
 }
-
-const LINGER_POLL_MS = 25;
-const CLOSE_IDLE_EVERY_MS = 250;
 
 export const createApi = async (parts: ApiParts): Promise<Api> => {
   const { log, clock, config, publicUrl } = parts;
@@ -99,11 +92,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     ...(parts.onAnswer ? { onAnswer: parts.onAnswer } : {}),
     ...(parts.timeouts ? { timeouts: parts.timeouts } : {}),
   });
-  let leaving = false;
-  adapter.getInstance<FastifyInstance>().addHook('onSend', (_request, reply, payload, done) => {
-    if (leaving) void reply.header('connection', 'close');
-    done(null, payload);
-  });
+  const close = closesKindly(adapter.getInstance<FastifyInstance>(), clock);
   addSecurityHeaders(adapter.getInstance<FastifyInstance>(), publicUrl);
   const routes: { method: string; url: string }[] = [];
   adapter.getInstance<FastifyInstance>().addHook('onRoute', ({ method, url }) => {
@@ -134,21 +123,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     },
     close: async (lingerMs = 0) => {
       health.drain();
-      const server = app.getHttpServer();
-      const listening = server.listening;
-      // Right after the loop has accepted what had come; and by the plain server's method, since the one of HTTP would close idle connections with it.
-      await new Promise((next) => setImmediate(next));
-      leaving = true;
-      const closed = listening ? new Promise<void>((done) => TcpServer.prototype.close.call(server, () => done())) : Promise.resolve();
-      for (let waited = 0; waited < lingerMs && (await connectionsOf(server)) > 0; waited += LINGER_POLL_MS) await clock.sleep(LINGER_POLL_MS);
-      // A connection whose answer had its headers before is idle afterwards, and would hold the server for a minute.
-      const closeIdle = setInterval(() => server.closeIdleConnections(), CLOSE_IDLE_EVERY_MS);
-      const closing = app.close().catch((error: NodeJS.ErrnoException) => {
-        if (error.code !== 'ERR_SERVER_NOT_RUNNING') throw error;
-      });
-      await Promise.all([closing, closed]).finally(() => clearInterval(closeIdle));
+      await close(app, lingerMs);
     },
   };
 };
-
-const connectionsOf = (server: Server): Promise<number> => new Promise((tell) => server.getConnections((error, count) => tell(error ? 0 : count)));

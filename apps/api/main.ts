@@ -16,7 +16,7 @@ runRole('api', async (config, log) => {
   return {
     drain: () => api.health.drain(),
     stop: async () => {
-      await drained(Promise.all([api.close(LINGER_MS), audit.close()]));
+      await drained(Promise.all([api.close(LINGER_MS), audit.close(LINGER_MS)]));
       metricsServer.close();
       await services.close();
     },

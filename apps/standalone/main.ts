@@ -47,7 +47,7 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
 
     const audit = await createAudit(services);
     const auditUrl = await audit.listen(config.auditPort, config.auditHost);
-    stops.push(() => drained(audit.close()));
+    stops.push(() => drained(audit.close(LINGER_MS)));
 
     const runtime = join(config.dataDir, 'runtime.json');
     await writeFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, auditUrl, databaseUrl, simulatorUrl }), { mode: 0o600 });

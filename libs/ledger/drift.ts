@@ -564,6 +564,8 @@ create table drift_difference (
 `,
 };
 
+/** Payments of one round of the sweep. */
+const SWEPT_PAYMENTS = 400;
 /** A worker that died in the middle of a page is replaced after this long. */
 const PAGE_SECONDS = 60;
 
@@ -575,7 +577,7 @@ export const sweepDrift = async (ports: DriftPorts): Promise<readonly Difference
     [PAGE_SECONDS],
   );
   if (!rows[0]) return null;
-  const ids = await paymentIdsAfter(db, rows[0].after);
+  const ids = await paymentIdsAfter(db, rows[0].after, SWEPT_PAYMENTS);
   const { differences } = await checkPayments(ports, ids);
   await db.query('delete from drift_difference where payment_id = any($1::uuid[]) and not (payment_id::text || kind = any($2::text[]))', [
     ids,
@@ -614,4 +616,13 @@ export const driftFound = async (db: Queryable) => {
       foundAt: at.toISOString(),
     })),
   };
+};
+
+/** For metrics: how many differences stand, and how long ago the sweep has last come to its end; null before the first time. */
+export const driftFigures = async (db: Queryable): Promise<{ readonly differences: number; readonly lastRunSeconds: number | null }> => {
+  const { rows } = await db.query<{ differences: string; seconds: string | null }>(
+    `select (select count(*) from drift_difference) as differences, (select extract(epoch from now() - completed_at) from drift_sweep) as seconds`,
+  );
+  const { differences, seconds } = rows[0]!;
+  return { differences: Number(differences), lastRunSeconds: seconds === null ? null : Number(seconds) };
 };

@@ -312,6 +312,15 @@ const balanceOf = (account: string, debit: string, credit: string): Balance => {
   return { account, debitCents: Number(debitCents), creditCents: Number(creditCents), balanceCents: Number(debitCents - creditCents) };
 };
 
+/** What lies in suspense, of all merchant accounts, whichever way. */
+export const suspenseCents = async (db: Queryable): Promise<number> => {
+  const { rows } = await db.query<{ cents: string }>(
+    `select coalesce(sum(abs(balance)), 0) as cents from (
+       select sum(debit_cents - credit_cents) as balance from journal_total where account like 'liabilities:suspense:%' group by account) as accounts`,
+  );
+  return Number(rows[0]!.cents);
+};
+
 /** Invariant 2. */
 export const bookSumCents = (rows: readonly Balance[]): number => rows.reduce((sum, { balanceCents }) => sum + balanceCents, 0);
 

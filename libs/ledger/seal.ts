@@ -58,6 +58,12 @@ export const logState = async (db: Queryable): Promise<LogState> => {
   return { origin: rows[0].origin, size: Number(rows[0].size), position: rows[0].position };
 };
 
+/** Sealed events that no signed head covers yet. */
+export const unsignedEvents = async (db: Queryable): Promise<number> => {
+  const { rows } = await db.query<{ count: string }>('select size - coalesce((select max(size) from log_head), 0) as count from log_state');
+  return Number(rows[0]?.count ?? 0);
+};
+
 export const logSeal: Projection = {
   name: LOG_SEAL,
   apply: async (client, events) => {

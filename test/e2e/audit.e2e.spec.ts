@@ -18,10 +18,12 @@ import {
   REPORTS,
   reportText,
   revokeAuditKey,
+  signLog,
   verifyPeriods,
   writePack,
 } from '#ledger';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
+import { createMetrics } from '../../apps/lifecycle.js';
 import { addHledger, type BusyDay, busyDay } from '../support/books.js';
 import { createOpenApiJudge, type OpenApiJudge } from '../support/openapi.js';
 import { PAYMENTS, type Service, startService } from '../support/service.js';
@@ -339,4 +341,38 @@ describe('closed periods', () => {
     expect(found.ok).toBe(false);
     expect(found.detail).toMatch(/the period to .* holds \d+ entries of digest/);
   });
+});
+
+test('metrics say what drifts, what is sealed and signed, and what lies in suspense', async () => {
+  const { pool, seal } = service.services;
+  await caughtUp();
+  await signLog(seal);
+  const server = await createMetrics(service.services).listen(0);
+  try {
+    const { port } = server.address() as { port: number };
+    const value = async (name: string) =>
+      Number(new RegExp(`^${name} (.*)$`, 'm').exec(await (await fetch(`http://127.0.0.1:${port}/metrics`)).text())?.[1]);
+    await pool.query('truncate drift_difference');
+    expect(await value('payfold_drift_differences')).toBe(0);
+    await pool.query(`insert into drift_difference (payment_id, kind, message) values ($1, 'list', 'planted')`, [day.payments[0]!.id]);
+    expect(await value('payfold_drift_differences')).toBe(1);
+    await pool.query(`truncate drift_difference; update drift_sweep set completed_at = now() - interval '1 hour'`);
+    expect(Math.round((await value('payfold_drift_last_run_seconds')) / 60)).toBe(60);
+    expect(await value('payfold_seal_lag_seconds')).toBe(0);
+    expect(await value('payfold_seal_unsigned_events')).toBe(0);
+    const suspense = (await balances(pool, { asOf: null, effectiveTo: null })).filter(({ account }) => account.startsWith('liabilities:suspense'));
+    expect(await value('payfold_suspense_cents')).toBe(suspense.reduce((sum, { balanceCents }) => sum + Math.abs(balanceCents), 0));
+  } finally {
+    server.close();
+  }
+});
+
+test('a listener that closes lets an export come to its end, and lets nobody in any more', async () => {
+  const closing = await createAudit(service.services);
+  const base = await closing.listen(0, '127.0.0.1');
+  const response = await fetch(`${base}/audit/v1/exports/payments?format=ndjson`, { headers: { authorization: finance } });
+  const closed = closing.close(1_000);
+  expect((await response.text()).trim().split('\n')).toHaveLength((await day.partner.client.list({ limit: 100 })).data.payments.length);
+  await closed;
+  await expect(fetch(`${base}/audit/v1/payments`, { headers: { authorization: finance } })).rejects.toThrow('fetch failed');
 });
