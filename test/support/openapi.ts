@@ -8,6 +8,7 @@ import formats from 'ajv-formats';
 type Schema = { [keyword: string]: unknown };
 
 interface Documented {
+  readonly headers?: Readonly<Record<string, unknown>>;
   readonly content?: Readonly<Record<string, { readonly schema: Schema }>>;
 }
 interface OpenApiDocument {
@@ -22,6 +23,7 @@ export interface Judged {
   readonly path: string;
   readonly status: number;
   readonly contentType: string | undefined;
+  readonly headers?: Readonly<Record<string, unknown>>;
   readonly text: string;
 }
 
@@ -32,6 +34,8 @@ export interface OpenApiJudge {
 }
 
 const JSON_TYPE = 'application/json; charset=utf-8';
+/** What tells a client something; each must be documented where it is sent. */
+const TELLING_HEADERS = ['idempotent-replayed', 'ledger-lag', 'ledger-position', 'retry-after', 'www-authenticate', 'x-request-id'];
 /** Refusals of the transport that no operation documents: there is none (404, 405), or it was never reached (C65). */
 const WITHOUT_OPERATION = [400, 404, 405, 408, 413, 431];
 
@@ -70,7 +74,7 @@ export const createOpenApiJudge = (document: OpenApiDocument): OpenApiJudge => {
 
   return {
     document,
-    check: ({ method, path, status, contentType, text }) => {
+    check: ({ method, path, status, contentType, headers = {}, text }) => {
       const where = `${method} ${path} → ${status}`;
       if (contentType !== JSON_TYPE) throw new Error(`${where}: content type ${contentType}, not ${JSON_TYPE}`);
       const operation = operationOf(method, path.split('?')[0]!);
@@ -80,6 +84,9 @@ export const createOpenApiJudge = (document: OpenApiDocument): OpenApiJudge => {
         const found = documented.content?.['application/json']?.schema;
         if (!found) throw new Error(`${where}: the document has no JSON body for it`);
         schema = found;
+        const known = new Set(Object.keys(documented.headers ?? {}).map((name) => name.toLowerCase()));
+        const untold = TELLING_HEADERS.filter((name) => headers[name] !== undefined && !known.has(name));
+        if (untold.length > 0) throw new Error(`${where}: the document does not name its ${untold.join(', ')}`);
       } else {
         if (operation || !WITHOUT_OPERATION.includes(status)) throw new Error(`${where} is not documented`);
         schema = { $ref: '#/components/schemas/ErrorEnvelope' };

@@ -83,7 +83,8 @@ export class Client {
     const answered = await (bytes === undefined ? test : test.send(bytes as string)).ok(() => true);
     const text = answered.text ?? '';
     const received = answered.headers as Record<string, string | undefined>;
-    if (method !== 'HEAD') this.judge.check({ method, path, status: answered.status, contentType: received['content-type'], text });
+    if (method !== 'HEAD')
+      this.judge.check({ method, path, status: answered.status, contentType: received['content-type'], headers: received, text });
     const parsed = (text === '' ? {} : JSON.parse(text)) as { data: Data; message?: string; details?: Record<string, unknown> & { code: string } };
     const { data, message, details } = parsed;
     return { status: answered.status, headers: received, text, data, code: details?.code, message, details };

@@ -109,15 +109,37 @@ const envelopeOf = (model: { name: string }) => ({
   },
 });
 
+const header = (description: string, schema: object = { type: 'string' }) => ({ description, schema });
+const HEADERS = {
+  'X-Request-Id': header('Names this request in our log; yours, where you sent one.'),
+  'WWW-Authenticate': header('The ways in.'),
+  'Retry-After': header('Seconds to wait before the same request is sent again.', { type: 'integer', minimum: 1 }),
+  'Idempotent-Replayed': header('There where the answer is the one that an earlier request with this key got.', { type: 'string', enum: ['true'] }),
+  'Ledger-Position': header('End of the log when the request arrived.'),
+  'Ledger-Lag': header('`0`: everything that had happened when the request arrived is shown.', { type: 'string', enum: ['0', 'unknown'] }),
+} as const;
+type Header = keyof typeof HEADERS;
+
+/** What an answer of this status may carry besides what each carries. */
+const headersOf = (status: number, keyed: boolean, more: readonly Header[] = []) => {
+  const names: Header[] = ['X-Request-Id', ...more];
+  if (status === 401) names.push('WWW-Authenticate');
+  if (status === 409 || status === 429 || status === 503) names.push('Retry-After');
+  if (keyed && (status === 200 || status === 402 || status === 422)) names.push('Idempotent-Replayed');
+  return Object.fromEntries(names.map((name) => [name, HEADERS[name]]));
+};
+
 interface EndpointDocs {
   readonly result?: { name: string };
+  /** Of the success. */
+  readonly headers?: readonly Header[];
   readonly errors: readonly number[];
   readonly body?: new () => object;
   readonly keyed?: boolean;
 }
 
 /** Documents an endpoint's answers: the success envelope, and each error status with the error envelope. */
-export const Answers = ({ result, errors, body, keyed }: EndpointDocs): MethodDecorator =>
+export const Answers = ({ result, headers, errors, body, keyed = false }: EndpointDocs): MethodDecorator =>
   applyDecorators(
     HttpCode(200),
     ...(result
@@ -125,11 +147,13 @@ export const Answers = ({ result, errors, body, keyed }: EndpointDocs): MethodDe
           ApiResponse({
             status: 200,
             schema: envelopeOf(result),
-            ...(keyed ? { headers: { 'Idempotent-Replayed': { schema: { type: 'string', enum: ['true'] } } } } : {}),
+            headers: headersOf(200, keyed, headers),
           }),
         ]
       : []),
-    ...[...new Set([...errors, 400, 401, 403, 408, 413, 431, 500])].sort().map((status) => ApiResponse({ status, type: ErrorEnvelope })),
+    ...[...new Set([...errors, 400, 401, 403, 408, 413, 431, 500])]
+      .sort()
+      .map((status) => ApiResponse({ status, type: ErrorEnvelope, headers: headersOf(status, keyed) })),
     ...(body ? [ApiBody({ type: body, required: !keyed || body.name === 'CreatePaymentRequest' })] : []),
     ...(keyed ? [ApiHeader({ name: 'Idempotency-Key', required: false, schema: { type: 'string', minLength: 1, maxLength: 255 } })] : []),
   );

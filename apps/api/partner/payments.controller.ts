@@ -43,7 +43,7 @@ export class PaymentsController {
   @ApiQuery({ name: 'status', required: false, schema: { type: 'string' } })
   @ApiQuery({ name: 'cursor', required: false, schema: { type: 'string' } })
   @ApiQuery({ name: 'limit', required: false, schema: { type: 'integer', minimum: 1, maximum: 100, default: 25 } })
-  @Answers({ result: PaymentPage, errors: [] })
+  @Answers({ result: PaymentPage, headers: ['Ledger-Position', 'Ledger-Lag'], errors: [] })
   async list(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
     const { portalId, from, to, status, cursor, limit } = listQueryOf(query);
     const filters = {
