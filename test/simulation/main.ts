@@ -131,9 +131,10 @@ const remember = (findings: readonly Finding[]): void => {
 };
 
 const figures = (
-  { runs, statistics, checks, payments, events, simulatedMs, answers, nondeterministic, findings }: Done,
+  { runs, statistics, checks, payments, events, simulatedMs, cpuMs, answers, nondeterministic, findings }: Done,
   startedAt: number,
   jobs: number,
+  ranTwice = 0,
 ) => {
   const seconds = (Date.now() - startedAt) / 1000;
   return {
@@ -150,6 +151,7 @@ const figures = (
     seconds: Math.round(seconds),
     jobs,
     runsPerSecond: Math.round((runs / seconds) * 10) / 10,
+    runsPerCpuSecond: Math.round((runs + ranTwice) / (cpuMs / 1000)),
   };
 };
 
@@ -205,7 +207,7 @@ const sim = async (args: string[]): Promise<number> => {
   bar.end();
   remember(done.findings);
   await tell(done.findings);
-  if (values.plant === undefined) report('sim', { seeds: { from, to: at - 1 }, ranTwice: twice, ...figures(done, startedAt, jobs) });
+  if (values.plant === undefined) report('sim', { seeds: { from, to: at - 1 }, ranTwice: twice, ...figures(done, startedAt, jobs, twice) });
   if (done.nondeterministic.length > 0) console.error(`not deterministic: seeds ${done.nondeterministic.join(', ')}`);
   return done.findings.length + done.nondeterministic.length === 0 ? 0 : 1;
 };

@@ -127,6 +127,8 @@ const RESTART_MS = [1_000, 30_000] as const;
 const PAUSE_MS = [1_000, 400_000] as const;
 /** Taken before a leak guard may replace it. */
 const turn = setImmediate;
+/** Turns that are asked for together: between two of them all that was promised happens, and the costlier look for input and output comes once for all. */
+const TURNS = 64;
 
 export interface Statistics {
   calls: number;
@@ -202,18 +204,41 @@ export class Simulator {
   }
 
   /** Until `done`, until nothing is left to happen, or until `untilMs` (elapsed); true where `done` ended it. */
-  async run(done: () => boolean, untilMs = Number.POSITIVE_INFINITY): Promise<boolean> {
-    for (;;) {
-      if (done()) return true;
-      const next = this.heap[0];
-      if (!next || next.at - EPOCH_MS > untilMs) {
-        if (Number.isFinite(untilMs)) this.now = Math.max(this.now, EPOCH_MS + untilMs);
-        return false;
-      }
-      this.now = Math.max(this.now, next.at);
-      this.pop();
-      if (next.run() !== true) await new Promise((drained) => turn(drained));
-    }
+  run(done: () => boolean, untilMs = Number.POSITIVE_INFINITY): Promise<boolean> {
+    return new Promise((resolve, reject) => {
+      let ended = false;
+      const end = (how: boolean) => {
+        ended = true;
+        resolve(how);
+      };
+      /** One event whose consequences follow before the next turn, with all before it that have none. */
+      const step = () => {
+        while (!ended) {
+          if (done()) return end(true);
+          const next = this.heap[0];
+          if (!next || next.at - EPOCH_MS > untilMs) {
+            if (Number.isFinite(untilMs)) this.now = Math.max(this.now, EPOCH_MS + untilMs);
+            return end(false);
+          }
+          this.now = Math.max(this.now, next.at);
+          this.pop();
+          if (next.run() !== true) return;
+        }
+      };
+      const turns = () => {
+        for (let left = TURNS; left > 0; left--)
+          turn(() => {
+            try {
+              step();
+              if (left === 1 && !ended) turns();
+            } catch (error) {
+              ended = true;
+              reject(asError(error));
+            }
+          });
+      };
+      turns();
+    });
   }
 
   note(who: string, what: string): void {

@@ -31,6 +31,8 @@ export interface Done {
   readonly payments: number;
   readonly events: number;
   readonly simulatedMs: number;
+  /** Time of processors, which says more than the clock where others use them too. */
+  readonly cpuMs: number;
   /** Answers that clients got, by code. */
   readonly answers: Readonly<Record<string, number>>;
   /** Seeds that were run twice and gave another history. */
@@ -49,6 +51,7 @@ export const NOTHING: Done = {
   payments: 0,
   events: 0,
   simulatedMs: 0,
+  cpuMs: 0,
   answers: {},
   nondeterministic: [],
   findings: [],
@@ -67,6 +70,7 @@ export const together = (a: Done, b: Done): Done => ({
   payments: a.payments + b.payments,
   events: a.events + b.events,
   simulatedMs: a.simulatedMs + b.simulatedMs,
+  cpuMs: a.cpuMs + b.cpuMs,
   answers: addRecords(a.answers, b.answers),
   nondeterministic: [...a.nondeterministic, ...b.nondeterministic],
   findings: [...a.findings, ...b.findings],
@@ -91,7 +95,12 @@ const seamsOf = (planted: string | undefined): Seams => {
 };
 
 /** Does a piece. `onRun` hears of every run. */
-export const work = (piece: Piece, onRun: () => void = () => undefined): Promise<Done> => withoutRealTime(() => workOn(piece, onRun));
+export const work = async (piece: Piece, onRun: () => void = () => undefined): Promise<Done> => {
+  const before = process.cpuUsage();
+  const done = await withoutRealTime(() => workOn(piece, onRun));
+  const { user, system } = process.cpuUsage(before);
+  return { ...done, cpuMs: (user + system) / 1000 };
+};
 
 const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
   let done = NOTHING;
