@@ -11,7 +11,7 @@
  * Hashes are those of RFC 9162, heads are C2SP signed notes with Ed25519.
  */
 import { createHash, createPublicKey, verify as verifySignature } from 'node:crypto';
-import { createReadStream, existsSync, readFileSync } from 'node:fs';
+import { createReadStream, existsSync, readFileSync, realpathSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { pathToFileURL } from 'node:url';
@@ -164,8 +164,10 @@ export const checkPack = async (folder, given = null) => {
   return said;
 };
 
+const USE = 'use: node verify.mjs prove|consistency|head|pack PATH [--key VKEY]';
 const main = async ([what, path, ...options]) => {
-  const key = options[0] === '--key' ? options[1] : undefined;
+  const [flag, key, more] = options;
+  if (options.length > 0 && (flag !== '--key' || !key || more)) throw new Error(USE);
   const given = key === undefined ? null : (existsSync(key) ? readFileSync(key, 'utf8') : key).split('\n').filter(Boolean);
   const json = () => JSON.parse(readFileSync(path, 'utf8'));
   switch (path && what) {
@@ -183,11 +185,11 @@ const main = async ([what, path, ...options]) => {
     case 'pack':
       return checkPack(path, given);
     default:
-      throw new Error('use: node verify.mjs prove|consistency|head|pack PATH [--key VKEY]');
+      throw new Error(USE);
   }
 };
 
-if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href)
+if (process.argv[1] && import.meta.url === pathToFileURL(realpathSync(process.argv[1])).href)
   main(process.argv.slice(2)).then(
     (said) => said.forEach((line) => console.log(`ok: ${line}`)),
     (error) => {

@@ -3,14 +3,15 @@
  */
 import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
-import { writeFile } from 'node:fs/promises';
+import { readFile, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { freePort } from '#platform';
 import { DataDir, type RunningProcess, start, welcomeOf } from '../support/processes.js';
 
 const ROOT = join(import.meta.dirname, '../..');
-const TOUR_MS = 120_000;
+/** Guards against hanging only. */
+const TOUR_MS = 300_000;
 
 let dataDir: DataDir;
 let service: RunningProcess;
@@ -59,8 +60,13 @@ test(
     await writeFile(join(dataDir.path, 'npx'), `#!/bin/sh\nshift\nexec ${process.execPath} ${ROOT}/apps/operator/payfold.mjs "$@"\n`, {
       mode: 0o755,
     });
+    // What the tour finds where a checkout of ours is.
+    await symlink(join(ROOT, 'apps'), join(dataDir.path, 'apps'));
+    await symlink(dataDir.data, join(dataDir.path, '.payfold'));
+    const { auditUrl } = JSON.parse(await readFile(join(dataDir.data, 'runtime.json'), 'utf8')) as { auditUrl: string };
     const setup = `
       set +m
+      AUDIT=${auditUrl}/audit/v1
       API=${service.url}/api/partner/v1 KEY=${apiKey} PORTAL=${portalId}
       export HOOK=${await freePort()}
       PATH=${dataDir.path}:$PATH

@@ -1,7 +1,7 @@
 /** The sealed log over the whole service: what was appended verifies and proves; each kind of tampering, done to the database by SQL, is found and named. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -83,6 +83,11 @@ test('events of a payment are proved to a signed head; the verifier, which share
   expect(await run('prove', written('changed.json', changed))).toMatch(/NOT OK: the event at position \d+ is not in the log/);
   const stranger = headKeys(proofs.head.split('\n')[0]!, newKeyRing())[0]!.vkey;
   expect(await run('prove', written('proof.json', proofs), '--key', stranger)).toContain('NOT OK: no trusted key signed this head');
+  // A key that is not taken as one must not be passed over in silence; nor may the verifier say nothing because it lies behind a link.
+  expect(await run('prove', written('proof.json', proofs), '--keys', stranger)).toContain('NOT OK: use: node verify.mjs');
+  symlinkSync(VERIFIER, join(folder, 'linked.mjs'));
+  const linked = await promisify(execFile)(process.execPath, [join(folder, 'linked.mjs'), 'prove', written('proof.json', proofs)]);
+  expect(linked.stdout).toMatch(/^ok: /);
 });
 
 test('a later head only appended to an earlier one', async () => {
