@@ -337,6 +337,21 @@ describe('rounds', () => {
     expect(await house.recovery.round()).toBe(1);
     expect((await house.view(early)).status).toBe('voided');
   });
+  test('tries that others brought forward do not lengthen the pauses', async () => {
+    const stuck = await unknown({ card: CARDS.cannotTell });
+    const tries: number[] = [];
+    for (let minute = 1; minute <= 10; minute++) {
+      const other = await unknown();
+      house.clock.advance(MINUTE);
+      await house.recovery.round();
+      expect((await house.view(other)).status).toBe('voided');
+      await house.recovery.round();
+      const last = house.tries.filter(({ paymentId, outcome }) => paymentId === stuck && outcome === 'open').at(-1)!;
+      tries.push(last.tries);
+      expect(Date.parse(last.nextTryAt) - house.clock.now()).toBeLessThanOrEqual(5 * MINUTE);
+    }
+    expect(Math.max(...tries)).toBeLessThanOrEqual(2);
+  });
   test('one payment that cannot be resolved does not keep the others', async () => {
     const stuck = await unknown({ card: CARDS.cannotTell });
     const others = [await unknown(), await unknown()];
@@ -407,7 +422,10 @@ describe('where it finds its work', () => {
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
     await work.record({ ...due[0]!, tries: 4, nextTryAt: at(MINUTE), outcome: 'open' });
     await work.hurry(at(0));
-    expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
+    expect((await work.due(now)).map(({ paymentId, tries }) => [paymentId, tries])).toEqual([
+      [stuck, 3],
+      [refunding, 0],
+    ]);
     house.clock.advance(MINUTE);
     await house.recovery.resolve(refunding);
     await list(refunding);

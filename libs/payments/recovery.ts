@@ -194,7 +194,10 @@ export interface RecoveryWork {
   /** Open attempts that were begun before (or after) those instants, and whose next try is at most (or after) those. */
   due(when: Due): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
   record(tried: { paymentId: string; attemptId: string; tries: number; nextTryAt: string; outcome: Resolution }): Promise<void>;
-  /** Brings the next try of everything that is open, and not left to staff, forward to an instant. */
+  /**
+   * Brings the next try of everything that is open, and not left to staff, forward to an instant. That try takes the place of the last one: it is no step of the
+   * schedule, or a gateway that answers now and then for some minutes would leave the others waiting for hours after it has healed.
+   */
   hurry(nextTryAt: string): Promise<void>;
 }
 
@@ -224,6 +227,8 @@ export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
     );
   },
   hurry: async (nextTryAt) => {
-    await pool.query(`update recovery_try set next_try_at = $1 where outcome = 'open' and next_try_at > $1`, [nextTryAt]);
+    await pool.query(`update recovery_try set next_try_at = $1, tries = greatest(tries - 1, 0) where outcome = 'open' and next_try_at > $1`, [
+      nextTryAt,
+    ]);
   },
 });

@@ -653,7 +653,8 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
   hurry: (nextTryAt) =>
     statement('recovery.hurry', () => {
       for (const [name, tried] of tables.tries)
-        if (tried.outcome === 'open' && tried.nextTryAt > nextTryAt) tables.tries.set(name, { ...tried, nextTryAt });
+        if (tried.outcome === 'open' && tried.nextTryAt > nextTryAt)
+          tables.tries.set(name, { ...tried, tries: Math.max(0, tried.tries - 1), nextTryAt });
     }),
 });
 

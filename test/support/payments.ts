@@ -326,7 +326,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     hurry: async (nextTryAt) => {
       for (const paymentId of new Set(tries.map((tried) => tried.paymentId))) {
         const last = tries.filter((tried) => tried.paymentId === paymentId).at(-1)!;
-        if (last.outcome === 'open' && last.nextTryAt > nextTryAt) tries.push({ ...last, nextTryAt });
+        if (last.outcome === 'open' && last.nextTryAt > nextTryAt) tries.push({ ...last, tries: Math.max(0, last.tries - 1), nextTryAt });
       }
     },
   };
