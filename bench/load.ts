@@ -90,29 +90,46 @@ class Client {
   private buffer: Buffer = Buffer.alloc(0);
   private answer: { resolve: (status: number) => void; reject: (error: Error) => void } | null = null;
 
-  private constructor(private readonly socket: Socket) {
-    socket.on('data', (chunk) => this.receive(chunk));
-    socket.on('error', (error) => this.answer?.reject(error));
-    socket.on('close', () => this.answer?.reject(new Error('the connection was closed')));
+  private socket: Socket | null = null;
+
+  private constructor(
+    private readonly host: string,
+    private readonly port: number,
+  ) {}
+
+  static async open(host: string, port: number): Promise<Client> {
+    const client = new Client(host, port);
+    client.socket = await client.connected();
+    return client;
   }
 
-  static open(host: string, port: number): Promise<Client> {
+  private connected(): Promise<Socket> {
+    const { host, port } = this;
     return new Promise((resolve, reject) => {
-      const socket = connect({ host, port, noDelay: true }, () => resolve(new Client(socket)));
+      const socket = connect({ host, port, noDelay: true }, () => {
+        socket.off('error', reject);
+        socket.on('data', (chunk) => this.receive(chunk));
+        socket.on('error', (error) => this.answer?.reject(error));
+        socket.on('close', () => this.answer?.reject(new Error('the connection was closed')));
+        resolve(socket);
+      });
       socket.once('error', reject);
     });
   }
 
-  ask(request: string): Promise<number> {
+  /** Over the same connection, until the service says that it closes it. */
+  async ask(request: string): Promise<number> {
+    const socket = (this.socket ??= await this.connected());
     return new Promise((resolve, reject) => {
       this.answer = { resolve, reject };
-      this.socket.write(request);
+      socket.write(request);
     });
   }
 
   close(): void {
     this.answer = null;
-    this.socket.destroy();
+    this.socket?.destroy();
+    this.socket = null;
   }
 
   private receive(chunk: Buffer): void {
@@ -125,6 +142,7 @@ class Client {
     this.buffer = this.buffer.subarray(head + 4 + length);
     const { answer } = this;
     this.answer = null;
+    if (/\r\nconnection: *close/i.test(text)) this.close();
     answer?.resolve(Number(text.slice(9, 12)));
   }
 }

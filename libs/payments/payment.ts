@@ -773,7 +773,7 @@ const recordChargeFindings = (payment: Payment, { at, attemptId, findings }: Ask
 
 const requestVoid = (payment: Payment, command: RequestVoid): PaymentEvent[] => {
   const target = reversible(payment, 'voided', command.initiatedBy);
-  if (statusOf(target) !== 'succeeded') throw new ServiceError('INVALID_STATE', `A ${statusOf(target)} payment cannot be voided.`); // C25
+  if (statusOf(target) !== 'succeeded') throw new ServiceError('INVALID_STATE', `${named(target)} cannot be voided.`); // C25
   if (disputedCents(target) > 0) throw new ServiceError('INVALID_STATE', 'A disputed payment cannot be voided.'); // C30
   const legs = target.legs.filter((leg) => cents(unreturned(leg)) > 0);
   if (legs.some((leg) => leg.settledBatchId !== null || leg.refunded)) throw voidFailed('The batch has settled; refund the payment instead.'); // C24, C27
@@ -945,13 +945,19 @@ export const unreturned = (leg: ChargedLeg): Part => ({
 
 const principalOf = (attempt: ReversalAttempt): Cents => sumCents(attempt.legs, (leg) => leg.principalCents);
 
+/** For people. */
+const named = (payment: Parameters<typeof statusOf>[0]): string => {
+  const status = statusOf(payment).replace('_', ' ');
+  return `${status === 'unknown' ? 'An' : 'A'} ${status} payment`;
+};
+
 /** Every attempt stays in the state that each reader folds: so many that returned money, and so many in all, of which staff may make more. */
 export const MAX_REVERSALS = 100;
 export const MAX_ATTEMPTS = 1_000;
 
 const reversible = (payment: Payment, done: 'voided' | 'refunded', initiatedBy: Initiator): Charged => {
   if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
-  if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', `A ${statusOf(payment)} payment cannot be ${done}.`);
+  if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', `${named(payment)} cannot be ${done}.`);
   if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress.'); // C31
   if (payment.legs.some((leg) => leg.settlementRejected)) throw new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.'); // C67
   // What was begun may always be completed (refund rule 5), and what the gateway did not do in its bad hours does not count.

@@ -252,6 +252,13 @@ describe('intake', () => {
       expect(said.checkout_id).toBeUndefined();
       expect(reply.text).toMatch(/^VALIDATION_ERROR: [^\n]+\n$/);
     });
+    test('a parameter twice; one that names the way back twice leaves none', async () => {
+      const twice = async (again: string) =>
+        (await payer().send(INTAKE, { method: 'POST', body: `${formText(intakeOf(portal))}&${again}` })).location;
+      const said = readReturn(portal.signingSecret, 'cancel', await twice('amount_cents=1'));
+      expect(said).toMatchObject({ right: true, address: `${SHOP}/pay/cancelled`, result: 'failed', error: 'VALIDATION_ERROR' });
+      for (const name of ['cancel_url', 'portal_id']) expect(await twice(`${name}=x`)).toMatch(/^\/checkout\/error\?code=VALIDATION_ERROR&ref=/);
+    });
     test('what the portal, the case or the account forbids, by the API’s own codes', async () => {
       const codeOf = async (fields: Fields, secret = portal.signingSecret) => {
         const said = readReturn(secret, 'cancel', (await payer().intake(fields)).location);

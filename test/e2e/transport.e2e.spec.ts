@@ -142,6 +142,10 @@ describe('limits', () => {
     expectTransport(await raw(head('GET', PAYMENTS, [`x-long: ${'x'.repeat(9 * KIB)}`])), 431);
   });
 
+  test('an expectation other than 100-continue → 417', async () => {
+    expectTransport(await raw(head('GET', PAYMENTS, ['expect: something'])), 417);
+  });
+
   test('more than 64 headers → 431: none is dropped without a word, an Idempotency-Key least of all', async () => {
     const count = async (headers: number) =>
       client.create(paymentOf(portal), {

@@ -37,7 +37,7 @@ const JSON_TYPE = 'application/json; charset=utf-8';
 /** What tells a client something; each must be documented where it is sent. */
 const TELLING_HEADERS = ['idempotent-replayed', 'ledger-lag', 'ledger-position', 'retry-after', 'www-authenticate', 'x-request-id'];
 /** Refusals of the transport that no operation documents: there is none (404, 405), or it was never reached (C65). */
-const WITHOUT_OPERATION = [400, 404, 405, 408, 413, 431];
+const WITHOUT_OPERATION = [400, 404, 405, 408, 413, 417, 431];
 
 /** Closes every object that lists its properties; one that says `additionalProperties` itself (metadata) means it. */
 const closed = (schema: unknown): unknown => {

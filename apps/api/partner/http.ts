@@ -60,7 +60,7 @@ export const CallerOf = createParamDecorator(
 export interface PartnerRequest {
   readonly body: JsonObject;
   readonly idempotencyKey: string | null;
-  /** Method, path and canonical body, for the fingerprint of a key (C13). */
+  /** Method, path (ids in lower case: they name the same payment) and canonical body, for the fingerprint of a key (C13). */
   readonly fingerprintText: string;
   readonly requestId: string;
 }
@@ -74,7 +74,7 @@ export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { empt
   return {
     body,
     idempotencyKey: idempotencyKeyOf(request.raw.rawHeaders),
-    fingerprintText: fingerprintText(request.method, request.url.split('?')[0]!, body),
+    fingerprintText: fingerprintText(request.method, request.url.split('?')[0]!.toLowerCase(), body),
     requestId: String(request.id),
   };
 });

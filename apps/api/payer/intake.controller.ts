@@ -4,7 +4,7 @@ import { ApiBody, ApiConsumes, ApiOperation, ApiQuery, ApiResponse, ApiTags } fr
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { Capabilities, type IntakeKind, type IntakeOutcome, takeIn } from '#checkout';
 import { isUuid, ServiceError } from '#kernel';
-import { parseForm, parseFormBody, parseStrictJson } from '#platform/http';
+import { parseForm, parseFormBody, parseStrictJson, RepeatedParameter } from '#platform/http';
 import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
 import { PayerPages } from './pages.js';
 import { intakeContentOf, IntakeRequest, pairsOf } from './requests.js';
@@ -73,11 +73,16 @@ export class IntakeController {
   private async answer(kind: IntakeKind, request: FastifyRequest, reply: FastifyReply, read: () => PairsAndFields): Promise<void> {
     const { ports, keys, publicUrl } = this.services;
     let received: PairsAndFields;
+    let fault: ServiceError | null = null;
     try {
       received = read();
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
-      return this.send(request, reply, kind, { to: 'error_page', code: error.code, message: error.message });
+      // Where the payer goes on may be known all the same.
+      if (!(error instanceof RepeatedParameter))
+        return this.send(request, reply, kind, { to: 'error_page', code: error.code, message: error.message });
+      received = pairsAndFields(Object.fromEntries(error.others));
+      fault = error;
     }
     const { pairs, fields } = received;
     // What names no portal counts for none; letters of either case name the same one.
@@ -85,7 +90,11 @@ export class IntakeController {
     if (this.pages.limited(request, reply, isUuid(portalId) ? portalId : null)) return;
     const address = publicUrl + (kind === 'link' ? LINK_PATH : INTAKE_PATH);
     const by = { actor: { type: 'payer' as const, id: 'intake' }, correlationId: String(request.id) };
-    const outcome = await takeIn(ports, keys, { kind, address, pairs, content: () => intakeContentOf(kind, fields) }, by);
+    const content = () => {
+      if (fault) throw fault;
+      return intakeContentOf(kind, fields);
+    };
+    const outcome = await takeIn(ports, keys, { kind, address, pairs, content }, by);
     this.send(request, reply, kind, outcome);
   }
 

@@ -10,18 +10,27 @@ const MAX_PAIRS = 200;
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
+/** One parameter came more than once. `others`: those that came once, for who has to answer all the same. */
+export class RepeatedParameter extends ServiceError {
+  constructor(readonly others: ReadonlyMap<string, string>) {
+    super('VALIDATION_ERROR', 'The request has a parameter that was sent more than once.');
+  }
+}
+
 /** Names and values in the order in which they came. Throws VALIDATION_ERROR; the message repeats nothing of the text. */
 export const parseForm = (text: string): ReadonlyMap<string, string> => {
   const pairs = new Map<string, string>();
+  const repeated = new Set<string>();
   for (const pair of text.split('&')) {
     if (pair === '') continue;
     const at = pair.indexOf('=');
     const name = decode(at < 0 ? pair : pair.slice(0, at));
     if (name === '__proto__') throw invalid('The request has a parameter that is not allowed: __proto__.');
-    if (pairs.has(name)) throw invalid('The request has a parameter that was sent more than once.');
+    if (pairs.has(name)) repeated.add(name);
     if (pairs.size >= MAX_PAIRS) throw invalid(`The request has more than ${MAX_PAIRS} parameters.`);
     pairs.set(name, at < 0 ? '' : decode(pair.slice(at + 1)));
   }
+  if (repeated.size > 0) throw new RepeatedParameter(new Map([...pairs].filter(([name]) => !repeated.has(name))));
   return pairs;
 };
 

@@ -94,6 +94,10 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
   server.maxConnections = MAX_CONNECTIONS;
   server.maxRequestsPerSocket = MAX_REQUESTS_PER_SOCKET;
   server.on('clientError', refuseClient);
+  server.on('checkExpectation', (_: IncomingMessage, response: ServerResponse) => {
+    const { body } = errorAnswer(new ServiceError('VALIDATION_ERROR', 'Nothing but 100-continue can be expected.', {}, { status: 417 }));
+    response.writeHead(417, { 'content-type': JSON_TYPE, 'cache-control': 'no-store', connection: 'close' }).end(body);
+  });
   return server;
 };
 
