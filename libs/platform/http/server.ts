@@ -96,7 +96,8 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
   server.on('clientError', refuseClient);
   server.on('checkExpectation', (_: IncomingMessage, response: ServerResponse) => {
     const { body } = errorAnswer(new ServiceError('VALIDATION_ERROR', 'Nothing but 100-continue can be expected.', {}, { status: 417 }));
-    response.writeHead(417, { 'content-type': JSON_TYPE, 'cache-control': 'no-store', connection: 'close' }).end(body);
+    const headers = { 'content-type': JSON_TYPE, 'content-length': Buffer.byteLength(body), 'cache-control': 'no-store', connection: 'close' };
+    response.writeHead(417, headers).end(body);
   });
   return server;
 };
