@@ -249,7 +249,7 @@ export class AuditController {
 
   @Get('exceptions')
   @ApiOperation({ summary: 'Exceptions of settlement', operationId: 'auditExceptions' })
-  @Text('status', 'opened, assigned, explained or resolved')
+  @Text('status', 'opened, assigned, explained, resolved or superseded')
   @Answers({ exceptions: LIST })
   async exceptions(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { status } = known(query, 'status');

@@ -54,37 +54,46 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .description('import the processor’s file, CSV or NDJSON; the same file again does nothing, a corrected one supersedes what was recorded')
     .argument('<file>', 'file')
     .option('--merchant-account <account>', 'whose file it is, where it cannot be told from its transactions', anyText)
+    .option('--again', 'import it although it was imported before: to return to it after another file')
     .action(
-      action(async ({ services, ids }, file: string, { merchantAccount = null }: { merchantAccount?: string | null }) => {
-        const all = await services();
-        const { importSettlementFile } = await import('#ledger');
-        const bar = progressBar('lines', null);
-        const by = { actor: { type: 'operator', id: operator() } as const, correlationId: ids.uuid() };
-        const imported = await importSettlementFile(
-          all.settlement,
-          file,
-          { merchantAccount, by, onLines: (lines) => bar.update(lines) },
-          AbortSignal.timeout(CLOSE_MS),
-        ).finally(() => bar.stop());
-        const exceptions = await all.openExceptions();
-        const { batches, repeated, lines, corrected, sha256 } = imported;
-        return {
-          json: { batches, repeated, lines, corrected, exceptions, sha256 },
-          text: repeated
-            ? 'this file was imported before; nothing was done'
-            : `${table(
-                ['BATCH', 'LINES', 'GROSS'],
-                batches.map(({ batchId, count, amountCents }) => [batchId, String(count), decimal(amountCents)]),
-              )}\n\n${lines} lines, ${corrected} corrected, ${exceptions} new exceptions`,
-        };
-      }),
+      action(
+        async ({ services, ids }, file: string, { merchantAccount = null, again = false }: { merchantAccount?: string | null; again?: boolean }) => {
+          const all = await services();
+          const { importSettlementFile } = await import('#ledger');
+          const bar = progressBar('lines', null);
+          const by = { actor: { type: 'operator', id: operator() } as const, correlationId: ids.uuid() };
+          const imported = await importSettlementFile(
+            all.settlement,
+            file,
+            { merchantAccount, again, by, onLines: (lines) => bar.update(lines) },
+            AbortSignal.timeout(CLOSE_MS),
+          ).finally(() => bar.stop());
+          const exceptions = await all.openExceptions();
+          const { batches, repeated, lines, corrected, sha256 } = imported;
+          return {
+            json: { batches, repeated, lines, corrected, exceptions, sha256 },
+            text: repeated
+              ? 'this file was imported before; nothing was done'
+              : `${table(
+                  ['BATCH', 'LINES', 'GROSS'],
+                  batches.map(({ batchId, count, amountCents }) => [batchId, String(count), decimal(amountCents)]),
+                )}\n\n${lines} lines, ${corrected} corrected, ${exceptions} new exceptions`,
+          };
+        },
+      ),
     );
 
   const exceptions = settlement
     .command('exceptions')
     .description('what the processor says and the books do not, or the other way round')
     .addOption(
-      new Option('--status <status>', 'those of one status; the open ones otherwise').choices(['opened', 'assigned', 'explained', 'resolved']),
+      new Option('--status <status>', 'those of one status; the open ones otherwise').choices([
+        'opened',
+        'assigned',
+        'explained',
+        'resolved',
+        'superseded',
+      ]),
     )
     .action(
       action(async (context, { status = null }: { status?: string | null }) => {
@@ -116,6 +125,8 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
 
   const changed = async (context: Context, exceptionId: string, change: ExceptionChange) => {
     const all = await context.services();
+    // What a corrected file has superseded meanwhile is refused.
+    await all.settlement.register.caughtUp();
     await all.openExceptions();
     const { changeException } = await import('#ledger');
     const { staff } = await import('#payments');

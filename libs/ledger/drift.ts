@@ -185,7 +185,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
       booksThen = books;
       expected.push(...posted.entries);
     }
-    if (event.type === 'PaymentSettled') settledAt = settledAt.set(event.data.leg, recorded.meta.recordedAt);
+    if (event.type === 'PaymentSettled' || event.type === 'SettlementWithdrawn') settledAt = settledAt.set(event.data.leg, recorded.meta.recordedAt);
   }
   const reached = (checkpoint: string) => events.findLast(({ position }) => position <= checkpoint);
 
@@ -227,7 +227,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
   for (const { leg, settledBatchId } of legs) {
     const line = evidence?.get(leg) ?? null;
     const fresh = settledAt.has(leg) && now - Date.parse(settledAt.get(leg)!) < LINE_FOLLOWS_MS;
-    if (line !== settledBatchId && !(line === null && fresh) && !(settledBatchId !== null && last !== null && last > at.register))
+    if (line !== settledBatchId && !fresh && !(last !== null && last > at.register))
       differs('settlement', last, `its ${leg} leg settled in ${settledBatchId ?? 'no batch'}, the processor's lines say ${line ?? 'none'}`);
   }
   if (evidence && payment.phase !== 'charged')

@@ -1,11 +1,15 @@
 /**
  * An exception of settlement: something that the processor says and our books do not, or the other way round. Pure. Stream `exception-<id>`: opened once,
- * assigned, explained, and resolved by a person; where its money lies in suspense, the resolution says where it belongs (R16).
+ * assigned, explained, and resolved by a person; where its money lies in suspense, the resolution says where it belongs (R16). Superseded by itself where what
+ * the processor said is so no longer.
  */
 import { type Cents, type Decider, ServiceError, unreachable } from '#kernel';
 import type { Leg } from '#payments';
 
-/** All but `MATCHED` of what a line can be judged as, and what only shows in time or in sums. */
+/**
+ * All but `MATCHED` of what a line can be judged as, and what only shows in time or in sums. `SUSPENSE_MISMATCH`: of a line that was corrected after its exception
+ * had been resolved, the resolution took more or less out of suspense than there is. `SOURCE_MISMATCH`: the processor's interface contradicts its files.
+ */
 export const EXCEPTION_KINDS = [
   'MISSING_AT_GATEWAY',
   'MISSING_HERE',
@@ -16,6 +20,8 @@ export const EXCEPTION_KINDS = [
   'FEE_MISMATCH',
   'LATE',
   'FUNDING_MISMATCH',
+  'SUSPENSE_MISMATCH',
+  'SOURCE_MISMATCH',
 ] as const;
 export type ExceptionKind = (typeof EXCEPTION_KINDS)[number];
 
@@ -51,6 +57,8 @@ export type ExceptionEvent =
   | Fact<'ExceptionOpened', OpenedException>
   | Fact<'ExceptionAssigned', { readonly to: string; readonly by: string }>
   | Fact<'ExceptionExplained', { readonly reason: string; readonly by: string }>
+  /** A corrected file took its line away or changed it, or the transaction that was missing has settled: there is nothing to resolve any more. */
+  | Fact<'ExceptionSuperseded', { readonly reason: string; readonly by: string }>
   | Fact<
       'ExceptionResolved',
       {
@@ -69,12 +77,16 @@ export const EXCEPTION_EVENT_TYPES: readonly ExceptionEvent['type'][] = [
   'ExceptionOpened',
   'ExceptionAssigned',
   'ExceptionExplained',
+  'ExceptionSuperseded',
   'ExceptionResolved',
 ];
 
 export const exceptionStream = (exceptionId: string): string => `exception-${exceptionId}`;
 
-export type ExceptionStatus = 'opened' | 'assigned' | 'explained' | 'resolved';
+export type ExceptionStatus = 'opened' | 'assigned' | 'explained' | 'resolved' | 'superseded';
+
+/** Nothing can happen to it any more. */
+export const isEnded = (status: ExceptionStatus): boolean => status === 'resolved' || status === 'superseded';
 
 export interface SettlementCase {
   readonly opened: OpenedException;
@@ -85,6 +97,7 @@ type ExceptionCommand =
   | { readonly type: 'Open'; readonly at: string; readonly opened: OpenedException }
   | { readonly type: 'Assign'; readonly at: string; readonly to: string; readonly by: string }
   | { readonly type: 'Explain'; readonly at: string; readonly reason: string; readonly by: string }
+  | { readonly type: 'Supersede'; readonly at: string; readonly reason: string; readonly by: string }
   | {
       readonly type: 'Resolve';
       readonly at: string;
@@ -100,12 +113,14 @@ const evolve = (state: SettlementCase | null, event: ExceptionEvent): Settlement
     if (state) throw new Error('impossible history: an exception opened twice');
     return { opened: event.data, status: 'opened' };
   }
-  if (!state || state.status === 'resolved') throw new Error(`impossible history: ${event.type} of an exception that is not open`);
+  if (!state || isEnded(state.status)) throw new Error(`impossible history: ${event.type} of an exception that is not open`);
   switch (event.type) {
     case 'ExceptionAssigned':
       return { ...state, status: 'assigned' };
     case 'ExceptionExplained':
       return { ...state, status: 'explained' };
+    case 'ExceptionSuperseded':
+      return { ...state, status: 'superseded' };
     case 'ExceptionResolved':
       return { ...state, status: 'resolved' };
     default:
@@ -116,8 +131,9 @@ const evolve = (state: SettlementCase | null, event: ExceptionEvent): Settlement
 const decide = (state: SettlementCase | null, command: ExceptionCommand): readonly ExceptionEvent[] => {
   if (command.type === 'Open') return state ? [] : [{ type: 'ExceptionOpened', at: command.at, data: command.opened }];
   if (!state) throw new ServiceError('VALIDATION_ERROR', 'There is no such exception.', {}, { status: 404 });
-  if (state.status === 'resolved') throw new ServiceError('INVALID_STATE', 'The exception is resolved.');
   const { at, by } = command;
+  if (command.type === 'Supersede') return isEnded(state.status) ? [] : [{ type: 'ExceptionSuperseded', at, data: { reason: command.reason, by } }];
+  if (isEnded(state.status)) throw new ServiceError('INVALID_STATE', `The exception is ${state.status}.`);
   switch (command.type) {
     case 'Assign':
       return [{ type: 'ExceptionAssigned', at, data: { to: command.to, by } }];
@@ -131,9 +147,13 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
       if (resolution === 'adopt' && portalId === null) throw new ServiceError('VALIDATION_ERROR', 'Money is adopted for an agency: name its portal.');
       if (resolution !== 'adopt' && (portalId !== null || feeCents !== 0))
         throw new ServiceError('VALIDATION_ERROR', 'A portal and a fee belong to adopt only.');
-      if (!Number.isSafeInteger(feeCents) || feeCents < 0 || feeCents > Math.max(0, suspenseCents))
+      if (!Number.isSafeInteger(feeCents) || feeCents < 0 || feeCents > Math.abs(suspenseCents))
         throw new ServiceError('VALIDATION_ERROR', 'The fee must be a part of the amount in suspense.');
-      return [{ type: 'ExceptionResolved', at, data: { resolution, reason, by, merchantAccount, suspenseCents, paymentId, portalId, feeCents } }];
+      // What came out of suspense too much goes back as it came: its fee with it.
+      const fee = suspenseCents < 0 && feeCents > 0 ? -feeCents : feeCents;
+      return [
+        { type: 'ExceptionResolved', at, data: { resolution, reason, by, merchantAccount, suspenseCents, paymentId, portalId, feeCents: fee } },
+      ];
     }
     default:
       return unreachable(command);

@@ -314,8 +314,8 @@ export const REPORTS = {
     ],
     `(select b.*, coalesce(x.differing, 0) as differing, coalesce(x.exceptions, 0) as exceptions from settlement_batch b
       left join (select gateway, merchant_account, batch_id, count(*) as exceptions,
-          sum(case when kind in ('FEE_MISMATCH', 'LATE', 'FUNDING_MISMATCH') then 0 else gross_cents - coalesce(expected_cents, 0) end) as differing
-        from settlement_exception group by 1, 2, 3) x using (gateway, merchant_account, batch_id)
+          sum(case when kind in ('FEE_MISMATCH', 'LATE', 'FUNDING_MISMATCH', 'SOURCE_MISMATCH') then 0 else gross_cents - coalesce(expected_cents, 0) end) as differing
+        from settlement_exception where not superseded group by 1, 2, 3) x using (gateway, merchant_account, batch_id)
       where closed_at >= $1::timestamptz and closed_at < $2::timestamptz and recorded_at <= $3::timestamptz) as batches`,
   ),
   disputes: sqlReport(

@@ -2,14 +2,14 @@
  * Settlement matching beyond the processor's own interface: files are imported (once per hash; a corrected one supersedes, nothing is overwritten), and whatever
  * does not match becomes an exception with a life of its own: opened, assigned, explained, resolved by a person. The life is events; the table is a read model.
  */
+import { createHash } from 'node:crypto';
 import { basename } from 'node:path';
 import { Conflict, type EventStore, type NewEvent, type ReadModel, type Recorded, upcasters } from '#eventstore';
 import { fold, type Json, ServiceError, timestamp } from '#kernel';
 import {
+  batchOf,
   type BatchSummary,
-  correctBatch,
   type GatewayAccount,
-  isRecorded,
   LATE_AFTER_DAYS,
   type Leg,
   type Owner,
@@ -24,12 +24,13 @@ import {
   type ExceptionEvent,
   type ExceptionKind,
   type ExceptionStatus,
+  isEnded,
   type OpenedException,
   type Resolution,
   settlementException,
 } from './exception.js';
 import { toExceptionEvent } from './journal.js';
-import { checkFile, type FileBatch, fileBatches, RefusedFile } from './settlement-file.js';
+import { type FileBatch, fileBatches, RefusedFile } from './settlement-file.js';
 
 upcasters.register({ SettlementFileImported: [] });
 
@@ -43,39 +44,69 @@ export interface FileImported {
   /** Taken before: nothing was done. */
   readonly repeated: boolean;
   readonly lines: number;
-  /** Lines of batches that were recorded before and that this file corrects. */
+  /** Lines of batches that were recorded before, and days of funding, that this file corrects. */
   readonly corrected: number;
   readonly batches: readonly BatchSummary[];
 }
 
+export interface ImportOptions {
+  /** Whose file it is; null: told by its transactions. */
+  readonly merchantAccount: string | null;
+  /** Take it although it was taken before: another one has superseded it since. */
+  readonly again?: boolean;
+  readonly by: Owner;
+  /** Lines that are recorded by now. */
+  readonly onLines?: (lines: number) => void;
+}
+
 /**
- * Imports a file. It is read to its end first, and refused as a whole with {@link RefusedFile}; after that each batch is recorded or corrected by itself, all of
- * which may be repeated, and the file is recorded last: a crash in between is mended by importing it again.
+ * Imports a file. It is read to its end first, with the merchant account of every batch, and refused as a whole with {@link RefusedFile}; after that each batch
+ * is recorded or corrected by itself, all of which may be repeated, and the file is recorded last: a crash in between is mended by importing it again. A batch
+ * that is not read the second time as it was checked the first time is not recorded.
  */
 export const importSettlementFile = async (
   ports: SettlementPorts,
   file: string,
-  { merchantAccount, by, onLines }: { readonly merchantAccount: string | null; readonly by: Owner; readonly onLines?: (lines: number) => void },
+  { merchantAccount, again = false, by, onLines }: ImportOptions,
   signal: AbortSignal,
 ): Promise<FileImported> => {
   const { store, register, payments } = ports;
-  const { sha256, lines } = await checkFile(file);
-  const before = await importedFile(store, sha256);
-  if (before) return { ...before, repeated: true };
   await register.caughtUp();
+  const checked = new Map<string, { readonly account: GatewayAccount; readonly digest: string }>();
+  let lines = 0;
+  let refused: RefusedFile | null = null;
+  const sha256 = await readFile(file, async (batch) => {
+    signal.throwIfAborted();
+    lines += batch.lines.length;
+    try {
+      const account = await accountOf(ports, batch, merchantAccount);
+      await refuseOtherHead(ports, account, batch);
+      checked.set(batch.batchId, { account, digest: digestOf(batch) });
+    } catch (error) {
+      if (!(error instanceof RefusedFile)) throw error;
+      refused ??= error; // not of a file that was taken before
+    }
+  });
+  const before = await importedFile(store, sha256);
+  if (before && !again) return { ...before, repeated: true };
+  if (refused) throw refused as RefusedFile;
+
   const batches: BatchSummary[] = [];
   let [corrected, done] = [0, 0];
-  for await (const batch of fileBatches(file)) {
-    signal.throwIfAborted();
-    const account = await accountOf(ports, batch, merchantAccount);
+  const changed = () =>
+    new RefusedFile(null, 'the file changed while it was being imported; import it again, which corrects what was recorded of it');
+  const sha256Again = await readFile(file, async (batch) => {
     const { batchId, closedAt, fundedOn } = batch;
-    const name = { gateway: account.gateway, merchantAccount: account.merchantAccount, batchId };
-    if (await isRecorded(store, name)) corrected += await correctBatch(ports, account, { batchId, closedAt, fundedOn }, batch.lines, sha256);
-    else await recordBatch(ports, account, { batchId, closedAt, fundedOn, lines: each(batch.lines) }, signal);
-    batches.push({ batchId, count: batch.lines.length, amountCents: batch.lines.reduce((sum, { grossCents }) => sum + grossCents, 0) });
+    const { account, digest } = checked.get(batchId) ?? {};
+    if (!account || digest !== digestOf(batch)) throw changed();
+    const recorded = await recordBatch(ports, account, { batchId, closedAt, fundedOn, lines: each(batch.lines) }, sha256, signal);
+    corrected += recorded.corrected;
+    batches.push({ batchId, count: recorded.count, amountCents: recorded.amountCents });
     onLines?.((done += batch.lines.length));
-  }
-  await register.caughtUp();
+    // What this batch settled, or does not any more, must be known to the next.
+    await register.caughtUp();
+  });
+  if (sha256Again !== sha256) throw changed();
   await recordFunding(ports);
   const data = { sha256, name: basename(file), lines, corrected, batches: batches as unknown as Json };
   const meta = { recordedAt: timestamp(payments.clock.now()), ...by };
@@ -89,6 +120,15 @@ export const importSettlementFile = async (
   return { sha256, repeated: false, lines, corrected, batches };
 };
 
+/** Reads a file to its end, batch by batch. Resolves with the SHA-256 of the bytes that were read. */
+const readFile = async (file: string, onBatch: (batch: FileBatch) => Promise<void>): Promise<string> => {
+  const hash = createHash('sha256');
+  for await (const batch of fileBatches(file, (bytes) => hash.update(bytes))) await onBatch(batch);
+  return hash.digest('hex');
+};
+
+const digestOf = (batch: FileBatch): string => createHash('sha256').update(JSON.stringify(batch)).digest('base64');
+
 const importedFile = async (store: EventStore, sha256: string): Promise<Omit<FileImported, 'repeated'> | null> => {
   for await (const { data } of store.read(fileStream(sha256))) {
     const { lines, corrected, batches } = data as unknown as FileImported;
@@ -101,18 +141,53 @@ const each = async function* <T>(items: readonly T[]): AsyncIterable<T> {
   yield* items;
 };
 
+/** Facts of a batch that others stand upon: when it closed, which its entries and payments took over, and when it was funded, if it was. */
+const refuseOtherHead = async (
+  { store }: SettlementPorts,
+  { gateway, merchantAccount }: GatewayAccount,
+  { batchId, closedAt, fundedOn }: FileBatch,
+): Promise<void> => {
+  const recorded = await batchOf(store, { gateway, merchantAccount, batchId });
+  // Files may tell seconds where the interface tells milliseconds.
+  if (recorded.closedAt !== null && toTheSecond(recorded.closedAt) !== toTheSecond(closedAt))
+    throw new RefusedFile(
+      null,
+      `batch ${batchId} is recorded as closed at ${recorded.closedAt}, which no file can change; this one says ${closedAt}`,
+    );
+  if (recorded.funded && fundedOn !== null && fundedOn !== recorded.fundedOn)
+    throw new RefusedFile(null, `batch ${batchId} was funded on ${recorded.fundedOn}, which no file can change; this one says ${fundedOn}`);
+};
+
+const toTheSecond = (at: string): number => Math.floor(Date.parse(at) / 1_000);
+
 const LOOKED_AT_LINES = 200;
 
-/** A file does not name its merchant account: it is the one that was asked for, or that of the recorded batch, or that of most of its transactions. */
-const accountOf = async ({ register }: SettlementPorts, { batchId, lines }: FileBatch, asked: string | null): Promise<GatewayAccount> => {
+/**
+ * A file does not name its merchant account: it is the one of which the batch is recorded already, or the one that was asked for, or that of most of its
+ * transactions. Merchant accounts may count their batches each for itself, so the same batch is one that has a line in common.
+ */
+const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, asked: string | null): Promise<GatewayAccount> => {
+  const { register, store } = ports;
   const accounts = await register.accounts();
-  if (asked !== null) {
-    const found = accounts.filter((one) => one.merchantAccount === asked);
-    if (found.length !== 1) throw new RefusedFile(null, `merchant account ${asked} was never charged here`);
-    return found[0]!;
+  const wanted = asked === null ? [] : accounts.filter((one) => one.merchantAccount === asked);
+  if (asked !== null && wanted.length !== 1) throw new RefusedFile(null, `merchant account ${asked} was never charged here`);
+
+  const names = new Set(lines.map(({ type, transactionId }) => `${type} ${transactionId}`));
+  const begun = await register.accountsOfBatch(batchId);
+  const same: GatewayAccount[] = [];
+  for (const account of begun) {
+    const recorded = await batchOf(store, { gateway: account.gateway, merchantAccount: account.merchantAccount, batchId });
+    if (recorded.lines.some(({ type, transactionId }) => names.has(`${type} ${transactionId}`))) same.push(account);
   }
-  const recorded = await register.accountOfBatch(batchId);
-  if (recorded) return recorded;
+  const isWanted = (one: GatewayAccount) => one.gateway === wanted[0]?.gateway && one.merchantAccount === wanted[0].merchantAccount;
+  if (wanted[0]) {
+    const other = same.find((one) => !isWanted(one));
+    if (other && !begun.some(isWanted))
+      throw new RefusedFile(null, `batch ${batchId} is recorded on merchant account ${other.merchantAccount}; it is not recorded again on ${asked}`);
+    return wanted[0];
+  }
+  if (same[0]) return same[0];
+
   const some = lines.slice(0, LOOKED_AT_LINES);
   const counts = new Map<GatewayAccount, number>();
   for (const gateway of new Set(accounts.map((one) => one.gateway)))
@@ -125,8 +200,10 @@ const accountOf = async ({ register }: SettlementPorts, { batchId, lines }: File
       counts.set(account, (counts.get(account) ?? 0) + 1);
     }
   const [most] = [...counts].sort(([, a], [, b]) => b - a);
-  if (!most) throw new RefusedFile(null, `batch ${batchId} holds no transaction of ours: name its merchant account`);
-  return most[0];
+  if (most) return most[0];
+  // A corrected file that holds nothing of what it corrects.
+  if (begun.length === 1) return begun[0]!;
+  throw new RefusedFile(null, `batch ${batchId} holds no transaction of ours: name its merchant account`);
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -134,58 +211,18 @@ const accountOf = async ({ register }: SettlementPorts, { batchId, lines }: File
 
 const DETECTED_PER_ROUND = 500;
 
-/** Opens an exception for every line that did not match, and for every charge that its processor has not settled for days. Safe to repeat. Returns how many. */
-export const openExceptions = async (
-  { store, payments: { clock } }: SettlementPorts,
-  db: Queryable,
-  cases: { caughtUp(): Promise<void> },
-): Promise<number> => {
+/**
+ * Opens an exception for every line that did not match, for every charge and refund that its processor has not settled for days, and for what resolutions took
+ * out of suspense for lines that were corrected later; those whose line was corrected, and those whose transaction has settled since, are superseded.
+ * Safe to repeat. Returns how many were opened.
+ */
+export const openExceptions = async (ports: SettlementPorts, db: Queryable, cases: { caughtUp(): Promise<void> }): Promise<number> => {
+  const { store, payments } = ports;
   await cases.caughtUp();
-  const now = timestamp(clock.now());
-  const { rows: lines } = await db.query<Record<string, string> & { line: number }>(
-    `select * from settlement_exception d where not exists (select from settlement_case c where c.exception_id = d.exception_id) order by recorded_at limit $1`,
-    [DETECTED_PER_ROUND],
-  );
-  const { rows: waiting } = await db.query<Record<string, string>>(
-    `select t.*, b.closed_at from gateway_transaction t
-     left join lateral (select max(closed_at) as closed_at from settlement_batch b where b.gateway = t.gateway and b.merchant_account = t.merchant_account) b on true
-     where t.settled_batch_id is null and not t.rejected and t.moved_at < $1::timestamptz - $2::int * interval '1 day' and t.amount_cents > t.voided_cents
-       and t.op = 'charge' and not exists (select from settlement_case c where c.ref = t.ref and c.kind = 'MISSING_AT_GATEWAY')
-     order by t.moved_at limit $3`,
-    [now, LATE_AFTER_DAYS, DETECTED_PER_ROUND],
-  );
-  const opened: OpenedException[] = [
-    ...lines.map((row) => ({
-      exceptionId: row.exception_id!,
-      kind: row.kind as ExceptionKind,
-      gateway: row.gateway!,
-      merchantAccount: row.merchant_account!,
-      batchId: row.batch_id!,
-      line: row.line < 0 ? null : row.line,
-      transactionId: row.transaction_id === '' ? null : row.transaction_id!,
-      ref: row.ref ?? null,
-      paymentId: row.payment_id ?? null,
-      leg: (row.leg ?? null) as Leg | null,
-      grossCents: Number(row.gross_cents),
-      expectedCents: row.expected_cents === null ? null : Number(row.expected_cents),
-      suspenseCents: Number(row.suspense_cents),
-    })),
-    ...waiting.map((row) => ({
-      exceptionId: hashedUuid('settlement-exception', 'MISSING_AT_GATEWAY', row.ref!),
-      kind: 'MISSING_AT_GATEWAY' as const,
-      gateway: row.gateway!,
-      merchantAccount: row.merchant_account!,
-      batchId: null,
-      line: null,
-      transactionId: row.transaction_id!,
-      ref: row.ref!,
-      paymentId: row.payment_id!,
-      leg: row.leg as Leg,
-      grossCents: null,
-      expectedCents: Number(row.amount_cents) - Number(row.voided_cents),
-      suspenseCents: 0,
-    })),
-  ];
+  // First: what lies in suspense for a line is told by cases that have ended, and by those that are open.
+  if ((await supersede(ports, db)) > 0) await cases.caughtUp();
+  const now = timestamp(payments.clock.now());
+  const opened = [...(await newLines(db)), ...(await missing(db, now)), ...(await wrongInSuspense(db))];
   for (const one of opened) {
     const [event] = settlementException.decide(null, { type: 'Open', at: now, opened: one });
     await store
@@ -196,6 +233,126 @@ export const openExceptions = async (
   }
   if (opened.length > 0) await cases.caughtUp();
   return opened.length;
+};
+
+/** What holds no longer ends; what a person resolved at the same moment stays resolved. */
+const supersede = async ({ store, payments: { clock } }: SettlementPorts, db: Queryable): Promise<number> => {
+  const { rows } = await db.query<{ exception_id: string; reason: string }>(
+    `select exception_id, 'its line was corrected by a later file' as reason from settlement_exception d join settlement_case c using (exception_id)
+     where d.superseded and c.status not in ('resolved', 'superseded')
+     union all
+     select c.exception_id, 'it settled in batch ' || t.settled_batch_id from settlement_case c join gateway_transaction t on t.ref = c.ref
+     where c.kind = 'MISSING_AT_GATEWAY' and c.status not in ('resolved', 'superseded') and t.settled_batch_id is not null
+     limit $1`,
+    [DETECTED_PER_ROUND],
+  );
+  for (const { exception_id: exceptionId, reason } of rows)
+    await changeCase(store, exceptionId, { type: 'Supersede', at: timestamp(clock.now()), reason, by: 'settlement' }, SYSTEM, () =>
+      hashedUuid('exception-superseded', exceptionId),
+    );
+  return rows.length;
+};
+
+/** Of a line: what it says lies in suspense, less what resolutions took out of there and what open exceptions will. */
+const IN_SUSPENSE = `
+  coalesce((select sum(e.suspense_cents) from settlement_exception e where e.gateway = d.gateway and e.merchant_account = d.merchant_account
+      and e.batch_id = d.batch_id and e.line = d.line and not e.superseded), 0)
+  - coalesce((select sum(c.suspense_cents) from settlement_case c where c.gateway = d.gateway and c.merchant_account = d.merchant_account
+      and c.batch_id = d.batch_id and c.line = d.line and c.status <> 'superseded'), 0)`;
+
+/** An exception of the line is about to be superseded, or resolved a moment earlier. */
+const IS_ENDING = `
+  exists (select from settlement_exception o join settlement_case c using (exception_id) where o.gateway = d.gateway and o.merchant_account = d.merchant_account
+    and o.batch_id = d.batch_id and o.line = d.line and o.superseded and c.status not in ('resolved', 'superseded'))`;
+
+const newLines = async (db: Queryable): Promise<OpenedException[]> => {
+  const { rows } = await db.query<Record<string, string> & { line: number }>(
+    `select d.*, case when d.suspense_cents = 0 then 0 else ${IN_SUSPENSE} end as left_cents from settlement_exception d
+     where not d.superseded and not exists (select from settlement_case c where c.exception_id = d.exception_id) and not ${IS_ENDING} order by d.recorded_at limit $1`,
+    [DETECTED_PER_ROUND],
+  );
+  return rows.map((row) => ({
+    exceptionId: row.exception_id!,
+    kind: row.kind as ExceptionKind,
+    gateway: row.gateway!,
+    merchantAccount: row.merchant_account!,
+    batchId: row.batch_id!,
+    line: row.line < 0 ? null : row.line,
+    transactionId: row.transaction_id === '' ? null : row.transaction_id!,
+    ref: row.ref ?? null,
+    paymentId: row.payment_id ?? null,
+    leg: (row.leg ?? null) as Leg | null,
+    grossCents: Number(row.gross_cents),
+    expectedCents: row.expected_cents === null ? null : Number(row.expected_cents),
+    suspenseCents: Number(row.left_cents),
+  }));
+};
+
+/** Charges and refunds that are in no batch after days. One that is in a batch as something else has its exception by that. */
+const missing = async (db: Queryable, now: string): Promise<OpenedException[]> => {
+  const { rows } = await db.query<Record<string, string>>(
+    `select t.*, (select count(*) from settlement_case c where c.ref = t.ref and c.kind = 'MISSING_AT_GATEWAY') as before from gateway_transaction t
+     where t.settled_batch_id is null and not t.rejected and t.moved_at < $1::timestamptz - $2::int * interval '1 day' and t.amount_cents > t.voided_cents
+       and not exists (select from settlement_case c where c.ref = t.ref and c.kind = 'MISSING_AT_GATEWAY' and c.status <> 'superseded')
+       and not exists (select from settlement_exception d where d.payment_id = t.payment_id and d.transaction_id = t.transaction_id
+         and d.type = case t.op when 'charge' then 'sale' else 'refund' end and not d.superseded)
+     order by t.moved_at limit $3`,
+    [now, LATE_AFTER_DAYS, DETECTED_PER_ROUND],
+  );
+  return rows.map((row) => {
+    const expectedCents = Number(row.amount_cents) - Number(row.voided_cents);
+    return {
+      // Missing, found, and missing again, it is another one.
+      exceptionId: hashedUuid('settlement-exception', 'MISSING_AT_GATEWAY', row.ref!, ...(row.before === '0' ? [] : [row.before!])),
+      kind: 'MISSING_AT_GATEWAY',
+      gateway: row.gateway!,
+      merchantAccount: row.merchant_account!,
+      batchId: null,
+      line: null,
+      transactionId: row.transaction_id!,
+      ref: row.ref!,
+      paymentId: row.payment_id!,
+      leg: row.leg as Leg,
+      grossCents: null,
+      expectedCents: row.op === 'charge' ? expectedCents : -expectedCents,
+      suspenseCents: 0,
+    };
+  });
+};
+
+/** Lines that were corrected after a person had resolved what lay in suspense for them. */
+const wrongInSuspense = async (db: Queryable): Promise<OpenedException[]> => {
+  const { rows } = await db.query<Record<string, string> & { line: number }>(
+    `select * from (
+       select d.*, ${IN_SUSPENSE} as left_cents,
+         (select count(*) from settlement_case c where c.gateway = d.gateway and c.merchant_account = d.merchant_account and c.batch_id = d.batch_id
+            and c.line = d.line and c.kind = 'SUSPENSE_MISMATCH') as before
+       from settlement_exception d
+       where d.superseded and d.line >= 0
+         and d.exception_id in (select c.exception_id from settlement_case c where c.status = 'resolved' and c.suspense_cents <> 0)
+         and not exists (select from settlement_exception e where e.gateway = d.gateway and e.merchant_account = d.merchant_account and e.batch_id = d.batch_id
+           and e.line = d.line and not e.superseded and not exists (select from settlement_case c where c.exception_id = e.exception_id))
+         and not ${IS_ENDING}
+     ) as corrected where left_cents <> 0 order by recorded_at limit $1`,
+    [DETECTED_PER_ROUND],
+  );
+  // Of a line that was corrected several times, each resolution finds it.
+  const byLine = new Map(rows.map((row) => [`${row.gateway} ${row.merchant_account} ${row.batch_id} ${row.line}`, row]));
+  return [...byLine.values()].map((row) => ({
+    exceptionId: hashedUuid('settlement-exception', 'SUSPENSE_MISMATCH', row.gateway!, row.merchant_account!, row.batch_id!, row.line, row.before!),
+    kind: 'SUSPENSE_MISMATCH',
+    gateway: row.gateway!,
+    merchantAccount: row.merchant_account!,
+    batchId: row.batch_id!,
+    line: row.line,
+    transactionId: row.transaction_id!,
+    ref: row.ref ?? null,
+    paymentId: row.payment_id ?? null,
+    leg: (row.leg ?? null) as Leg | null,
+    grossCents: null,
+    expectedCents: null,
+    suspenseCents: Number(row.left_cents),
+  }));
 };
 
 const SYSTEM: Owner = { actor: { type: 'system', id: 'settlement' }, correlationId: 'settlement' };
@@ -223,8 +380,6 @@ export type ExceptionChange =
       readonly feeCents: number;
     };
 
-const MAX_ROUNDS = 5;
-
 /** Refuses with VALIDATION_ERROR (unknown exception 404, bad words) and INVALID_STATE. */
 export const changeException = async (
   { store, payments: { clock, ids } }: SettlementPorts,
@@ -234,16 +389,29 @@ export const changeException = async (
 ): Promise<void> => {
   if (change.type === 'Assign') refuseStaffText('to', change.to, 200);
   else refuseStaffText('reason', change.reason);
+  await changeCase(store, exceptionId, { ...change, at: timestamp(clock.now()) }, owner, () => ids.uuid());
+};
+
+const MAX_ROUNDS = 5;
+
+const changeCase = async (
+  store: EventStore,
+  exceptionId: string,
+  command: Parameters<typeof settlementException.decide>[1],
+  owner: Owner,
+  id: () => string,
+): Promise<void> => {
   for (let round = 1; ; round++) {
     const events: Recorded[] = [];
     for await (const event of store.read(exceptionStream(exceptionId))) events.push(event);
     const state = fold(settlementException, events.map(toExceptionEvent));
-    const decided = settlementException.decide(state, { ...change, at: timestamp(clock.now()) });
+    const decided = settlementException.decide(state, command);
+    if (decided.length === 0) return;
     try {
       await store.append(
         exceptionStream(exceptionId),
         events.at(-1)!.revision,
-        decided.map((event) => newEvent(ids.uuid(), event, owner)),
+        decided.map((event) => newEvent(id(), event, owner)),
       );
       return;
     } catch (error) {
@@ -263,7 +431,8 @@ const TABLE = `
     exception_id uuid primary key, kind text not null, status text not null, gateway text not null, merchant_account text not null, batch_id text, line int,
     transaction_id text, ref text, payment_id uuid, leg text, gross_cents bigint, expected_cents bigint, suspense_cents bigint not null, assigned_to text,
     reason text, resolution text, changed_by text, opened_at timestamptz not null, changed_at timestamptz not null)`;
-const INDEXES = `create index settlement_case_status on settlement_case (status, opened_at); create index settlement_case_ref on settlement_case (ref)`;
+const INDEXES = `create index settlement_case_status on settlement_case (status, opened_at); create index settlement_case_ref on settlement_case (ref);
+  create index settlement_case_batch on settlement_case (batch_id, line)`;
 
 export const exceptionMigration: Migration = { name: '0104-settlement-case', sql: `${TABLE}; ${INDEXES}` };
 
@@ -273,6 +442,13 @@ export const exceptionModel: ReadModel = {
   createTables: TABLE,
   createIndexes: INDEXES,
 };
+
+const STATUS_AFTER = {
+  ExceptionAssigned: 'assigned',
+  ExceptionExplained: 'explained',
+  ExceptionResolved: 'resolved',
+  ExceptionSuperseded: 'superseded',
+} as const satisfies Partial<Record<ExceptionEvent['type'], ExceptionStatus>>;
 
 const applyExceptions = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
   for (const recorded of events) {
@@ -304,7 +480,7 @@ const applyExceptions = async (client: Queryable, events: readonly Recorded[]): 
       );
       continue;
     }
-    const status: ExceptionStatus = event.type === 'ExceptionAssigned' ? 'assigned' : event.type === 'ExceptionExplained' ? 'explained' : 'resolved';
+    const status = STATUS_AFTER[event.type];
     const { by } = event.data;
     const to = event.type === 'ExceptionAssigned' ? event.data.to : null;
     const reason = event.type === 'ExceptionAssigned' ? null : event.data.reason;
@@ -325,20 +501,20 @@ export interface ExceptionRow extends OpenedException {
   readonly changedBy: string | null;
   readonly openedAt: string;
   readonly changedAt: string;
-  /** Whole days since it was opened, while it is not resolved. */
+  /** Whole days since it was opened, while it has not ended. */
   readonly ageDays: number | null;
 }
 
 const MAX_ROWS = 10_000;
 const DAY_MS = 86_400_000;
 
-/** Exceptions, oldest first; open ones unless a status is named. `now`: milliseconds since the epoch. */
+/** Exceptions, oldest first; those that have not ended unless a status is named. `now`: milliseconds since the epoch. */
 export const exceptionRows = async (
   db: Queryable,
   { status, now }: { readonly status: string | null; readonly now: number },
 ): Promise<ExceptionRow[]> => {
   const { rows } = await db.query<Record<string, string> & { line: number | null; opened_at: Date; changed_at: Date }>(
-    `select * from settlement_case where case when $1::text is null then status <> 'resolved' else status = $1 end order by opened_at, exception_id limit $2`,
+    `select * from settlement_case where case when $1::text is null then status not in ('resolved', 'superseded') else status = $1 end order by opened_at, exception_id limit $2`,
     [status, MAX_ROWS],
   );
   const cents = (value: string | undefined | null) => (value === null || value === undefined ? null : Number(value));
@@ -363,7 +539,7 @@ export const exceptionRows = async (
     changedBy: row.changed_by ?? null,
     openedAt: row.opened_at.toISOString(),
     changedAt: row.changed_at.toISOString(),
-    ageDays: row.status === 'resolved' ? null : Math.max(0, Math.floor((now - row.opened_at.getTime()) / DAY_MS)),
+    ageDays: isEnded(row.status as ExceptionStatus) ? null : Math.max(0, Math.floor((now - row.opened_at.getTime()) / DAY_MS)),
   }));
 };
 

@@ -171,6 +171,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
   const exceptions = [
     ...(await exceptionRows(db, { status: null, now: Date.parse(to) })),
     ...(await exceptionRows(db, { status: 'resolved', now: Date.parse(to) })),
+    ...(await exceptionRows(db, { status: 'superseded', now: Date.parse(to) })),
   ];
   await write(
     'exceptions.ndjson',

@@ -152,6 +152,16 @@ export const postPayment = (paymentId: string, books: Books, event: PaymentEvent
         entries: [...entry('R4', closed, [on(account.inTransit(mid), gross)], [on(account.unsettled(mid), gross)]), ...withheld(mid, fee, closed)],
       };
     }
+    case 'SettlementWithdrawn': {
+      // R4 and R5 of the fact that holds no longer, mirrored.
+      const { mid } = legOf(begun(books, event), event.data.leg, event);
+      const { grossCents: gross, feeCents: fee, closedAt } = event.data;
+      const closed = { paymentId, effectiveAt: closedAt };
+      return {
+        books,
+        entries: [...entry('R4', closed, [on(account.unsettled(mid), gross)], [on(account.inTransit(mid), gross)]), ...withheld(mid, -fee, closed)],
+      };
+    }
     case 'SettlementRejected': {
       const before = begun(books, event);
       const leg = legOf(before, event.data.leg, event);
@@ -325,34 +335,25 @@ export const postSettlement = (event: SettlementEvent): readonly Entry[] => {
         : entry("R6'", when, [on(account.payable(agencyPortalId), net)], transit);
     }
     case 'SettlementBatchRecorded':
+    case 'SettlementBatchListed':
       return [];
     default:
       return unreachable(event);
   }
 };
 
-/** A sale whose payment knows of it is posted there (R4, R5). Rejected lines move nothing; R14 stands with the payment. */
-const lineEntries = (mid: string, closedAt: string, line: RecordedLine): readonly Entry[] =>
-  isSettledSale(line) ? [] : allOfLine(mid, closedAt, line);
-
-const isSettledSale = ({ type, result }: RecordedLine): boolean => type === 'sale' && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH');
-
-/** Everything that a line means to the books, whichever stream tells it. */
-const allOfLine = (mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
+/** A sale whose payment knows of it is posted there (R4, R5), and taken back there. Rejected lines move nothing; R14 stands with the payment. */
+const lineEntries = (mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
   const { number, type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, paymentId } = line;
-  if (!accepted) return [];
+  if (!accepted || isSettledSale(line)) return [];
   const when = { part: number, paymentId, effectiveAt: closedAt };
-  const settled = (rule: Rule) => [
-    ...entry(rule, when, [on(account.inTransit(mid), gross)], [on(account.unsettled(mid), gross)]),
-    ...withheld(mid, fee, when),
-  ];
   const unexplained = (cents: number) => entry('R15', when, [on(account.inTransit(mid), cents)], [on(account.suspense(mid), cents)]);
   if (result !== 'MATCHED' && result !== 'AMOUNT_MISMATCH') return [...unexplained(gross), ...withheld(mid, fee, when)];
   switch (type) {
-    case 'sale':
-      return settled('R4');
+    case 'sale': // matched or not, told above
+      return [];
     case 'refund':
-      return settled("R4'");
+      return [...entry("R4'", when, [on(account.inTransit(mid), gross)], [on(account.unsettled(mid), gross)]), ...withheld(mid, fee, when)];
     case 'chargeback':
     case 'chargeback_reversal':
       // The money itself was posted with the dispute (R9, R12): what is withheld on top is its fee, and what differs nobody has explained.
@@ -369,12 +370,12 @@ const allOfLine = (mid: string, closedAt: string, line: RecordedLine): readonly 
   }
 };
 
-/** A corrected line: what it means now, less what it meant before, rule by rule. What the payment's own stream posts now is not posted again. */
+const isSettledSale = ({ type, result }: RecordedLine): boolean => type === 'sale' && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH');
+
+/** A corrected line: what it means now, less what it meant before, rule by rule. */
 const correctionEntries = (mid: string, closedAt: string, { before, after }: LineCorrection): readonly Entry[] => {
-  const toldThere =
-    after !== null && isSettledSale(after) && !(before !== null && isSettledSale(before) && before.transactionId === after.transactionId);
-  const now = after === null || toldThere ? [] : allOfLine(mid, closedAt, after);
-  const then = before === null ? [] : allOfLine(mid, closedAt, before);
+  const now = after === null ? [] : lineEntries(mid, closedAt, after);
+  const then = before === null ? [] : lineEntries(mid, closedAt, before);
   const line = (after ?? before)!;
   const rules = [...new Set([...then, ...now].map(({ rule }) => rule))];
   return rules.flatMap((rule) => {

@@ -442,6 +442,33 @@ describe('one rule after the other', () => {
       ['R13', { [account.disputeFee('mid-agency')]: 1_500, [agency.transit]: -1_500 }],
     ]);
   });
+  test('a corrected line posts the difference; a sale is taken back where it was posted, with its payment', () => {
+    const corrected = (before: RecordedLine | null, after: RecordedLine | null) =>
+      shown(
+        postSettlement({
+          type: 'SettlementLinesCorrected',
+          at: AT,
+          data: { ...batch, closedAt: CLOSED, fundedOn: null, fileId: 'f', corrections: [{ before, after }] },
+        }),
+      );
+    expect(corrected(line({}), null)).toEqual([
+      ['R15', { [agency.transit]: -500, [suspense]: 500 }],
+      ['R5', { [kept]: -20, [agency.transit]: 20 }],
+    ]);
+    expect(corrected(line({}), line({ grossCents: 600 }))).toEqual([['R15', { [agency.transit]: 100, [suspense]: -100 }]]);
+    expect(corrected(line({}), line({ result: 'MATCHED' }))).toEqual(corrected(line({}), null));
+    expect(corrected(line({ result: 'MATCHED' }), null)).toEqual([]);
+    const settlement = { leg: 'combined' as const, batchId: 'b1', closedAt: CLOSED, grossCents: 500, feeCents: 20 };
+    const life = charged('combined', []);
+    const post = (type: 'PaymentSettled' | 'SettlementWithdrawn') =>
+      shown(postPayment(PAYMENT, life.books, { type, at: AT, data: settlement }).entries);
+    expect(post('SettlementWithdrawn')).toEqual(
+      post('PaymentSettled').map(([rule, postings]) => [
+        rule,
+        Object.fromEntries(Object.entries(postings as Record<string, number>).map(([name_, cents]) => [name_, 0 - cents])),
+      ]),
+    );
+  });
   test('R6, R6′: funding reaches the operator’s bank, or the agency’s; a negative batch is mirrored', () => {
     const funded = (netCents: number, agencyPortalId?: string) =>
       shown(
@@ -466,6 +493,14 @@ describe('one rule after the other', () => {
     expect(shown(resolve('adopt', PORTAL, 20))).toEqual([['R16', { [suspense]: 500, [name.payable]: -480, [name.fee]: -20 }]]);
     expect(() => resolve('adopt', null, 0)).toThrow('name its portal');
     expect(() => resolve('adopt', PORTAL, 501)).toThrow('part of the amount');
+    // Taken out of suspense for a line that is no more: it goes back the way it came.
+    const back = settlementException
+      .decide(
+        { opened: { ...opened, kind: 'SUSPENSE_MISMATCH', suspenseCents: -500 }, status: 'opened' },
+        { type: 'Resolve', at: AT, resolution: 'adopt', reason: 'r', by: 'me', portalId: PORTAL, feeCents: 20 },
+      )
+      .flatMap(postException);
+    expect(shown(back)).toEqual([['R16', { [suspense]: -500, [name.payable]: 480, [name.fee]: 20 }]]);
   });
   test('R17: an adjustment balances over accounts of the chart, or is refused', () => {
     const by = (postings: { account: string; cents: number }[]) =>

@@ -1,19 +1,13 @@
-/**
- * A processor's settlement file, CSV or NDJSON, read line by line and checked to its end before anything of it counts: every fault is named with its line. The
- * hash of its bytes is its identity.
- */
-import { createHash } from 'node:crypto';
+/** A processor's settlement file, CSV or NDJSON, read line by line: every fault is named with its line. */
 import { createReadStream } from 'node:fs';
 import { ServiceError } from '#kernel';
-import type { SettlementRecord } from '#payments';
+import { MAX_BATCH_LINES, type SettlementRecord } from '#payments';
 
 const COLUMNS = ['batch_id', 'closed_at', 'transaction_id', 'ref', 'type', 'gross_cents', 'fee_cents', 'net_cents', 'funded_on'] as const;
 type Column = (typeof COLUMNS)[number];
 const TYPES: readonly string[] = ['sale', 'refund', 'chargeback', 'chargeback_reversal', 'fee', 'adjustment'];
 
 const MAX_LINE_BYTES = 16 * 1024;
-/** A batch is compared with what is recorded in memory. */
-export const MAX_BATCH_LINES = 200_000;
 const MAX_CENTS = 1_000_000_000_000;
 
 /** The file as a whole is refused: nothing of it was taken. */
@@ -62,17 +56,6 @@ export const fileBatches = async function* (file: string, onBytes: (bytes: Buffe
   }
   if (!batch) throw new RefusedFile(null, 'the file holds no lines');
   yield batch;
-};
-
-/** Reads the whole file and takes nothing of it: its hash, and how much it holds. */
-export const checkFile = async (file: string): Promise<{ readonly sha256: string; readonly lines: number; readonly batches: number }> => {
-  const hash = createHash('sha256');
-  let [lines, batches] = [0, 0];
-  for await (const batch of fileBatches(file, (bytes) => hash.update(bytes))) {
-    lines += batch.lines.length;
-    batches += 1;
-  }
-  return { sha256: hash.digest('hex'), lines, batches };
 };
 
 const textLines = async function* (file: string, onBytes: (bytes: Buffer) => void): AsyncGenerator<string, void, void> {

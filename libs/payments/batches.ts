@@ -4,17 +4,18 @@
  * batch at the same time share its lines between them.
  */
 import { Conflict, type EventStore, type NewEvent, OutcomeUnknown, type Recorded, Unavailable, upcast, upcasters } from '#eventstore';
-import { Deadline, type Json, timestamp } from '#kernel';
+import { Deadline, type Json, sumCents, timestamp } from '#kernel';
 import { hashedUuid } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
-import type { GatewayAccount, SettlementRecord } from './gateway/gateway.js';
-import { isVisible } from './payment.js';
+import { type GatewayAccount, type Leg, type PaymentGateway, type SettlementRecord, UnknownCursor } from './gateway/gateway.js';
+import { isVisible, type PaymentCommand } from './payment.js';
 import type { Register, RegisteredTransaction } from './register.js';
 import {
   type BatchName,
   emptyBatch,
   evolveBatch,
+  isSettledSale,
   judgeLine,
   type LineCorrection,
   type RecordedLine,
@@ -24,7 +25,7 @@ import {
   settlementStream,
 } from './settlement.js';
 import { raiseStaffTask } from './staff.js';
-import { type Owner, retryingConflicts } from './stream.js';
+import { type Loaded, type Owner, retryingConflicts } from './stream.js';
 
 /** Lines per event: far below what a store takes in one append, and enough to look their payments up in one statement. */
 const LINES_PER_EVENT = 200;
@@ -35,9 +36,6 @@ const MAX_CONFLICTS = 50;
 const VERSION = 1;
 
 upcasters.register(Object.fromEntries(SETTLEMENT_EVENT_TYPES.map((type) => [type, []])));
-
-/** Files that were imported have streams of their own among them. */
-export const isSettlementStream = (stream: string): boolean => stream.startsWith('settlement-') && !stream.startsWith('settlement-file-');
 
 export const toSettlementEvent = (recorded: Recorded): SettlementEvent => {
   const { type, data, meta } = upcast(recorded);
@@ -61,8 +59,9 @@ export interface BatchSummary {
 export class NotYet extends Error {}
 
 /**
- * Records every closed batch of every account that is not recorded yet, and the funding of those whose day has come. Resolves with the batches that are complete
- * now; an account whose processor cannot be asked is logged and left to the next round. Throws when our own stores fail.
+ * Records every closed batch of every account that is not recorded yet, and the funding of those whose day has come. Resolves with the batches that were listed
+ * and are complete now. An account whose processor cannot be asked, or whose batch cannot be recorded, is logged and left to the next round; the others go on.
+ * Throws when our own stores fail.
  */
 export const recordSettlements = async (ports: SettlementPorts, signal: AbortSignal): Promise<BatchSummary[]> => {
   const { register, payments } = ports;
@@ -71,27 +70,50 @@ export const recordSettlements = async (ports: SettlementPorts, signal: AbortSig
   for (const account of await register.accounts()) {
     const gateway = payments.gateways.find(account);
     if (!gateway || gateway.capabilities.settlement === 'none') continue;
-    const reader = readAhead(gateway.settlements(account, await register.lastBatch(account), signal), payments, account);
+    const { merchantAccount } = account;
     try {
-      for await (const batch of batchesOf(reader)) {
-        recorded.push(await recordBatch(ports, account, batch, signal));
-        // What this batch settled must be known to the next: the same refund in both was made twice.
-        await register.caughtUp();
+      const cursor = await register.lastListed(account);
+      try {
+        await recordListed(ports, account, gateway, cursor, recorded, signal);
+      } catch (error) {
+        if (!(error instanceof UnknownCursor) || cursor === null) throw error;
+        payments.log.error(
+          { merchantAccount, batchId: cursor },
+          'the processor does not know its own last batch any more; all of its batches are read',
+        );
+        await recordListed(ports, account, gateway, null, recorded, signal);
       }
     } catch (error) {
-      const { merchantAccount } = account;
+      // What our stores cannot do concerns all accounts; anything else must not keep the others from theirs.
+      if (error instanceof Unavailable || error instanceof OutcomeUnknown || signal.aborted) throw error;
       if (error instanceof NotYet) payments.log.info({ merchantAccount }, error.message);
-      // A batch that cannot be must not keep other accounts from theirs; what our stores cannot do concerns all of them.
-      else if (error instanceof ImpossibleBatch) payments.log.error({ merchantAccount, err: error }, 'a settlement batch cannot be recorded');
-      else throw error;
+      else payments.log.error({ merchantAccount, err: error }, 'a settlement batch cannot be recorded');
     }
   }
   await recordFunding(ports);
   return recorded;
 };
 
-/** What the processor says of a batch contradicts what was recorded of it: nothing is written, and somebody has to look. */
-class ImpossibleBatch extends Error {}
+/** Records what the processor's interface lists after a batch; null: all of it. */
+const recordListed = async (
+  ports: SettlementPorts,
+  account: GatewayAccount,
+  gateway: PaymentGateway,
+  cursor: string | null,
+  recorded: BatchSummary[],
+  signal: AbortSignal,
+): Promise<void> => {
+  const reader = readAhead(gateway.settlements(account, cursor, signal), ports.payments, account);
+  for await (const batch of batchesOf(reader)) {
+    const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
+    recorded.push({ batchId, count, amountCents });
+    // What this batch settled must be known to the next: the same refund in both was made twice.
+    await ports.register.caughtUp();
+  }
+};
+
+/** What the processor says of a batch contradicts what was recorded of it: nothing more is written, and somebody has to look. */
+export class ImpossibleBatch extends Error {}
 
 /** The processor's own troubles end the account's round; ours are thrown by whoever consumes. */
 const readAhead = async function* (
@@ -105,6 +127,7 @@ const readAhead = async function* (
     try {
       next = await iterator.next();
     } catch (error) {
+      if (error instanceof UnknownCursor) throw error;
       log.warn({ merchantAccount, err: error }, 'the processor cannot be asked for its batches');
       throw new NotYet('the processor cannot be asked now');
     }
@@ -136,116 +159,255 @@ const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): As
   }
 };
 
-/** Records a batch that is not recorded yet; one that is stays as it is. */
+/** A batch is held in memory to be compared with what is recorded of it. */
+export const MAX_BATCH_LINES = 200_000;
+
+export interface RecordedBatch extends BatchSummary {
+  /** Lines of a batch that was recorded before, and its day of funding, that were corrected. */
+  readonly corrected: number;
+}
+
+/**
+ * Records a batch, from its beginning or from where somebody broke off; afterwards it is what its source says. Told by a file (`fileId`: its hash) it is
+ * corrected where it was recorded otherwise. The processor's interface (null) adds what nobody told yet, and takes nothing back: where it contradicts a
+ * complete batch, that is recorded for staff; where it contradicts a batch that is half recorded, {@link ImpossibleBatch} is thrown, until a file says how it is.
+ */
 export const recordBatch = async (
   ports: SettlementPorts,
   account: GatewayAccount,
   incoming: IncomingBatch,
+  fileId: string | null,
   signal: AbortSignal,
-): Promise<BatchSummary> => {
-  const { batchId, closedAt, fundedOn } = incoming;
+): Promise<RecordedBatch> => {
+  const { batchId } = incoming;
   const { gateway, merchantAccount } = account;
   const name = { gateway, merchantAccount, batchId };
+  const said: SettlementRecord[] = [];
   let place = await loadBatch(ports.store, settlementStream(name));
-  let number = 0;
-  let chunk: { number: number; line: SettlementRecord }[] = [];
-  const sums = { grossCents: 0, feeCents: 0, netCents: 0 };
-
+  let isAsSaid = false;
+  const head = () => ({ ...name, closedAt: place.batch.closedAt ?? incoming.closedAt });
+  /** As far as it is recorded, it is what was said, line by line. */
+  const agrees = () =>
+    !place.batch.complete &&
+    place.batch.lines.every((line, index) => index >= said.length || (sameName(line, said[index]!) && saysTheSame(line, said[index]!)));
+  /** Appends at the loaded place; where somebody else was first, the place is loaded again. */
+  const appended = async (event: Written): Promise<boolean> => {
+    try {
+      place = await append(ports, name, place, event);
+      return true;
+    } catch (error) {
+      if (!(error instanceof Conflict)) throw error;
+      place = await loadBatch(ports.store, settlementStream(name));
+      return false;
+    }
+  };
   const write = async (): Promise<void> => {
-    for (let conflicts = 0; ; conflicts++) {
-      const missing = chunk.filter((one) => one.number >= place.batch.lines.length);
-      if (missing.length === 0) return;
-      const lines = await matchLines(ports, account, incoming, place.batch, missing);
-      try {
-        place = await append(ports, name, place, { type: 'SettlementLinesRecorded', data: { ...name, closedAt, lines } });
-        return;
-      } catch (error) {
-        if (!(error instanceof Conflict) || conflicts >= MAX_CONFLICTS) throw error;
-        place = await loadBatch(ports.store, settlementStream(name));
-      }
+    for (let conflicts = 0; agrees() && place.batch.lines.length < said.length; conflicts++) {
+      if (conflicts > MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
+      const from = place.batch.lines.length;
+      const missing = said.slice(from).map((line, index) => ({ number: from + index, line }));
+      const lines = await matchLines(ports, account, head(), place.batch, missing);
+      await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } });
     }
   };
 
   for await (const line of incoming.lines) {
     signal.throwIfAborted();
-    chunk.push({ number: number++, line });
-    if (line.accepted) {
-      sums.grossCents += line.grossCents;
-      sums.feeCents += line.feeCents;
-      sums.netCents += line.netCents;
-    }
-    if (chunk.length < LINES_PER_EVENT) continue;
-    await write();
-    chunk = [];
+    // What is no whole number of cents would be in the log for good, and stop whoever reads it.
+    if (![line.grossCents, line.feeCents, line.netCents].every(Number.isSafeInteger))
+      throw new ImpossibleBatch(`batch ${batchId}: line ${said.length} is not in whole cents`);
+    if (said.push(line) > MAX_BATCH_LINES) throw new ImpossibleBatch(`batch ${batchId} has more than ${MAX_BATCH_LINES} lines`);
+    if (said.length % LINES_PER_EVENT === 0) await write();
   }
   await write();
-  if (number < place.batch.lines.length)
-    throw new ImpossibleBatch(`batch ${batchId} has ${number} lines now, and had ${place.batch.lines.length} before`);
+
   while (!place.batch.complete) {
+    // Whoever broke off had other lines, or another order. What is recorded becomes a batch, and is compared as a whole.
+    const { lines } = place.batch;
+    const isWhole = agrees() && lines.length === said.length;
+    const { lacking } = compared(place.batch, said);
+    if (fileId === null && lacking.length > 0) throw contradiction(name, lacking, place.batch, said);
+    const data = { ...head(), fundedOn: incoming.fundedOn, lineCount: lines.length, ...sumsOf(lines), listed: isWhole && fileId === null };
+    isAsSaid = (await appended({ type: 'SettlementBatchRecorded', data })) && isWhole;
+  }
+  const complete = () => (fileId === null ? listBatch(ports, account, incoming, said) : correctBatch(ports, account, incoming, said, fileId));
+  return { batchId, count: said.length, amountCents: sumsOf(said).grossCents, corrected: isAsSaid ? 0 : await complete() };
+};
+
+const sumsOf = (lines: readonly { accepted: boolean; grossCents: number; feeCents: number; netCents: number }[]) => {
+  const accepted = lines.filter((line) => line.accepted);
+  return {
+    grossCents: sumCents(accepted, ({ grossCents }) => grossCents),
+    feeCents: sumCents(accepted, ({ feeCents }) => feeCents),
+    netCents: sumCents(accepted, ({ netCents }) => netCents),
+  };
+};
+
+/** Exact words for whoever has to look: the first line of which two sources say different things. */
+const contradiction = (
+  { merchantAccount, batchId }: BatchName,
+  [first]: readonly RecordedLine[],
+  { lines }: SettlementBatch,
+  said: readonly SettlementRecord[],
+): ImpossibleBatch => {
+  const words = ({ grossCents, feeCents, netCents }: RecordedLine | SettlementRecord) => `gross ${grossCents}, fee ${feeCents}, net ${netCents}`;
+  const now = said.find((line) => sameName(first!, line));
+  return new ImpossibleBatch(
+    `batch ${batchId} of ${merchantAccount} is recorded up to line ${lines.length}, line ${first!.number} of it as ${first!.type} ${first!.transactionId} (${words(first!)}); ` +
+      `${now ? `the processor says ${words(now)} of it now` : `among the ${said.length} lines that the processor lists now it is not`}. Import the file of the batch that is right`,
+  );
+};
+
+/** A batch that the interface listed to its end: lines that nobody told are added; what else differs is recorded for staff. Resolves with how many were added. */
+const listBatch = async (
+  ports: SettlementPorts,
+  account: GatewayAccount,
+  incoming: Omit<IncomingBatch, 'lines'>,
+  said: readonly SettlementRecord[],
+): Promise<number> => {
+  const { gateway, merchantAccount } = account;
+  const { batchId, fundedOn } = incoming;
+  const name = { gateway, merchantAccount, batchId };
+  let added = 0;
+  for (let conflicts = 0; conflicts <= MAX_CONFLICTS; conflicts++) {
+    const place = await loadBatch(ports.store, settlementStream(name));
+    const { batch } = place;
+    const { changed, lacking } = compared(batch, said);
+    if (changed.length > 0 && lacking.length === 0 && !batch.correctedByFile) {
+      added += await correctBatch(ports, account, incoming, said, null);
+      continue;
+    }
+    const isOtherDay = fundedOn !== null && batch.fundedOn !== null && fundedOn !== batch.fundedOn;
+    const differing = changed.filter(({ before }) => !before).length + lacking.length + (isOtherDay ? 1 : 0);
+    if (differing > 0) {
+      // Told once more where it was told before: it is either new, or nobody has looked yet.
+      if (!batch.listed || !batch.correctedByFile)
+        ports.payments.log.error(
+          { merchantAccount, batchId, differing },
+          'the processor’s interface says otherwise of a batch than what is recorded of it',
+        );
+      await standAsRecorded(ports, account, { batchId, closedAt: batch.closedAt! }, batch, [...changed.map(({ line }) => line), ...lacking]);
+    }
+    if (batch.listed) return added;
     try {
-      place = await append(ports, name, place, {
-        type: 'SettlementBatchRecorded',
-        data: { ...name, closedAt, fundedOn, lineCount: number, ...sums },
-      });
+      const data = { ...name, closedAt: batch.closedAt!, fundedOn, lineCount: said.length, ...sumsOf(said), differing };
+      await append(ports, name, place, { type: 'SettlementBatchListed', data });
+      return added;
     } catch (error) {
       if (!(error instanceof Conflict)) throw error;
-      place = await loadBatch(ports.store, settlementStream(name));
     }
   }
-  return { batchId, count: number, amountCents: sums.grossCents };
+  throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
+};
+
+/** Two that record a batch at once give payments their facts before they know whose lines are recorded: here payments get those that are. */
+const standAsRecorded = async (
+  ports: SettlementPorts,
+  account: GatewayAccount,
+  { batchId, closedAt }: { batchId: string; closedAt: string },
+  { lines }: SettlementBatch,
+  differing: readonly (SettlementRecord | RecordedLine)[],
+): Promise<void> => {
+  const sales = [...new Set(differing.flatMap(({ type, transactionId }) => (type === 'sale' ? [transactionId] : [])))];
+  for (const { paymentId, leg, op, transactionId } of await ports.register.transactions(account.gateway, sales, [])) {
+    const line = lines.find((one) => one.transactionId === transactionId && isSettledSale(one));
+    if (op === 'charge') await tellPayment(ports, account, { batchId, closedAt }, paymentId, leg, line ?? null);
+  }
+};
+
+/** The payment's fact becomes what the line says; null: the leg is not in this batch. Nothing where it is so already. */
+const tellPayment = (
+  { payments: { clock, streams } }: SettlementPorts,
+  { merchantAccount }: GatewayAccount,
+  { batchId, closedAt }: { batchId: string; closedAt: string },
+  paymentId: string,
+  leg: Leg,
+  line: RecordedLine | null,
+): Promise<Loaded> =>
+  retryingConflicts(async () => {
+    const loaded = await streams.load(paymentId);
+    const at = timestamp(clock.now());
+    const command: PaymentCommand = line
+      ? { type: 'RecordSettlement', at, leg, batchId, closedAt, accepted: line.accepted, grossCents: line.grossCents, feeCents: line.feeCents }
+      : { type: 'WithdrawSettlement', at, leg, batchId, closedAt };
+    return streams.execute(loaded, [command], ownerOf(merchantAccount, batchId), new Deadline(clock, REQUEST_DEADLINE_MS));
+  });
+
+const ownerOf = (merchantAccount: string, batchId: string): Owner => ({
+  actor: { type: 'system', id: 'settlement' },
+  correlationId: hashedUuid('settlement', merchantAccount, batchId),
+});
+
+/**
+ * What is said, against what is recorded: lines that are new or other (`before`: as recorded), and recorded ones of which nothing or something else is said.
+ * Lines are paired by type and transaction, in their order; where a transaction is there twice, the one that settled its payment first.
+ */
+const compared = (
+  { lines }: SettlementBatch,
+  said: readonly SettlementRecord[],
+): { changed: { before: RecordedLine | null; line: SettlementRecord }[]; gone: RecordedLine[]; lacking: RecordedLine[] } => {
+  const left = new Map<string, RecordedLine[]>();
+  for (const line of lines) {
+    const same = left.get(nameOfLine(line));
+    if (!same) left.set(nameOfLine(line), [line]);
+    else if (isSettledSale(line)) same.unshift(line);
+    else same.push(line);
+  }
+  const changed: { before: RecordedLine | null; line: SettlementRecord }[] = [];
+  for (const line of said) {
+    const before = left.get(nameOfLine(line))?.shift() ?? null;
+    if (!before || !saysTheSame(before, line)) changed.push({ before, line });
+  }
+  const gone = [...left.values()].flat();
+  return { changed, gone, lacking: [...changed.flatMap(({ before }) => before ?? []), ...gone] };
 };
 
 /** Lines that a corrected file may change at once: far below what a store takes in one append. */
 const CORRECTIONS_PER_EVENT = 100;
 
 /**
- * Makes a recorded batch what a later file says of it. Lines are compared in their order by type and transaction; what is the same stays, what differs is judged
- * again and recorded beside what was there before. Returns how many lines differed. The lines of one batch must fit in memory.
+ * Makes a complete batch what a later source says of it. What is the same stays, what differs is judged again and recorded beside what was there before; a
+ * payment whose sale is in the batch no longer is told so. Returns how many lines, and day of funding, differed.
  */
-export const correctBatch = async (
+const correctBatch = async (
   ports: SettlementPorts,
   account: GatewayAccount,
-  incoming: Omit<IncomingBatch, 'lines'>,
-  lines: readonly SettlementRecord[],
-  fileId: string,
+  { batchId, fundedOn }: Omit<IncomingBatch, 'lines'>,
+  said: readonly SettlementRecord[],
+  fileId: string | null,
 ): Promise<number> => {
   const { gateway, merchantAccount } = account;
-  const { batchId, closedAt } = incoming;
   const name = { gateway, merchantAccount, batchId };
   for (let conflicts = 0; ; conflicts++) {
     let place = await loadBatch(ports.store, settlementStream(name));
-    const left = new Map<string, RecordedLine[]>();
-    for (const line of place.batch.lines) left.set(nameOfLine(line), [...(left.get(nameOfLine(line)) ?? []), line]);
-    const changed: { before: RecordedLine | null; line: SettlementRecord }[] = [];
-    for (const line of lines) {
-      const before = left.get(nameOfLine(line))?.shift() ?? null;
-      if (!before || !saysTheSame(before, line)) changed.push({ before, line });
-    }
-    const gone = [...left.values()].flat();
-    if (changed.length + gone.length === 0) return 0;
-    const kept = place.batch.lines.filter((line) => !gone.includes(line) && !changed.some(({ before }) => before === line));
-    let number = place.batch.lines.reduce((most, line) => Math.max(most, line.number), -1);
+    const { batch } = place;
+    const head = { ...name, closedAt: batch.closedAt!, fundedOn: (batch.funded ? null : fundedOn) ?? batch.fundedOn, fileId };
+    const { changed, gone, lacking } = compared(batch, said);
+    if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return 0;
+    const touched = new Set(lacking);
+    // A second line of a transaction is no reason for the first, judged again, to count as the second.
+    const kept = batch.lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY');
+    let number = batch.lines.reduce((most, line) => Math.max(most, line.number), -1);
     const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? ++number }));
-    const judgedLines = await matchLines(ports, account, { ...incoming, lines: nothing() }, { ...place.batch, lines: kept }, numbered);
+    const judged = await matchLines(ports, account, head, { ...batch, lines: kept }, numbered);
     const corrections: LineCorrection[] = [
       ...gone.map((before) => ({ before, after: null })),
-      ...numbered.map(({ before }, index) => ({ before, after: judgedLines[index]! })),
+      ...numbered.map(({ before }, index) => ({ before, after: judged[index]! })),
     ];
+    for (const { before, after } of corrections)
+      if (before && before.accepted && isSettledSale(before) && !(after && isSettledSale(after)))
+        await tellPayment(ports, account, head, before.paymentId!, before.leg!, null);
     try {
-      for (let from = 0; from < corrections.length; from += CORRECTIONS_PER_EVENT)
+      for (let from = 0; from === 0 || from < corrections.length; from += CORRECTIONS_PER_EVENT)
         place = await append(ports, name, place, {
           type: 'SettlementLinesCorrected',
-          data: { ...name, closedAt, fileId, corrections: corrections.slice(from, from + CORRECTIONS_PER_EVENT) },
+          data: { ...head, corrections: corrections.slice(from, from + CORRECTIONS_PER_EVENT) },
         });
-      return corrections.length;
+      return corrections.length + (head.fundedOn === batch.fundedOn ? 0 : 1);
     } catch (error) {
       if (!(error instanceof Conflict) || conflicts >= MAX_CONFLICTS) throw error;
     }
   }
-};
-
-const nothing = async function* (): AsyncIterable<SettlementRecord> {
-  yield* [];
 };
 
 const saysTheSame = (recorded: RecordedLine, line: SettlementRecord): boolean =>
@@ -255,9 +417,11 @@ const saysTheSame = (recorded: RecordedLine, line: SettlementRecord): boolean =>
   recorded.netCents === line.netCents &&
   (line.ref === undefined || recorded.ref === null || recorded.ref === line.ref);
 
-/** Whether a batch is recorded to its end. */
-export const isRecorded = async (store: EventStore, name: BatchName): Promise<boolean> =>
-  (await loadBatch(store, settlementStream(name))).batch.complete;
+const sameName = (one: { type: string; transactionId: string }, other: { type: string; transactionId: string }): boolean =>
+  one.type === other.type && one.transactionId === other.transactionId;
+
+/** A batch as its stream tells it. */
+export const batchOf = async (store: EventStore, name: BatchName): Promise<SettlementBatch> => (await loadBatch(store, settlementStream(name))).batch;
 
 interface Place {
   readonly batch: SettlementBatch;
@@ -300,7 +464,7 @@ const append = async (
 const matchLines = async (
   ports: SettlementPorts,
   account: GatewayAccount,
-  batch: IncomingBatch,
+  batch: { readonly batchId: string; readonly closedAt: string },
   recorded: SettlementBatch,
   lines: readonly { number: number; line: SettlementRecord }[],
 ): Promise<RecordedLine[]> => {
@@ -373,7 +537,7 @@ const toRecorded = (
 const settleLine = (
   { payments, store }: SettlementPorts,
   { merchantAccount }: GatewayAccount,
-  { batchId, closedAt }: IncomingBatch,
+  { batchId, closedAt }: { readonly batchId: string; readonly closedAt: string },
   number: number,
   line: SettlementRecord,
   transaction: RegisteredTransaction,
@@ -386,7 +550,7 @@ const settleLine = (
     if (judgement === 'wait')
       throw new NotYet(`payment ${paymentId} of batch ${batchId} is being charged or reversed; the batch goes on when that has ended`);
     const { result, expectedCents, settles } = judgement;
-    const owner: Owner = { actor: { type: 'system', id: 'settlement' }, correlationId: hashedUuid('settlement', merchantAccount, batchId) };
+    const owner = ownerOf(merchantAccount, batchId);
     if (settles)
       await streams.execute(
         loaded,

@@ -43,6 +43,11 @@ export type PaymentEvent =
       { readonly leg: Leg; readonly batchId: string; readonly closedAt: string; readonly grossCents: Cents; readonly feeCents: Cents }
     >
   | Fact<'SettlementRejected', { readonly leg: Leg; readonly batchId: string; readonly closedAt: string }>
+  /** A corrected file says that the leg is not in the batch, or there with other amounts: the fact of its settlement, with its amounts, holds no longer. */
+  | Fact<
+      'SettlementWithdrawn',
+      { readonly leg: Leg; readonly batchId: string; readonly closedAt: string; readonly grossCents: Cents; readonly feeCents: Cents }
+    >
   | Fact<'PaymentDisputed', Dispute>
   | Fact<
       'PaymentResolved',
@@ -234,6 +239,9 @@ export interface ChargedLeg {
   /** A leg on which a refund was made is never voided afterwards (C24). */
   readonly refunded: boolean;
   readonly settledBatchId: string | null;
+  /** What the batch says of it; null: not settled. */
+  readonly settledGrossCents: Cents | null;
+  readonly settledFeeCents: Cents | null;
   readonly settlementRejected: boolean;
 }
 
@@ -349,7 +357,19 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     case 'ReversalAcknowledged':
       return withAttempt(asCharged(payment, event), event, at, (attempt) => ({ ...attempt, acknowledged: true }));
     case 'PaymentSettled':
-      return withLeg(asCharged(payment, event), event, at, (leg) => ({ ...leg, settledBatchId: event.data.batchId }));
+      return withLeg(asCharged(payment, event), event, at, (leg) => ({
+        ...leg,
+        settledBatchId: event.data.batchId,
+        settledGrossCents: event.data.grossCents,
+        settledFeeCents: event.data.feeCents,
+      }));
+    case 'SettlementWithdrawn':
+      return withLeg(asCharged(payment, event), event, at, (leg) => {
+        const { batchId, grossCents, feeCents } = event.data;
+        if (leg.settledBatchId !== batchId || leg.settledGrossCents !== grossCents || leg.settledFeeCents !== feeCents)
+          throw impossible(payment, event);
+        return { ...leg, settledBatchId: null, settledGrossCents: null, settledFeeCents: null };
+      });
     case 'SettlementRejected':
       return withLeg(asCharged(payment, event), event, at, (leg) => ({ ...leg, settlementRejected: true }));
     case 'PaymentDisputed': {
@@ -384,6 +404,8 @@ const charged = (before: Awaiting, charge: Charge, at: string): Charged => ({
       feeReturnedCents: 0,
       refunded: false,
       settledBatchId: null,
+      settledGrossCents: null,
+      settledFeeCents: null,
       settlementRejected: false,
     };
   }),
@@ -607,6 +629,7 @@ export type PaymentCommand =
       readonly grossCents: Cents;
       readonly feeCents: Cents;
     }
+  | { readonly type: 'WithdrawSettlement'; readonly at: string; readonly leg: Leg; readonly batchId: string; readonly closedAt: string }
   | { readonly type: 'OpenDispute'; readonly at: string; readonly dispute: Dispute }
   /** null: stays as it is. */
   | {
@@ -699,6 +722,8 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
     }
     case 'RecordSettlement':
       return recordSettlement(payment, command);
+    case 'WithdrawSettlement':
+      return withdrawSettlement(payment, command);
     case 'OpenDispute':
       return openDispute(payment, command);
     case 'UpdateDispute':
@@ -882,13 +907,32 @@ const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndRe
   return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, reason, initiatedBy } }];
 };
 
+/** A leg settles in one batch. The same batch with other amounts corrects itself; another batch says nothing new. */
 const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): PaymentEvent[] => {
   const { at, leg: name, batchId, closedAt, accepted, grossCents, feeCents } = command;
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
   if (!leg) throw new Error(`no charged ${name} leg to settle`);
-  if (leg.settledBatchId !== null || leg.settlementRejected) return [];
-  if (!accepted) return [{ type: 'SettlementRejected', at, data: { leg: name, batchId, closedAt } }];
-  return [{ type: 'PaymentSettled', at, data: { leg: name, batchId, closedAt, grossCents, feeCents } }];
+  if (leg.settlementRejected || (leg.settledBatchId !== null && leg.settledBatchId !== batchId)) return [];
+  if (accepted && leg.settledBatchId === batchId && leg.settledGrossCents === grossCents && leg.settledFeeCents === feeCents) return [];
+  const withdrawn = withdrawSettlement(payment, { type: 'WithdrawSettlement', at, leg: name, batchId, closedAt });
+  if (!accepted) return [...withdrawn, { type: 'SettlementRejected', at, data: { leg: name, batchId, closedAt } }];
+  return [...withdrawn, { type: 'PaymentSettled', at, data: { leg: name, batchId, closedAt, grossCents, feeCents } }];
+};
+
+/**
+ * The leg is unsettled again, as the books have it. Whether a void or a refund can return it is asked of its gateway once more (C24), which knows, whatever a
+ * file said; nothing where the leg did not settle in this batch.
+ */
+const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt }: Ask<'WithdrawSettlement'>): PaymentEvent[] => {
+  const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
+  if (!leg || leg.settledBatchId !== batchId) return [];
+  return [
+    {
+      type: 'SettlementWithdrawn',
+      at,
+      data: { leg: name, batchId, closedAt, grossCents: leg.settledGrossCents!, feeCents: leg.settledFeeCents! },
+    },
+  ];
 };
 
 /** Opened on a charged payment only, for 1 cent up to what was captured, on the leg that it names (C30); opened again with the same words it is the same dispute. */

@@ -861,6 +861,38 @@ describe('settlement and disputes', () => {
       .when(settle('combined'))
       .thenFails(/no charged combined leg/);
   });
+  test('what its batch says otherwise later replaces the fact; another batch says nothing; a leg that is in no batch is unsettled again', () => {
+    const withdrawn: PaymentEvent = {
+      type: 'SettlementWithdrawn',
+      at: LATER,
+      data: { leg: 'principal', batchId: 'bat_1', closedAt: AT, grossCents: 10_000, feeCents: 30 },
+    };
+    const [was] = [...decider.decide(fold(decider, charged()), settle('principal'))];
+    const less = { ...settle('principal'), grossCents: 9_000, feeCents: 29 };
+    given(...charged(), was!)
+      .when(less)
+      .then(withdrawn, { ...was!, data: { ...was!.data, grossCents: 9_000, feeCents: 29 } } as PaymentEvent);
+    given(...charged(), was!)
+      .when(settle('principal', false))
+      .then(withdrawn, settlementRejected('principal'));
+    given(...charged(), was!)
+      .when({ ...less, batchId: 'bat_2' })
+      .thenNothing();
+    const withdraw = { type: 'WithdrawSettlement', at: LATER, leg: 'principal', batchId: 'bat_1', closedAt: AT } as const;
+    given(...charged(), was!)
+      .when(withdraw)
+      .then(withdrawn);
+    given(...charged(), was!)
+      .when({ ...withdraw, batchId: 'bat_2' })
+      .thenNothing();
+    given(...charged(), was!, withdrawn)
+      .when(withdraw)
+      .thenNothing();
+    given(...charged(), was!, withdrawn)
+      .when({ ...less, batchId: 'bat_2' })
+      .then({ ...was!, data: { ...was!.data, batchId: 'bat_2', grossCents: 9_000, feeCents: 29 } } as PaymentEvent);
+    expect(() => fold(decider, [...charged(), was!, withdrawn, withdrawn])).toThrow(/impossible/);
+  });
   test('evidence for an unknown payment never charges it (C29)', () =>
     given(initiated(), unknown)
       .when(settle('principal'))

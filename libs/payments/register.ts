@@ -7,8 +7,8 @@ import type { Cents } from '#kernel';
 import { hashedUuid, type Migration, type Pool, type Queryable } from '#platform';
 import type { GatewayAccount, Leg } from './gateway/gateway.js';
 import type { Dispute, DisputeStatus, PaymentEvent } from './payment.js';
-import { isSettlementStream, toSettlementEvent } from './batches.js';
-import { type RecordedLine, type SettlementEvent, unexplainedCents } from './settlement.js';
+import { toSettlementEvent } from './batches.js';
+import { isSettledLine, isSettlementStream, type LineCorrection, type RecordedLine, type SettlementEvent, unexplainedCents } from './settlement.js';
 import { paymentIdOf, toPaymentEvent } from './stream.js';
 
 /** Name of the projection and of its checkpoint. */
@@ -27,22 +27,27 @@ const TABLES = `
     disputed_amount_cents bigint not null, opened_on date not null, due_date date not null, updated_at timestamptz not null);
   create table settlement_batch (
     gateway text not null, merchant_account text not null, batch_id text not null, closed_at timestamptz not null, funded_on date, line_count int not null,
-    gross_cents bigint not null, fee_cents bigint not null, net_cents bigint not null, position text collate "C" not null, funded boolean not null,
+    gross_cents bigint not null, fee_cents bigint not null, net_cents bigint not null, listed_position text collate "C", funded boolean not null,
     recorded_at timestamptz not null, funded_at timestamptz, funded_cents bigint,
     primary key (gateway, merchant_account, batch_id));
+  create table settlement_begun (
+    batch_id text not null, gateway text not null, merchant_account text not null, primary key (batch_id, gateway, merchant_account));
   create table settlement_exception (
     exception_id uuid not null primary key, gateway text not null, merchant_account text not null, batch_id text not null, line int not null,
     kind text not null, type text not null, transaction_id text not null, ref text, payment_id uuid, leg text, gross_cents bigint not null,
-    expected_cents bigint, suspense_cents bigint not null, recorded_at timestamptz not null)`;
+    expected_cents bigint, suspense_cents bigint not null, recorded_at timestamptz not null, position text collate "C" not null,
+    superseded boolean not null default false)`;
 const INDEXES = `
   alter table gateway_transaction add constraint gateway_transaction_pkey primary key (ref);
   create index gateway_transaction_id on gateway_transaction (gateway, merchant_account, transaction_id) where transaction_id is not null;
   create index gateway_transaction_waiting on gateway_transaction (moved_at) where settled_batch_id is null and not rejected and moved_at is not null;
   create index gateway_transaction_payment on gateway_transaction (payment_id);
   create index dispute_payment on dispute (payment_id);
-  create index settlement_batch_position on settlement_batch (gateway, merchant_account, position);
+  create index settlement_batch_listed on settlement_batch (gateway, merchant_account, listed_position) where listed_position is not null;
   create index settlement_batch_funding on settlement_batch (funded_on) where not funded;
-  create index settlement_exception_payment on settlement_exception (payment_id)`;
+  create index settlement_exception_payment on settlement_exception (payment_id);
+  create index settlement_exception_batch on settlement_exception (batch_id, line);
+  create index settlement_exception_superseded on settlement_exception (exception_id) where superseded`;
 
 /** Whoever looks something up brings the register up to date first; until then it may gather. */
 const LINGER_MS = 1_000;
@@ -56,7 +61,7 @@ export const paymentRegisterModel: ReadModel = {
     lingerMs: LINGER_MS,
     apply: (client, events) => applyRegister(client, events),
   },
-  tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_exception'],
+  tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],
   createTables: TABLES,
   createIndexes: INDEXES,
 };
@@ -277,43 +282,63 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
   const { stream, position, meta } = recorded;
   const { gateway, merchantAccount, batchId } = event.data;
   const key = [gateway, merchantAccount, batchId];
+  const at = meta.recordedAt;
   switch (event.type) {
     case 'SettlementLinesRecorded':
-      return writeLines(client, { stream, key, closedAt: event.data.closedAt, at: meta.recordedAt }, event.data.lines);
+      await client.query('insert into settlement_begun (batch_id, gateway, merchant_account) values ($3, $1, $2) on conflict do nothing', key);
+      return writeLines(client, { stream, key, closedAt: event.data.closedAt, position, at }, event.data.lines);
     case 'SettlementLinesCorrected': {
-      const { corrections, closedAt } = event.data;
+      const { corrections, closedAt, fundedOn } = event.data;
+      const of = { stream: `${stream}@${recorded.revision}`, key, closedAt, position, at };
+      await takeBackLines(client, of, corrections);
       const after = corrections.flatMap((correction) => correction.after ?? []);
-      await writeLines(client, { stream: `${stream}@${recorded.revision}`, key, closedAt, at: meta.recordedAt }, after);
+      await writeLines(client, of, after);
       const change = (part: 'grossCents' | 'feeCents' | 'netCents') =>
         corrections.reduce((sum, one) => sum + (one.after?.accepted ? one.after[part] : 0) - (one.before?.accepted ? one.before[part] : 0), 0);
       const { rows } = await client.query<{ net_cents: string; funded_cents: string | null }>(
         `update settlement_batch set gross_cents = gross_cents + $4, fee_cents = fee_cents + $5, net_cents = net_cents + $6,
-           line_count = line_count + $7
+           line_count = line_count + $7, funded_on = $8
          where gateway = $1 and merchant_account = $2 and batch_id = $3 returning net_cents, funded_cents`,
-        [...key, change('grossCents'), change('feeCents'), change('netCents'), after.length - corrections.filter(({ before }) => before).length],
+        [
+          ...key,
+          change('grossCents'),
+          change('feeCents'),
+          change('netCents'),
+          after.length - corrections.filter(({ before }) => before).length,
+          fundedOn,
+        ],
       );
       // The money of the batch had come before: what was paid is not what is owed any more.
       const fundedCents = rows[0]?.funded_cents ?? null;
       if (fundedCents !== null && fundedCents !== rows[0]!.net_cents)
-        await writeMismatch(
-          client,
-          key,
-          'FUNDING_MISMATCH',
-          `${stream}@${recorded.revision}`,
-          Number(fundedCents),
-          Number(rows[0]!.net_cents),
-          meta.recordedAt,
-        );
+        await writeMismatch(client, of, 'FUNDING_MISMATCH', Number(fundedCents), Number(rows[0]!.net_cents));
       return;
     }
     case 'SettlementBatchRecorded': {
-      const { closedAt, fundedOn, lineCount, grossCents, feeCents, netCents } = event.data;
+      const { closedAt, fundedOn, lineCount, grossCents, feeCents, netCents, listed } = event.data;
       await client.query(
         `insert into settlement_batch
-           (gateway, merchant_account, batch_id, closed_at, funded_on, line_count, gross_cents, fee_cents, net_cents, position, funded, recorded_at)
+           (gateway, merchant_account, batch_id, closed_at, funded_on, line_count, gross_cents, fee_cents, net_cents, listed_position, funded, recorded_at)
          values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, false, $11) on conflict do nothing`,
-        [...key, closedAt, fundedOn, lineCount, grossCents, feeCents, netCents, position, meta.recordedAt],
+        [...key, closedAt, fundedOn, lineCount, grossCents, feeCents, netCents, listed ? position : null, at],
       );
+      return;
+    }
+    case 'SettlementBatchListed': {
+      const { fundedOn, netCents, differing } = event.data;
+      const { rows } = await client.query<{ net_cents: string }>(
+        `update settlement_batch set listed_position = $4, funded_on = coalesce(funded_on, $5::date)
+         where gateway = $1 and merchant_account = $2 and batch_id = $3 returning net_cents`,
+        [...key, position, fundedOn],
+      );
+      if (differing > 0)
+        await writeMismatch(
+          client,
+          { stream, key, closedAt: event.data.closedAt, position, at },
+          'SOURCE_MISMATCH',
+          netCents,
+          Number(rows[0]!.net_cents),
+        );
       return;
     }
     case 'BatchFunded': {
@@ -323,7 +348,13 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
         [...key, meta.recordedAt, event.data.netCents],
       );
       if (rows[0] && Number(rows[0].net_cents) !== event.data.netCents)
-        await writeMismatch(client, key, 'FUNDING_MISMATCH', stream, event.data.netCents, Number(rows[0].net_cents), meta.recordedAt);
+        await writeMismatch(
+          client,
+          { stream, key, closedAt: event.data.fundedOn, position, at },
+          'FUNDING_MISMATCH',
+          event.data.netCents,
+          Number(rows[0].net_cents),
+        );
     }
   }
 };
@@ -333,14 +364,52 @@ interface LinesOf {
   readonly stream: string;
   readonly key: readonly string[];
   readonly closedAt: string;
+  readonly position: string;
   readonly at: string;
 }
 
-const writeLines = async (client: Queryable, of: LinesOf, lines: readonly RecordedLine[]): Promise<void> => {
-  // A fee or a chargeback names the sale's transaction too, and settles nothing.
-  const matched = lines.filter(
-    ({ type, result, accepted }) => (type === 'sale' || type === 'refund') && accepted && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH'),
+/** A sale or a refund in a batch. A fee or a chargeback names the sale's transaction too, and settles nothing. */
+const settles = (line: RecordedLine): boolean => line.accepted && isSettledLine(line);
+
+/** Lines as they were are told no more: their exceptions are superseded, their transactions settled in no batch, and where they are gone, missing. */
+const takeBackLines = async (client: Queryable, of: LinesOf, corrections: readonly LineCorrection[]): Promise<void> => {
+  const before = corrections.flatMap((correction) => correction.before ?? []);
+  if (before.length === 0) return;
+  await client.query(
+    `update settlement_exception set superseded = true
+     where gateway = $1 and merchant_account = $2 and batch_id = $3 and line = any($4::int[]) and position < $5`,
+    [...of.key, before.map(({ number }) => number), of.position],
   );
+  const { rows } = await client.query<{ ref: string; payment_id: string; leg: Leg; op: 'charge' | 'refund'; transaction_id: string; cents: string }>(
+    `update gateway_transaction set settled_batch_id = null
+     where gateway = $1 and merchant_account = $2 and settled_batch_id = $3 and transaction_id = any($4::text[])
+     returning ref, payment_id, leg, op, transaction_id, amount_cents - voided_cents as cents`,
+    [...of.key, before.filter(settles).map(({ transactionId }) => transactionId)],
+  );
+  const there = new Set(corrections.flatMap(({ after }) => (after && settles(after) ? [after.transactionId] : [])));
+  const numberOf = new Map(before.map(({ transactionId, number }) => [transactionId, number]));
+  for (const { ref, payment_id: paymentId, leg, op, transaction_id: transactionId, cents } of rows.filter((row) => !there.has(row.transaction_id)))
+    await client.query(
+      `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, ref, payment_id, leg, gross_cents,
+         expected_cents, suspense_cents, recorded_at, position)
+       values ($1, $2, $3, $4, -1, 'MISSING_AT_GATEWAY', $5, $6, $7, $8, $9, 0, $10, 0, $11, $12) on conflict do nothing`,
+      [
+        hashedUuid('settlement-exception', of.stream, numberOf.get(transactionId)!, 'MISSING_AT_GATEWAY'),
+        ...of.key,
+        op === 'charge' ? 'sale' : 'refund',
+        transactionId,
+        ref,
+        paymentId,
+        leg,
+        op === 'charge' ? Number(cents) : -Number(cents),
+        of.at,
+        of.position,
+      ],
+    );
+};
+
+const writeLines = async (client: Queryable, of: LinesOf, lines: readonly RecordedLine[]): Promise<void> => {
+  const matched = lines.filter(settles);
   const { rows } = await client.query<{ transaction_id: string }>(
     `update gateway_transaction set settled_batch_id = $3
      where gateway = $1 and merchant_account = $2 and transaction_id = any($4::text[]) and settled_batch_id is null
@@ -357,7 +426,7 @@ const writeLines = async (client: Queryable, of: LinesOf, lines: readonly Record
 
 const writeException = async (
   client: Queryable,
-  { stream, key, at }: LinesOf,
+  { stream, key, position, at }: LinesOf,
   line: RecordedLine,
   kind: string,
   suspenseCents: number,
@@ -367,8 +436,8 @@ const writeException = async (
   const id = kind === result ? hashedUuid('settlement-exception', stream, number) : hashedUuid('settlement-exception', stream, number, kind);
   await client.query(
     `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, ref, payment_id, leg, gross_cents,
-       expected_cents, suspense_cents, recorded_at)
-     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) on conflict do nothing`,
+       expected_cents, suspense_cents, recorded_at, position)
+     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) on conflict do nothing`,
     [
       id,
       ...key,
@@ -383,6 +452,7 @@ const writeException = async (
       kind === 'FEE_MISMATCH' ? grossCents - feeCents : expectedCents,
       suspenseCents,
       at,
+      position,
     ],
   );
 };
@@ -390,18 +460,16 @@ const writeException = async (
 /** A whole batch that is not as it should be; it has no line. */
 const writeMismatch = async (
   client: Queryable,
-  key: readonly string[],
-  kind: string,
-  name: string,
+  { stream, key, position, at }: LinesOf,
+  kind: 'FUNDING_MISMATCH' | 'SOURCE_MISMATCH',
   saidCents: number,
   expectedCents: number,
-  at: string,
 ): Promise<void> => {
   await client.query(
     `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, gross_cents, expected_cents,
-       suspense_cents, recorded_at)
-     values ($1, $2, $3, $4, -1, $5, 'batch', '', $6, $7, 0, $8) on conflict do nothing`,
-    [hashedUuid('settlement-exception', name, kind), ...key, kind, saidCents, expectedCents, at],
+       suspense_cents, recorded_at, position)
+     values ($1, $2, $3, $4, -1, $5, 'batch', '', $6, $7, 0, $8, $9) on conflict do nothing`,
+    [hashedUuid('settlement-exception', stream, kind), ...key, kind, saidCents, expectedCents, at, position],
   );
 };
 
@@ -457,10 +525,10 @@ export interface Register {
   accounts(): Promise<GatewayAccount[]>;
   /** By transaction id or our reference, on any account of the gateway: a line may come back on the wrong one. */
   transactions(gateway: string, transactionIds: readonly string[], refs: readonly string[]): Promise<RegisteredTransaction[]>;
-  /** The batch that was recorded last, from which the processor is asked on. */
-  lastBatch(account: GatewayAccount): Promise<string | null>;
-  /** Whose batch it is; null: none of that id is recorded, or several are. */
-  accountOfBatch(batchId: string): Promise<GatewayAccount | null>;
+  /** The batch that the processor's interface listed last, from which it is asked on; what files told does not count. */
+  lastListed(account: GatewayAccount): Promise<string | null>;
+  /** Accounts of which a batch of that id is recorded, whole or in part. Merchant accounts may count their batches each for itself. */
+  accountsOfBatch(batchId: string): Promise<GatewayAccount[]>;
   /** Recorded batches whose day of funding (YYYY-MM-DD) has come. */
   fundable(today: string): Promise<RegisteredBatch[]>;
   exceptions(): Promise<SettlementException[]>;
@@ -517,25 +585,27 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         settledBatchId: row.settled_batch_id ?? null,
       }));
     },
-    lastBatch: async ({ gateway, merchantAccount }) => {
+    lastListed: async ({ gateway, merchantAccount }) => {
       const { rows } = await pool.query<{ batch_id: string }>(
-        'select batch_id from settlement_batch where gateway = $1 and merchant_account = $2 order by position desc limit 1',
+        `select batch_id from settlement_batch where gateway = $1 and merchant_account = $2 and listed_position is not null
+         order by listed_position desc limit 1`,
         [gateway, merchantAccount],
       );
       return rows[0]?.batch_id ?? null;
     },
-    accountOfBatch: async (batchId) => {
+    accountsOfBatch: async (batchId) => {
       const { rows } = await pool.query<Record<string, string>>(
-        `select a.* from settlement_batch b join gateway_account a on a.gateway = b.gateway and a.merchant_account = b.merchant_account where b.batch_id = $1 limit 2`,
+        `select a.* from settlement_begun b join gateway_account a on a.gateway = b.gateway and a.merchant_account = b.merchant_account
+         where b.batch_id = $1 order by a.gateway, a.merchant_account`,
         [batchId],
       );
-      return rows.length === 1 ? accountOf(rows[0]!) : null;
+      return rows.map(accountOf);
     },
     fundable: async (today) => {
       const { rows } = await pool.query<Record<string, string>>(
         `select b.gateway, b.merchant_account, a.credentials_ref, a.environment, b.batch_id, b.net_cents, b.funded_on::text
          from settlement_batch b join gateway_account a on a.gateway = b.gateway and a.merchant_account = b.merchant_account
-         where not b.funded and b.funded_on <= $1::date order by b.funded_on, b.position limit $2`,
+         where not b.funded and b.funded_on <= $1::date order by b.funded_on, b.closed_at, b.batch_id limit $2`,
         [today, MAX_ROWS],
       );
       return rows.map((row) => ({ account: accountOf(row), batchId: row.batch_id!, netCents: Number(row.net_cents), fundedOn: row.funded_on! }));

@@ -1,6 +1,6 @@
 /**
  * Settlement: what the processor's batches say, line by line, and what a line means to a payment. Pure. A batch is a stream of its own
- * (`settlement-<gateway>-<merchant account>-<batch>`): every line is recorded there exactly once with what it was matched to, so nothing that the processor
+ * (`settlement-<gateway>-<merchant account>-<batch>`, a `-` within a part as `%2D`): every line is recorded there exactly once with what it was matched to, so nothing that the processor
  * reported is ever lost; a line that fits no payment stays as an exception for staff.
  */
 import { type Cents, sumCents } from '#kernel';
@@ -46,7 +46,10 @@ type Fact<Type extends string, Data> = { readonly type: Type; readonly at: strin
 
 export type SettlementEvent =
   | Fact<'SettlementLinesRecorded', BatchName & { readonly closedAt: string; readonly lines: readonly RecordedLine[] }>
-  /** All lines are recorded. Sums are over accepted lines; `fundedOn` (YYYY-MM-DD) is the day that the processor announces. */
+  /**
+   * All lines are recorded. Sums are over accepted lines; `fundedOn` (YYYY-MM-DD) is the day that the processor announces. `listed`: it was the processor's
+   * interface that told them, each in its place; from such a batch it is asked on.
+   */
   | Fact<
       'SettlementBatchRecorded',
       BatchName & {
@@ -56,12 +59,37 @@ export type SettlementEvent =
         readonly grossCents: number;
         readonly feeCents: number;
         readonly netCents: number;
+        readonly listed: boolean;
       }
     >
-  /** A corrected file says otherwise of lines that were recorded: each as it was and as it is now; null: it was not there, or is not any more. */
+  /**
+   * The processor's interface listed a batch to its end that had been completed from a file: from here on it is asked on. Sums are what the interface says;
+   * `differing`: lines, and day of funding, of which it says otherwise than is recorded.
+   */
+  | Fact<
+      'SettlementBatchListed',
+      BatchName & {
+        readonly closedAt: string;
+        readonly fundedOn: string | null;
+        readonly lineCount: number;
+        readonly grossCents: number;
+        readonly feeCents: number;
+        readonly netCents: number;
+        readonly differing: number;
+      }
+    >
+  /**
+   * A corrected file says otherwise of lines that were recorded: each as it was and as it is now; null: it was not there, or is not any more. `fundedOn` is the
+   * day as it is known now. `fileId` null: the processor's interface lists lines beside those that a file told.
+   */
   | Fact<
       'SettlementLinesCorrected',
-      BatchName & { readonly closedAt: string; readonly fileId: string; readonly corrections: readonly LineCorrection[] }
+      BatchName & {
+        readonly closedAt: string;
+        readonly fundedOn: string | null;
+        readonly fileId: string | null;
+        readonly corrections: readonly LineCorrection[];
+      }
     >
   /** The net of the batch reached the bank on its day: the operator's, or straight that of the agency whose portal is named. */
   | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number; readonly agencyPortalId?: string }>;
@@ -69,30 +97,55 @@ export type SettlementEvent =
 export const SETTLEMENT_EVENT_TYPES: readonly SettlementEvent['type'][] = [
   'SettlementLinesRecorded',
   'SettlementBatchRecorded',
+  'SettlementBatchListed',
   'SettlementLinesCorrected',
   'BatchFunded',
 ];
 
-export const settlementStream = ({ gateway, merchantAccount, batchId }: BatchName): string => `settlement-${gateway}-${merchantAccount}-${batchId}`;
+/** No two batches share a stream, whatever their parts hold. */
+export const settlementStream = ({ gateway, merchantAccount, batchId }: BatchName): string =>
+  ['settlement', ...[gateway, merchantAccount, batchId].map((part) => encodeURIComponent(part).replaceAll('-', '%2D'))].join('-');
+
+/** Files that were imported have streams of their own among them, of fewer parts. */
+export const isSettlementStream = (stream: string): boolean => stream.startsWith('settlement-') && stream.split('-').length === 4;
 
 /** A batch as far as it is recorded. */
 export interface SettlementBatch {
   readonly lines: readonly RecordedLine[];
   readonly complete: boolean;
+  /** RFC 3339; null: nothing is recorded of it. */
+  readonly closedAt: string | null;
+  /** YYYY-MM-DD; null: nobody has announced it. */
+  readonly fundedOn: string | null;
   readonly funded: boolean;
+  /** The processor's interface has told all of it. */
+  readonly listed: boolean;
+  /** A file has corrected it: the interface's word counts less from then on. */
+  readonly correctedByFile: boolean;
 }
 
-export const emptyBatch: SettlementBatch = { lines: [], complete: false, funded: false };
+export const emptyBatch: SettlementBatch = {
+  lines: [],
+  complete: false,
+  closedAt: null,
+  fundedOn: null,
+  funded: false,
+  listed: false,
+  correctedByFile: false,
+};
 
 export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): SettlementBatch => {
   switch (event.type) {
     case 'SettlementLinesRecorded':
       if (batch.complete || event.data.lines.some(({ number }, index) => number !== batch.lines.length + index))
         throw new Error('impossible history: settlement lines out of order');
-      return { ...batch, lines: [...batch.lines, ...event.data.lines] };
+      return { ...batch, closedAt: batch.closedAt ?? event.data.closedAt, lines: [...batch.lines, ...event.data.lines] };
     case 'SettlementBatchRecorded':
       if (batch.complete || event.data.lineCount !== batch.lines.length) throw new Error('impossible history: a batch of other lines');
-      return { ...batch, complete: true };
+      return { ...batch, complete: true, closedAt: event.data.closedAt, fundedOn: event.data.fundedOn, listed: event.data.listed };
+    case 'SettlementBatchListed':
+      if (!batch.complete || batch.listed) throw new Error('impossible history: a batch listed out of turn');
+      return { ...batch, listed: true, fundedOn: batch.fundedOn ?? event.data.fundedOn };
     case 'SettlementLinesCorrected': {
       if (!batch.complete) throw new Error('impossible history: a batch corrected before it was complete');
       const lines = new Map(batch.lines.map((line) => [line.number, line]));
@@ -100,7 +153,12 @@ export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): Set
         if (before && !lines.delete(before.number)) throw new Error('impossible history: a line corrected that is not there');
         if (after) lines.set(after.number, after);
       }
-      return { ...batch, lines: [...lines.values()].sort((a, b) => a.number - b.number) };
+      return {
+        ...batch,
+        lines: [...lines.values()].sort((a, b) => a.number - b.number),
+        fundedOn: event.data.fundedOn,
+        correctedByFile: batch.correctedByFile || event.data.fileId !== null,
+      };
     }
     case 'BatchFunded':
       if (!batch.complete || batch.funded) throw new Error('impossible history: a batch funded out of turn');
@@ -126,6 +184,9 @@ const isMatched = ({ result }: RecordedLine): boolean => result === 'MATCHED' ||
 
 /** A sale that its payment knows of: the payment's own fact settles it. */
 export const isSettledSale = (line: RecordedLine): boolean => line.type === 'sale' && isMatched(line);
+
+/** A sale or a refund of ours, with the amount that we know or another. */
+export const isSettledLine = (line: RecordedLine): boolean => (line.type === 'sale' || line.type === 'refund') && isMatched(line);
 
 /** Cents of a line that nobody can explain yet: all of one that belongs nowhere, what a dispute's line differs by, and every adjustment. */
 export const unexplainedCents = (line: RecordedLine): number => {
@@ -180,7 +241,8 @@ const judgeSale = (
 ): Judgement => {
   // A second transaction under one reference, or one transaction in two batches: the cardholder paid twice.
   if (found.op !== 'charge' || line.transactionId !== leg.transactionId) return judged('DUPLICATE_AT_GATEWAY');
-  const before = leg.settledBatchId ?? found.settledBatchId;
+  // The payment's own word: what a read model says of it may be older than a correction.
+  const before = leg.settledBatchId;
   if (before !== null && before !== batchId) return judged('DUPLICATE_AT_GATEWAY');
   // Rejected once and accepted now: the books have given it up, and the API has no word for it. A person decides.
   if (leg.settlementRejected && line.accepted) return judged('STATUS_MISMATCH', 0);

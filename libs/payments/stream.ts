@@ -22,6 +22,7 @@ const PAYMENT_EVENT_TYPES: readonly PaymentEvent['type'][] = [
   'ReversalAcknowledged',
   'PaymentSettled',
   'SettlementRejected',
+  'SettlementWithdrawn',
   'PaymentDisputed',
   'PaymentResolved',
 ];
@@ -135,7 +136,7 @@ export class PaymentStreams {
 
 /** When a fact took effect in the world, where that is not when we learned of it: a batch when it closed, a dispute on the day that it was opened. */
 const effectiveAtOf = ({ type, data }: PaymentEvent): string | null => {
-  if (type === 'PaymentSettled' || type === 'SettlementRejected') return data.closedAt;
+  if (type === 'PaymentSettled' || type === 'SettlementRejected' || type === 'SettlementWithdrawn') return data.closedAt;
   return null;
 };
 

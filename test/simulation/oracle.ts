@@ -587,6 +587,7 @@ export class Oracle {
         case 'ReversalAcknowledged':
         case 'PaymentSettled':
         case 'SettlementRejected':
+        case 'SettlementWithdrawn':
         case 'PaymentDisputed':
           must(phase === 'charged', event.type);
           break;

@@ -6,10 +6,13 @@ import type { ChargeTerms, Directory, PortalAccess } from '#accounts';
 import { type EventStore, OutcomeUnknown, type Position, type Recorded, type SubscriptionItem, Unavailable } from '#eventstore';
 import type { Ids } from '#kernel';
 import {
+  type BatchName,
   type GatewayAccount,
+  isSettledLine,
   isSettlementStream,
   type LegTerms,
   paymentIdOf,
+  type RecordedLine,
   type RecoveryWork,
   type Register,
   type RegisteredDispute,
@@ -666,6 +669,8 @@ export const simulatedRegister = (log: EventStore): Register => {
   const transactions = new Map<string, Registered>();
   const disputes = new Map<string, RegisteredDispute>();
   const batches: (Extract<SettlementEvent, { type: 'SettlementBatchRecorded' }>['data'] & { funded: boolean })[] = [];
+  const listed: BatchName[] = [];
+  const begun = new Map<string, BatchName>();
   let seen: Position | null = null;
   const accountName = ({ gateway, merchantAccount }: { gateway: string; merchantAccount: string }) => `${gateway} ${merchantAccount}`;
   const gatewayOf = new Map<string, string>();
@@ -689,21 +694,40 @@ export const simulatedRegister = (log: EventStore): Register => {
   const identify = (found: Registered | undefined, transactionId: string | null) => {
     if (found) found.transactionId = transactionId;
   };
+  const settle = ({ gateway, merchantAccount, batchId }: BatchName, lines: readonly RecordedLine[], settled: boolean) => {
+    const ids = new Set(lines.filter((line) => line.accepted && isSettledLine(line)).map(({ transactionId }) => transactionId));
+    for (const one of transactions.values())
+      if (gatewayOf.get(one.ref) === gateway && one.merchantAccount === merchantAccount && one.transactionId !== null && ids.has(one.transactionId))
+        if (settled) one.settledBatchId ??= batchId;
+        else if (one.settledBatchId === batchId) one.settledBatchId = null;
+  };
   const applySettlement = (event: SettlementEvent) => {
+    const batch = batches.find((one) => settlementStream(one) === settlementStream(event.data));
     switch (event.type) {
       case 'SettlementLinesRecorded':
-        for (const { result, accepted, transactionId } of event.data.lines)
-          for (const one of transactions.values())
-            if (one.transactionId === transactionId && accepted && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH'))
-              one.settledBatchId ??= event.data.batchId;
+        begun.set(settlementStream(event.data), event.data);
+        settle(event.data, event.data.lines, true);
         return;
       case 'SettlementBatchRecorded':
         batches.push({ ...event.data, funded: false });
+        if (event.data.listed) listed.push(event.data);
         return;
-      case 'SettlementLinesCorrected': // by files, which no seed imports
+      case 'SettlementBatchListed':
+        listed.push(event.data);
+        batches[batches.indexOf(batch!)] = { ...batch!, fundedOn: batch!.fundedOn ?? event.data.fundedOn };
         return;
+      case 'SettlementLinesCorrected': {
+        const { corrections, fundedOn } = event.data;
+        const before = corrections.flatMap((one) => one.before ?? []);
+        const after = corrections.flatMap((one) => one.after ?? []);
+        settle(event.data, before, false);
+        settle(event.data, after, true);
+        const net = (lines: readonly RecordedLine[]) => lines.reduce((sum, line) => sum + (line.accepted ? line.netCents : 0), 0);
+        batches[batches.indexOf(batch!)] = { ...batch!, fundedOn, netCents: batch!.netCents + net(after) - net(before) };
+        return;
+      }
       case 'BatchFunded':
-        for (const batch of batches) if (settlementStream(batch) === settlementStream(event.data)) batch.funded = true;
+        batch!.funded = true;
         return;
     }
   };
@@ -743,11 +767,9 @@ export const simulatedRegister = (log: EventStore): Register => {
         ({ ref, transactionId }) =>
           gatewayOf.get(ref) === gateway && (refs.includes(ref) || (transactionId !== null && transactionIds.includes(transactionId))),
       ),
-    lastBatch: async (account) => batches.filter((batch) => accountName(batch) === accountName(account)).at(-1)?.batchId ?? null,
-    accountOfBatch: async (batchId) => {
-      const named = batches.filter((batch) => batch.batchId === batchId);
-      return named.length === 1 ? accounts.get(accountName(named[0]!))! : null;
-    },
+    lastListed: async (account) => listed.filter((batch) => accountName(batch) === accountName(account)).at(-1)?.batchId ?? null,
+    accountsOfBatch: async (batchId) =>
+      [...begun.values()].filter((batch) => batch.batchId === batchId).map((batch) => accounts.get(accountName(batch))!),
     fundable: async (today) =>
       batches
         .filter(({ funded, fundedOn }) => !funded && fundedOn !== null && fundedOn <= today)

@@ -166,6 +166,14 @@ export interface ReferenceCall {
   readonly op: Op;
 }
 
+/** The gateway does not know the batch after which it is asked for others. */
+export class UnknownCursor extends Error {
+  constructor(batchId: string) {
+    super(`the gateway knows no batch ${batchId}`);
+    this.name = 'UnknownCursor';
+  }
+}
+
 export interface PaymentGateway {
   readonly capabilities: GatewayCapabilities;
   charge(call: ChargeCall, signal: AbortSignal): Promise<Outcome<ChargeTxn>>;
@@ -175,7 +183,7 @@ export interface PaymentGateway {
   finalize(call: ReferenceCall, signal: AbortSignal): Promise<Finalized<ChargeTxn | ReversalTxn>>;
   /** Throws when the gateway cannot be asked. */
   lookup(call: ReferenceCall, signal: AbortSignal): Promise<LookedUp | { readonly found: 'cannot_tell' }>;
-  /** Closed batches after a cursor (a batch id), oldest first. Throws when the gateway cannot be asked. */
+  /** Closed batches after a cursor (a batch id), oldest first. Throws {@link UnknownCursor} before the first line, and when the gateway cannot be asked. */
   settlements(account: GatewayAccount, cursor: string | null, signal: AbortSignal): AsyncIterable<SettlementRecord>;
 }
 

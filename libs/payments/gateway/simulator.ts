@@ -33,6 +33,7 @@ import {
   type RejectionReason,
   type ReversalTxn,
   type SettlementRecord,
+  UnknownCursor,
 } from './gateway.js';
 
 /** No answer comes near this; a gateway that sends more is not read to the end. */
@@ -90,7 +91,11 @@ export interface SimulatorGateway extends PaymentGateway {
 
 /** The simulator could not be asked, or what it said could not be read. */
 export class GatewayUnreachable extends Error {
-  constructor(message: string) {
+  /** `status`: of the HTTP answer, where there was one. */
+  constructor(
+    message: string,
+    readonly status: number | null = null,
+  ) {
     super(message);
     this.name = 'GatewayUnreachable';
   }
@@ -283,6 +288,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
     if (exchanged.kind === 'answer' && exchanged.status === 200 && answer) return answer;
     throw new GatewayUnreachable(
       `the simulator did not answer ${method} ${path.split('?')[0]}: ${exchanged.kind === 'answer' ? `HTTP ${exchanged.status}` : exchanged.raw}`,
+      exchanged.kind === 'answer' ? exchanged.status : null,
     );
   };
 
@@ -353,7 +359,13 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
     async *settlements(account, cursor, signal): AsyncIterable<SettlementRecord> {
       let after = cursor;
       for (;;) {
-        const page = await ask(account, 'GET', `/v1/batches${after === null ? '' : `?after=${encodeURIComponent(after)}`}`, null, signal);
+        const page = await ask(account, 'GET', `/v1/batches${after === null ? '' : `?after=${encodeURIComponent(after)}`}`, null, signal).catch(
+          (error: unknown) => {
+            throw cursor !== null && after === cursor && error instanceof GatewayUnreachable && error.status === 404
+              ? new UnknownCursor(cursor)
+              : error;
+          },
+        );
         for (const batch of listOf(page.batches)) {
           const { batchId } = batch;
           if (!isTransaction(batchId)) throw unreadableBatch();

@@ -1,0 +1,446 @@
+/**
+ * One batch from two sources, and files that say otherwise of what was recorded: the cursor of the interface, imports that break off, lines that go and come
+ * back, exceptions of lines that are no more, headers, accounts. Afterwards events, books and read models agree.
+ */
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { writeFileSync } from 'node:fs';
+import { type EventStore, Unavailable } from '#eventstore';
+import { changeException, findDrift, type Resolution } from '#ledger';
+import {
+  batchOf,
+  type PaymentGateway,
+  type PaymentView,
+  recordSettlements,
+  type SettlementPorts,
+  type SettlementRecord,
+  staff,
+  UnknownCursor,
+} from '#payments';
+import { settle } from '../support/books.js';
+import { CARD, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
+import { FILE_HEAD, type SettlementDesk, settlementDesk } from '../support/settlement.js';
+
+let service: Service;
+let partner: TestAccount;
+let portal: string;
+let desk: SettlementDesk;
+let merchantAccount: string;
+let ports: SettlementPorts;
+beforeAll(async () => {
+  service = await startService();
+  partner = await service.account();
+  portal = await service.portal(partner);
+  desk = settlementDesk(service);
+  ports = service.services.settlement;
+  merchantAccount = (await desk.transaction((await pay()).id)).merchantAccount;
+});
+afterAll(async () => {
+  desk.close();
+  await service.stop();
+});
+
+const pay = (number?: string): Promise<PaymentView> => partner.client.created(paymentOf(portal, { lines: [10_000], ...(number && { number }) }));
+/** A payment and the transaction of its principal. */
+const sale = async () => {
+  const { id } = await pay();
+  return { id, tx: (await desk.transaction(id)).transactionId };
+};
+const record = (through: SettlementPorts = ports) => recordSettlements(through, AbortSignal.timeout(20_000));
+const settledIn = async (id: string): Promise<string | null> => {
+  const { payment } = await ports.payments.streams.load(id);
+  return payment.phase === 'charged' ? payment.legs.find(({ leg }) => leg === 'principal')!.settledBatchId : null;
+};
+const account = async () => (await ports.register.accounts()).find((one) => one.merchantAccount === merchantAccount)!;
+const named = (batchId: string) => ({ gateway: 'simulator', merchantAccount, batchId });
+const recordedLines = async (batchId: string) => (await batchOf(ports.store, named(batchId))).lines;
+const eventCount = async () =>
+  Number((await service.services.pool.query<{ count: string }>('select count(*) as count from es.events')).rows[0]!.count);
+const kindsOf = async (batchId: string) =>
+  (await desk.exceptions()).filter((one) => one.batchId === batchId).map(({ kind, suspenseCents }) => [kind, suspenseCents]);
+const alarms = (text: string) => service.logLines().filter(({ level, msg }) => level >= 50 && msg.includes(text)).length;
+
+/** Ports whose store cannot be reached any more when lines are appended for the `nth` time. */
+const breakingOff = (nth: number): SettlementPorts => {
+  let times = 0;
+  const append: EventStore['append'] = (stream, expected, events) => {
+    if (events[0]!.type === 'SettlementLinesRecorded' && ++times >= nth) throw new Unavailable('the store is away');
+    return ports.store.append(stream, expected, events);
+  };
+  return { ...ports, store: Object.assign(Object.create(ports.store) as EventStore, { append }) };
+};
+/** Ports whose processor lists these lines, and `before` when it is asked after a batch. */
+const listing = (lines: readonly SettlementRecord[], before: () => void = () => undefined): SettlementPorts => {
+  const find = (one: Parameters<typeof ports.payments.gateways.find>[0]): PaymentGateway | null => {
+    const real = ports.payments.gateways.find(one);
+    return (
+      real && {
+        ...real,
+        settlements: async function* (_account, cursor) {
+          if (one.merchantAccount !== merchantAccount) return;
+          if (cursor !== null) before();
+          yield* lines;
+        },
+      }
+    );
+  };
+  return { ...ports, payments: { ...ports.payments, gateways: { find } } };
+};
+const said = (batchId: string, transactionId: string, over: Partial<SettlementRecord> = {}): SettlementRecord => ({
+  batchId,
+  closedAt: '2026-11-01T05:00:00.000Z',
+  transactionId,
+  type: 'sale',
+  accepted: true,
+  grossCents: 1,
+  feeCents: 0,
+  netCents: 1,
+  ...over,
+});
+const CLOSED = { closed: '2026-11-01T05:00:00Z' };
+
+describe('files beside the processor’s interface', () => {
+  test('a later batch that a file told is no reason to pass over the earlier one', async () => {
+    const earlier = await sale();
+    await service.simulator.closeBatches();
+    const later = await sale();
+    await service.simulator.closeBatches();
+    const listed: SettlementRecord[] = [];
+    const gateway = ports.payments.gateways.find(await account())!;
+    for await (const one of gateway.settlements(await account(), null, AbortSignal.timeout(5_000))) listed.push(one);
+    const { batchId } = listed.find(({ transactionId }) => transactionId === later.tx)!;
+    const lines = listed
+      .filter((one) => one.batchId === batchId)
+      .map((one) => desk.line(batchId, one.transactionId, { closed: one.closedAt, gross: one.grossCents, fee: one.feeCents }));
+    await desk.importFile(desk.csv(...lines));
+    expect(await settledIn(later.id)).toBe(batchId);
+    await record();
+    expect(await settledIn(earlier.id)).toMatch(/^bat_/);
+    expect(await ports.register.lastListed(await account())).toBe(batchId);
+    expect((await batchOf(ports.store, named(batchId))).fundedOn).toMatch(/^2/); // which the file did not know
+    expect(await kindsOf(batchId)).toEqual([]);
+    expect(await record()).toEqual([]);
+  });
+  test('a batch that only files know does not keep the interface from the next ones', async () => {
+    await desk.importFile(desk.csv(desk.line('only-in-a-file', (await sale()).tx)));
+    const next = await sale();
+    await settle(service);
+    expect(await settledIn(next.id)).toMatch(/^bat_/);
+  });
+  test('a last batch that the processor does not know any more is an alarm, and everything is read again', async () => {
+    const gateway = ports.payments.gateways.find(await account())!;
+    const read = async () => {
+      for await (const _ of gateway.settlements(await account(), 'bat_lost', AbortSignal.timeout(5_000)))
+        throw new Error('a line after a batch that is none');
+    };
+    await expect(read()).rejects.toThrow(UnknownCursor);
+    const one = await sale();
+    const before = alarms('does not know its own last batch');
+    const lost = () => {
+      throw new UnknownCursor('bat_lost');
+    };
+    await record(listing([said('after-the-loss', one.tx, { grossCents: 10_000, feeCents: 230, netCents: 9_770 })], lost));
+    expect(alarms('does not know its own last batch')).toBe(before + 1);
+    expect(await settledIn(one.id)).toBe('after-the-loss');
+  });
+  test('where they contradict each other the file stands, staff are told, and the interface is asked on', async () => {
+    const [one, next] = [await sale(), await sale()];
+    await desk.importFile(desk.csv(desk.line('two-words', one.tx, { ...CLOSED, gross: 9_900 })));
+    const before = alarms('says otherwise of a batch');
+    const whole = { grossCents: 10_000, feeCents: 230, netCents: 9_770 };
+    await record(listing([said('two-words', one.tx, whole), said('two-words-next', next.tx, whole)]));
+    expect(alarms('says otherwise of a batch')).toBe(before + 1);
+    expect(await kindsOf('two-words')).toEqual([
+      ['AMOUNT_MISMATCH', 0],
+      ['SOURCE_MISMATCH', 0],
+    ]);
+    expect((await recordedLines('two-words')).map(({ grossCents }) => grossCents)).toEqual([9_900]);
+    expect(await settledIn(next.id)).toBe('two-words-next');
+    expect(await ports.register.lastListed(await account())).toBe('two-words-next');
+  });
+  test('a complete batch that is listed with more lines gets them; what fails with one account keeps no other from its batches, nor from their funding', async () => {
+    const [one, more] = [await sale(), await sale()];
+    const whole = { grossCents: 10_000, feeCents: 230, netCents: 9_770, fundedOn: '2026-11-03' };
+    await record(listing([said('grows', one.tx, whole)]));
+    expect(await settledIn(more.id)).toBeNull();
+    await record(listing([said('grows', one.tx, whole), said('grows', more.tx, whole)]));
+    expect(await settledIn(more.id)).toBe('grows');
+    expect((await recordedLines('grows')).map(({ result }) => result)).toEqual(['MATCHED', 'MATCHED']);
+
+    const other = await partner.client.created(paymentOf(await service.portal(partner), { lines: [10_000] }));
+    await service.simulator.closeBatches();
+    const real = ports.payments.gateways;
+    const broken = listing([said('half-cents', 'tx-half', { netCents: 0.5, grossCents: 0.5 })]).payments.gateways;
+    const before = alarms('a settlement batch cannot be recorded');
+    const tomorrow = new Date(service.clock.now() + 86_400_000).toISOString().slice(0, 10);
+    await desk.importFile(desk.csv(desk.line('due', (await sale()).tx, { ...CLOSED, funded: tomorrow })));
+    service.clock.advance(86_400_000);
+    await record({
+      ...ports,
+      payments: { ...ports.payments, gateways: { find: (a) => (a.merchantAccount === merchantAccount ? broken : real).find(a) } },
+    });
+    expect(alarms('a settlement batch cannot be recorded')).toBe(before + 1);
+    expect(await settledIn(other.id)).toMatch(/^bat_/);
+    expect(await batchOf(ports.store, named('due'))).toMatchObject({ fundedOn: tomorrow, funded: true });
+    expect(await recordedLines('half-cents')).toEqual([]);
+    await record();
+  });
+});
+
+describe('imports that break off', () => {
+  const many = (count: number, first = 0) => Array.from({ length: count }, (_, index) => `x${first + index}`);
+
+  test('and go on with a corrected file: recorded is what the corrected one says', async () => {
+    const [gone, last] = [await sale(), await sale()];
+    const file = (batch: string, ids: string[]) =>
+      desk.csv(...ids.map((id) => desk.line(batch, id, { ...CLOSED, ...(id.startsWith('x') && { gross: 1, fee: 0 }) })));
+    const v1 = [gone.tx, ...many(199), last.tx, ...many(49, 199)];
+    await expect(desk.importFile(file('broken', v1), merchantAccount, breakingOff(2))).rejects.toThrow('the store is away');
+    expect(await settledIn(gone.id)).toBe('broken');
+    expect(await recordedLines('broken')).toHaveLength(200);
+    await desk.importFile(file('broken', v1.slice(1)), merchantAccount);
+    expect((await recordedLines('broken')).map(({ transactionId }) => transactionId).sort()).toEqual(v1.slice(1).sort());
+    expect(await settledIn(gone.id)).toBeNull();
+    expect(await settledIn(last.id)).toBe('broken');
+    const { rows } = await service.services.pool.query('select line_count, gross_cents, net_cents from settlement_batch where batch_id = $1', [
+      'broken',
+    ]);
+    expect(rows).toEqual([{ line_count: 249, gross_cents: '10248', net_cents: '10018' }]);
+  });
+  test('and that the interface goes on with in another order lose no line and record none twice', async () => {
+    const ids = many(250, 1_000);
+    const file = desk.csv(...ids.map((id) => desk.line('reversed', id, { ...CLOSED, gross: 1, fee: 0 })));
+    await expect(desk.importFile(file, merchantAccount, breakingOff(2))).rejects.toThrow('the store is away');
+    await record(listing(ids.map((id) => said('reversed', id)).reverse()));
+    expect((await recordedLines('reversed')).map(({ transactionId }) => transactionId).sort()).toEqual(ids.sort());
+    expect(await ports.register.lastListed(await account())).toBe('reversed');
+    expect(await desk.importFile(file, merchantAccount)).toMatchObject({ corrected: 0, repeated: false });
+  });
+  test('and that the interface contradicts are left to staff with exact words, until a file says how it is', async () => {
+    const ids = many(250, 2_000);
+    const lines = ids.map((id) => desk.line('disputed', id, { ...CLOSED, gross: 1, fee: 0 }));
+    await expect(desk.importFile(desk.csv(...lines), merchantAccount, breakingOff(2))).rejects.toThrow('the store is away');
+    const other = ids.map((id, index) => said('disputed', id, index === 3 ? { grossCents: 2, netCents: 2 } : {}));
+    const events = await eventCount();
+    await record(listing(other));
+    expect(await eventCount()).toBe(events);
+    const told = service.logLines().filter(({ level, msg }) => level >= 50 && msg === 'a settlement batch cannot be recorded');
+    expect(JSON.stringify(told.at(-1))).toContain(
+      `batch disputed of ${merchantAccount} is recorded up to line 200, line 3 of it as sale x2003 (gross 1, fee 0, net 1); the processor says gross 2, fee 0, net 2 of it now`,
+    );
+    await desk.importFile(
+      desk.csv(...lines.map((one, index) => (index === 3 ? desk.line('disputed', ids[3]!, { ...CLOSED, gross: 2, fee: 0 }) : one))),
+      merchantAccount,
+    );
+    await record(listing(other));
+    expect(await ports.register.lastListed(await account())).toBe('disputed');
+    expect((await kindsOf('disputed')).filter(([kind]) => kind === 'SOURCE_MISMATCH')).toEqual([]);
+  });
+});
+
+describe('a line that goes', () => {
+  test('and comes back is posted again', async () => {
+    const [stays, comes] = [await sale(), await sale()];
+    const transit = async () => (await desk.booked())(`assets:processor:${merchantAccount}:in_transit`);
+    const start = await transit();
+    const file = (...ids: string[]) => desk.csv(...ids.map((id) => desk.line('v', id, CLOSED)));
+    await desk.importFile(file(stays.tx, comes.tx));
+    expect((await transit()) - start).toBe(19_540);
+    await desk.importFile(file(stays.tx));
+    expect((await transit()) - start).toBe(9_770);
+    await desk.importFile(file(comes.tx, stays.tx));
+    expect((await transit()) - start).toBe(19_540);
+    expect(await settledIn(comes.id)).toBe('v');
+    // And with another amount, which the payment says from then on.
+    await desk.importFile(desk.csv(desk.line('v', stays.tx, CLOSED), desk.line('v', comes.tx, { ...CLOSED, gross: 9_000 })));
+    expect((await transit()) - start).toBe(9_770 + 8_770);
+    await desk.importFile(desk.csv(desk.line('v', stays.tx, { ...CLOSED, fee: 231 })));
+    expect((await transit()) - start).toBe(9_769);
+  });
+  test('is missing from then on, though it was in a batch once; its payment is unsettled, and settles in another batch', async () => {
+    const [stays, goes] = [await sale(), await sale()];
+    await desk.importFile(desk.csv(desk.line('g', stays.tx, CLOSED), desk.line('g', goes.tx, CLOSED)));
+    await desk.importFile(desk.csv(desk.line('g', stays.tx, CLOSED)));
+    expect(await settledIn(goes.id)).toBeNull();
+    const [missing, ...others] = (await desk.exceptions()).filter((one) => one.batchId === 'g');
+    expect(others).toEqual([]);
+    expect(missing).toMatchObject({ kind: 'MISSING_AT_GATEWAY', paymentId: goes.id, leg: 'principal', expectedCents: 10_000, grossCents: 0 });
+    await desk.importFile(desk.csv(desk.line('g-later', goes.tx, CLOSED)));
+    expect(await settledIn(goes.id)).toBe('g-later');
+    expect((await recordedLines('g-later')).map(({ result }) => result)).toEqual(['MATCHED']);
+    expect((await desk.exceptions('superseded')).find(({ exceptionId }) => exceptionId === missing!.exceptionId)).toMatchObject({
+      reason: 'it settled in batch g-later',
+    });
+    expect((await desk.exceptions()).filter(({ paymentId }) => paymentId === goes.id)).toEqual([]);
+  });
+  test('leaves to the gateway whether its payment can be voided or refunded (C23, C24)', async () => {
+    const [stays, voided, refunded] = [await sale(), await sale(), await pay(CARD.settlesAtOnce)];
+    const tx = (await desk.transaction(refunded.id)).transactionId;
+    const file = (...ids: string[]) => desk.csv(...ids.map((id) => desk.line('c', id, CLOSED)));
+    await desk.importFile(file(stays.tx, voided.tx, tx));
+    expect((await partner.client.void(voided.id, {})).code).toBe('VOID_FAILED');
+    await desk.importFile(file(stays.tx));
+    // Its batch is open at the processor.
+    expect((await partner.client.void(voided.id, {})).status).toBe(200);
+    // Its batch has closed: the void that was tried is a refund.
+    expect((await partner.client.refund(refunded.id, { amountCents: 1_000 })).data.reversalType).toBe('refund');
+  });
+});
+
+describe('exceptions of lines that were corrected', () => {
+  const resolve = (exceptionId: string, resolution: Resolution, feeCents = 0) =>
+    changeException(
+      ports,
+      exceptionId,
+      { type: 'Resolve', resolution, reason: 'looked at', by: 'Dana', portalId: resolution === 'adopt' ? portal : null, feeCents },
+      staff('Dana', 'spec'),
+    );
+  const suspense = async () => (await desk.booked())('liabilities:suspense');
+  const ghost = (batch: string, gross: number, fee = 0) => desk.line(batch, `tx-${batch}`, { ...CLOSED, gross, fee });
+  const begun = async (batch: string) => {
+    const { tx } = await sale();
+    await desk.importFile(desk.csv(desk.line(batch, tx, CLOSED), ghost(batch, 700)));
+    const [one] = (await desk.exceptions()).filter(({ batchId }) => batchId === batch);
+    return { sound: desk.line(batch, tx, CLOSED), exceptionId: one!.exceptionId };
+  };
+
+  test('an open one is superseded, and cannot be resolved any more', async () => {
+    const before = await suspense();
+    const { sound, exceptionId } = await begun('e1');
+    await desk.importFile(desk.csv(sound));
+    expect(await kindsOf('e1')).toEqual([]);
+    expect((await desk.exceptions('superseded')).find((one) => one.exceptionId === exceptionId)).toMatchObject({
+      kind: 'MISSING_HERE',
+      ageDays: null,
+    });
+    await expect(resolve(exceptionId, 'adopt')).rejects.toThrow('The exception is superseded.');
+    expect(await suspense()).toBe(before);
+  });
+  test('one that had been resolved: what its resolution took too much is an exception, whose resolution brings it back with its fee', async () => {
+    const [before, payable] = [await suspense(), (await desk.booked())('liabilities:agency')];
+    const { sound, exceptionId } = await begun('e2');
+    await resolve(exceptionId, 'adopt', 25);
+    await desk.importFile(desk.csv(sound));
+    expect(await suspense()).toBe(before + 700);
+    expect(await kindsOf('e2')).toEqual([['SUSPENSE_MISMATCH', -700]]);
+    const [back] = (await desk.exceptions()).filter(({ batchId }) => batchId === 'e2');
+    await expect(resolve(back!.exceptionId, 'adopt', 701)).rejects.toThrow('part of the amount');
+    await resolve(back!.exceptionId, 'adopt', 25);
+    expect(await kindsOf('e2')).toEqual([]);
+    const after = await desk.booked();
+    expect([after('liabilities:suspense'), after('liabilities:agency') - payable]).toEqual([before, 0 - 10_000]); // the sound sale itself
+  });
+  test('one that had been resolved, of a line that says another amount: the difference', async () => {
+    const before = await suspense();
+    const { sound, exceptionId } = await begun('e3');
+    await resolve(exceptionId, 'refund');
+    await desk.importFile(desk.csv(sound, ghost('e3', 650)));
+    expect(await kindsOf('e3')).toEqual([['MISSING_HERE', -50]]);
+    await desk.importFile(desk.csv(sound, ghost('e3', 800)));
+    expect(await kindsOf('e3')).toEqual([['MISSING_HERE', 100]]);
+    const [open] = (await desk.exceptions()).filter(({ batchId }) => batchId === 'e3');
+    await resolve(open!.exceptionId, 'refund');
+    expect(await suspense()).toBe(before);
+    await desk.importFile(desk.csv(sound));
+    expect(await kindsOf('e3')).toEqual([['SUSPENSE_MISMATCH', -800]]);
+    await desk.importFile(desk.csv(ghost('e3', 800), sound));
+    // The line is another one by now: both stand until somebody has looked.
+    expect((await kindsOf('e3')).sort()).toEqual([
+      ['MISSING_HERE', 800],
+      ['SUSPENSE_MISMATCH', -800],
+    ]);
+  });
+});
+
+describe('a file is refused before anything of it is recorded', () => {
+  test('where the merchant account of one of its batches cannot be told', async () => {
+    const { tx } = await sale();
+    const events = await eventCount();
+    await expect(desk.importFile(desk.csv(desk.line('h1', tx, CLOSED), desk.line('h1-strange', 'tx-strange', CLOSED)))).rejects.toThrow(
+      'batch h1-strange holds no transaction of ours',
+    );
+    expect(await eventCount()).toBe(events);
+  });
+  test('where it would record a batch again on another merchant account, half of which is recorded', async () => {
+    const { rows } = await service.services.pool.query<{ merchant_account: string }>(
+      'select merchant_account from gateway_account where merchant_account <> $1',
+      [merchantAccount],
+    );
+    const other = rows[0]!.merchant_account;
+    const { tx } = await sale();
+    const ids = [tx, ...Array.from({ length: 249 }, (_, index) => `h2-${index}`)];
+    const file = desk.csv(...ids.map((id) => desk.line('h2', id, CLOSED)));
+    await expect(desk.importFile(file, null, breakingOff(2))).rejects.toThrow('away');
+    await expect(desk.importFile(file, other)).rejects.toThrow(
+      `batch h2 is recorded on merchant account ${merchantAccount}; it is not recorded again on ${other}`,
+    );
+    expect((await batchOf(ports.store, { ...named('h2'), merchantAccount: other })).lines).toEqual([]);
+    await desk.importFile(file);
+    expect(await recordedLines('h2')).toHaveLength(250);
+    // Another account that counts its batches from the same number is another matter.
+    await desk.importFile(desk.csv(desk.line('h2', 'its-own', CLOSED)), other);
+    expect(await recordedLines('h2')).toHaveLength(250);
+  });
+  test('where it closes a batch at another time, or funds it on another day than it was funded on', async () => {
+    const { tx } = await sale();
+    await desk.importFile(desk.csv(desk.line('h3', tx, CLOSED)));
+    await expect(desk.importFile(desk.csv(desk.line('h3', tx, { closed: '2026-11-02T05:00:00Z' })))).rejects.toThrow(
+      'batch h3 is recorded as closed at 2026-11-01T05:00:00.000Z, which no file can change; this one says 2026-11-02T05:00:00.000Z',
+    );
+    // Forgotten at first: the day is taken, and the money posted.
+    const bank = async () => (await desk.booked())('assets:bank');
+    const before = await bank();
+    expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: '2999-01-01' })))).toMatchObject({ corrected: 1 });
+    expect(await bank()).toBe(before);
+    expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: '2026-11-03' })))).toMatchObject({ corrected: 1 });
+    expect((await bank()) - before).toBe(9_770);
+    await expect(desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: '2026-11-04' })))).rejects.toThrow(
+      'batch h3 was funded on 2026-11-03, which no file can change; this one says 2026-11-04',
+    );
+  });
+  test('where it is not the same file any more when it is recorded', async () => {
+    const { tx } = await sale();
+    const file = desk.csv(desk.line('h4', tx, CLOSED));
+    const accountsOfBatch: SettlementPorts['register']['accountsOfBatch'] = (batchId) => {
+      writeFileSync(file, `${FILE_HEAD}\n${desk.line('h4', tx, { ...CLOSED, gross: 1, fee: 0 })}\n`);
+      return ports.register.accountsOfBatch(batchId);
+    };
+    const events = await eventCount();
+    await expect(desk.importFile(file, null, { ...ports, register: { ...ports.register, accountsOfBatch } })).rejects.toThrow(
+      'the file changed while it was',
+    );
+    expect(await eventCount()).toBe(events);
+    expect(await desk.importFile(file)).toMatchObject({ repeated: false, batches: [{ amountCents: 1 }] });
+  });
+});
+
+test('an earlier file is taken again where that is asked for', async () => {
+  const { id, tx } = await sale();
+  const [first, second] = [desk.csv(desk.line('again', tx, CLOSED)), desk.csv(desk.line('again', tx, { ...CLOSED, gross: 9_900 }))];
+  const gross = async () => (await recordedLines('again')).map(({ grossCents }) => grossCents);
+  await desk.importFile(first);
+  await desk.importFile(second);
+  expect(await desk.importFile(first)).toMatchObject({ repeated: true });
+  expect(await gross()).toEqual([9_900]);
+  expect(await desk.importFile(first, null, ports, true)).toMatchObject({ repeated: false, corrected: 1 });
+  expect(await gross()).toEqual([10_000]);
+  expect(await settledIn(id)).toBe('again');
+});
+
+test('a refund that no batch ever brings is missed as a charge is; one that came back as something else is not missed on top', async () => {
+  const [lost, strange] = [await pay(CARD.settlesAtOnce), await pay(CARD.settlesAtOnce)];
+  await partner.client.refund(lost.id, { amountCents: 2_500 });
+  const refund = (await partner.client.refund(strange.id, { amountCents: 1_500 })).data;
+  await record(listing([said('sent-back', refund.gateway.transactionId, { type: 'refund', accepted: false, grossCents: -1_500, netCents: -1_500 })]));
+  service.clock.advance(4 * 86_400_000);
+  const refunds = (await desk.exceptions()).filter(({ kind, expectedCents }) => kind === 'MISSING_AT_GATEWAY' && expectedCents! < 0);
+  expect(refunds.map(({ paymentId, expectedCents }) => [paymentId, expectedCents])).toContainEqual([lost.id, -2_500]);
+  expect(refunds.filter(({ paymentId }) => paymentId === strange.id)).toEqual([]);
+});
+
+test('after all of that books and read models are what the events say', async () => {
+  await settle(service);
+  const { projections, store } = service.services;
+  for (const projection of Object.values(projections)) await projection.runUntil((await store.head())!, { timeoutMs: 20_000 });
+  service.clock.advance(3_600_000);
+  expect((await findDrift(service.services.seal)).differences).toEqual([]);
+});

@@ -1,0 +1,79 @@
+/** The desk of somebody in finance, for specs: writes the processor's settlement files, imports them, looks at the books and at the exceptions. */
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { balances, bookSumCents, type ExceptionRow, exceptionRows, type FileImported, importSettlementFile } from '#ledger';
+import type { SettlementPorts } from '#payments';
+import type { Service } from './service.js';
+
+export const FILE_HEAD = 'batch_id,closed_at,transaction_id,ref,type,gross_cents,fee_cents,net_cents,funded_on';
+
+type Over = Partial<Record<'closed' | 'ref' | 'type' | 'gross' | 'fee' | 'net' | 'funded', string | number>>;
+
+export interface SettlementDesk {
+  /** Of the files; deleted by `close`. */
+  readonly folder: string;
+  /** The principal's charge. */
+  transaction(paymentId: string): Promise<{ merchantAccount: string; transactionId: string; ref: string }>;
+  /** `batch`, then what differs from an ordinary sale of 100.00 that closed just now. */
+  line(batch: string, transactionId: string, over?: Over): string;
+  /** One time of closing for all lines of a batch. */
+  closedNow(): string;
+  written(text: string | Buffer): string;
+  csv(...lines: string[]): string;
+  importFile(file: string, merchantAccount?: string | null, ports?: SettlementPorts, again?: boolean): Promise<FileImported>;
+  /** Exceptions of a status, null: that have not ended, after all that there is to open has been opened. */
+  exceptions(status?: string | null): Promise<ExceptionRow[]>;
+  /** Cents of the accounts of a prefix. Fails where the books do not sum to 0. */
+  booked(): Promise<(prefix: string) => number>;
+  close(): void;
+}
+
+export const settlementDesk = (service: Service): SettlementDesk => {
+  const { services } = service;
+  const folder = mkdtempSync(join(tmpdir(), 'payfold-file-'));
+  let files = 0;
+  const closedNow = () => new Date(service.clock.now()).toISOString();
+  const written = (text: string | Buffer): string => {
+    const file = join(folder, `${++files}.csv`);
+    writeFileSync(file, text);
+    return file;
+  };
+  return {
+    folder,
+    transaction: async (paymentId) => {
+      await services.settlement.register.caughtUp();
+      const { rows } = await services.pool.query<{ merchant_account: string; transaction_id: string; ref: string }>(
+        `select merchant_account, transaction_id, ref from gateway_transaction where payment_id = $1 and leg = 'principal' and op = 'charge'`,
+        [paymentId],
+      );
+      return { merchantAccount: rows[0]!.merchant_account, transactionId: rows[0]!.transaction_id, ref: rows[0]!.ref };
+    },
+    line: (batch, transactionId, over = {}) => {
+      const { closed = closedNow(), ref = '', type = 'sale', gross = 10_000, fee = 230, funded = '' } = over;
+      return [batch, closed, transactionId, ref, type, gross, fee, over.net ?? Number(gross) - Number(fee), funded].join(',');
+    },
+    closedNow,
+    written,
+    csv: (...lines) => written(`${[FILE_HEAD, ...lines].join('\n')}\n`),
+    importFile: (file, merchantAccount = null, ports = services.settlement, again = false) =>
+      importSettlementFile(
+        ports,
+        file,
+        { merchantAccount, again, by: { actor: { type: 'operator', id: 'spec' }, correlationId: 'spec' } },
+        AbortSignal.timeout(20_000),
+      ),
+    exceptions: async (status = null) => {
+      await services.settlement.register.caughtUp();
+      while ((await services.openExceptions()) > 0);
+      return exceptionRows(services.pool, { status, now: service.clock.now() });
+    },
+    booked: async () => {
+      await services.projections.journal.runUntil((await services.store.head())!, { timeoutMs: 20_000 });
+      const rows = await balances(services.pool, { asOf: null, effectiveTo: null });
+      if (bookSumCents(rows) !== 0) throw new Error(`the books sum to ${bookSumCents(rows)}`);
+      return (prefix) => rows.filter(({ account }) => account.startsWith(prefix)).reduce((sum, row) => sum + row.balanceCents, 0);
+    },
+    close: () => rmSync(folder, { recursive: true, force: true }),
+  };
+};
