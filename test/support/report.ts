@@ -13,11 +13,11 @@ export const writeReport = (name: string, figures: Readonly<Record<string, unkno
   appendFileSync(join(ROOT, 'reports', `${name}.ndjson`), `${JSON.stringify(line)}\n`);
 };
 
-/** `+` behind it: with changes that are not committed. Null outside of a checkout. */
+/** `+` behind it: with changes that are not committed, other than those of reports. Null outside of a checkout. */
 const commit = (): string | null => {
   try {
     const git = (...args: string[]) => execFileSync('git', args, { cwd: ROOT, encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim();
-    return git('rev-parse', '--short', 'HEAD') + (git('status', '--porcelain', '--untracked-files=no') === '' ? '' : '+');
+    return git('rev-parse', '--short', 'HEAD') + (git('status', '--porcelain', '--untracked-files=no', '--', '.', ':!reports') === '' ? '' : '+');
   } catch {
     return null;
   }
