@@ -24,6 +24,7 @@ import {
   bookSumCents,
   batchesAsOf,
   driftFound,
+  exportReport,
   exceptionRows,
   EXCEPTIONS,
   isReport,
@@ -33,7 +34,6 @@ import {
   paymentAsOf,
   REPORTS,
   reportOf,
-  reportText,
   timeline,
 } from '#ledger';
 import { PAYMENT_LIST, PAYMENT_REGISTER, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
@@ -278,7 +278,8 @@ export class AuditController {
   @Text('after', 'Go on after a place, as the trailer Export-After named it')
   @ApiResponse({
     status: 200,
-    description: 'Rows; trailers Export-Rows and Export-After say that it is whole',
+    description:
+      'Rows; the trailers Export-Rows and Export-After say that it is whole, Export-Manifest is JSON: query, rows, totals, place, head, SHA-256',
     headers: LEDGER_HEADERS,
     content: { 'text/csv': {}, 'application/x-ndjson': {} },
   })
@@ -291,10 +292,9 @@ export class AuditController {
     if (format !== 'csv' && format !== 'ndjson') throw fault('format', 'must be csv or ndjson');
     if (reportOf(report).auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
     const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after };
-    await this.standing(reply, report === 'payments' || report === 'reversals' || report === 'open' ? PAYMENT_LIST : JOURNAL);
+    const position = await this.standing(reply, report === 'payments' || report === 'reversals' || report === 'open' ? PAYMENT_LIST : JOURNAL);
     const { store, pool } = this.services;
-    const said = { rows: 0, totals: {} as Record<string, number>, after };
-    const pieces = reportText({ store, db: pool }, report, format, asked, said);
+    const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
     // What is wrong with the question shows with the first piece, while it can still be answered by a status.
     const first = await pieces.next();
     const headers = reply.getHeaders() as Record<string, string>;
@@ -303,14 +303,15 @@ export class AuditController {
     raw.writeHead(200, {
       ...headers,
       'content-type': format === 'csv' ? 'text/csv; charset=utf-8; header=present' : 'application/x-ndjson',
-      trailer: 'Export-Rows, Export-After',
+      trailer: 'Export-Rows, Export-After, Export-Manifest',
     });
     try {
       for (let piece = first; !piece.done; piece = await pieces.next()) {
         if (raw.destroyed) return;
         if (!raw.write(piece.value)) await Promise.race([once(raw, 'drain'), once(raw, 'close')]);
       }
-      raw.addTrailers({ 'Export-Rows': String(said.rows), 'Export-After': said.after ?? '' });
+      const made = await manifest();
+      raw.addTrailers({ 'Export-Rows': String(made.rows), 'Export-After': made.after ?? '', 'Export-Manifest': JSON.stringify(made) });
       raw.end();
     } catch (error) {
       this.services.log.error({ err: error, report }, 'an export broke off');

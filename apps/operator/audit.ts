@@ -154,11 +154,11 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }, name: ReportName, { format, from = null, to = null, asOf = null, after = null }: ExportOptions) => {
         const all = await services();
-        await allCaughtUp(all);
-        const { reportText } = await import('#ledger');
-        const said = { rows: 0, totals: {} as Record<string, number>, after };
-        for await (const piece of reportText({ store: all.store, db: all.pool }, name, format, { from, to, asOf, after }, said)) await print(piece);
-        process.stderr.write(`${JSON.stringify({ report: name, ...said })}\n`);
+        const position = await allCaughtUp(all);
+        const { exportReport } = await import('#ledger');
+        const { pieces, manifest } = exportReport({ store: all.store, db: all.pool }, name, format, { from, to, asOf, after }, position);
+        for await (const piece of pieces) await print(piece);
+        process.stderr.write(`${JSON.stringify(await manifest())}\n`);
         return { json: null, text: '', printed: true };
       }),
     );
@@ -245,12 +245,13 @@ export const periodPorts = ({ store, pool, clock, ids, projections }: Services):
   journalReached: (position) => projections.journal.runUntil(position, { timeoutMs: CATCH_UP_MS }),
 });
 
-/** Brings the read models that reports read up to everything that has been appended. */
-const allCaughtUp = async ({ store, projections }: Services): Promise<void> => {
+/** Brings the read models that reports read up to everything that has been appended; resolves with the place that they stand at. */
+const allCaughtUp = async ({ store, projections }: Services): Promise<string | null> => {
   const head = await store.head();
   const { paymentList, paymentRegister, journal, exceptions } = projections;
   if (head !== null)
     for (const projection of [paymentList, paymentRegister, journal, exceptions]) await projection.runUntil(head, { timeoutMs: CATCH_UP_MS });
+  return head;
 };
 
 /** Brings the read models up to everything that has been appended, and compares them. */

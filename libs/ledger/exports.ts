@@ -58,7 +58,7 @@ const parsed = (kind: Kind, value: string | null): Cell =>
 /** Rows of one statement, a page at a time, from a cursor: it is planned and sorted once, and this process holds two pages. */
 const cursorPages = async function* <Row>(db: Pool, query: { text: string; values: unknown[] }): AsyncGenerator<Row[], void, void> {
   const client = await db.connect();
-  let broken = true;
+  let [broken, begun] = [true, false];
   try {
     await client.query('begin read only');
     await client.query('set local statement_timeout = 0');
@@ -72,17 +72,23 @@ const cursorPages = async function* <Row>(db: Pool, query: { text: string; value
     for (let next = fetch(); ;) {
       const { rows } = await next;
       if (rows.length === 0) break;
+      begun = true;
       next = fetch();
       yield rows as Row[];
     }
     await client.query('commit');
     broken = false;
+  } catch (error) {
+    // Class 22, data exception: a part of the place that is no date, id or text to the database. Nothing else of the question comes here unread.
+    if (!begun && /^22/.test((error as { code?: string }).code ?? '')) throw notAPlace();
+    throw error;
   } finally {
     // A reader that left in the middle leaves a transaction behind; its connection goes with it.
     client.release(broken);
   }
 };
 
+const notAPlace = () => new ServiceError('VALIDATION_ERROR', 'after is not a place of this report.');
 const afterOf = (key: readonly string[]): string => Buffer.from(JSON.stringify(key)).toString('base64url');
 const keyOf = (after: string, length: number): readonly string[] => {
   try {
@@ -91,7 +97,7 @@ const keyOf = (after: string, length: number): readonly string[] => {
   } catch {
     // not one of ours
   }
-  throw new ServiceError('VALIDATION_ERROR', 'after is not a place of this report.');
+  throw notAPlace();
 };
 
 type Key = readonly [sql: string, type: 'text' | 'uuid' | 'date' | 'timestamptz'];
@@ -156,6 +162,7 @@ const staffActions: Report = {
   totals: [],
   auditorsOnly: true,
   pages: async function* ({ store }, { from, to, after }) {
+    if (after !== null && (!/^\d{20}(:\d{20})?$/.test(after) || after > ((await store.head()) ?? ''))) throw notAPlace();
     for await (const events of store.readAll(after as Position | null)) {
       const mine = events.filter(
         ({ meta: { actor, recordedAt } }) =>

@@ -15,7 +15,7 @@ import { headKeys } from './head.js';
 import { JOURNAL_START, journalPage, type JournalPlace } from './journal.js';
 import { exceptionRows } from './matching.js';
 import { proveEvents } from './prove.js';
-import { signLog } from './seal.js';
+import { newestHead, signLog } from './seal.js';
 import { csvLine, type JournalFormat, journalHeading, journalText, ndjsonLines } from './text.js';
 
 export interface ExportedFile {
@@ -60,13 +60,22 @@ class HashedFile {
 
 export type ExportFormat = 'csv' | 'ndjson';
 
-/** The text of a report, piece by piece, and what it came to. */
+/** What an export has come to so far. */
+export interface Exported {
+  rows: number;
+  /** Sums of the cents columns. */
+  totals: Record<string, number>;
+  /** Where to go on; null before the first row. */
+  after: string | null;
+}
+
+/** The text of a report, piece by piece; `said` is kept up with it. */
 export const reportText = async function* (
   ports: { readonly store: EventStore; readonly db: Pool },
   name: ReportName,
   format: ExportFormat,
   query: ReportQuery,
-  said: { rows: number; totals: Record<string, number>; after: string | null },
+  said: Exported,
 ): AsyncGenerator<string, void, void> {
   const report = reportOf(name);
   const { columns, totals } = report;
@@ -83,6 +92,40 @@ export const reportText = async function* (
     said.after = after;
     yield text;
   }
+};
+
+/** The manifest of one export: what was asked, and what came of it at which place of the log. */
+export interface ExportManifest extends Exported {
+  readonly report: ReportName;
+  readonly format: ExportFormat;
+  readonly query: ReportQuery;
+  /** Up to where the report is complete; null: nothing has happened. */
+  readonly position: string | null;
+  /** The newest signed head over the log; null: none is signed yet. */
+  readonly head: { readonly size: number; readonly root: string } | null;
+  /** Of the bytes that were written, the heading among them. */
+  readonly sha256: string;
+}
+
+/** A report as text, and its manifest, to be asked for after the last piece. */
+export const exportReport = (
+  ports: { readonly store: EventStore; readonly db: Pool },
+  report: ReportName,
+  format: ExportFormat,
+  query: ReportQuery,
+  position: string | null,
+): { readonly pieces: AsyncGenerator<string, void, void>; readonly manifest: () => Promise<ExportManifest> } => {
+  const said: Exported = { rows: 0, totals: {}, after: query.after };
+  const hash = createHash('sha256');
+  return {
+    pieces: (async function* () {
+      for await (const piece of reportText(ports, report, format, query, said)) {
+        hash.update(piece);
+        yield piece;
+      }
+    })(),
+    manifest: async () => ({ report, format, query, position, head: await newestHead(ports.db), ...said, sha256: hash.copy().digest('hex') }),
+  };
 };
 
 export interface PackPorts {

@@ -64,6 +64,12 @@ export const unsignedEvents = async (db: Queryable): Promise<number> => {
   return Number(rows[0]?.count ?? 0);
 };
 
+/** Size and root, as its signed text has them, of the newest head in the database. */
+export const newestHead = async (db: Queryable): Promise<{ readonly size: number; readonly root: string } | null> => {
+  const { rows } = await db.query<{ size: string; note: string }>('select size, note from log_head order by size desc limit 1');
+  return rows[0] ? { size: Number(rows[0].size), root: rows[0].note.split('\n')[2] ?? '' } : null;
+};
+
 export const logSeal: Projection = {
   name: LOG_SEAL,
   apply: async (client, events) => {

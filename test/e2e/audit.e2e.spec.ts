@@ -1,7 +1,9 @@
 /** What finance and auditors read: `/audit/v1` under its own keys, reports, the evidence pack, and closed periods. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
+import { hash } from 'node:crypto';
 import { appendFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { get as httpGet } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -9,6 +11,7 @@ import {
   adjustBooks,
   balances,
   closePeriod,
+  exportReport,
   findDrift,
   issueAuditKey,
   JOURNAL_START,
@@ -254,6 +257,35 @@ describe('reports', () => {
       { rows: 0, totals: {}, after: null },
     );
     await expect(bad.next().then(() => bad.next())).rejects.toThrow('after is not a place');
+  });
+  test('the manifest says what was asked, what came of it, at which place, under which head; over HTTP it is a trailer', async () => {
+    const { store, pool, seal } = service.services;
+    await caughtUp();
+    const { head } = (await signLog(seal))!;
+    const query = { from: FROM, to: TO, asOf: null, after: null };
+    const { pieces, manifest } = exportReport({ store, db: pool }, 'payments', 'csv', query, await store.head());
+    let text = '';
+    for await (const piece of pieces) text += piece;
+    const made = await manifest();
+    const { rows, totals, after } = await report('payments', 'csv');
+    const expected = { report: 'payments', format: 'csv', query, position: await store.head(), rows, totals, after };
+    expect(made).toEqual({ ...expected, head: { size: head.size, root: head.root.toString('base64') }, sha256: hash('sha256', text, 'hex') });
+    const trailers = await new Promise<NodeJS.Dict<string>>((resolve, reject) => {
+      const path = `${url}/audit/v1/exports/payments?from=${FROM}&to=${TO}`;
+      httpGet(path, { headers: { authorization: finance } }, (response) => response.resume().once('end', () => resolve(response.trailers))).once(
+        'error',
+        reject,
+      );
+    });
+    expect(trailers).toMatchObject({ 'export-rows': String(rows), 'export-after': after });
+    expect(JSON.parse(trailers['export-manifest']!)).toEqual(made);
+  });
+  test.each(['payments', 'disputes', 'fees', 'staff-actions', 'attempts'])('%s: a place that is none of it is refused', async (name) => {
+    const places = [['x'], ['x', 'y'], ['2026-02-30', 'x'], ['x', 'y', 'z']].map((key) => Buffer.from(JSON.stringify(key)).toString('base64url'));
+    for (const after of ['nonsense', 'é', '9'.repeat(20), ...places]) {
+      const { status, text } = await get(`/audit/v1/exports/${name}?after=${encodeURIComponent(after)}`, auditor);
+      expect([after, status, text]).toEqual([after, 400, expect.stringContaining('after is not a place of this report')]);
+    }
   });
   test('a text that is a formula to a spreadsheet is not one', async () => {
     await day.partner.client.refund(day.payments.at(-1)!.id, { amountCents: 1, reason: '=HYPERLINK("http://x","y"), you' });

@@ -1,8 +1,10 @@
 /**
  * Whose is it? (broken object level authorization): every operation of the served document × every kind of id × two accounts. The matrix is made from the document: a new
- * operation joins by itself, and one with a parameter that nobody has told it about fails until somebody does.
+ * operation joins by itself, and one with a parameter that nobody has told it about fails until somebody does. The audit listener's document joins with its keys.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { issueAuditKey } from '#ledger';
+import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { type Answer, type Client, paymentOf, PAYMENTS, type Service, startService, type TestAccount } from '../support/service.js';
 
 interface Parameter {
@@ -169,5 +171,54 @@ describe('what is not named by an id', () => {
     const token = (await stranger.client.post<{ accessToken: string }>('/api/partner/v1/auth/token')).data.accessToken;
     const answer = await service.anonymous.as(`Bearer ${token}`).get(`${PAYMENTS}/${paymentId}`);
     expect([answer.status, answer.code]).toEqual([404, 'PAYMENT_NOT_FOUND']);
+  });
+});
+
+describe('the audit listener', () => {
+  let audit: Audit;
+  let base: string;
+  let auditKey: string;
+  beforeAll(async () => {
+    const { store, pool: db, clock, ids, keys, config, projections } = service.services;
+    audit = await createAudit(service.services);
+    base = await audit.listen(0, '127.0.0.1');
+    const issued = await issueAuditKey(
+      { store, db, clock, ids, keys, environment: config.environment },
+      { name: 'Matrix', role: 'auditor' },
+      { type: 'operator', id: 'spec' },
+    );
+    ({ auditKey } = issued);
+    await projections.auditKeys.runUntil(issued.position, { timeoutMs: 10_000 });
+  });
+  afterAll(() => audit.close());
+
+  test('no operation of it answers a partner, nor anybody without a key of its own; with one, each does', async () => {
+    const { paths } = (await (await fetch(`${base}/openapi.json`)).json()) as { paths: Record<string, Record<string, { security?: unknown[] }>> };
+    const operations = Object.entries(paths).flatMap(([path, methods]) =>
+      Object.entries(methods).map(([method, operation]) => ({ path, method, operation })),
+    );
+    expect(operations.length).toBeGreaterThan(8);
+    for (const { path, method, operation } of operations) {
+      expect([path, method, operation.security]).toEqual([path, 'get', [{ auditKey: [] }]]);
+      const url = `${base}${path.replace('{id}', paymentId).replace('{report}', 'payments')}`;
+      const { data } = await owner.client.post<{ accessToken: string }>('/api/partner/v1/auth/token', {});
+      for (const authorization of [null, `ApiKey ${owner.apiKey}`, owner.apiKey, `Bearer ${data.accessToken}`, `AuditKey ${owner.apiKey}`]) {
+        const refused = await fetch(url, { headers: authorization === null ? {} : { authorization } });
+        const text = await refused.text();
+        expect([path, refused.status]).toEqual([path, 401]);
+        for (const secret of secrets) expect(text).not.toContain(secret);
+      }
+      const answered = await fetch(url, { headers: { authorization: `AuditKey ${auditKey}` } });
+      await answered.arrayBuffer();
+      expect([path, answered.status]).toEqual([path, 200]);
+    }
+  });
+  test('and its key opens no operation of a partner’s', async () => {
+    for (const route of routes)
+      for (const authorization of [auditKey, `AuditKey ${auditKey}`, `ApiKey ${auditKey}`, `Bearer ${auditKey}`]) {
+        const answer = await send(service.anonymous.as(authorization), route, { portal: portalId });
+        expect([route.path, answer.status]).toEqual([route.path, 401]);
+        expectNothingTold(answer);
+      }
   });
 });
