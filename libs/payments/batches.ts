@@ -186,10 +186,14 @@ export const recordBatch = async (
   let place = await loadBatch(ports.store, settlementStream(name));
   let isAsSaid = false;
   const head = () => ({ ...name, closedAt: place.batch.closedAt ?? incoming.closedAt });
-  /** As far as it is recorded, it is what was said, line by line. */
-  const agrees = () =>
-    !place.batch.complete &&
-    place.batch.lines.every((line, index) => index >= said.length || (sameName(line, said[index]!) && saysTheSame(line, said[index]!)));
+  let same = 0;
+  /** As far as it is recorded, it is what was said, line by line. What was compared once stays: until a batch is complete, lines are only added. */
+  const agrees = (): boolean => {
+    const { complete, lines } = place.batch;
+    while (!complete && same < Math.min(lines.length, said.length) && sameName(lines[same]!, said[same]!) && saysTheSame(lines[same]!, said[same]!))
+      same++;
+    return !complete && same === Math.min(lines.length, said.length);
+  };
   /** Appends at the loaded place; where somebody else was first, the place is loaded again. */
   const appended = async (event: Written): Promise<boolean> => {
     try {
@@ -225,7 +229,7 @@ export const recordBatch = async (
     // Whoever broke off had other lines, or another order. What is recorded becomes a batch, and is compared as a whole.
     const { lines } = place.batch;
     const isWhole = agrees() && lines.length === said.length;
-    const { lacking } = compared(place.batch, said);
+    const lacking = isWhole ? [] : compared(place.batch, said).lacking;
     if (fileId === null && lacking.length > 0) throw contradiction(name, lacking, place.batch, said);
     const data = { ...head(), fundedOn: incoming.fundedOn, lineCount: lines.length, ...sumsOf(lines), listed: isWhole && fileId === null };
     isAsSaid = (await appended({ type: 'SettlementBatchRecorded', data })) && isWhole;
@@ -280,7 +284,7 @@ const listBatch = async (
     const isOtherDay = fundedOn !== null && batch.fundedOn !== null && fundedOn !== batch.fundedOn;
     const differing = changed.filter(({ before }) => !before).length + lacking.length + (isOtherDay ? 1 : 0);
     if (differing > 0) {
-      // Told once more where it was told before: it is either new, or nobody has looked yet.
+      // Where it is read once more, what files have corrected since is known.
       if (!batch.listed || !batch.correctedByFile)
         ports.payments.log.error(
           { merchantAccount, batchId, differing },
@@ -381,7 +385,8 @@ const correctBatch = async (
   for (let conflicts = 0; ; conflicts++) {
     let place = await loadBatch(ports.store, settlementStream(name));
     const { batch } = place;
-    const head = { ...name, closedAt: batch.closedAt!, fundedOn: (batch.funded ? null : fundedOn) ?? batch.fundedOn, fileId };
+    const isLastWord = fileId !== null && !batch.funded;
+    const head = { ...name, closedAt: batch.closedAt!, fundedOn: (isLastWord ? fundedOn : null) ?? batch.fundedOn ?? fundedOn, fileId };
     const { changed, gone, lacking } = compared(batch, said);
     if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return 0;
     const touched = new Set(lacking);

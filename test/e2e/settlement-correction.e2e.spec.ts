@@ -157,6 +157,38 @@ describe('files beside the processor’s interface', () => {
     expect(await settledIn(next.id)).toBe('two-words-next');
     expect(await ports.register.lastListed(await account())).toBe('two-words-next');
   });
+  test('at the same time, with other amounts: the payment says what is recorded, whoever told it last', async () => {
+    const one = await sale();
+    const whole = { grossCents: 10_000, feeCents: 230, netCents: 9_770 };
+    let [judged, recorded] = [(): void => undefined, (): void => undefined];
+    const isJudged = new Promise<void>((resolve) => (judged = resolve));
+    const isRecorded = new Promise<void>((resolve) => (recorded = resolve));
+    const before = (through: SettlementPorts, wait: () => Promise<void>): SettlementPorts => {
+      const append: EventStore['append'] = async (stream, expected, events) => {
+        if (events[0]!.type === 'SettlementLinesRecorded') await wait();
+        return ports.store.append(stream, expected, events);
+      };
+      return { ...through, store: Object.assign(Object.create(ports.store) as EventStore, { append }) };
+    };
+    // The file's line is judged first, then the interface's, and the file's is recorded.
+    let listed: Promise<unknown> = Promise.resolve();
+    const file = before(ports, () => {
+      listed = record(
+        before(listing([said('at-once', one.tx, whole)]), () => {
+          judged();
+          return isRecorded;
+        }),
+      );
+      return isJudged;
+    });
+    await desk.importFile(desk.csv(desk.line('at-once', one.tx, { ...CLOSED, gross: 9_900 })), null, file);
+    recorded();
+    await listed;
+    expect((await recordedLines('at-once')).map(({ grossCents }) => grossCents)).toEqual([9_900]);
+    const { payment } = await ports.payments.streams.load(one.id);
+    expect(payment).toMatchObject({ legs: [{ settledBatchId: 'at-once', settledGrossCents: 9_900, settledFeeCents: 230 }, {}] });
+    expect(await kindsOf('at-once')).toContainEqual(['SOURCE_MISMATCH', 0]);
+  });
   test('a complete batch that is listed with more lines gets them; what fails with one account keeps no other from its batches, nor from their funding', async () => {
     const [one, more] = [await sale(), await sale()];
     const whole = { grossCents: 10_000, feeCents: 230, netCents: 9_770, fundedOn: '2026-11-03' };
