@@ -125,6 +125,8 @@ describe('files beside the processor’s interface', () => {
     const next = await sale();
     await settle(service);
     expect(await settledIn(next.id)).toMatch(/^bat_/);
+    expect(await ports.register.lastListed(await account())).toMatch(/^bat_/);
+    expect(alarms('does not know its own last batch')).toBe(0);
   });
   test('a last batch that the processor does not know any more is an alarm, and everything is read again', async () => {
     const gateway = ports.payments.gateways.find(await account())!;
