@@ -56,7 +56,10 @@ const recordedLines = async (batchId: string) => (await batchOf(ports.store, nam
 const eventCount = async () =>
   Number((await service.services.pool.query<{ count: string }>('select count(*) as count from es.events')).rows[0]!.count);
 const kindsOf = async (batchId: string) =>
-  (await desk.exceptions()).filter((one) => one.batchId === batchId).map(({ kind, suspenseCents }) => [kind, suspenseCents]);
+  (await desk.exceptions())
+    .filter((one) => one.batchId === batchId)
+    .map(({ kind, suspenseCents }) => [kind, suspenseCents])
+    .sort();
 const alarms = (text: string) => service.logLines().filter(({ level, msg }) => level >= 50 && msg.includes(text)).length;
 
 /** Ports whose store cannot be reached any more when lines are appended for the `nth` time. */
@@ -378,7 +381,7 @@ describe('exceptions of lines that were corrected', () => {
     expect(await kindsOf('e3')).toEqual([['SUSPENSE_MISMATCH', -800]]);
     await desk.importFile(desk.csv(ghost('e3', 800), sound));
     // The line is another one by now: both stand until somebody has looked.
-    expect((await kindsOf('e3')).sort()).toEqual([
+    expect(await kindsOf('e3')).toEqual([
       ['MISSING_HERE', 800],
       ['SUSPENSE_MISMATCH', -800],
     ]);
