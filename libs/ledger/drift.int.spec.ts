@@ -29,29 +29,31 @@ test('of several reads at once that all fail, none is left unhandled', async () 
   for (let turn = 0; turn < 3; turn++) await pool.query('select pg_sleep(0.02)');
 });
 
-test('a payment that the journal books while it is looked at is no difference', async () => {
+test.each(['drift-journal-text', 'drift-journal'])('a payment that the journal books while it is looked at (%s) is no difference', async (read) => {
   await migrate(pool, MIGRATIONS);
   const store = memoryEventStore();
   const id = await charged(store);
   const events: Recorded[] = [];
   for await (const event of store.read(`payment-${id}`)) events.push(event);
   await transaction(pool, (client) => paymentListModel().projection.apply(client, events));
-  let books = 0;
+  let booked = false;
   const db = {
     query: async (query: string | { name: string }, values?: unknown[]) => {
       const result = (await pool.query(query as string, values)) as unknown;
       // Between the reading of what the journal knows of the payment and the reading of its entries.
-      if (typeof query !== 'string' && query.name === 'drift-journal' && books++ === 0)
+      if (typeof query !== 'string' && query.name === read && !booked) {
+        booked = true;
         await transaction(pool, (client) => journalModel.projection.apply(client, events));
+      }
       return result;
     },
   } as unknown as Queryable;
   const look = async () => (await checkPayments({ store, db, now: () => Date.now() }, [id])).differences;
   expect(await look()).toEqual([]);
+  expect(booked).toBe(true);
   expect(await look()).toEqual([]);
   await pool.query(`delete from journal_entry where rule = 'R1'`);
   expect((await look()).map(({ message }) => message)).toContainEqual(expect.stringMatching(/\(R1\) is missing/));
-  expect(books).toBe(3);
 });
 
 /** A payment in a store: asked for, and charged. */

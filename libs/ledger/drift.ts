@@ -11,10 +11,10 @@ import {
   isVisible,
   PAYMENT_LIST,
   PAYMENT_REGISTER,
+  paymentListRow,
   payment as decider,
   type Payment,
   paymentStream,
-  statusOf,
   toPaymentEvent,
 } from '#payments';
 import { ALL_AS_TEXT, type Migration, type Queryable } from '#platform';
@@ -23,6 +23,7 @@ import {
   bookSumCents,
   entriesOfPayments,
   entryLine,
+  ISO,
   JOURNAL,
   type JournalEntry,
   journalise,
@@ -91,11 +92,11 @@ const readCheckpoints = async (db: Queryable): Promise<Checkpoints> => {
 const closedToAt = ({ periods }: Checkpoints, position: string): string | null =>
   periods.findLast((period) => period.position < position)?.closedTo ?? null;
 
+/** What rows of the list are looked up by, in the order of their columns. */
+const FOUND_UNDER = ['account', 'portal', 'creation', 'status', 'open attempt', 'open since'] as const;
+
 interface Rows {
-  readonly list: ReadonlyMap<
-    string,
-    { readonly revision: bigint; readonly status: string; readonly accountId: string; readonly portalId: string; readonly state: Payment }
-  >;
+  readonly list: ReadonlyMap<string, { readonly revision: bigint; readonly found: readonly (string | null)[]; readonly state: Payment }>;
   readonly journal: ReadonlyMap<string, { readonly revision: bigint; readonly books: Books }>;
   readonly entries: ReadonlyMap<string, readonly JournalEntry[]>;
   readonly settled: ReadonlyMap<string, ReadonlyMap<string, string>>;
@@ -104,9 +105,10 @@ interface Rows {
 const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> => {
   // Together: were they awaited one by one, those that fail behind the first would have nobody to catch them.
   const [list, journal, legs] = await Promise.all([
-    db.query<{ payment_id: string; revision: string; status: string; account_id: string; portal_id: string; state: Payment }>({
+    db.query<{ payment_id: string; revision: string; found: (string | null)[]; state: Payment }>({
       name: 'drift-list',
-      text: 'select payment_id, revision, status, account_id, portal_id, state from payment_list where payment_id = any($1::uuid[])',
+      text: `select payment_id, revision, array[account_id::text, portal_id::text, ${ISO('created_at')}, status, open_attempt_id::text, ${ISO('open_since')}] as found, state
+             from payment_list where payment_id = any($1::uuid[])`,
       values: [ids],
     }),
     db.query<{ payment_id: string; revision: string; books: Books }>({
@@ -119,12 +121,7 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
   // After the rows that say how far the journal is: what it has posted since is left out by its place.
   const entries = await entriesOfPayments(db, ids);
   return {
-    list: new Map(
-      list.rows.map((row) => [
-        row.payment_id,
-        { revision: BigInt(row.revision), status: row.status, accountId: row.account_id, portalId: row.portal_id, state: row.state },
-      ]),
-    ),
+    list: new Map(list.rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), found: row.found, state: row.state }])),
     journal: new Map(journal.rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), books: row.books }])),
     entries: grouped(entries),
     settled: legs,
@@ -199,12 +196,12 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
     differs('list', listed.position, `its row stands at revision ${row.revision}, the list has passed ${listed.revision}`); // prettier-ignore
   else if (row && isVisible(inList)) {
     if (!isSame(inList, row.state)) differs('list', events[Number(row.revision)]!.position, `its row says ${firstDifference(inList, row.state)}`);
-    else if (row.status !== statusOf(inList) || row.accountId !== inList.terms.accountId || row.portalId !== inList.terms.portalId)
-      differs(
-        'list',
-        events[Number(row.revision)]!.position,
-        `its row is found under ${row.status}, account ${row.accountId}, portal ${row.portalId}`,
-      );
+    else {
+      const under = paymentListRow({ paymentId: id, revision: row.revision, payment: inList }).slice(1, 1 + FOUND_UNDER.length);
+      for (const [index, name] of FOUND_UNDER.entries())
+        if (row.found[index] !== under[index])
+          differs('list', events[Number(row.revision)]!.position, `its row is found under ${name} ${row.found[index]} instead of ${under[index]}`);
+    }
   }
 
   // (c) the journal: entry by entry, and in sums that know nothing of posting rules.
@@ -310,7 +307,8 @@ const firstDifference = (right: unknown, wrong: unknown, path = ''): string => {
 
 /** A payment as list, journal and register tell it, in the bytes that they keep. */
 interface Told {
-  readonly list?: readonly [revision: string, status: string, accountId: string, portalId: string, state: string];
+  /** As `paymentListRow` has it. */
+  readonly list?: readonly (string | null)[];
   readonly journal?: readonly [revision: string, books: string | null];
   readonly lines?: string;
   readonly settled?: ReadonlyMap<string, string>;
@@ -319,9 +317,10 @@ interface Told {
 const readTold = async (db: Queryable, ids: readonly string[]): Promise<ReadonlyMap<string, Told>> => {
   const asText = { values: [ids] as unknown[], rowMode: 'array' as const, types: ALL_AS_TEXT };
   const [list, journal, settled] = await Promise.all([
-    db.query<[id: string, ...NonNullable<Told['list']>]>({
+    db.query<[id: string, ...(string | null)[]]>({
       name: 'drift-list-text',
-      text: 'select payment_id, revision, status, account_id, portal_id, state from payment_list where payment_id = any($1::uuid[])',
+      text: `select payment_id, account_id, portal_id, ${ISO('created_at')}, status, open_attempt_id, ${ISO('open_since')}, revision, state
+             from payment_list where payment_id = any($1::uuid[])`,
       ...asText,
     }),
     db.query<[id: string, ...NonNullable<Told['journal']>]>({
@@ -334,7 +333,7 @@ const readTold = async (db: Queryable, ids: readonly string[]): Promise<Readonly
   // After the rows that say how far the journal is: where it has gone on since, the text differs, and that payment is looked at closely.
   const lines = await linesOfPayments(db, ids, PAYMENT_RULES);
   const told = new Map<string, { -readonly [Field in keyof Told]: Told[Field] }>(ids.map((id) => [id, {}]));
-  for (const [id, ...row] of list.rows) told.get(id)!.list = row;
+  for (const row of list.rows) told.get(row[0])!.list = row;
   for (const [id, ...row] of journal.rows) told.get(id)!.journal = row;
   for (const [id, text] of lines) told.get(id)!.lines = text;
   for (const [id, legs] of settled) told.get(id)!.settled = legs;
@@ -343,15 +342,15 @@ const readTold = async (db: Queryable, ids: readonly string[]): Promise<Readonly
 
 interface Replayed {
   readonly payment: Payment;
-  /** Its JSON, as the list keeps it. */
-  readonly state: string;
+  /** Its row in the list; the folded state is the last of it. null where it has none. */
+  readonly row: readonly (string | null)[] | null;
   /** Revision of its last event. */
   readonly revision: string;
   readonly books: Books;
   readonly entries: readonly JournalEntry[];
 }
 
-const replay = (events: readonly Recorded[], at: Checkpoints): Replayed => {
+const replay = (paymentId: string, events: readonly Recorded[], at: Checkpoints): Replayed => {
   let payment: Payment = decider.initial;
   let books: Books = null;
   const entries: JournalEntry[] = [];
@@ -361,19 +360,16 @@ const replay = (events: readonly Recorded[], at: Checkpoints): Replayed => {
     books = posted.books;
     entries.push(...posted.entries);
   }
-  return { payment, state: JSON.stringify(payment), revision: String(events.length - 1), books, entries };
+  const row = isVisible(payment) ? paymentListRow({ paymentId, revision: BigInt(events.length - 1), payment }) : null;
+  return { payment, row, revision: String(events.length - 1), books, entries };
 };
 
 /** True where all of it is told up to the last event, as the replay has it. False says nothing yet. */
-const agrees = ({ payment, state, revision, books, entries }: Replayed, { list, journal, lines = '', settled }: Told): boolean => {
-  if (!list || !isVisible(payment) || !journal) return false;
+const agrees = ({ payment, row, revision, books, entries }: Replayed, { list, journal, lines = '', settled }: Told): boolean => {
+  if (!list || !row || !isVisible(payment) || !journal) return false;
   const legs = payment.phase === 'charged' ? payment.legs : [];
   return (
-    list[0] === revision &&
-    list[1] === statusOf(payment) &&
-    list[2] === payment.terms.accountId &&
-    list[3] === payment.terms.portalId &&
-    list[4] === state &&
+    row.every((value, index) => value === list[index]) &&
     journal[0] === revision &&
     journal[1] === JSON.stringify(books) &&
     lines === entries.map(entryLine).join('\n') &&
@@ -414,9 +410,9 @@ const checkRead = async (ports: DriftPorts, { ids, at, told, streams }: ReadPage
   const doubtful: string[] = [];
   let entries = 0;
   for (const [index, id] of ids.entries()) {
-    const replayed = replay(streams[index]!, at);
+    const replayed = replay(id, streams[index]!, at);
     if (!agrees(replayed, told.get(id)!)) doubtful.push(id);
-    texts.push(`${id} ${replayed.revision} ${replayed.state}\n`);
+    texts.push(`${id} ${replayed.revision} ${replayed.row?.at(-1) ?? JSON.stringify(replayed.payment)}\n`);
     for (const { position } of replayed.entries) if (position <= until) entries += 1;
   }
   return { differences: await lookClosely(ports, doubtful), texts, entries };

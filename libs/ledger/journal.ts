@@ -347,7 +347,8 @@ type EntryRow = Record<'position' | 'entry_id' | 'event_id' | 'rule' | 'payment_
 };
 
 export const ENTRY_COLUMNS = `position, number, entry_id, event_id, rule, part, payment_id, recorded_at, effective_at, booked_at, accounts, cents`;
-const ISO = (column: string) => `to_char(${column}, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')`;
+/** A time as our own texts have it. */
+export const ISO = (column: string): string => `to_char(${column}, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')`;
 const SELECT_ENTRY = `select position, number, entry_id, event_id, rule, part, payment_id, ${ISO('recorded_at')} as recorded, ${ISO('effective_at')} as effective,
   ${ISO('booked_at')} as booked, accounts, cents from journal_entry`;
 

@@ -94,7 +94,7 @@ const loadPaymentList = async (
     for (const [paymentId, row] of loading) {
       if (loading.size <= keep) return;
       loading.delete(paymentId);
-      if (isVisible(row.payment)) await copy.write(columnsOf(row));
+      if (isVisible(row.payment)) await copy.write(paymentListRow(row));
     }
   };
   for await (const batch of batches) {
@@ -137,8 +137,8 @@ const readRows = async (client: Queryable, paymentIds: readonly string[]): Promi
 
 const COLUMNS = ['payment_id', 'account_id', 'portal_id', 'created_at', 'status', 'open_attempt_id', 'open_since', 'revision', 'state'];
 
-/** A row's values, in the order of the columns, as text. */
-const columnsOf = ({ paymentId, revision, payment }: PaymentRow): (string | null)[] => {
+/** A row's values, in the order of the columns, as text; times in ISO 8601. What a payment's row must be. */
+export const paymentListRow = ({ paymentId, revision, payment }: PaymentRow): (string | null)[] => {
   if (!isVisible(payment)) throw new Error('an abandoned stream has no row');
   const open = openOf(payment);
   return [
@@ -162,7 +162,7 @@ const openOf = (payment: Payment): { attemptId: string; since: string } | null =
 };
 
 const writeRows = async (client: Queryable, rows: readonly PaymentRow[]): Promise<void> => {
-  const columns = rows.map(columnsOf);
+  const columns = rows.map(paymentListRow);
   const column = (index: number) => columns.map((row) => row[index]!);
   await client.query({
     name: 'payment-list-write',

@@ -51,7 +51,21 @@ describe('drift', () => {
       'payment_list',
       `update payment_list set status = 'succeeded' where payment_id = $1`,
       'list',
-      /its row is found under succeeded/,
+      /its row is found under status succeeded instead of/,
+    ],
+    [
+      'a time in the list',
+      'payment_list',
+      `update payment_list set created_at = created_at + interval '1 ms' where payment_id = $1`,
+      'list',
+      /its row is found under creation .* instead of/,
+    ],
+    [
+      'an attempt that recovery would look after for ever',
+      'payment_list',
+      `update payment_list set open_attempt_id = payment_id, open_since = now() where payment_id = $1`,
+      'list',
+      /its row is found under open attempt .* instead of null/,
     ],
     ['a row that is missing', 'payment_list', `delete from payment_list where payment_id = $1`, 'list', /it has no row in the list/],
     [
