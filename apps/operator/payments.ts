@@ -111,8 +111,8 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }, paymentId: string, { as, evidence, by, force = false, transaction = {} }: ResolveOptions) => {
         const { resolvePayment } = await import('#payments');
-        const { payments: all } = await services({ withGateway: true });
-        const view = await resolvePayment(all.ports, { paymentId, as, evidence, by, force, transactions: transaction });
+        const { payments: all, settlement } = await services({ withGateway: true });
+        const view = await resolvePayment(all.ports, settlement.register, { paymentId, as, evidence, by, force, transactions: transaction });
         return {
           json: view,
           text: fields([

@@ -203,7 +203,7 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
   if (most) return most[0];
   // A corrected file that holds nothing of what it corrects.
   if (begun.length === 1) return begun[0]!;
-  throw new RefusedFile(null, `batch ${batchId} holds no transaction of ours: name its merchant account`);
+  throw new RefusedFile(null, `batch ${batchId} holds no transaction of ours: name its merchant account (--merchant-account)`);
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -381,15 +381,31 @@ export type ExceptionChange =
     };
 
 /** Refuses with VALIDATION_ERROR (unknown exception 404, bad words) and INVALID_STATE. */
-export const changeException = async (
-  { store, payments: { clock, ids } }: SettlementPorts,
-  exceptionId: string,
-  change: ExceptionChange,
-  owner: Owner,
-): Promise<void> => {
+export const changeException = async (ports: SettlementPorts, exceptionId: string, change: ExceptionChange, owner: Owner): Promise<void> => {
+  const { clock, ids } = ports.payments;
   if (change.type === 'Assign') refuseStaffText('to', change.to, 200);
   else refuseStaffText('reason', change.reason);
-  await changeCase(store, exceptionId, { ...change, at: timestamp(clock.now()) }, owner, () => ids.uuid());
+  if (change.type === 'Resolve' && change.resolution === 'settles') await refuseNothingToSettle(ports, exceptionId);
+  await changeCase(ports.store, exceptionId, { ...change, at: timestamp(clock.now()) }, owner, () => ids.uuid());
+};
+
+/** Money settles what stands here as unsettled: the leg of a charged payment that no batch has settled, or a refund of it. */
+const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, exceptionId: string): Promise<void> => {
+  const events: Recorded[] = [];
+  for await (const event of store.read(exceptionStream(exceptionId))) events.push(event);
+  const opened = fold(settlementException, events.map(toExceptionEvent))?.opened;
+  // Refused where the rules stand, with their words.
+  if (!opened || opened.suspenseCents === 0) return;
+  const payment = opened.paymentId === null ? null : (await payments.streams.load(opened.paymentId)).payment;
+  const stands =
+    payment?.phase === 'charged' &&
+    (opened.suspenseCents < 0 ||
+      payment.legs.some((leg) => (opened.leg === null || leg.leg === opened.leg) && leg.settledBatchId === null && !leg.settlementRejected));
+  if (!stands)
+    throw new ServiceError(
+      'INVALID_STATE',
+      'Nothing of the payment stands here as unsettled: resolve the payment first, or resolve this with refund or adopt.',
+    );
 };
 
 const MAX_ROUNDS = 5;

@@ -2,6 +2,7 @@
 import { createReadStream } from 'node:fs';
 import { ServiceError } from '#kernel';
 import { MAX_BATCH_LINES, type SettlementRecord } from '#payments';
+import { holdsCardNumber } from '#platform';
 
 const COLUMNS = ['batch_id', 'closed_at', 'transaction_id', 'ref', 'type', 'gross_cents', 'fee_cents', 'net_cents', 'funded_on'] as const;
 type Column = (typeof COLUMNS)[number];
@@ -138,6 +139,8 @@ const recordOf = (row: Row, number: number): { readonly record: SettlementRecord
   const text = (column: Column, pattern: RegExp): string => {
     const value = row[column];
     if (typeof value !== 'string' || !pattern.test(value)) throw refuse(column, `must match ${pattern.source}`);
+    // Columns that were mixed up, say; the log keeps what it is given for good.
+    if (holdsCardNumber(value)) throw refuse(column, 'must not hold a card number');
     return value;
   };
   const cents = (column: Column): number => {
@@ -165,5 +168,7 @@ const recordOf = (row: Row, number: number): { readonly record: SettlementRecord
     netCents: cents('net_cents'),
     ...(fundedOn !== null && { fundedOn }),
   };
+  if (type === 'sale' && record.grossCents < 0) throw refuse('gross_cents', 'of a sale must not be negative');
+  if (type === 'refund' && record.grossCents > 0) throw refuse('gross_cents', 'of a refund must not be positive');
   return { record, fundedOn };
 };

@@ -37,7 +37,8 @@ export type PaymentEvent =
   | Fact<'PaymentRefunded', LegReturned>
   | Fact<'FeeRefunded', LegReturned>
   | Fact<'ReversalEnded', ReversalEnd>
-  | Fact<'ReversalAcknowledged', { readonly attemptId: string }>
+  /** `toldAs`: the attempt that the key of the one who was told is bound to, where that is another one, which never began. */
+  | Fact<'ReversalAcknowledged', { readonly attemptId: string; readonly toldAs?: string }>
   | Fact<
       'PaymentSettled',
       { readonly leg: Leg; readonly batchId: string; readonly closedAt: string; readonly grossCents: Cents; readonly feeCents: Cents }
@@ -263,6 +264,8 @@ export interface ReversalAttempt extends ReversalRequest {
   readonly toldPartial: boolean;
   /** Somebody has been told of its success since it was fenced (C18). */
   readonly acknowledged: boolean;
+  /** Whose key got the result, by the attempt that it is bound to: to that key it belongs from then on (idempotency rule 1). */
+  readonly toldAs: string | null;
   /** The attempt that completed this partial one. */
   readonly completedBy: string | null;
 }
@@ -327,6 +330,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
         returned: [],
         ended: null,
         acknowledged: false,
+        toldAs: null,
         completedBy: null,
       };
       return { ...before, updatedAt: at, attempts: [...before.attempts, attempt] };
@@ -355,7 +359,11 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
       };
     }
     case 'ReversalAcknowledged':
-      return withAttempt(asCharged(payment, event), event, at, (attempt) => ({ ...attempt, acknowledged: true }));
+      return withAttempt(asCharged(payment, event), event, at, (attempt) => ({
+        ...attempt,
+        acknowledged: true,
+        toldAs: event.data.toldAs ?? null,
+      }));
     case 'PaymentSettled':
       return withLeg(asCharged(payment, event), event, at, (leg) => ({
         ...leg,
@@ -541,6 +549,10 @@ export const disputedCents = (payment: Charged): Cents =>
 export const attemptOf = (payment: Payment, attemptId: string): ReversalAttempt | undefined =>
   payment.phase === 'charged' ? payment.attempts.find((attempt) => attempt.attemptId === attemptId) : undefined;
 
+/** The attempt that a key's result is: its own, or that of another whose result its request was told. */
+export const resultOf = (payment: Charged, attemptId: string): ReversalAttempt | undefined =>
+  attemptOf(payment, attemptId) ?? payment.attempts.find(({ toldAs }) => toldAs === attemptId);
+
 /** The one reversal in progress, or left open by a request that ended without knowing. */
 export const openAttempt = (payment: Charged): ReversalAttempt | undefined => payment.attempts.find((attempt) => attempt.ended === null);
 
@@ -618,7 +630,7 @@ export type PaymentCommand =
       readonly transactionId: string;
     }
   | { readonly type: 'EndReversal'; readonly at: string; readonly attemptId: string; readonly unfinished?: 'rejected' | 'never_executed' }
-  | { readonly type: 'AcknowledgeReversal'; readonly at: string; readonly attemptId: string }
+  | { readonly type: 'AcknowledgeReversal'; readonly at: string; readonly attemptId: string; readonly toldAs: string | null }
   | {
       readonly type: 'RecordSettlement';
       readonly at: string;
@@ -717,7 +729,13 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
     case 'AcknowledgeReversal': {
       const attempt = attemptOf(payment, command.attemptId);
       return attempt && attempt.fenced && !attempt.acknowledged
-        ? [{ type: 'ReversalAcknowledged', at: command.at, data: { attemptId: command.attemptId } }]
+        ? [
+            {
+              type: 'ReversalAcknowledged',
+              at: command.at,
+              data: { attemptId: command.attemptId, ...(command.toldAs !== null && { toldAs: command.toldAs }) },
+            },
+          ]
         : [];
     }
     case 'RecordSettlement':

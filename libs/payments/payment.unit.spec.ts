@@ -781,7 +781,7 @@ describe('legs come back, and an attempt ends (C39, C61)', () => {
     expect(statusOf(visible(...open, fenced('A')))).toBe('succeeded');
   });
   test('who was told of a fenced attempt is recorded once (C18)', () => {
-    const acknowledge = { type: 'AcknowledgeReversal', at: LATER, attemptId: 'A' } as const;
+    const acknowledge = { type: 'AcknowledgeReversal', at: LATER, attemptId: 'A', toldAs: null } as const;
     const done = [...open, fenced('A'), principal, returned('A', 'fee', 0, 325), ended('A', { outcome: 'completed', amountCents: 10_325 })];
     given(...done)
       .when(acknowledge)
@@ -1301,7 +1301,8 @@ describe('in every history', () => {
         else ask({ type: 'UpdateDispute', at: LATER, disputeId: disputes[0]!.disputeId, status, stage: null });
       } else {
         const { attempts } = state as Charged;
-        if (attempts.length > 0) ask({ type: 'AcknowledgeReversal', at: LATER, attemptId: attempts[one.attempt % attempts.length]!.attemptId });
+        if (attempts.length > 0)
+          ask({ type: 'AcknowledgeReversal', at: LATER, attemptId: attempts[one.attempt % attempts.length]!.attemptId, toldAs: null });
       }
       expect(openAttempt(state as Charged)).toBeUndefined();
     }

@@ -531,6 +531,8 @@ export interface Register {
   accountsOfBatch(batchId: string): Promise<GatewayAccount[]>;
   /** Recorded batches whose day of funding (YYYY-MM-DD) has come. */
   fundable(today: string): Promise<RegisteredBatch[]>;
+  /** Transactions by leg that a batch settled although the payment was not known to be charged. */
+  settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
   exceptions(): Promise<SettlementException[]>;
   /** Those that are open first, then by their due dates; at most {@link MAX_ROWS}. */
   disputes(): Promise<RegisteredDispute[]>;
@@ -632,6 +634,14 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         suspenseCents: Number(row.suspense_cents),
         recordedAt: row.recorded_at.toISOString(),
       }));
+    },
+    settledUnknown: async (paymentId) => {
+      const { rows } = await pool.query<{ leg: Leg; transaction_id: string }>(
+        `select leg, transaction_id from settlement_exception
+         where payment_id = $1 and kind = 'STATUS_MISMATCH' and type = 'sale' and suspense_cents <> 0 and leg is not null and not superseded`,
+        [paymentId],
+      );
+      return Object.fromEntries(rows.map((row) => [row.leg, row.transaction_id]));
     },
     disputes: () => disputes(null),
     dispute: async (disputeId) => (await disputes(disputeId))[0] ?? null,

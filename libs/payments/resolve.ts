@@ -10,6 +10,7 @@ import type { Leg, LookedUp } from './gateway/gateway.js';
 import { type Awaiting, type Charge, isVisible, type LegTerms, statusOf } from './payment.js';
 import { paymentView, type PaymentView } from './payment.view.js';
 import { finalizeReference } from './reverse.js';
+import type { Register } from './register.js';
 import { refuseStaffText, staff } from './staff.js';
 import { type Owner, retryingConflicts } from './stream.js';
 
@@ -31,9 +32,9 @@ export interface ResolveRequest {
 /** Several gateway calls, one after the other. */
 const RESOLVE_MS = 60_000;
 
-/** What the gateway shows of one leg. */
+/** What the gateway shows of one leg, or a batch that settled it. */
 type LegEvidence =
-  | { readonly shows: 'charged'; readonly transactionId: string; readonly authCode: string }
+  | { readonly shows: 'charged'; readonly transactionId: string; readonly authCode: string; readonly settled?: true }
   | { readonly shows: 'undone' | 'declined' | 'never' | 'cannot_tell' };
 
 const AGREES: Readonly<Record<ResolveRequest['as'], readonly LegEvidence['shows'][]>> = {
@@ -50,13 +51,24 @@ const IN_WORDS: Readonly<Record<LegEvidence['shows'], string>> = {
 };
 
 /** Resolves a payment that is pending or unknown. Refuses with VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE. */
-export const resolvePayment = async (ports: PaymentPorts, request: ResolveRequest): Promise<PaymentView> => {
+export const resolvePayment = async (
+  ports: PaymentPorts,
+  register: Pick<Register, 'caughtUp' | 'settledUnknown'>,
+  request: ResolveRequest,
+): Promise<PaymentView> => {
   refuseStaffText('evidence', request.evidence);
   const owner = staff(request.by, ports.ids.uuid());
-  return retryingConflicts(() => resolveOnce(ports, request, owner));
+  await register.caughtUp();
+  return retryingConflicts(async () => resolveOnce(ports, request, await register.settledUnknown(request.paymentId), owner));
 };
 
-const resolveOnce = async (ports: PaymentPorts, request: ResolveRequest, owner: Owner): Promise<PaymentView> => {
+/** `settled`: legs of which the money has come, whatever the gateway can tell. */
+const resolveOnce = async (
+  ports: PaymentPorts,
+  request: ResolveRequest,
+  settled: ResolveRequest['transactions'],
+  owner: Owner,
+): Promise<PaymentView> => {
   const { clock, streams, ids, log } = ports;
   const { paymentId, as, evidence, by, force } = request;
   const at = () => timestamp(clock.now());
@@ -70,7 +82,7 @@ const resolveOnce = async (ports: PaymentPorts, request: ResolveRequest, owner: 
 
   const returned = (leg: Leg) => as === 'voided' && force && request.transactions[leg] !== undefined;
   const found: { terms: LegTerms; evidence: LegEvidence }[] = [];
-  for (const leg of terms.legs) found.push({ terms: leg, evidence: lookedUp(await lookup(ports, leg, deadline)) });
+  for (const leg of terms.legs) found.push({ terms: leg, evidence: evidenceOf(await lookup(ports, leg, deadline), settled[leg.leg]) });
   for (const { terms: leg, evidence: shown } of found) if (!(shown.shows === 'charged' && returned(leg.leg))) refuseContradiction(as, leg, shown);
   if (as === 'failed' && found.every(({ evidence: shown }) => shown.shows === 'undone'))
     throw new ServiceError('INVALID_STATE', 'The gateway shows the charge as made and undone; resolve it as voided.');
@@ -93,7 +105,13 @@ const resolveOnce = async (ports: PaymentPorts, request: ResolveRequest, owner: 
   return paymentView(paymentId, payment);
 };
 
-const refuseContradiction = (as: ResolveRequest['as'], { leg }: LegTerms, { shows }: LegEvidence): void => {
+const refuseContradiction = (as: ResolveRequest['as'], { leg }: LegTerms, evidence: LegEvidence): void => {
+  const { shows } = evidence;
+  if (shows === 'charged' && evidence.settled && !AGREES[as].includes(shows))
+    throw new ServiceError(
+      'INVALID_STATE',
+      `A batch has settled the ${leg} leg (${evidence.transactionId}); the payment cannot be resolved as ${as} unless that money was returned: name the transaction that did.`,
+    );
   if (shows !== 'cannot_tell' && !AGREES[as].includes(shows))
     throw new ServiceError('INVALID_STATE', `The gateway shows the ${leg} leg as ${IN_WORDS[shows]}; the payment cannot be resolved as ${as}.`);
 };
@@ -139,6 +157,13 @@ const lookup = async ({ clock, gateways }: PaymentPorts, { account, references }
     (signal) => gateway.lookup({ ref: references.charge, account, op: 'charge' }, signal).catch(() => cannotTell),
     () => cannotTell,
   );
+};
+
+/** Money that a batch brought was charged, also where the gateway cannot tell or has forgotten; that it was undone, only the gateway knows. */
+const evidenceOf = (found: Parameters<typeof lookedUp>[0], settled: string | undefined): LegEvidence => {
+  const shown = lookedUp(found);
+  if (settled === undefined || shown.shows === 'charged' || shown.shows === 'undone') return shown;
+  return { shows: 'charged', transactionId: settled, authCode: '', settled: true };
 };
 
 const lookedUp = (found: LookedUp | { readonly found: 'cannot_tell' }): LegEvidence => {

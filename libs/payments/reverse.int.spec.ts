@@ -170,6 +170,22 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     expect(await moved()).toHaveLength(1);
   });
 
+  test('a retry under a key that was told what an earlier attempt had returned is told it again, although the key never heard of it (rule 1)', async () => {
+    const id = await charged();
+    const key = house.key();
+    await ground.bank.arm({ match: { call: 'void', leg: 'fee' }, answer: 'cut' });
+    const wanted = { operation: 'void', paymentId: id, accountId: house.accountId, initiatedBy: 'partner', amountCents: null, includeFee: true, reason: null } as const; // prettier-ignore
+    expect(read(await reverseOnce(house.services, wanted, house.received(key, wanted)))).toMatchObject({ status: 422, code: 'VOID_FAILED' });
+    const { idempotency } = house.services;
+    const lost = { ...house.services, idempotency: { ...idempotency, settle: () => Promise.reject(new Error('the connection is gone')) } };
+    const told = await reverseOnce(lost, wanted, house.received(key, wanted));
+    expect(told).toMatchObject({ status: 200 });
+    await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
+    expect(await reverseOnce(house.services, wanted, house.received(key, wanted))).toEqual({ ...told, replayed: true });
+    expect(await reverseOnce(house.services, wanted, house.received(house.key(), wanted))).toMatchObject({ status: 422 });
+    expect(await moved()).toHaveLength(2);
+  });
+
   test('a fixture being captured: refund at once, void refused', async () => {
     const id = await charged({ card: CARDS.voidRejected });
     expect(await house.refund(id, { includeFee: true })).toMatchObject({ reversalType: 'refund', amountCents: 10_325 });

@@ -19,6 +19,7 @@ import {
   openAttempt,
   type PaymentCommand,
   remaining,
+  resultOf,
   type ReversalAttempt,
   untoldAttempt,
   unsettledMeans,
@@ -79,11 +80,11 @@ export const reverse = async (
     if (payment.phase === 'charged') {
       for (const leg of payment.legs) gatewayOf(ports, leg);
 
-      const own = renewed ? undefined : attemptOf(payment, attemptId);
+      const own = renewed ? undefined : resultOf(payment, attemptId);
       // Its owner is gone without a word: the same calls again, under the same references; the gateway answers once per reference.
       if (own && !own.ended && !own.fenced) return executed(await run(ports, loaded, own.attemptId, owner, deadline, true));
       // What its own attempt returned is told whatever else goes on: refused here, the caller might ask for the money again under a new key.
-      if (own && isComplete(own)) return { result: (await tell(ports, request, own.attemptId, owner, deadline, false))!, replayed: true };
+      if (own && isComplete(own)) return { result: (await tell(ports, request, own.attemptId, owner, deadline, 'again'))!, replayed: true };
       // A void that the gateway rejected has its final answer (C15), also where it was lost on the way to the key: asked again, the gateway, or a dispute
       // opened since, might say something else.
       if (own?.operation === 'void' && own.ended?.outcome === 'rejected' && !payment.legs.some((leg) => leg.settlementRejected)) throw rejectedVoid();
@@ -104,7 +105,7 @@ export const reverse = async (
 
       const repeated = (key === null ? untold(payment, request, at()) : undefined) ?? finishedMeanwhile(payment, request);
       if (repeated) {
-        const told = await tell(ports, request, repeated.attemptId, owner, deadline, true);
+        const told = await tell(ports, request, repeated.attemptId, owner, deadline, { as: key === null ? null : attemptId });
         if (told) return executed(told);
         continue;
       }
@@ -137,8 +138,8 @@ const askedOf = ({ operation, amountCents, includeFee }: ReverseRequest) =>
 const isComplete = (attempt: ReversalAttempt) => attempt.ended?.outcome === 'completed' || attempt.completedBy !== null;
 
 /**
- * Tells the result of an attempt that ended well. Who was told is recorded first; `once`: null where somebody else was told already, since those who
- * cannot prove that the attempt was theirs are told only once between them (C18).
+ * Tells the result of an attempt that ended well. Who was told is recorded first: to whom it belonged before, `again`; else `as` the attempt that the asker's
+ * key is bound to. Null where somebody else was told already, since those who cannot prove that the attempt was theirs are told only once between them (C18).
  */
 const tell = (
   ports: PaymentPorts,
@@ -146,12 +147,13 @@ const tell = (
   attemptId: string,
   owner: Owner,
   deadline: Deadline,
-  once: boolean,
+  how: 'again' | { readonly as: string | null },
 ): Promise<RefundView | VoidView | null> =>
   retryingConflicts(async () => {
     const loaded = await ports.streams.load(request.paymentId);
-    if (once && attemptOf(loaded.payment, attemptId)!.acknowledged) return null;
-    const acknowledge: PaymentCommand = { type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId };
+    if (how !== 'again' && attemptOf(loaded.payment, attemptId)!.acknowledged) return null;
+    const toldAs = how === 'again' ? null : how.as;
+    const acknowledge: PaymentCommand = { type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId, toldAs };
     const { payment } = await ports.streams.execute(loaded, [acknowledge], owner, deadline);
     return result(request.paymentId, payment as Charged, attemptId);
   });

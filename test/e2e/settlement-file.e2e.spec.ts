@@ -118,6 +118,12 @@ describe('a bad file is refused as a whole, with its line', () => {
     ['an unknown type', () => `${HEAD}\n${good().replace('sale', 'gift')}\n`, 'line 2: type must be one of sale, refund'],
     ['a day that is none', () => `${HEAD}\n${good()}2026-02-30\n`, 'line 2: funded_on is no day'],
     ['a time that is none', () => `${HEAD}\n${good().replace('2026-03-01', '2026-13-01')}\n`, 'line 2: closed_at is no time'],
+    [
+      'a card number for a transaction',
+      () => `${HEAD}\n${good().replace('tx-1', '4242424242424242')}\n`,
+      'line 2: transaction_id must not hold a card number',
+    ],
+    ['a sale that takes money back', () => `${HEAD}\n${good().replace('10000', '-10000')}\n`, 'line 2: gross_cents of a sale must not be negative'],
     ['a batch with a slash', () => `${HEAD}\n${good().replace('bad', '../bad')}\n`, 'line 2: batch_id must match'],
     [
       'two times for one batch',
@@ -259,6 +265,10 @@ describe('the life of an exception', () => {
     await expect(change(id, { type: 'Explain', reason: 'card 4242424242424242', by })).rejects.toThrow('card number');
     await expect(change(id, { type: 'Resolve', resolution: 'settles', portalId: null, feeCents: 0, reason: 'x', by })).rejects.toThrow(
       'Nothing of this exception',
+    );
+    const stranger = await opened('life3');
+    await expect(change(stranger, { type: 'Resolve', resolution: 'settles', portalId: null, feeCents: 0, reason: 'x', by })).rejects.toThrow(
+      'Nothing of the payment',
     );
     await change(id, { type: 'Resolve', resolution: 'no_posting', portalId: null, feeCents: 0, reason: 'rounding of theirs', by });
   });

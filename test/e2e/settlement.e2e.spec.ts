@@ -4,6 +4,7 @@
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { ServiceError } from '#kernel';
+import { changeException } from '#ledger';
 import {
   openDispute,
   type PaymentGateway,
@@ -564,7 +565,7 @@ describe('disputes', () => {
 
 describe('resolving what recovery may not (C29, C69)', () => {
   const resolve = (paymentId: string, change: Partial<ResolveRequest> = {}) =>
-    resolvePayment(service.services.payments.ports, {
+    resolvePayment(service.services.payments.ports, service.services.settlement.register, {
       paymentId,
       as: 'succeeded',
       evidence: 'statement of 2026-11-20',
@@ -643,6 +644,27 @@ describe('resolving what recovery may not (C29, C69)', () => {
       gateway: { transactionId: 'ch_from_statement' },
     });
     expect(service.logLines().some(({ level, paymentId, msg }) => level >= 50 && paymentId === id && msg.includes('by force'))).toBe(true);
+  });
+  test('the gateway cannot tell, and a batch has settled it: nobody decides against that money, by force neither; its exception settles with it', async () => {
+    const id = await unknown(CARD.unresolvable, combined);
+    await settle();
+    const [exception] = await exceptionsOf(id);
+    const settles = () =>
+      changeException(
+        service.services.settlement,
+        exception!.exceptionId,
+        { type: 'Resolve', resolution: 'settles', portalId: null, feeCents: 0, reason: 'ours', by: 'Dana' },
+        staff('Dana', 'spec'),
+      );
+    await service.services.openExceptions();
+    for (const as of ['voided', 'failed'] as const)
+      expect((await refused(resolve(id, { as, force: true })))?.message).toContain(
+        `A batch has settled the combined leg (${exception!.transactionId})`,
+      );
+    expect((await refused(settles()))?.message).toContain('Nothing of the payment stands here as unsettled');
+    // What the batch says names the transaction that nobody else could.
+    expect(await resolve(id, { force: true })).toMatchObject({ status: 'succeeded', gateway: { transactionId: exception!.transactionId } });
+    await settles();
   });
   test('the gateway cannot be reached: refused, and the payment stays as it was', async () => {
     const id = await unknown(CARD.unreadable, combined);

@@ -365,7 +365,7 @@ export class Replica {
       case 'staff':
         return reverseByStaff(services, ask.request, ask.key);
       case 'resolve':
-        return successAnswer(await resolvePayment(services.ports, ask.request));
+        return successAnswer(await resolvePayment(services.ports, this.settlement.register, ask.request));
       case 'open dispute':
         return successAnswer(await openDispute(services.ports, ask.paymentId, ask.dispute, staff('staff', requestId)));
       case 'update dispute': {

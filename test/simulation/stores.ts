@@ -701,7 +701,12 @@ export const simulatedRegister = (log: EventStore): Register => {
         if (settled) one.settledBatchId ??= batchId;
         else if (one.settledBatchId === batchId) one.settledBatchId = null;
   };
+  const settledUnknown = new Map<string, Partial<Record<LegTerms['leg'], string>>>();
   const applySettlement = (event: SettlementEvent) => {
+    if (event.type === 'SettlementLinesRecorded')
+      for (const { paymentId, leg, type, result, accepted, transactionId } of event.data.lines)
+        if (paymentId !== null && leg !== null && type === 'sale' && accepted && result === 'STATUS_MISMATCH')
+          settledUnknown.set(paymentId, { ...settledUnknown.get(paymentId), [leg]: transactionId });
     const batch = batches.find((one) => settlementStream(one) === settlementStream(event.data));
     switch (event.type) {
       case 'SettlementLinesRecorded':
@@ -782,6 +787,7 @@ export const simulatedRegister = (log: EventStore): Register => {
     exceptions: async () => [],
     disputes: async () => [...disputes.values()],
     dispute: async (disputeId) => disputes.get(disputeId) ?? null,
+    settledUnknown: async (paymentId) => settledUnknown.get(paymentId) ?? {},
   };
 };
 
