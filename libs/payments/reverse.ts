@@ -54,7 +54,7 @@ export interface KeyBinding {
 
 export interface Reversed {
   readonly result: RefundView | VoidView;
-  /** The attempt of this key had ended well before this request came: a replay. */
+  /** What the attempt of this key returned had been told before: a replay. */
   readonly replayed: boolean;
 }
 
@@ -84,7 +84,11 @@ export const reverse = async (
       // Its owner is gone without a word: the same calls again, under the same references; the gateway answers once per reference.
       if (own && !own.ended && !own.fenced) return executed(await run(ports, loaded, own.attemptId, owner, deadline, true));
       // What its own attempt returned is told whatever else goes on: refused here, the caller might ask for the money again under a new key.
-      if (own && isComplete(own)) return { result: (await tell(ports, request, own.attemptId, owner, deadline, 'again'))!, replayed: true };
+      // After a 5xx it is told for the first time, and is no replay.
+      if (own && isComplete(own)) {
+        const replayed = !own.fenced || own.acknowledged;
+        return { result: (await tell(ports, request, own.attemptId, owner, deadline, 'again'))!, replayed };
+      }
       // A void that the gateway rejected has its final answer (C15), also where it was lost on the way to the key: asked again, the gateway, or a dispute
       // opened since, might say something else.
       if (own?.operation === 'void' && own.ended?.outcome === 'rejected' && !payment.legs.some((leg) => leg.settlementRejected)) throw rejectedVoid();
