@@ -63,6 +63,8 @@ export interface DriftPorts {
 const MAX_DIFFERENCES = 1_000;
 /** Few at once: what a page holds is then gone before the garbage collector copies it. */
 const PAGE_PAYMENTS = 100;
+/** Read while one is looked at. */
+const PAGES_AHEAD = 3;
 /** A settlement's line follows the payment's own fact within moments; a crash in between is mended by the next round. */
 const LINE_FOLLOWS_MS = 10 * 60_000;
 
@@ -439,28 +441,20 @@ export const paymentIdsAfter = async (db: Queryable, after: string | null, limit
   return rows.map((row) => row.payment_id);
 };
 
+/** Pages in the order of their ids; the next ones are being read while one is looked at, so that the database works while this process compares. */
 const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, void, void> {
+  const reading: Promise<ReadPage>[] = [];
   for (let after: string | null = null; ;) {
     const ids = await paymentIdsAfter(ports.db, after);
-    if (ids.length === 0) return;
-    yield await read(ports, ids);
+    if (ids.length === 0) break;
+    const page = read(ports, ids);
+    // Whoever takes it is told; until then nobody listens.
+    page.catch(() => undefined);
+    reading.push(page);
+    if (reading.length > PAGES_AHEAD) yield await reading.shift()!;
     after = ids.at(-1)!;
   }
-};
-
-/** Asks for the next page before this one is looked at: the database reads while this process compares. */
-const ahead = async function* <Page>(pages: AsyncGenerator<Page, void, void>): AsyncGenerator<Page, void, void> {
-  const pull = () => {
-    const page = pages.next();
-    page.catch(() => undefined);
-    return page;
-  };
-  for (let next = pull(); ;) {
-    const { value, done } = await next;
-    if (done) return;
-    next = pull();
-    yield value;
-  }
+  for (const page of reading) yield await page;
 };
 
 /** Compares everything. `streams`: payment streams in the log, where somebody has counted them. */
@@ -472,7 +466,7 @@ export const findDrift = async (
   const digest = createHash('sha256');
   const { journal: position } = await readCheckpoints(ports.db);
   let [payments, entries] = [0, 0];
-  for await (const page of ahead(readPages(ports))) {
+  for await (const page of readPages(ports)) {
     const checked = await checkRead(ports, page, position);
     digest.update(checked.texts.join(''));
     for (const difference of checked.differences) if (differences.length < MAX_DIFFERENCES) differences.push(difference);
