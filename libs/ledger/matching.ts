@@ -27,6 +27,7 @@ import {
   isEnded,
   type OpenedException,
   type Resolution,
+  type SettlementCase,
   settlementException,
 } from './exception.js';
 import { toExceptionEvent } from './journal.js';
@@ -391,9 +392,7 @@ export const changeException = async (ports: SettlementPorts, exceptionId: strin
 
 /** Money settles what stands here as unsettled: the leg of a charged payment that no batch has settled, or a refund of it. */
 const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, exceptionId: string): Promise<void> => {
-  const events: Recorded[] = [];
-  for await (const event of store.read(exceptionStream(exceptionId))) events.push(event);
-  const opened = fold(settlementException, events.map(toExceptionEvent))?.opened;
+  const opened = (await loadCase(store, exceptionId)).state?.opened;
   // Refused where the rules stand, with their words.
   if (!opened || opened.suspenseCents === 0) return;
   const payment = opened.paymentId === null ? null : (await payments.streams.load(opened.paymentId)).payment;
@@ -408,6 +407,13 @@ const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, excep
     );
 };
 
+/** `revision` null: nobody has opened it. */
+const loadCase = async (store: EventStore, exceptionId: string): Promise<{ state: SettlementCase | null; revision: bigint | null }> => {
+  const events: Recorded[] = [];
+  for await (const event of store.read(exceptionStream(exceptionId))) events.push(event);
+  return { state: fold(settlementException, events.map(toExceptionEvent)), revision: events.at(-1)?.revision ?? null };
+};
+
 const MAX_ROUNDS = 5;
 
 const changeCase = async (
@@ -418,15 +424,13 @@ const changeCase = async (
   id: () => string,
 ): Promise<void> => {
   for (let round = 1; ; round++) {
-    const events: Recorded[] = [];
-    for await (const event of store.read(exceptionStream(exceptionId))) events.push(event);
-    const state = fold(settlementException, events.map(toExceptionEvent));
+    const { state, revision } = await loadCase(store, exceptionId);
     const decided = settlementException.decide(state, command);
     if (decided.length === 0) return;
     try {
       await store.append(
         exceptionStream(exceptionId),
-        events.at(-1)!.revision,
+        revision!,
         decided.map((event) => newEvent(id(), event, owner)),
       );
       return;

@@ -53,13 +53,7 @@ const settledIn = async (id: string): Promise<string | null> => {
 const account = async () => (await ports.register.accounts()).find((one) => one.merchantAccount === merchantAccount)!;
 const named = (batchId: string) => ({ gateway: 'simulator', merchantAccount, batchId });
 const recordedLines = async (batchId: string) => (await batchOf(ports.store, named(batchId))).lines;
-/** Of what an import writes; the service has other things to record meanwhile. */
-const eventCount = async () => {
-  const { rows } = await service.services.pool.query<{ count: string }>(
-    `select count(*) as count from es.events where stream_id like 'settlement-%' or type in ('PaymentSettled', 'SettlementRejected', 'SettlementWithdrawn')`,
-  );
-  return Number(rows[0]!.count);
-};
+const eventCount = () => desk.eventCount();
 const kindsOf = async (batchId: string) =>
   (await desk.exceptions())
     .filter((one) => one.batchId === batchId)

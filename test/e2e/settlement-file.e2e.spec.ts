@@ -40,13 +40,7 @@ const importFile = (file: string, account: string | null = null) => desk.importF
 const open = (status: string | null = null) => desk.exceptions(status);
 const exceptionsOf = async (batchId: string) => (await open()).filter((one) => one.batchId === batchId);
 const booked = () => desk.booked();
-/** Of what an import writes; the service has other things to record meanwhile. */
-const eventCount = async () => {
-  const { rows } = await service.services.pool.query<{ count: string }>(
-    `select count(*) as count from es.events where stream_id like 'settlement-%' or type in ('PaymentSettled', 'SettlementRejected', 'SettlementWithdrawn')`,
-  );
-  return Number(rows[0]!.count);
-};
+const eventCount = () => desk.eventCount();
 
 describe('a file', () => {
   test('settles what it names, as the processor’s own interface would', async () => {

@@ -22,6 +22,8 @@ export interface SettlementDesk {
   written(text: string | Buffer): string;
   csv(...lines: string[]): string;
   importFile(file: string, merchantAccount?: string | null, ports?: SettlementPorts, again?: boolean): Promise<FileImported>;
+  /** Events of what an import writes; the service has other things to record meanwhile. */
+  eventCount(): Promise<number>;
   /** Exceptions of a status, null: that have not ended, after all that there is to open has been opened. */
   exceptions(status?: string | null): Promise<ExceptionRow[]>;
   /** Cents of the accounts of a prefix. Fails where the books do not sum to 0. */
@@ -63,6 +65,12 @@ export const settlementDesk = (service: Service): SettlementDesk => {
         { merchantAccount, again, by: { actor: { type: 'operator', id: 'spec' }, correlationId: 'spec' } },
         AbortSignal.timeout(20_000),
       ),
+    eventCount: async () => {
+      const { rows } = await services.pool.query<{ count: string }>(
+        `select count(*) as count from es.events where stream_id like 'settlement-%' or type in ('PaymentSettled', 'SettlementRejected', 'SettlementWithdrawn')`,
+      );
+      return Number(rows[0]!.count);
+    },
     exceptions: async (status = null) => {
       await services.settlement.register.caughtUp();
       while ((await services.openExceptions()) > 0);
