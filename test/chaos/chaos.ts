@@ -289,6 +289,8 @@ const planted: Readonly<Record<Plant, (installation: Installation, partners: Par
   loss: (_, partners) => {
     const [paid] = partners.charges.filter(({ payment }) => payment !== null);
     if (!paid) throw new Error('no payment to plant another one beside');
-    partners.charges.push({ ...paid, intention: 'planted', payment: { ...paid.payment!, id: '00000000-0000-7000-8000-000000000000' } });
+    // Whatever was returned of the one beside it: all of this one stands, so the sums must tell too.
+    const payment = { ...paid.payment!, id: '00000000-0000-7000-8000-000000000000' };
+    partners.charges.push({ ...paid, intention: 'planted', payment, toldReturnedCents: 0 });
   },
 };
