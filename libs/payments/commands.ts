@@ -5,9 +5,10 @@ import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_
 import type { Logger } from '#platform';
 import { type Answer, errorAnswer, type IdempotencyStore, type KeyedWork, onceByKey, type Operation, Replayed, successAnswer } from '#platform/http';
 import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
+import type { ListFilters } from './cursor.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
-import { type ListedPage, type ListFilters, listPayments, type PaymentListPorts } from './list.js';
+import { type ListedPage, listPayments, type PaymentListPorts } from './list.js';
 import { isVisible, payment as decider } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';

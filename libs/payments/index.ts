@@ -1,6 +1,7 @@
 export * from './batches.js';
 export * from './charge.js';
 export * from './commands.js';
+export * from './cursor.js';
 export * from './dispute.js';
 export * from './fee.js';
 export * from './gateway/call.js';

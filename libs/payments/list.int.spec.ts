@@ -22,7 +22,8 @@ import {
   unknown,
 } from '../../test/support/given.js';
 import { refused } from '../../test/support/payments.js';
-import { type ListFilters, listPayments, MAX_PAGE, openCursor, type PaymentListPorts, paymentListMigration, paymentListModel } from './list.js';
+import { type ListFilters, openCursor } from './cursor.js';
+import { listPayments, MAX_PAGE, type PaymentListPorts, paymentListMigration, paymentListModel } from './list.js';
 import type { PaymentEvent } from './payment.js';
 import { paymentStream } from './stream.js';
 
@@ -162,16 +163,11 @@ describe('pages', () => {
   });
 });
 
-describe('the cursor (C45)', () => {
+describe('the cursor of a page (C45)', () => {
   const cursorOf = async (filters: Partial<ListFilters> = {}) => (await list(null, filters, 5)).nextCursor!;
   const invalid = async (call: Promise<unknown>) => {
     expect(await refused(call)).toMatchObject({ code: 'VALIDATION_ERROR', status: 400, message: expect.stringMatching(/cursor/) });
   };
-  test('is opaque: base64url, and tells neither account nor filters', async () => {
-    const cursor = await cursorOf();
-    expect(cursor).toMatch(/^[A-Za-z0-9_-]{50,60}$/);
-    expect(Buffer.from(cursor, 'base64url').toString('latin1')).not.toContain(ACCOUNT);
-  });
   test('is bound to the account', async () => invalid(list(await cursorOf(), {}, 5, OTHER_ACCOUNT)));
   test.each<[string, Partial<ListFilters>]>([
     ['portal', { portalId: PORTAL }],
@@ -184,22 +180,6 @@ describe('the cursor (C45)', () => {
     expect((await list(await cursorOf(filters), filters, 5)).payments).toHaveLength(5);
   });
   test('is not bound to the limit', async () => expect((await list(await cursorOf(), {}, 7)).payments).toHaveLength(7));
-  test('no bit of it can be changed', async () => {
-    const bytes = Buffer.from(await cursorOf(), 'base64url');
-    for (let bit = 0; bit < bytes.length * 8; bit += 3) {
-      const changed = Buffer.from(bytes);
-      changed[bit >> 3]! ^= 1 << (bit & 7);
-      await invalid(list(changed.toString('base64url'), {}, 5));
-    }
-  });
-  test.each(['', 'x', 'null', '=', 'AAAA', 'é', '../../etc', 'A'.repeat(55), 'A'.repeat(10_000)])('garbage: %j', (text) =>
-    invalid(list(text, {}, 5)),
-  );
-  test('another spelling of the same bytes is another text', async () => {
-    const cursor = await cursorOf();
-    for (const spelled of [`${cursor}=`, `${cursor} `, ` ${cursor}`, `${cursor}\n`, Buffer.from(cursor, 'base64url').toString('base64')])
-      if (spelled !== cursor) await invalid(list(spelled, {}, 5));
-  });
   test('lives on when the key ring is rotated, and ends with its key', async () => {
     const cursor = await cursorOf();
     const rotated = new KeyRing('k2', new Map([['k1', old], ['k2', randomBytes(32)]])); // prettier-ignore

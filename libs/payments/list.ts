@@ -4,10 +4,10 @@
  */
 import type { Directory } from '#accounts';
 import type { Position, ReadModel, Recorded } from '#eventstore';
-import { canonicalJson, ServiceError } from '#kernel';
+import { ServiceError } from '#kernel';
 import { type Client, copyInto, type KeyRing, type Migration, type Queryable } from '#platform';
-import { timingSafeEqual } from 'node:crypto';
-import { isVisible, openAttempt, payment as decider, type Payment, type PaymentStatus, statusOf } from './payment.js';
+import { type ListFilters, openCursor, type PagePlace, sealCursor } from './cursor.js';
+import { isVisible, openAttempt, payment as decider, type Payment, statusOf } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { LONG_STREAM_EVENTS, paymentIdOf, toPaymentEvent } from './stream.js';
 
@@ -179,14 +179,6 @@ const writeRows = async (client: Queryable, rows: readonly PaymentRow[]): Promis
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Reading pages.
 
-export interface ListFilters {
-  readonly portalId: string | null;
-  /** Milliseconds since the epoch, inclusive and exclusive, on createdAt. */
-  readonly from: number | null;
-  readonly to: number | null;
-  readonly status: PaymentStatus | null;
-}
-
 export interface PaymentPage {
   readonly payments: readonly PaymentView[];
   readonly nextCursor: string | null;
@@ -240,16 +232,11 @@ export const listPayments = async (
   };
 };
 
-interface Place {
-  readonly createdAt: number;
-  readonly id: string;
-}
-
 const readPage = async (
   db: Queryable,
   accountId: string,
   filters: ListFilters,
-  after: Place | null,
+  after: PagePlace | null,
   limit: number,
 ): Promise<{ id: string; payment: Payment }[]> => {
   const values: unknown[] = [accountId];
@@ -267,38 +254,3 @@ const readPage = async (
   );
   return rows.map((row) => ({ id: row.payment_id, payment: row.state }));
 };
-
-// The cursor: version, time, id and a MAC over account and filters, so that it is good for nothing else (C45).
-
-const CURSOR_VERSION = 1;
-const PLACE_BYTES = 25;
-const MAC_BYTES = 16;
-
-const sealCursor = (keys: KeyRing, accountId: string, filters: ListFilters, place: Place): string => {
-  const bytes = Buffer.alloc(PLACE_BYTES);
-  bytes.writeUInt8(CURSOR_VERSION, 0);
-  bytes.writeBigInt64BE(BigInt(place.createdAt), 1);
-  bytes.write(place.id.replaceAll('-', ''), 9, 'hex');
-  return Buffer.concat([bytes, cursorMac(keys, keys.current, accountId, filters, bytes)]).toString('base64url');
-};
-
-/** The place that a cursor names. Tampered, another account's, other filters → VALIDATION_ERROR. */
-export const openCursor = (keys: KeyRing, accountId: string, filters: ListFilters, cursor: string): Place => {
-  const bytes = Buffer.from(cursor, 'base64url');
-  const place = bytes.subarray(0, PLACE_BYTES);
-  const mac = bytes.subarray(PLACE_BYTES);
-  const genuine =
-    bytes.length === PLACE_BYTES + MAC_BYTES &&
-    bytes.toString('base64url') === cursor &&
-    place[0] === CURSOR_VERSION &&
-    keys.kids.some((kid) => timingSafeEqual(mac, cursorMac(keys, kid, accountId, filters, place)));
-  if (!genuine)
-    throw new ServiceError('VALIDATION_ERROR', 'cursor is not valid for this list.', {
-      errors: [{ field: 'cursor', message: 'is not valid for this list' }],
-    });
-  const hex = place.subarray(9).toString('hex');
-  return { createdAt: Number(place.readBigInt64BE(1)), id: hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5') };
-};
-
-const cursorMac = (keys: KeyRing, kid: string, accountId: string, filters: ListFilters, place: Buffer): Buffer =>
-  keys.mac('cursor', `${accountId}\n${canonicalJson(filters)}\n${place.toString('hex')}`, kid).subarray(0, MAC_BYTES);

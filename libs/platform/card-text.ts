@@ -32,14 +32,13 @@ export const passesLuhn = (digits: string): boolean => {
   return sum % 10 === 0;
 };
 
-const looksLikeCard = (digits: string) => digits.length >= 13 && digits.length <= 19 && brandOf(digits) !== 'unknown' && passesLuhn(digits);
+const looksLikeCard = (digits: string) => brandOf(digits) !== 'unknown' && passesLuhn(digits);
 
 /** Runs of 13–19 digits that stand alone among letters and digits, or the groups in which a card shows them (4-4-4-4…, 4-6-5). */
 const CANDIDATE = /(?<![\p{L}\p{N}])(?:\d{13,19}|\d{4}([ -])\d{4}\1\d{4}\1\d{1,4}(?:\1\d{1,3})?|\d{4}([ -])\d{6}\2\d{4,5})(?![\p{L}\p{N}])/gu;
 
 /** True when the text holds what C9 refuses. */
 export const holdsCardNumber = (text: string): boolean => {
-  if (text.length < 13) return false;
   for (const [candidate] of text.matchAll(CANDIDATE)) if (looksLikeCard(candidate.replace(/[ -]/g, ''))) return true;
   return false;
 };

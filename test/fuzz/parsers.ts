@@ -159,7 +159,7 @@ const body: FuzzTarget = {
 const cursors = new Map<string, true>();
 const cursor: FuzzTarget = {
   name: 'cursor',
-  files: ['payments/list.js'],
+  files: ['payments/cursor.js'],
   seeds: ['AQAAAZqu0000', 'A'.repeat(55), Buffer.alloc(41, 1).toString('base64url')],
   dictionary: ['=', '-', '_', '+', '/', 'AQ', '\n'],
   run: (input) => {

@@ -33,7 +33,7 @@ const GROUPS: Readonly<Record<string, Group>> = {
     mutate: ['libs/accounts/access-token.ts', 'libs/accounts/api-key.ts'],
     specs: String.raw`libs/accounts/(access-token|account)\.unit\.spec\.ts$`,
   },
-  cursor: { mutate: ['libs/payments/list.ts:255-310'], specs: String.raw`libs/payments/list\.int\.spec\.ts$` },
+  cursor: { mutate: ['libs/payments/cursor.ts'], specs: String.raw`libs/payments/cursor\.unit\.spec\.ts$` },
   signature: {
     mutate: ['libs/webhooks/signature.ts', 'libs/checkout/signature.ts', 'libs/platform/http/strict-json.ts', 'libs/platform/card-text.ts'],
     specs: String.raw`libs/(webhooks/notification|checkout/signature|platform/http/strict-json|platform/card-text)\.unit\.spec\.ts$`,

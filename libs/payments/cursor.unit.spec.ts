@@ -1,0 +1,112 @@
+/** The cursor of the list (C45): opaque, and good for the list of one account under one set of filters only. */
+import { randomBytes } from 'node:crypto';
+import { describe, expect, test } from '@jest/globals';
+import fc from 'fast-check';
+import { ServiceError } from '#kernel';
+import { KeyRing, newKeyRing } from '#platform';
+import { type ListFilters, openCursor, type PagePlace, sealCursor } from './cursor.js';
+
+const ACCOUNT = '0191a0de-4c5b-7a7c-9f2e-0a1b2c3d4e5f';
+const OTHER_ACCOUNT = '0191a0de-4c5b-7a7c-9f2e-0a1b2c3d4e60';
+const PORTAL = '0191a0de-0000-7000-8000-00000000a11c';
+const ALL: ListFilters = { portalId: null, from: null, to: null, status: null };
+const PLACE: PagePlace = { createdAt: Date.UTC(2026, 0, 5, 10, 0, 0, 3), id: '0191b6a3-91c2-7d3e-8f40-15263748596a' };
+
+const ring = newKeyRing();
+const cursor = sealCursor(ring, ACCOUNT, ALL, PLACE);
+const open = (text: string, filters: ListFilters = ALL, accountId = ACCOUNT, keys = ring) => openCursor(keys, accountId, filters, text);
+const refusal = (call: () => unknown) => {
+  try {
+    call();
+  } catch (error) {
+    if (error instanceof ServiceError) return error;
+    throw error;
+  }
+  throw new Error('it was opened');
+};
+const invalid = (...of: Parameters<typeof open>) => {
+  expect(refusal(() => open(...of))).toMatchObject({
+    code: 'VALIDATION_ERROR',
+    status: 400,
+    message: expect.stringMatching(/cursor/),
+    details: { errors: [{ field: 'cursor' }] },
+  });
+};
+
+test('opens to the place that it was sealed for, whichever that is', () =>
+  fc.assert(
+    fc.property(fc.nat({ max: 8.64e15 }), fc.uuid(), (createdAt, id) => {
+      expect(open(sealCursor(ring, ACCOUNT, ALL, { createdAt, id }))).toEqual({ createdAt, id });
+    }),
+  ));
+
+test('is opaque: base64url of one length, and tells neither account nor filters', () => {
+  expect(cursor).toMatch(/^[A-Za-z0-9_-]{55}$/);
+  const bound = Buffer.from(sealCursor(ring, ACCOUNT, { ...ALL, portalId: PORTAL, status: 'succeeded' }, PLACE), 'base64url');
+  for (const secret of [ACCOUNT, PORTAL]) {
+    expect(bound.toString('latin1')).not.toContain(secret);
+    expect(bound.toString('hex')).not.toContain(secret.replaceAll('-', ''));
+  }
+  expect(bound.toString('latin1')).not.toContain('succeeded');
+});
+
+test('is bound to the account', () => invalid(cursor, ALL, OTHER_ACCOUNT));
+
+test.each<Partial<ListFilters>>([{ portalId: PORTAL }, { from: 0 }, { to: Date.UTC(2030, 0, 1) }, { status: 'succeeded' }])(
+  'is bound to the filters: %j',
+  (filter) => {
+    const filters = { ...ALL, ...filter };
+    invalid(cursor, filters);
+    const filtered = sealCursor(ring, ACCOUNT, filters, PLACE);
+    invalid(filtered);
+    expect(open(filtered, filters)).toEqual(PLACE);
+  },
+);
+
+test('the order in which filters are named does not matter', () =>
+  expect(open(cursor, { status: null, to: null, from: null, portalId: null })).toEqual(PLACE));
+
+test('no bit of it can be changed', () => {
+  const bytes = Buffer.from(cursor, 'base64url');
+  for (let bit = 0; bit < bytes.length * 8; bit++) {
+    const changed = Buffer.from(bytes);
+    changed[bit >> 3]! ^= 1 << (bit & 7);
+    invalid(changed.toString('base64url'));
+  }
+});
+
+test('nothing can be cut off or added, at either end', () => {
+  const bytes = Buffer.from(cursor, 'base64url');
+  for (const length of [0, 1, 24, 25, 26, 40]) invalid(bytes.subarray(0, length).toString('base64url'));
+  invalid(bytes.subarray(1).toString('base64url'));
+  invalid(Buffer.concat([bytes, Buffer.alloc(1)]).toString('base64url'));
+  invalid(Buffer.concat([Buffer.alloc(1), bytes]).toString('base64url'));
+});
+
+test.each(['', 'x', 'null', '=', 'AAAA', 'é', '../../etc', 'A'.repeat(55), 'A'.repeat(10_000)])('garbage: %j', (text) => invalid(text));
+
+test('another spelling of the same bytes is another text', () => {
+  // The last of 55 characters stands for four bits and two that count for nothing.
+  const alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_';
+  const spare = `${cursor.slice(0, -1)}${alphabet[alphabet.indexOf(cursor.at(-1)!) + 1]!}`;
+  expect(Buffer.from(spare, 'base64url')).toEqual(Buffer.from(cursor, 'base64url'));
+  for (const spelled of [spare, `${cursor}=`, `${cursor} `, ` ${cursor}`, `${cursor}\n`]) invalid(spelled);
+  const dashed = Array.from({ length: 50 }, (_, index) => sealCursor(ring, ACCOUNT, ALL, { ...PLACE, createdAt: index })).find((text) => /[-_]/.test(text))!; // prettier-ignore
+  invalid(dashed.replaceAll('-', '+').replaceAll('_', '/'));
+});
+
+describe('the key ring', () => {
+  const [before, after] = [randomBytes(32), randomBytes(32)];
+  const old = new KeyRing('k1', new Map([['k1', before]]));
+  const rotated = new KeyRing('k2', new Map([['k1', before], ['k2', after]])); // prettier-ignore
+  test('a cursor lives on when it is rotated, and ends with its key', () => {
+    const text = sealCursor(old, ACCOUNT, ALL, PLACE);
+    expect(open(text, ALL, ACCOUNT, rotated)).toEqual(PLACE);
+    invalid(text, ALL, ACCOUNT, new KeyRing('k2', new Map([['k2', after]])));
+  });
+  test('a new one is sealed with the current key', () => {
+    const text = sealCursor(rotated, ACCOUNT, ALL, PLACE);
+    expect(open(text, ALL, ACCOUNT, new KeyRing('k2', new Map([['k2', after]])))).toEqual(PLACE);
+    invalid(text, ALL, ACCOUNT, old);
+  });
+});
