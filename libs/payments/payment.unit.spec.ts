@@ -49,6 +49,7 @@ import { fold, ServiceError } from '#kernel';
 import { feeByLine } from './fee.js';
 import {
   attemptOf,
+  completedMeanwhile,
   type Charged,
   type Dispute,
   DISPUTE_STATUSES,
@@ -63,6 +64,7 @@ import {
   type PaymentCommand,
   type PaymentEvent,
   remaining,
+  resultOf,
   type ReversalAttempt,
   statusOf,
   untoldAttempt,
@@ -133,6 +135,25 @@ describe('creating a payment', () => {
       .when(approved)
       .thenNothing(),
   );
+  test('what the gateway said of a decline is kept; of what certainly failed there is no such word', () => {
+    expect(stateOf(initiated(), declined)).toMatchObject({ phase: 'failed', declineCode: 'insufficient_funds' });
+    expect(stateOf(initiated(), failed)).toMatchObject({ phase: 'failed', declineCode: null });
+  });
+  test('a leg that was charged and taken back stands in the fact, and nothing where none was (C41)', () => {
+    const takenBack = [{ leg: 'principal', amountCents: 10_000, transactionId: 'ch_principal', voidTransactionId: 'vd_principal' }] as const;
+    const declinedFee = { leg: 'fee', transactionId: 'ch_fee', raw: '51' } as const;
+    const fee = outcome({ kind: 'declined', code: 'generic_decline', ...declinedFee, takenBack });
+    given(initiated())
+      .when(fee)
+      .then({ type: 'PaymentDeclined', at: AT, data: { attemptId: ATTEMPT, declineCode: 'generic_decline', ...declinedFee, takenBack } });
+    given(initiated())
+      .when(outcome({ kind: 'failed', reason: 'not processed', takenBack }))
+      .then({ type: 'PaymentFailed', at: AT, data: { attemptId: ATTEMPT, reason: 'not processed', takenBack } });
+    for (const none of [{ takenBack: [] }, {}]) {
+      const [event] = decider.decide(stateOf(initiated()), outcome({ kind: 'failed', reason: 'not processed', ...none }));
+      expect(Object.keys(event!.data)).toEqual(['attemptId', 'reason']);
+    }
+  });
   test('another attempt’s outcome changes nothing', () =>
     given(initiated())
       .when(outcome({ kind: 'failed', reason: 'x' }, PAYMENT))
@@ -186,6 +207,23 @@ describe('unknown becomes voided or failed, never succeeded by itself (C29)', ()
     given(...open)
       .when(found({ leg: 'principal', found: 'declined', code: 'insufficient_funds', transactionId: 'ch_x' }, { leg: 'fee', found: 'never' }))
       .then(declined));
+  test('a decline of one leg beside another that was undone → voided: money moved, and came back', () =>
+    given(...open)
+      .when(
+        found(
+          { leg: 'principal', found: 'reversed', transactionId: 'rv_principal' },
+          { leg: 'fee', found: 'declined', code: 'generic_decline', transactionId: null },
+        ),
+      )
+      .then(undone('principal', 10_000, 0)));
+  test('a decline of the fee alone → failed', () =>
+    given(...open)
+      .when(found({ leg: 'principal', found: 'never' }, { leg: 'fee', found: 'declined', code: 'generic_decline', transactionId: null }))
+      .then({
+        type: 'PaymentDeclined',
+        at: AT,
+        data: { attemptId: ATTEMPT, leg: 'fee', declineCode: 'generic_decline', transactionId: null, raw: null },
+      }));
   test('every leg was looked at, or nothing is decided (C61)', () =>
     given(...open)
       .when(found({ leg: 'principal', found: 'never' }))
@@ -309,6 +347,28 @@ describe('the states and their money: captured = refunded + remaining (§4)', ()
   });
   test('createdAt and updatedAt are those of the first and the last event (C2)', () => {
     expect(viewOf(initiated(), created(separate, LATER))).toMatchObject({ createdAt: AT, capturedAt: LATER, updatedAt: LATER });
+  });
+  test.each<[string, PaymentEvent[]]>([
+    ['a decline', [initiated(), declined]],
+    ['a failure', [initiated(), failed]],
+    ['an unknown outcome', [initiated(), unknown]],
+    ['a fence', [initiated(), fenced()]],
+    ['what was never processed', [initiated(), fenced(), { type: 'PaymentVoided', at: AT, data: { attemptId: ATTEMPT, leg: null, principalCents: 0, feeCents: 0, transactionId: null } }]], // prettier-ignore
+    ['a charge undone', [initiated(), fenced(), returned(ATTEMPT, 'principal', 10_000, 0)]],
+    ['its second leg undone', [initiated(), fenced(), returned(ATTEMPT, 'principal', 10_000, 0), returned(ATTEMPT, 'fee', 0, 325)]],
+    ['a decision of staff', [initiated(), unknown, { type: 'PaymentResolved', at: AT, data: { as: 'failed', charge: null, evidence: 'e', by: 'b', forced: false } }]], // prettier-ignore
+    ['a refund asked for', [...charged(), ...partRefunded('A', [1, 0, 0]).slice(0, 1)]],
+    ['a void asked for', [...charged(), ...voided('A').slice(0, 1)]],
+    ['a leg returned', [...charged(), ...partRefunded('A', [1, 0, 0]).slice(0, 2)]],
+    ['a reversal ended', [...charged(), ...partRefunded('A', [1, 0, 0])]],
+    ['a reversal fenced', [...charged(), ...partRefunded('A', [1, 0, 0]).slice(0, 1), fenced('A')]],
+    ['a result told', [...charged(), ...partRefunded('A', [1, 0, 0]), acknowledged('A')]],
+    ['a settlement', [...charged(), settled('principal')]],
+    ['a settlement rejected', [...charged(), settlementRejected('principal')]],
+    ['a dispute', [...charged(), disputed()]],
+  ])('updatedAt is that of %s', (_, facts) => {
+    const last = { ...facts.at(-1)!, at: LATER } as PaymentEvent;
+    expect(viewOf(...facts.slice(0, -1), last)).toMatchObject({ createdAt: AT, updatedAt: LATER });
   });
 });
 
@@ -841,6 +901,91 @@ describe('a repeat without a key finds the attempt whose caller was told 5xx (C1
   });
 });
 
+describe('an attempt whose caller was told 5xx although it had ended (C18)', () => {
+  const done = [...charged(), ...partRefunded('A', [333, 333, 334])];
+  const asked = { amountCents: 1_000, includeFee: false };
+  const told = { type: 'StartReconciliation', at: LATER, attemptId: 'A', untold: true } as const;
+  test('is fenced once, unless somebody has been told', () => {
+    given(...done)
+      .when(told)
+      .then(fenced('A'));
+    given(...done, fenced('A'))
+      .when(told)
+      .thenNothing();
+    given(...done, fenced('A'), acknowledged('A'))
+      .when(told)
+      .thenNothing();
+    given(...done)
+      .when({ ...told, untold: false })
+      .thenNothing();
+    given(...done)
+      .when({ ...told, attemptId: 'another' })
+      .thenNothing();
+  });
+  test('is found by the repeat without a key', () => {
+    expect(untoldAttempt(chargedState(...done), 'refund', 'partner', asked, LATER)).toBeUndefined();
+    expect(untoldAttempt(chargedState(...done, fenced('A')), 'refund', 'partner', asked, LATER)?.attemptId).toBe('A');
+  });
+  test('its result belongs to the key that was told of it, by the attempt that this key is bound to', () => {
+    const keyed: PaymentEvent = { type: 'ReversalAcknowledged', at: LATER, data: { attemptId: 'A', toldAs: 'K' } };
+    given(...done, fenced('A'))
+      .when({ type: 'AcknowledgeReversal', at: LATER, attemptId: 'A', toldAs: 'K' })
+      .then(keyed);
+    const state = chargedState(...done, fenced('A'), keyed);
+    expect(resultOf(state, 'K')?.attemptId).toBe('A');
+    expect(resultOf(state, 'A')?.attemptId).toBe('A');
+    expect(resultOf(state, 'L')).toBeUndefined();
+    expect(resultOf(chargedState(...done, fenced('A'), acknowledged('A')), 'K')).toBeUndefined();
+  });
+});
+
+describe('a retry that is to complete the fee finds that it came back meanwhile (C27, C38)', () => {
+  /** Principal returned, the request told PARTIAL_REFUND_PENDING or retry_void, and recovery found the fee returned as well. */
+  const begun = (operation: 'void' | 'refund', initiatedBy: 'partner' | 'staff' = 'partner') => [
+    ...charged(),
+    (operation === 'void' ? voidRequested : refundRequested)('A', {
+      legs: [move('A', 'principal', 10_000, 0), move('A', 'fee', 0, 325)],
+      lines: wholeLines.both,
+      asked: { amountCents: null, includeFee: true },
+      initiatedBy,
+    }),
+    returned('A', 'principal', 10_000, 0),
+    fenced('A'),
+  ];
+  const finished = (...of: Parameters<typeof begun>) => [
+    ...begun(...of),
+    returned('A', 'fee', 0, 325),
+    ended('A', { operation: of[0], outcome: 'completed', reversalType: 'void', amountCents: 10_325 }),
+  ];
+  const whole = { amountCents: null, includeFee: true };
+  const find = (facts: readonly PaymentEvent[], operation: 'void' | 'refund' = 'refund', by: 'partner' | 'staff' = 'partner', asked: { amountCents: number | null; includeFee: boolean } = whole) =>
+    completedMeanwhile(chargedState(...facts), operation, by, asked)?.attemptId; // prettier-ignore
+
+  test('the same operation by the same kind of actor, fee included, with no amount or the whole principal', () => {
+    expect(find(finished('refund'))).toBe('A');
+    expect(find(finished('void'), 'void')).toBe('A');
+    expect(find(finished('refund', 'staff'), 'refund', 'staff')).toBe('A');
+    expect(find(finished('refund'), 'refund', 'partner', { amountCents: 10_000, includeFee: true })).toBe('A');
+    expect(find(finished('refund'), 'void')).toBeUndefined();
+    expect(find(finished('void'), 'refund')).toBeUndefined();
+    expect(find(finished('refund'), 'refund', 'staff')).toBeUndefined();
+    expect(find(finished('refund'), 'refund', 'partner', { amountCents: null, includeFee: false })).toBeUndefined();
+    expect(find(finished('refund'), 'refund', 'partner', { amountCents: 9_999, includeFee: true })).toBeUndefined();
+  });
+  test('once', () => expect(find([...finished('refund'), acknowledged('A')])).toBeUndefined());
+  test('not while it is open, nor when the fee stayed here', () => {
+    expect(find(begun('refund'))).toBeUndefined();
+    expect(find([...begun('refund'), ended('A', { outcome: 'partial', reversalType: 'void', amountCents: 10_000 })])).toBeUndefined();
+  });
+  test('not one whose caller was told nothing of a part: fenced before anything came back, after its end, or never', () => {
+    const [initiatedFact, createdFact, requested, principal, fence, fee, end] = finished('refund') as [PaymentEvent, PaymentEvent, PaymentEvent, PaymentEvent, PaymentEvent, PaymentEvent, PaymentEvent]; // prettier-ignore
+    const start = [initiatedFact, createdFact, requested];
+    expect(find([...start, fence, principal, fee, end])).toBeUndefined();
+    expect(find([...start, principal, fee, end, fence])).toBeUndefined();
+    expect(find([...start, principal, fee, end])).toBeUndefined();
+  });
+});
+
 describe('settlement and disputes', () => {
   const settle = (leg: 'principal' | 'fee' | 'combined', accepted = true) =>
     ({ type: 'RecordSettlement', at: LATER, leg, batchId: 'bat_1', closedAt: AT, accepted, grossCents: 10_000, feeCents: 30 }) as const;
@@ -893,6 +1038,46 @@ describe('settlement and disputes', () => {
       .then({ ...was!, data: { ...was!.data, batchId: 'bat_2', grossCents: 9_000, feeCents: 29 } } as PaymentEvent);
     expect(() => fold(decider, [...charged(), was!, withdrawn, withdrawn])).toThrow(/impossible/);
   });
+  test('a correction of the fee alone, or of the gross alone, is one', () => {
+    for (const [grossCents, feeCents] of [
+      [10_000, 31],
+      [9_999, 30],
+    ] as const)
+      // prettier-ignore
+      expect(
+        decider.decide(stateOf(...charged(), settled('principal')), { ...settle('principal'), grossCents, feeCents }).map(({ type }) => type),
+      ).toEqual(['SettlementWithdrawn', 'PaymentSettled']);
+  });
+  test('a rejected leg says nothing new, whichever batch names it', () => {
+    for (const again of [
+      settle('principal', false),
+      { ...settle('principal', false), batchId: 'bat_2' },
+      { ...settle('principal'), batchId: 'bat_2' },
+    ])
+      given(...charged(), settlementRejected('principal'))
+        .when(again)
+        .thenNothing();
+  });
+  test('settling one leg leaves the other as it is', () => {
+    const state = chargedState(...charged(), settled('fee'));
+    expect(state.legs.map(({ leg, settledBatchId }) => [leg, settledBatchId])).toEqual([
+      ['principal', null],
+      ['fee', 'bat_1'],
+    ]);
+    expect(chargedState(...charged(), settlementRejected('fee')).legs.map(({ settlementRejected: rejected }) => rejected)).toEqual([false, true]);
+  });
+  test('a withdrawal of what does not stand cannot be', () => {
+    const data = { leg: 'principal', batchId: 'bat_1', closedAt: AT, grossCents: 10_000, feeCents: 30 } as const;
+    for (const change of [{ batchId: 'bat_2' }, { grossCents: 9_999 }, { feeCents: 31 }, { leg: 'fee' as const }])
+      expect(() => stateOf(...charged(), settled('principal'), { type: 'SettlementWithdrawn', at: AT, data: { ...data, ...change } })).toThrow(
+        /impossible/,
+      );
+    expect(chargedState(...charged(), settled('principal'), { type: 'SettlementWithdrawn', at: AT, data }).legs[0]).toMatchObject({
+      settledBatchId: null,
+      settledGrossCents: null,
+      settledFeeCents: null,
+    });
+  });
   test('evidence for an unknown payment never charges it (C29)', () =>
     given(initiated(), unknown)
       .when(settle('principal'))
@@ -914,6 +1099,9 @@ describe('settlement and disputes', () => {
     given(...charged(), disputed())
       .when(update({ status: 'lost', stage: 'arbitration' }))
       .then(disputed({ status: 'lost', stage: 'arbitration' }));
+    given(...charged(), disputed())
+      .when(update({ stage: 'arbitration' }))
+      .then(disputed({ stage: 'arbitration' }));
     given(...charged(), disputed({ status: 'lost' }))
       .when(update({ status: 'debited', stage: dispute({}).stage }))
       .then(disputed({ status: 'debited' }));
@@ -932,11 +1120,43 @@ describe('settlement and disputes', () => {
     given(...charged(), disputed())
       .when(open({ disputedAmountCents: dispute({}).disputedAmountCents - 1 }))
       .thenRefused('INVALID_STATE', /other terms/);
+    for (const other of [
+      { reasonCode: '13.1' },
+      { reason: 'not received' },
+      { openedOn: '2026-01-06' },
+      { dueDate: '2026-01-26' },
+      { leg: 'principal' as const },
+    ])
+      given(...charged(), disputed())
+        .when(open(other))
+        .thenRefused('INVALID_STATE', /other terms/);
+    given(...charged(), disputed())
+      .when(open({ status: 'lost', stage: 'arbitration' }))
+      .thenNothing();
+    given(...charged(), disputed())
+      .when(open({ disputeId: PAYMENT }))
+      .then(disputed({ disputeId: PAYMENT }));
   });
   test('one that was never opened cannot be moved on', () =>
     given(...charged(), disputed())
       .when(update({ disputeId: 'another', status: 'lost' }))
       .thenRefused('INVALID_STATE', /no such dispute/));
+  test('a change of one dispute leaves another as it is', () => {
+    const state = chargedState(...charged(), disputed(), disputed({ disputeId: PAYMENT, disputedAmountCents: 5 }), disputed({ status: 'lost' }));
+    expect(new Map(state.disputes.map(({ disputeId, status }) => [disputeId, status]))).toEqual(
+      new Map([[PAYMENT, 'debited'], [dispute().disputeId, 'lost']]), // prettier-ignore
+    );
+  });
+  test('on no payment there is none (C64)', () => {
+    for (const facts of [[], [abandoned]]) {
+      given(...facts)
+        .when(open())
+        .thenRefused('PAYMENT_NOT_FOUND');
+      given(...facts)
+        .when(update({ status: 'lost' }))
+        .thenRefused('PAYMENT_NOT_FOUND');
+    }
+  });
   test('of 1 cent up to the captured amount, on a charged payment (C30)', () => {
     given(...charged())
       .when(open({ disputedAmountCents: 10_325 }))
@@ -947,6 +1167,13 @@ describe('settlement and disputes', () => {
     given(...charged())
       .when(open({ disputedAmountCents: 0 }))
       .thenRefused('VALIDATION_ERROR', /1 to 10325/);
+    for (const disputedAmountCents of [-1, 0.5, 1.5, NaN])
+      given(...charged())
+        .when(open({ disputedAmountCents }))
+        .thenRefused('VALIDATION_ERROR', /1 to 10325/);
+    given(...charged())
+      .when(open({ disputedAmountCents: 1 }))
+      .then(disputed({ disputedAmountCents: 1 }));
     given(initiated(), unknown)
       .when(open())
       .thenRefused('INVALID_STATE', /charged payment only/);

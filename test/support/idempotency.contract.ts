@@ -275,6 +275,17 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         await store.purge(1_000, async () => true);
       });
 
+      test('T12: the purge says how many keys left, however few it takes at once', async () => {
+        await store.purge(1_000, async () => true);
+        for (const to of ['completed', 'completed', 'completed', 'reserved', 'reserved'] as const) {
+          const key = newKey();
+          await store.settle(name(key), (await own(key)).fence, to === 'completed' ? { to, answer: ANSWER } : { to });
+          await expires(key);
+        }
+        expect(await store.purge(2, async () => true)).toBe(5);
+        expect(await store.purge(2, async () => true)).toBe(0);
+      });
+
       test('T12: a payment that cannot be read keeps its own key, and no other', async () => {
         const [unreadable, resolved] = [newKey(), newKey()];
         const paymentIds: string[] = [];

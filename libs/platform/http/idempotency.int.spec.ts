@@ -1,7 +1,8 @@
 /** The state machine of a key's row (recovery.md 1.4, T1–T12) and what `onceByKey` makes of an answer (contract §3), on real Postgres. */
+import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { ServiceError, systemClock } from '#kernel';
-import { createLogger, createPool, migrate, newKeyRing, type Pool, systemIds } from '#platform';
+import { createLogger, createPool, KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
 import { idempotencyContract, type SeenKey } from '../../../test/support/idempotency.contract.js';
 import { freshDatabase } from '../../../test/support/postgres.js';
 import { type Answer, successAnswer } from './envelope.js';
@@ -15,6 +16,7 @@ import {
   type Operation,
   type Owned,
   postgresIdempotency,
+  Replayed,
   settlementOf,
 } from './idempotency.js';
 
@@ -114,7 +116,7 @@ describe('what the table holds (1.7)', () => {
   });
 
   test('a ring that lost the older key refuses rather than executing again', async () => {
-    const without = newKeyRing();
+    const without = new KeyRing('k2', new Map([['k2', randomBytes(32)]]));
     const key = newKey();
     await own(key);
     // The row's name survives only under the same naming key; a fingerprint that cannot be compared never counts as equal.
@@ -123,6 +125,83 @@ describe('what the table holds (1.7)', () => {
       postgresIdempotency(pool, without, ids).name(ACCOUNT, key).keyHash,
     ]);
     expect(await claim(key, {}, postgresIdempotency(pool, without, ids))).toEqual({ kind: 'mismatch' });
+  });
+
+  test.each([
+    [undefined, 24],
+    [48, 48],
+    [1, 24],
+  ])('an operator who keeps keys %p hours keeps them %p: longer than 24, never shorter (C20)', async (keepHours, kept) => {
+    const key = newKey();
+    await own(key, {}, postgresIdempotency(pool, keys, ids, keepHours === undefined ? {} : { keepHours }));
+    const { created_at: from, expires_at: to } = (await rowOf(key)) as { created_at: Date; expires_at: Date };
+    expect(Math.abs(to.getTime() - from.getTime() - kept * 3_600_000)).toBeLessThan(2_000);
+  });
+});
+
+describe('a row that comes and goes between the claim and the look at it', () => {
+  /** The same connections, and a step before each statement of the claim. */
+  const stepping = (step: (statement: 'claim' | 'find') => Promise<unknown>): IdempotencyStore =>
+    postgresIdempotency(
+      Object.assign(Object.create(pool) as Pool, {
+        query: async (statement: { name: string; text: string }) => {
+          await step(statement.name === 'idempotency-claim' ? 'claim' : 'find');
+          return pool.query(statement);
+        },
+      }),
+      keys,
+      ids,
+    );
+  test('given back in between, it is claimed', async () => {
+    const key = newKey();
+    const first = await own(key);
+    const claimed = await claim(
+      key,
+      {},
+      stepping(async (statement) => statement === 'find' && store.settle(name(key), first.fence, { to: 'given_back' })),
+    );
+    expect(claimed).toMatchObject({ kind: 'owned', tookOver: false });
+  });
+  test('owned by somebody whenever it is claimed, and gone whenever it is looked at: the caller is told to come again, at once', async () => {
+    const key = newKey();
+    let owner: Owned;
+    const claimed = await claim(
+      key,
+      {},
+      stepping(async (statement) => {
+        if (statement === 'claim') owner = await own(key);
+        else await store.settle(name(key), owner.fence, { to: 'given_back' });
+      }),
+    );
+    expect(claimed).toEqual({ kind: 'in_progress', retryAfterSeconds: 1 });
+  });
+});
+
+describe('many keys in one statement', () => {
+  const drawKeys = (count: number) => Array.from({ length: count }, newKey);
+  test('replicas that claim and settle the same keys in opposite orders never wait for each other', async () => {
+    for (let round = 0; round < 5; round++) {
+      const drawn = drawKeys(100);
+      const claimed = await Promise.all([
+        ...drawn.map((key) => claim(key, { operation: REFUND }, stores[0])),
+        ...drawn.toReversed().map((key) => claim(key, { operation: REFUND }, stores[1])),
+      ]);
+      const fences = drawn.map((_, index) =>
+        claimed.flatMap((one, at) => ((at < 100 ? at : 199 - at) === index && one.kind === 'owned' ? [one.fence] : [])),
+      );
+      expect(fences.map(({ length }) => length)).toEqual(drawn.map(() => 1));
+      const settled = await Promise.all([
+        ...drawn.map((key, index) => stores[0]!.settle(name(key), fences[index]![0]!, { to: 'released' })),
+        ...drawn.toReversed().map((key, index) => stores[1]!.settle(name(key), fences[99 - index]![0]!, { to: 'released' })),
+      ]);
+      expect(settled.filter(Boolean)).toHaveLength(100);
+    }
+  });
+  test('of two requests under one key in one statement the first owns it, the second waits', async () => {
+    const key = newKey();
+    const [, , first, second] = await Promise.all([claim(newKey()), claim(newKey()), claim(key), claim(key)]);
+    expect([first!.kind, second!.kind]).toEqual(['owned', 'in_progress']);
+    expect((await rowOf(key))!.payment_id).toBe((first as Owned).paymentId);
   });
 });
 
@@ -203,6 +282,16 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
     await onceByKey(store, log, newId, { ...requestOf(key), operation: REFUND }, { run: () => Promise.reject(failed('INVALID_STATE')) });
     expect(await rowOf(key)).toMatchObject({ state: 'released', attempt_id: attemptId });
   });
+  test.each([
+    ['200', async () => ({ id: PAYMENT }), 'completed'],
+    ['VOID_FAILED that suggests a refund', () => Promise.reject(failed('VOID_FAILED', { retryable: false, suggestedAction: 'refund' })), 'completed'],
+    ['504', () => Promise.reject(failed('PAYMENT_TIMEOUT')), 'released'],
+  ])('a retry that is answered %s is kept as a first try is (C15, C17)', async (_, run: () => Promise<unknown>, state) => {
+    const key = newKey();
+    await store.settle(name(key), (await own(key, { operation: VOID })).fence, { to: 'released' });
+    await onceByKey(store, log, newId, { ...requestOf(key), operation: VOID }, { run });
+    expect(await stateOf(key)).toBe(state);
+  });
   test('a key that had expired is given back by a refusal, as any new one (C15)', async () => {
     const key = newKey();
     await store.settle(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
@@ -233,6 +322,14 @@ describe('onceByKey', () => {
     expect(first.replayed).toBeUndefined();
     expect(await once(key, counted)).toEqual({ status: 200, body: first.body, replayed: true });
     expect(runs).toBe(1);
+  });
+  test('what the work says was executed earlier is sent as a replay, and stored as the answer', async () => {
+    const key = newKey();
+    const answer = { status: 200, body: '{"success":true,"data":{"id":1}}', replayed: true };
+    expect(await once(key, { run: async () => new Replayed({ id: 1 }) })).toEqual(answer);
+    expect(await stateOf(key)).toBe('completed');
+    expect(await once(key, counted)).toEqual(answer);
+    expect(await once(null, { run: async () => new Replayed({ id: 1 }) })).toEqual(answer);
   });
   test('after 24 h the key executes as new (C20)', async () => {
     const key = newKey();
@@ -271,13 +368,14 @@ describe('onceByKey', () => {
   });
 
   describe('the store fails', () => {
+    const failing = new ServiceError('VALIDATION_ERROR', 'x');
     const broken = (method: keyof IdempotencyStore): IdempotencyStore => ({
       ...store,
       [method]: () => Promise.reject(new Error('connection refused')),
     });
     test('T11, C19: at the claim → 503, nothing runs; requests without a key go on', async () => {
       const error = await refusal(once(newKey(), counted, 'create', broken('claim')));
-      expect([error?.code, error?.status, runs]).toEqual(['IDEMPOTENCY_UNAVAILABLE', 503, 0]);
+      expect([error?.code, error?.status, error?.options.retryAfterSeconds, runs]).toEqual(['IDEMPOTENCY_UNAVAILABLE', 503, 1, 0]);
       expect((await once(null, counted, 'create', broken('claim'))).status).toBe(200);
     });
     test('T11: a real database that is away', async () => {
@@ -294,6 +392,26 @@ describe('onceByKey', () => {
       const again = await once(key, { ...counted, takeOver: async () => ({ answer: successAnswer({ run: 1 }) }) });
       expect(again).toMatchObject({ body: first.body, replayed: true });
       expect([runs, await stateOf(key)]).toEqual([1, 'completed']);
+    });
+    test('each fault is in the log, with its cause', async () => {
+      const logged = async (fails: () => Promise<unknown>) => {
+        const lines: string[] = [];
+        heard = createLogger('warn', 'spec', { write: (line) => lines.push(line) });
+        await fails().catch(() => undefined);
+        return lines.map((line) => (JSON.parse(line) as { err?: { message: string } }).err?.message);
+      };
+      let heard = log;
+      const run = (key: string, work: KeyedWork, from = store) => onceByKey(from, heard, newId, requestOf(key), work);
+      expect(await logged(() => run(newKey(), counted, broken('claim')))).toEqual(['connection refused']);
+      expect(await logged(() => run(newKey(), counted, broken('settle')))).toEqual(['connection refused']);
+      expect(await logged(() => run(newKey(), { run: () => Promise.reject(new Error('a fault of ours')) }))).toEqual(['a fault of ours']);
+      expect(await logged(() => run(newKey(), { run: () => Promise.reject(failing) }))).toEqual([]);
+      const key = newKey();
+      await own(key);
+      await leaseEnds(key);
+      expect(await logged(() => run(key, { ...counted, takeOver: () => Promise.reject(new Error('the store is away')) }))).toEqual([
+        'the store is away',
+      ]);
     });
     test('double fault: a 5xx whose settlement failed may later be told as what it truly was (1.4)', async () => {
       const key = newKey();
@@ -361,8 +479,13 @@ describe('onceByKey', () => {
     test('a renewed attempt is on the row before it is used; whoever lost the fence gets 409 and begins nothing', async () => {
       const key = newKey();
       const seen: unknown[] = [];
-      await once(key, { run: async (owned) => (seen.push(await owned!.renew(), (await rowOf(key))!.attempt_id), {}) }, REFUND);
-      expect(seen[0]).toBe(seen[1]);
+      const renewing: KeyedWork = {
+        run: async (owned) => (seen.push(owned!.attemptId, await owned!.renew(), (await rowOf(key))!.attempt_id), {}),
+      };
+      expect((await once(key, renewing, REFUND)).status).toBe(200);
+      const [drawnFirst, renewed, written] = seen;
+      expect([renewed, written]).toEqual([written, expect.stringMatching(/^[0-9a-f-]{36}$/)]);
+      expect(renewed).not.toBe(drawnFirst);
 
       const lost = newKey();
       const answer = await once(

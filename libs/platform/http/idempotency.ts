@@ -318,17 +318,16 @@ interface SettleRow extends KeyName {
 
 /** True for each row that was still its owner's. A fence is given once, so it names the row. */
 const settleRows = async (pool: Pool, rows: readonly SettleRow[]): Promise<boolean[]> => {
-  const ordered = [...rows].sort((a, b) => (a.accountId === b.accountId ? Buffer.compare(a.keyHash, b.keyHash) : a.accountId < b.accountId ? -1 : 1));
   const { rows: settled } = await pool.query<{ fence: string }>({
     name: 'idempotency-settle',
     text: SETTLE,
     values: [
-      ordered.map(({ accountId }) => accountId),
-      ordered.map(({ keyHash }) => keyHash),
-      ordered.map(({ fence }) => fence),
-      ordered.map(({ to }) => to),
-      ordered.map(({ answer }) => answer?.status ?? null),
-      ordered.map(({ answer }) => answer?.body ?? null),
+      rows.map(({ accountId }) => accountId),
+      rows.map(({ keyHash }) => keyHash),
+      rows.map(({ fence }) => fence),
+      rows.map(({ to }) => to),
+      rows.map(({ answer }) => answer?.status ?? null),
+      rows.map(({ answer }) => answer?.body ?? null),
     ],
   });
   const fences = new Set(settled.map(({ fence }) => fence));
@@ -466,8 +465,7 @@ export const settlementOf = (operation: Operation, answer: Answer): Settlement =
   const { status, code } = answer;
   const refusal = status === 501 || status === 503;
   if (status >= 500 && !refusal) return { to: operation === 'create' ? 'reserved' : 'released' };
-  if (status === 200 || code === 'PAYMENT_DECLINED' || (code === 'VOID_FAILED' && answer.final))
-    return { to: 'completed', answer: { status, body: answer.body } };
+  if (status === 200 || code === 'PAYMENT_DECLINED' || answer.final) return { to: 'completed', answer: { status, body: answer.body } };
   // Fenced by a takeover: the stream is, or will be, abandoned; the key must not begin again.
   if (code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') return { to: 'reserved' };
   return { to: 'given_back' };
