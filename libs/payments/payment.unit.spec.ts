@@ -70,7 +70,6 @@ import {
   untoldAttempt,
 } from './payment.js';
 import { paymentView, refundView, voidView } from './payment.view.js';
-import { isTaskOpen } from './staff.js';
 
 const voidFailed = { retryable: false, suggestedAction: 'refund' };
 const exceeds = (cents: number) => new RegExp(`^Refund exceeds remaining principal: ${cents} cents remain$`);
@@ -713,13 +712,6 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
         .when(requestRefund('B', { includeFee: true }))
         .thenRefused('INVALID_STATE', exceeds(0)));
   });
-});
-
-test('a task for staff is open as long as what it asks is undecided', () => {
-  const [unknownOne, charge] = [stateOf(initiated(), unknown), stateOf(...charged())];
-  expect([isTaskOpen('settled_while_unknown', unknownOne), isTaskOpen('settled_while_unknown', charge)]).toEqual([true, false]);
-  expect([isTaskOpen('charge_cannot_be_undone', unknownOne), isTaskOpen('charge_cannot_be_undone', charge)]).toEqual([true, false]);
-  expect(isTaskOpen('settlement_rejected', charge)).toBe(true);
 });
 
 describe('how many refunds and voids a payment takes', () => {

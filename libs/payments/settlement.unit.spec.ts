@@ -1,19 +1,22 @@
 /** What a settlement line means to a payment (C23, C24, C29, ledger-audit 2.3), and a batch as its stream tells it. */
 import { describe, expect, test } from '@jest/globals';
 import { fold } from '#kernel';
+import type { SettlementRecord } from './gateway/gateway.js';
+import { payment as decider, type PaymentEvent } from './payment.js';
 import {
   emptyBatch,
   evolveBatch,
+  isSettledLine,
+  isSettledSale,
   isSettlementStream,
   judgeLine,
-  payment as decider,
-  type PaymentEvent,
+  type LineCorrection,
   type RecordedLine,
   type Registered,
   type SettlementEvent,
-  type SettlementRecord,
   settlementStream,
-} from '#payments';
+  unexplainedCents,
+} from './settlement.js';
 import {
   AT,
   charged,
@@ -22,6 +25,7 @@ import {
   disputed,
   ended,
   initiated,
+  LATER,
   move,
   principals,
   refundRequested,
@@ -183,6 +187,47 @@ describe('other lines', () => {
   });
 });
 
+describe('what a recorded line leaves to explain', () => {
+  const recorded = (change: Partial<RecordedLine>): RecordedLine => ({
+    ...line(),
+    ref: null,
+    number: 0,
+    result: 'MATCHED',
+    paymentId: null,
+    leg: null,
+    expectedCents: null,
+    ...change,
+  });
+  test.each<[string, Partial<RecordedLine>, number]>([
+    ['a line that fits', {}, 0],
+    ['a sale with another amount: the payment settles with it', { result: 'AMOUNT_MISMATCH', expectedCents: 9_000 }, 0],
+    ['all of a sale that belongs nowhere', { result: 'MISSING_HERE' }, 10_000],
+    ['all of a sale that was paid twice', { result: 'DUPLICATE_AT_GATEWAY' }, 10_000],
+    ['all of a sale on another account', { result: 'WRONG_ACCOUNT' }, 10_000],
+    ['all of a refund that was not made here', { type: 'refund', result: 'STATUS_MISMATCH', grossCents: -2_500, expectedCents: 0 }, -2_500],
+    ['nothing of a line that was not accepted', { result: 'MISSING_HERE', accepted: false }, 0],
+    ['a chargeback that fits', { type: 'chargeback', grossCents: -4_000 }, 0],
+    ['what a chargeback differs by', { type: 'chargeback', result: 'AMOUNT_MISMATCH', grossCents: -3_999, expectedCents: -4_000 }, 1],
+    [
+      'what a chargeback that comes back differs by',
+      { type: 'chargeback_reversal', result: 'AMOUNT_MISMATCH', grossCents: 3_999, expectedCents: 4_000 },
+      -1,
+    ],
+    ['a refund with another amount', { type: 'refund', result: 'AMOUNT_MISMATCH', grossCents: -2_499, expectedCents: -2_500 }, 0],
+    ['a fee', { type: 'fee', grossCents: 0, feeCents: 10, netCents: -10 }, 0],
+    ['the net of an adjustment, matched or not', { type: 'adjustment', grossCents: 0, feeCents: 5, netCents: -5 }, -5],
+  ])('%s', (_, change, cents) => expect(unexplainedCents(recorded(change))).toBe(cents));
+
+  test('a sale settles its payment, and so does a refund its line, with our amount or another; nothing else does', () => {
+    const types = ['sale', 'refund', 'chargeback', 'chargeback_reversal', 'fee', 'adjustment'] as const;
+    const results = ['MATCHED', 'AMOUNT_MISMATCH', 'MISSING_HERE', 'STATUS_MISMATCH', 'DUPLICATE_AT_GATEWAY', 'WRONG_ACCOUNT'] as const;
+    const those = (holds: (one: RecordedLine) => boolean) =>
+      types.flatMap((type) => results.filter((result) => holds(recorded({ type, result }))).map((result) => `${type} ${result}`));
+    expect(those(isSettledSale)).toEqual(['sale MATCHED', 'sale AMOUNT_MISMATCH']);
+    expect(those(isSettledLine)).toEqual(['sale MATCHED', 'sale AMOUNT_MISMATCH', 'refund MATCHED', 'refund AMOUNT_MISMATCH']);
+  });
+});
+
 describe('a batch', () => {
   const name = { gateway: 'simulator', merchantAccount: 'm', batchId: 'bat_1' };
   const recorded = (number: number): RecordedLine => ({
@@ -212,12 +257,9 @@ describe('a batch', () => {
     expect(stream('agency-1', '2026-11')).not.toBe(stream('agency', '1-2026-11'));
     expect(stream('a%2Db', 'c')).not.toBe(stream('a-b', 'c'));
     expect(stream('agency-1', '2026-11')).toBe('settlement-simulator-agency%2D1-2026%2D11');
-    expect([stream('agency-1', '2026-11'), 'settlement-file-abc', 'payment-1', 'settlements-a-b-c'].map(isSettlementStream)).toEqual([
-      true,
-      false,
-      false,
-      false,
-    ]);
+    for (const other of ['settlement-file-abc', 'payment-1', 'settlements-a-b-c', 'payment-a-b-c', 'settlement-a-b-c-d'])
+      expect(isSettlementStream(other)).toBe(false);
+    expect(isSettlementStream(stream('agency-1', '2026-11'))).toBe(true);
   });
   test('told by a file it may be listed by the interface once, after its end, which says its day of funding where nobody had', () => {
     const told = (fundedOn: string | null): SettlementEvent => {
@@ -239,6 +281,45 @@ describe('a batch', () => {
       [lines(0), told(null), listed, listed],
     ])
       expect(() => after(...events)).toThrow(/impossible history/);
+  });
+  describe('corrected after its end', () => {
+    const corrected = (corrections: readonly LineCorrection[], fileId: string | null = 'f', fundedOn: string | null = null): SettlementEvent => ({
+      type: 'SettlementLinesCorrected',
+      at: AT,
+      data: { ...name, closedAt: AT, fundedOn, fileId, corrections },
+    });
+    const whole = [lines(0, 1, 2), complete(3)];
+    const now = { ...recorded(1), grossCents: 9_000 };
+    test('a line is replaced, taken away or added, and the lines stay in their order', () => {
+      const of = (...corrections: LineCorrection[]) => after(...whole, corrected(corrections)).lines;
+      expect(of({ before: recorded(1), after: now })).toEqual([recorded(0), now, recorded(2)]);
+      expect(of({ before: recorded(1), after: null })).toEqual([recorded(0), recorded(2)]);
+      expect(of({ before: recorded(0), after: { ...recorded(5) } }, { before: null, after: recorded(4) }).map(({ number }) => number)).toEqual([1, 2, 4, 5]); // prettier-ignore
+      expect(after(...whole, corrected([{ before: recorded(1), after: null }]), corrected([{ before: null, after: now }])).lines).toEqual([
+        recorded(0),
+        now,
+        recorded(2),
+      ]);
+    });
+    test('by a file or by the interface; what a file said once counts from then on; the day of funding is as it is known now', () => {
+      expect(after(...whole)).toMatchObject({ correctedByFile: false, fundedOn: null });
+      expect(after(...whole, corrected([], null, '2026-01-07'))).toMatchObject({ correctedByFile: false, fundedOn: '2026-01-07' });
+      expect(after(...whole, corrected([], 'f', '2026-01-07'))).toMatchObject({ correctedByFile: true });
+      expect(after(...whole, corrected([], 'f', '2026-01-07'), corrected([], null))).toMatchObject({ correctedByFile: true, fundedOn: null });
+    });
+    test('not before its end, nor a line that is not there', () => {
+      for (const events of [
+        [lines(0), corrected([])],
+        [...whole, corrected([{ before: recorded(3), after: null }])],
+      ])
+        expect(() => after(...events)).toThrow(/impossible history/);
+    });
+  });
+  test('is closed when its first lines say so, until its end says otherwise', () => {
+    const closed = (event: SettlementEvent, closedAt: string) => ({ ...event, data: { ...event.data, closedAt } }) as SettlementEvent;
+    expect(emptyBatch.closedAt).toBeNull();
+    expect(after(lines(0), closed(lines(1), LATER)).closedAt).toBe(AT);
+    expect(after(lines(0), closed(complete(1), LATER)).closedAt).toBe(LATER);
   });
   test('its lines in order, then its end, then its funding', () => {
     expect(after(lines(0, 1), lines(2))).toMatchObject({ complete: false, funded: false });
