@@ -47,6 +47,8 @@ describe('a signature', () => {
       isSigned([SECRET], 'link', address, pairs, sig.slice(1)),
       isSigned([SECRET], 'link', address, pairs, `${sig.slice(0, -1)}${sig.endsWith('0') ? '1' : '0'}`),
       isSigned([SECRET], 'link', address, pairs, undefined),
+      // A parameter that was sent twice arrives as an array.
+      isSigned([SECRET], 'link', address, pairs, [sig]),
       isSigned([SECRET], 'link', address, pairs, ''),
       isSigned([], 'link', address, pairs, sig),
     ])
@@ -58,6 +60,8 @@ describe('a signature', () => {
         expect(sign(SECRET, 'intake', address, any)).toBe(signatureOf(SECRET, 'intake', address, any));
       }),
     ));
+  test('is not made for an address that was never vetted', () =>
+    expect(() => signedAddress(SECRET, 'return', 'https://agency.example/done?case=%zz', {}, 0)).toThrow(/cannot be decoded/));
   test('goes behind the own query of an address, and speaks for all of it', () => {
     for (const own of ['', '?', '?case=A%26B+7', '?case=1&', '?x=%C3%A9&x=2']) {
       const signed = signedAddress(
