@@ -1,228 +1,86 @@
-/**
- * Outbox and deliveries under any order of events: workers that claim, answer, vanish and wake up late, staff who pause, redeliver and disable, an outbox that
- * lags and replays. Random sequences on the real tables are followed by a model that was written from the rules; after each step both must agree, and when all
- * is well again everything must arrive. Time passes by moving the rows, so a minute costs nothing.
- */
-import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from '@jest/globals';
-import fc from 'fast-check';
+/** Postgres keeps the contract of deliveries, with the outbox and staff's commands as they are. */
 import { resetCheckpoint } from '#eventstore';
 import { transaction } from '#platform';
-import { openWebhookGround, openWebhookStage, type WebhookGround, type WebhookStage } from '../../test/support/webhooks.js';
-import { type Claimed, type Deliveries, postgresDeliveries, redeliver } from './deliveries.js';
+import { deliveriesContract } from '../../test/support/deliveries.contract.js';
+import { openWebhookGround, openWebhookStage, type WebhookStage } from '../../test/support/webhooks.js';
+import { postgresDeliveries, redeliver } from './deliveries.js';
 import { WEBHOOK_OUTBOX } from './outbox.js';
-import { FAILING_AFTER, type Fate, MAX_ATTEMPTS, MAX_LEASE_LOSSES } from './schedule.js';
 
-let ground: WebhookGround;
-let stage: WebhookStage;
-beforeAll(async () => {
-  ground = await openWebhookGround();
-});
-afterAll(() => ground.close());
-beforeEach(async () => {
-  stage = await openWebhookStage(ground);
-});
-afterEach(() => stage.close());
+const VERBS = { paused: 'pause', enabled: 'resume', disabled: 'disable' } as const;
 
-/** One step of time: longer than a lease, shorter than a wait; the sums of neither meet, whatever the machine takes meanwhile. */
-const STEP_SECONDS = 40;
-const WAIT_MS = 130_000;
-const SHARE = 8;
-
-interface Expected {
-  readonly endpoint: number;
-  state: string;
-  round: number;
-  attempts: number;
-  losses: number;
-  /** In steps of time. */
-  dueAt: number;
-  token: string | null;
-  leasedAt: number;
-}
-
-const STEPS = ['event', 'tell', 'replay', 'claim', 'claim', 'claim', 'succeed', 'fail', 'fail', 'fail', 'late', 'pass', 'pass', 'pass', 'reap', 'redeliver', 'pause', 'resume', 'disable'] as const; // prettier-ignore
-type Step = readonly [(typeof STEPS)[number], number];
-
-const URLS = ['https://one.example/', 'https://two.example/', 'https://three.example/'];
-
-const run = async (steps: readonly Step[]): Promise<void> => {
-  await stage.query('truncate webhook_attempt, webhook_delivery, webhook_event, webhook_endpoint_secret, webhook_endpoint cascade');
+const tablesOf = async (stage: WebhookStage) => {
   const { id: paymentId } = await stage.house.charge();
-  const endpoints: { id: string; status: string; failures: number }[] = [];
-  for (const url of URLS) {
-    // The rules of URLs are another spec's.
-    const id = stage.house.ids.uuid();
-    await stage.query(`insert into webhook_endpoint (id, account_id, url, created_at, registered_at_position) values ($1, $2, $3, now(), $4)`, [
-      id,
-      stage.house.accountId,
-      url,
-      await stage.house.store.head(),
-    ]);
-    await stage.query(
-      `insert into webhook_endpoint_secret (id, endpoint_id, kid, ciphertext, hint, state, created_at) values ($1, $2, 'k', 'c', 'hint', 'active', now())`,
-      [stage.house.ids.uuid(), id],
-    );
-    endpoints.push({ id, status: 'enabled', failures: 0 });
-  }
-  const workers: Deliveries[] = [postgresDeliveries(stage.pool, 'one'), postgresDeliveries(stage.pool, 'two')];
-  const model = new Map<string, Expected>();
-  /** What workers hold, also those whose lease is gone. */
-  const held: Claimed[] = [];
-  let now = 0;
-  let events = 0;
-  let untold = 0;
-  let recorded = 0;
-
-  const inFlight = (endpoint: number) => [...model.values()].filter((one) => one.endpoint === endpoint && one.state === 'in_flight').length;
-  const share = (endpoint: number) => (endpoints[endpoint]!.failures >= FAILING_AFTER ? 1 : SHARE);
-  const claimable = (one: Expected) => one.state === 'pending' && one.dueAt <= now && endpoints[one.endpoint]!.status === 'enabled';
-  const told = async () => {
-    await stage.tell();
-    for (const row of await stage.rows())
-      if (!model.has(row.id)) {
-        const endpoint = endpoints.findIndex(({ id }) => id === row.endpoint_id);
-        // An event that happened while an endpoint was disabled, or is told then, is not for it.
-        expect(endpoints[endpoint]!.status).not.toBe('disabled');
-        model.set(row.id, { endpoint, state: 'pending', round: 1, attempts: 0, losses: 0, dueAt: now, token: null, leasedAt: 0 });
-      }
-    untold = 0;
-  };
-  const claim = async (slots: number) => {
-    const claimed = await workers[slots % 2]!.claimDue(slots);
-    for (const one of claimed) {
-      const expected = model.get(one.deliveryId)!;
-      expect([one.deliveryId, claimable(expected)]).toEqual([one.deliveryId, true]);
-      expect([one.round, one.attempts]).toEqual([expected.round, expected.attempts]);
-      Object.assign(expected, { state: 'in_flight', token: one.token, leasedAt: now });
-      held.push(one);
-    }
-    for (const endpoint of endpoints.keys()) {
-      if (claimed.some(({ endpointId }) => endpointId === endpoints[endpoint]!.id)) expect(inFlight(endpoint)).toBeLessThanOrEqual(share(endpoint));
-      // What was left had no place: neither here nor at its endpoint.
-      const left = [...model.values()].some((one) => one.endpoint === endpoint && claimable(one));
-      if (claimed.length < slots && left) expect(inFlight(endpoint)).toBeGreaterThanOrEqual(share(endpoint));
-    }
-  };
-  const end = async (index: number, succeeded: boolean) => {
-    const one = held.splice(index % held.length, 1)[0]!;
-    const expected = model.get(one.deliveryId)!;
-    const mine = expected.state === 'in_flight' && expected.token === one.token;
-    const attempt = one.attempts + 1;
-    const fate: Fate = succeeded ? { state: 'delivered' } : attempt >= MAX_ATTEMPTS ? { state: 'held' } : { state: 'pending', waitMs: WAIT_MS };
-    const { deliveryId, token, secretId, endpointId, round } = one;
-    const ended = { deliveryId, token, fate, secretId, outcome: succeeded ? 'ok' : 'http_5xx', statusCode: succeeded ? 200 : 500, errorCode: null, remoteIp: null, responseHead: null, startedAtMs: one.claimedAtMs, durationMs: 1 } as const; // prettier-ignore
-    expect(await workers[index % 2]!.complete([ended])).toEqual([mine]);
-    if (!mine) return;
-    recorded += 1;
-    Object.assign(expected, { state: fate.state, attempts: attempt, token: null, dueAt: now + WAIT_MS / 1000 / STEP_SECONDS });
-    if (!succeeded && round > 1) return;
-    await workers[0]!.recordHealth([{ endpointId, succeeded }]);
-    endpoints[expected.endpoint]!.failures = succeeded ? 0 : endpoints[expected.endpoint]!.failures + 1;
-  };
-  const pass = async () => {
-    now += 1;
-    await stage.query(
-      `update webhook_delivery set due_at = due_at - $1::int * interval '1 s', lease_until = lease_until - $1::int * interval '1 s' where state in ('pending', 'in_flight')`,
-      [STEP_SECONDS],
-    );
-  };
-  const reap = async () => {
-    const expired = await workers[0]!.expired();
-    const over = [...model].filter(([, one]) => one.state === 'in_flight' && one.leasedAt < now);
-    expect(expired.map(({ deliveryId }) => deliveryId).sort()).toEqual(over.map(([id]) => id).sort());
-    if (expired.length > 0) await workers[0]!.reap(expired);
-    for (const [, one] of over) {
-      const losses = one.losses + 1;
-      Object.assign(one, { state: losses >= MAX_LEASE_LOSSES ? 'held' : 'pending', losses, token: null, dueAt: now });
-    }
-  };
-  const again = async (pick: number) => {
-    const all = [...model.keys()];
-    if (all.length === 0) return;
-    const id = all[pick % all.length]!;
-    const one = model.get(id)!;
-    const allowed = ['held', 'delivered'].includes(one.state) && endpoints[one.endpoint]!.status !== 'disabled';
-    const done = await redeliver(stage.staff, [id]).then(
-      () => true,
-      () => false,
-    );
-    expect(done).toBe(allowed);
-    if (allowed) Object.assign(one, { state: 'pending', round: one.round + 1, attempts: 0, losses: 0, dueAt: now });
-  };
-  const change = async (pick: number, to: 'paused' | 'enabled' | 'disabled') => {
-    const endpoint = pick % endpoints.length;
-    // One stays, so that there is something to deliver to.
-    if (endpoints[endpoint]!.status === 'disabled' || (to === 'disabled' && endpoint === 0)) return;
-    const verb = { paused: 'pause', enabled: 'resume', disabled: 'disable' } as const;
-    if (to !== endpoints[endpoint]!.status) endpoints[endpoint]!.failures = 0;
-    await stage.endpoints[verb[to]](endpoints[endpoint]!.id);
-    endpoints[endpoint]!.status = to;
-  };
-  const tidy = async () => {
-    await workers[1]!.tidy(120);
-    for (const one of model.values()) if (one.state === 'pending' && endpoints[one.endpoint]!.status === 'disabled') one.state = 'canceled';
-  };
-  const agree = async () => {
-    const rows = await stage.rows();
-    expect(rows.map(({ id, state, round, attempts, lease_losses: losses }) => ({ id, state, round, attempts, losses }))).toEqual(
-      [...model]
-        .map(([id, { state, round, attempts, losses }]) => ({ id, state, round, attempts, losses }))
-        .sort((a, b) => Number(a.id) - Number(b.id)),
-    );
-    const [counts] = await stage.query<{ events: string; attempts: string }>(
-      // A replay finds the payments of earlier runs too.
-      'select (select count(*) from webhook_event where payment_id = $1) as events, (select count(*) from webhook_attempt) as attempts',
-      [paymentId],
-    );
-    expect([Number(counts!.events), Number(counts!.attempts)]).toEqual([events - untold, recorded]);
-  };
-
-  for (const [step, pick] of steps) {
-    if (step === 'event') {
-      await stage.dispute(paymentId, { stage: `s${events}` });
-      events += 1;
-      untold += 1;
-    } else if (step === 'tell') await told();
-    else if (step === 'replay') {
+  let happened = 0;
+  return {
+    workers: [postgresDeliveries(stage.pool, 'one'), postgresDeliveries(stage.pool, 'two')] as const,
+    register: async (url: string) => {
+      // The rules of URLs are another spec's.
+      const id = stage.house.ids.uuid();
+      const head = await stage.house.store.head();
+      await stage.query(`insert into webhook_endpoint (id, account_id, url, created_at, registered_at_position) values ($1, $2, $3, now(), $4)`, [
+        id,
+        stage.house.accountId,
+        url,
+        head,
+      ]);
+      await stage.query(
+        `insert into webhook_endpoint_secret (id, endpoint_id, kid, ciphertext, hint, state, created_at) values ($1, $2, 'k', 'c', 'hint', 'active', now())`,
+        [stage.house.ids.uuid(), id],
+      );
+      return id;
+    },
+    change: (endpointId: string, to: keyof typeof VERBS) => stage.endpoints[VERBS[to]](endpointId),
+    happen: () => stage.dispute(paymentId, { stage: `s${++happened}` }),
+    tell: () => stage.tell(),
+    replay: async () => {
       await transaction(stage.pool, (client) => resetCheckpoint(client, WEBHOOK_OUTBOX, null));
-      await told();
-    } else if (step === 'claim') await claim(1 + (pick % 12));
-    else if (step === 'succeed' && held.length > 0) await end(pick, true);
-    else if (step === 'fail' && held.length > 0) await end(pick, false);
-    // Whoever holds something longest wakes up last.
-    else if (step === 'late' && held.length > 0) await end(0, pick % 2 === 0);
-    else if (step === 'pass') await pass();
-    else if (step === 'reap') await reap();
-    else if (step === 'redeliver') await again(pick);
-    else if (step === 'pause') await change(pick, 'paused');
-    else if (step === 'resume') await change(pick, 'enabled');
-    else if (step === 'disable') await change(pick, 'disabled');
-    await tidy();
-    await agree();
-  }
-
-  // All is well again: workers live, endpoints answer, time passes.
-  await told();
-  for (const endpoint of endpoints.keys()) await change(endpoint, 'enabled');
-  held.splice(0);
-  await pass();
-  await reap();
-  for (let rounds = 0; [...model.values()].some(({ state }) => state === 'pending'); rounds++) {
-    expect(rounds).toBeLessThan(200);
-    await claim(20);
-    while (held.length > 0) await end(0, true);
-    await pass();
-    await tidy();
-  }
-  await agree();
-  for (const one of model.values()) expect(['delivered', 'held', 'canceled']).toContain(one.state);
+      await stage.tell();
+    },
+    pass: (seconds: number) =>
+      stage.query(
+        `update webhook_delivery set due_at = due_at - $1::int * interval '1 s', lease_until = lease_until - $1::int * interval '1 s' where state in ('pending', 'in_flight')`,
+        [seconds],
+      ),
+    redeliver: (deliveryId: string) =>
+      redeliver(stage.staff, [deliveryId]).then(
+        () => true,
+        () => false,
+      ),
+    rows: async () =>
+      (await stage.rows()).map(({ id, endpoint_id: endpointId, state, round, attempts, lease_losses: losses }) => ({
+        id,
+        endpointId,
+        state,
+        round,
+        attempts,
+        losses,
+      })),
+    counts: async () => {
+      const [counts] = await stage.query<{ events: string; attempts: string }>(
+        // A replay finds the payments of earlier runs too.
+        'select (select count(*) from webhook_event where payment_id = $1) as events, (select count(*) from webhook_attempt) as attempts',
+        [paymentId],
+      );
+      return { events: Number(counts!.events), attempts: Number(counts!.attempts) };
+    },
+  };
 };
 
-test('any sequence of steps, two workers: the model agrees after each, and in the end everything has arrived, is held or cancelled', async () => {
-  const step = fc.tuple(fc.constantFrom(...STEPS), fc.nat(1_000));
-  const many = fc.integer({ min: 1, max: 12 }).map((count): Step[] => Array.from({ length: count }, () => ['event', 0] as const));
-  await fc.assert(
-    fc.asyncProperty(many, fc.array(step, { minLength: 20, maxLength: 60 }), (first, steps) => run([...first, ['tell', 0], ...steps])),
-    { numRuns: 25, endOnFailure: true },
-  );
-}, 180_000);
+deliveriesContract(
+  'Postgres’',
+  async () => {
+    const ground = await openWebhookGround();
+    const stage = await openWebhookStage(ground);
+    return {
+      fresh: async () => {
+        await stage.query('truncate webhook_attempt, webhook_delivery, webhook_event, webhook_endpoint_secret, webhook_endpoint cascade');
+        return tablesOf(stage);
+      },
+      close: async () => {
+        await stage.close();
+        await ground.close();
+      },
+    };
+  },
+  25,
+);

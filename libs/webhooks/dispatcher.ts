@@ -36,6 +36,9 @@ export interface DispatcherOptions {
   readonly slots?: number;
   /** How long a lease that has run out is looked at before it is taken away. */
   readonly leaseGraceMs?: number;
+  /** How often the table is looked at when nothing rings. */
+  readonly idleMs?: number;
+  readonly tidyEveryMs?: number;
 }
 
 export interface Dispatcher {
@@ -61,8 +64,7 @@ const MAX_KNOWN_SECRETS = 10_000;
 export const createDispatcher = (ports: DispatcherPorts, options: DispatcherOptions = {}): Dispatcher => new LeasingDispatcher(ports, options);
 
 class LeasingDispatcher implements Dispatcher {
-  private readonly slots: number;
-  private readonly leaseGraceMs: number;
+  private readonly options: Required<DispatcherOptions>;
   private readonly flying = new Set<Promise<void>>();
   private readonly secrets = new Map<string, string>();
   private readonly complete: (ended: Ended) => Promise<boolean>;
@@ -73,10 +75,9 @@ class LeasingDispatcher implements Dispatcher {
 
   constructor(
     private readonly ports: DispatcherPorts,
-    { slots = SLOTS, leaseGraceMs = LEASE_GRACE_MS }: DispatcherOptions,
+    options: DispatcherOptions,
   ) {
-    this.slots = slots;
-    this.leaseGraceMs = leaseGraceMs;
+    this.options = { slots: SLOTS, leaseGraceMs: LEASE_GRACE_MS, idleMs: IDLE_MS, tidyEveryMs: TIDY_EVERY_MS, ...options };
     this.complete = batched((ended: readonly Ended[]) => ports.deliveries.complete(ended), COMPLETIONS);
     this.recordHealth = batched(
       async (results: readonly { endpointId: string; succeeded: boolean }[]) => {
@@ -129,19 +130,19 @@ class LeasingDispatcher implements Dispatcher {
     while (!signal.aborted) {
       try {
         const client = await pool.connect();
+        const ended = new AbortController();
+        const end = () => ended.abort('ended');
+        signal.addEventListener('abort', end, { once: true });
         try {
-          const ended = new AbortController();
-          const end = () => ended.abort('ended');
           client.on('error', end);
           client.on('end', end);
           client.on('notification', () => this.ring());
-          signal.addEventListener('abort', end, { once: true });
           await client.query(`listen ${DUE_CHANNEL}`);
           // What was announced before we listened.
           this.ring();
           while (!ended.signal.aborted && !signal.aborted) await clock.sleep(60_000, ended.signal);
-          signal.removeEventListener('abort', end);
         } finally {
+          signal.removeEventListener('abort', end);
           client.release(true);
         }
       } catch {
@@ -156,7 +157,7 @@ class LeasingDispatcher implements Dispatcher {
   private async claimLoop(signal: AbortSignal): Promise<void> {
     const { deliveries, clock, log } = this.ports;
     while (!signal.aborted) {
-      const free = this.slots - this.flying.size;
+      const free = this.options.slots - this.flying.size;
       if (free > 0) {
         try {
           const claimed = await deliveries.claimDue(free);
@@ -173,7 +174,7 @@ class LeasingDispatcher implements Dispatcher {
         }
       }
       // What comes back sooner than that, in tests, is looked for sooner.
-      await this.wait(Math.min(IDLE_MS, this.ports.retrySeconds * 1_000));
+      await this.wait(Math.min(this.options.idleMs, this.ports.retrySeconds * 1_000));
       // Several attempts that end together free their places for one claim.
       if (!signal.aborted) await clock.sleep(CLAIM_EVERY_MS, signal);
     }
@@ -261,7 +262,7 @@ class LeasingDispatcher implements Dispatcher {
         const expired = await deliveries.expired();
         const now = clock.monotonic();
         seen = new Map(expired.map(({ token }) => [token, seen.get(token) ?? now]));
-        const over = expired.filter(({ token }) => now - seen.get(token)! >= this.leaseGraceMs);
+        const over = expired.filter(({ token }) => now - seen.get(token)! >= this.options.leaseGraceMs);
         if (over.length > 0) {
           const reaped = await deliveries.reap(over);
           for (const { deliveryId, held } of reaped) {
@@ -277,7 +278,7 @@ class LeasingDispatcher implements Dispatcher {
       } catch (error) {
         log.warn({ err: error }, 'webhook leases cannot be looked at');
       }
-      await clock.sleep(TIDY_EVERY_MS, signal);
+      await clock.sleep(this.options.tidyEveryMs, signal);
     }
   }
 }

@@ -6,6 +6,7 @@ import { Conflict, type EventStore, type NewEvent, type Recorded, Unavailable } 
 import { type PaymentCommand, type PaymentGateway, PaymentStreams } from '#payments';
 import { hashedUuid } from '#platform';
 import type { IdempotencyStore } from '#platform/http';
+import type { Claimed, Deliveries, Fate, Posted } from '#webhooks';
 import type { Bank, Result } from './bank.js';
 import type { Seams, World } from './service.js';
 
@@ -56,6 +57,14 @@ const streams =
     });
 
 const isFence = (commands: readonly PaymentCommand[]) => commands.length === 1 && commands[0]!.type === 'StartReconciliation';
+
+const fates =
+  (change: (fate: Fate) => Fate) =>
+  (inner: Deliveries): Deliveries => ({ ...inner, complete: (ended) => inner.complete(ended.map((one) => ({ ...one, fate: change(one.fate) }))) });
+
+const claimed =
+  (change: (one: Claimed) => Claimed) =>
+  (inner: Deliveries): Deliveries => ({ ...inner, claimDue: async (slots) => (await inner.claimDue(slots)).map(change) });
 
 /** What is done to a loaded payment's refunds and voids. */
 const attemptsRead = (change: (attempt: Record<string, unknown>) => Record<string, unknown>) =>
@@ -507,8 +516,63 @@ export const CANARIES: readonly Canary[] = [
       ),
     },
   },
+  // ---- webhooks
+  {
+    name: 'an attempt that lost its lease still counts',
+    seams: {
+      world: ({ tables: { webhooks } }) => {
+        webhooks.complete = (ended) =>
+          ended.map(({ deliveryId, fate, outcome, startedAtMs, durationMs }) => {
+            const row = webhooks.deliveries.get(deliveryId)!;
+            const dueAt = fate.state === 'pending' ? webhooks.now() + fate.waitMs : row.dueAt;
+            Object.assign(row, { state: fate.state, attempts: row.attempts + 1, lease: null, dueAt });
+            webhooks.attempts.push({ deliveryId, round: row.round, attempt: row.attempts, outcome, startedAtMs, durationMs });
+            return true;
+          });
+      },
+    },
+  },
+  { name: 'no answer counts as taken', seams: { sender: (inner) => ({ ...inner, post: async (post) => believed(await inner.post(post)) }) } },
+  { name: 'nobody takes over from a worker that died', seams: { deliveries: (inner) => ({ ...inner, expired: async () => [] }) } },
+  {
+    name: 'what failed is sent again at once',
+    seams: { deliveries: fates((fate) => (fate.state === 'pending' ? { ...fate, waitMs: 1_000 } : fate)) },
+  },
+  { name: 'a sixth attempt', seams: { deliveries: fates((fate) => (fate.state === 'held' ? { state: 'pending', waitMs: 120_000 } : fate)) } },
+  { name: 'a failure is the end', seams: { deliveries: fates((fate) => (fate.state === 'pending' ? { state: 'held' } : fate)) } },
+  {
+    name: 'the body is written anew for every attempt',
+    seams: { deliveries: claimed((one) => ({ ...one, payload: Buffer.concat([one.payload, Buffer.alloc(one.attempts, ' ')]) })) },
+  },
+  {
+    name: 'a redelivery is another event',
+    seams: { deliveries: claimed((one) => (one.round > 1 ? { ...one, eventId: `${one.eventId}${one.round}` } : one)) },
+  },
+  {
+    name: 'an endpoint hears of what happened before it was added',
+    seams: {
+      world: ({ tables: { webhooks } }) => {
+        const tell = webhooks.tell.bind(webhooks);
+        webhooks.tell = (told) => {
+          tell(told.map((event) => ({ ...event, position: '~' })));
+          for (const event of told) webhooks.events.set(event.id, event);
+        };
+      },
+    },
+  },
+  {
+    name: 'the outbox passes over a fact',
+    seams: {
+      world: ({ tables: { webhooks } }) => {
+        const tell = webhooks.tell.bind(webhooks);
+        webhooks.tell = (told) => tell(told.filter(({ id }) => id.charCodeAt(4) % 4 > 0));
+      },
+    },
+  },
   { name: 'nobody finishes what a payer left', seams: { world: ({ tables }) => void (tables.unfinished.set = () => tables.unfinished) } },
 ];
+
+const believed = (posted: Posted): Posted => (posted.outcome === 'timeout' ? { ...posted, outcome: 'ok', statusCode: 200 } : posted);
 
 const fresh = (world: World) => world.sim.ids().uuid().replaceAll('-', '').slice(-20);
 

@@ -131,7 +131,7 @@ const remember = (findings: readonly Finding[]): void => {
 };
 
 const figures = (
-  { runs, statistics, checks, payments, events, simulatedMs, cpuMs, answers, nondeterministic, findings }: Done,
+  { runs, statistics, checks, payments, events, deliveries, arrivals, simulatedMs, cpuMs, answers, nondeterministic, findings }: Done,
   startedAt: number,
   jobs: number,
   ranTwice = 0,
@@ -143,6 +143,8 @@ const figures = (
     checks,
     payments,
     events,
+    deliveries,
+    arrivals,
     simulatedHours: Math.round(simulatedMs / 3_600_000),
     faults: statistics.drops + statistics.lost + statistics.late + statistics.crashes + statistics.pauses,
     ...statistics,

@@ -7,12 +7,14 @@ import { CHECKOUT_STREAMS, CHECKOUT_UNFINISHED, checkoutIdOf } from '#checkout';
 import { type Recorded } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
 import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, paymentIdOf, toPaymentEvent } from '#payments';
+import { WEBHOOK_OUTBOX } from '#webhooks';
 import { errorAnswer, successAnswer } from '#platform/http';
 import { auditLedger, auditNotifications } from './audits.js';
 import { type BankCharge, CARDS } from './bank.js';
 import { auditSessions, auditUnfinished, isSessionQuiet, PageJudge, sessionOf } from './checkout.js';
 import { type Ask, PORTALS, type Reply, type World } from './service.js';
 import { collect } from './stores.js';
+import { areDeliveriesQuiet, auditDeliveries, WEBHOOK_ANSWERS } from './webhooks.js';
 
 /** What somebody wants once, whatever number of requests it takes. */
 export interface Intention {
@@ -99,6 +101,7 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
   submit: ['OK', 'INTERNAL_ERROR'],
   leave: ['OK', 'INTERNAL_ERROR'],
   cancel: ['OK', 'INTERNAL_ERROR'],
+  ...WEBHOOK_ANSWERS,
 };
 
 /** Another request of the wish was under way at the same time: under one key they run one attempt, and what one says is not all that happens. */
@@ -366,6 +369,10 @@ export class Oracle {
       if (state.phase === 'pending' || (state.phase === 'unknown' && !(state.fenced && this.waitsForAPerson(events)))) return false;
       if (state.phase === 'charged' && state.attempts.some(({ ended }) => ended === null)) return false;
     }
+    if (world.hasWebhooks) {
+      if (head !== null && (world.tables.checkpoints.get(WEBHOOK_OUTBOX)?.position ?? '') < head) return false;
+      if (!areDeliveriesQuiet(world.tables.webhooks)) return false;
+    }
     if (!world.hasCheckout) return true;
     if (head !== null && (world.tables.checkpoints.get(CHECKOUT_UNFINISHED)?.position ?? '') < head) return false;
     const sessions = [...(await this.checkouts()).values()].map((events) => sessionOf(events, this.check.bind(this)));
@@ -459,7 +466,9 @@ export class Oracle {
     const check = this.check.bind(this);
     const settlement = (await collect(this.world.log.readAll(null, { streamPrefixes: ['settlement-'] }))).flat();
     auditLedger(streams, settlement, (id) => (bookOf.get(id)?.phase === 'charged' ? bookOf.get(id)!.netCents : null), check);
-    auditNotifications(streams, (id) => this.staffReturned(bookOf.get(id)!), check);
+    const staffReturned = (id: string) => this.staffReturned(bookOf.get(id)!);
+    auditNotifications(streams, staffReturned, check);
+    auditDeliveries(this.world, streams, staffReturned, check);
     this.auditKeys(streams);
     this.auditList(streams);
     const sessions = await this.checkouts();
@@ -887,7 +896,8 @@ export class Oracle {
   private auditCardData(...all: readonly ReadonlyMap<string, readonly Recorded[]>[]): void {
     if (this.world.sim.seed % 8 !== 0) return;
     const kept = JSON.stringify(all.flatMap((streams) => [...streams.values()].flat()).map(({ data, meta }) => [data, meta]));
-    const rows = JSON.stringify([...this.world.keys.rows.values()].map(({ body, operation }) => [body, operation]));
+    const bodies = [...this.world.tables.webhooks.events.values()].map(({ payload }) => payload.toString());
+    const rows = JSON.stringify([...bodies, ...[...this.world.keys.rows.values()].map(({ body, operation }) => [body, operation])]);
     const said = this.world.sim.lines.join('\n');
     for (const number of Object.values(CARDS)) this.check(![kept, rows, said].some((text) => text.includes(number)), 'A11: a card number was kept');
     this.check(![kept, rows, said].some((text) => text.includes(CVV)), 'A11: a security code was kept');

@@ -318,7 +318,8 @@ export class Outside {
   }
 
   /** Commands of staff are repeated until they are answered: each of them may be. */
-  private async persist(ask: Ask): Promise<Told | null> {
+  /** Asks until somebody answers who is not at fault. */
+  async persist(ask: Ask): Promise<Told | null> {
     let answer: Told | null = null;
     for (let tries = 1; tries <= TRIES; tries++) {
       const { reply } = await this.send(null, ask);
@@ -363,7 +364,16 @@ const described = (ask: Ask): string => {
     case 'update dispute':
       return `dispute ${ask.disputeId} ${ask.status}`;
     case 'list':
-      return 'list';
+    case 'endpoints':
+    case 'redeliver held':
+      return ask.kind;
+    case 'add endpoint':
+      return `endpoint ${ask.url} of ${ask.accountId}`;
+    case 'change endpoint':
+      return `${ask.verb} endpoint ${ask.endpointId}`;
+    case 'stage secret':
+    case 'activate secret':
+      return `${ask.kind} of ${ask.endpointId}`;
     case 'check out':
       return `begin checkout ${ask.nonce} over ${ask.lines.reduce((sum, cents) => sum + cents, 0)}`;
     case 'submit':

@@ -7,6 +7,7 @@ import { checkOut, type Visit } from './checkout.js';
 import { isKeyed, keyName, Oracle } from './oracle.js';
 import { Outside, type Paid, type Return, type Wish } from './partners.js';
 import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
+import { repairReceivers, subscribe, type Subscription } from './webhooks.js';
 import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
 
 /** Recovery's pauses grow with its tries; what failed all through the faults is tried again within this time. */
@@ -24,6 +25,9 @@ export interface RunResult {
   readonly checks: number;
   readonly payments: number;
   readonly events: number;
+  /** Webhooks: deliveries, and what receivers saw of them. */
+  readonly deliveries: number;
+  readonly arrivals: number;
   readonly simulatedMs: number;
   /** Answers that clients got, by code. */
   readonly answers: Readonly<Record<string, number>>;
@@ -77,6 +81,8 @@ const play = async (sim: Simulator, skewsMs: readonly [number, number], seams: S
     checks: world.checks,
     payments: world.tables.list.size,
     events: Number(head ?? 0),
+    deliveries: world.tables.webhooks.deliveries.size,
+    arrivals: [...world.receivers.values()].reduce((sum, { arrivals }) => sum + arrivals.length, 0),
     simulatedMs: sim.elapsed,
     answers: oracle.answers,
     lines: sim.lines,
@@ -134,6 +140,8 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   // Drawn apart, so that a seed without payers is the history that it was before there were any.
   const lots = new Rng(seed ^ 0x6c078965);
   const payers = lots.chance(0.15) ? lots.int(1, 3) : 0;
+  const post = new Rng(seed ^ 0x165667b1);
+  const subscriptions = post.chance(0.2) ? drawSubscriptions(post) : [];
   const paid: Paid[] = [];
   const keys: (() => Promise<unknown>)[] = [];
 
@@ -217,7 +225,18 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const payment = paid.at(-1);
     if (payment) await outside.dispute(payment, draw.int(1, payment.amountCents));
   };
+  /** Staff return money, so that there is something to tell. */
+  const clerk = async (outside: Outside): Promise<void> => {
+    for (let acts = subscriptions.length > 0 ? post.int(1, 4) : 0; acts > 0; acts--) {
+      await sim.wait(post.int(5_000, 90_000));
+      const payment = paid.at(-post.int(1, 3));
+      if (payment && post.chance(0.3)) await outside.dispute(payment, post.int(1, payment.amountCents));
+      else if (payment)
+        await outside.giveBack(payment, { operation: 'refund', amountCents: post.int(1, Math.ceil(payment.amountCents / 4)), includeFee: false, key: `clerk ${acts}`, actor: 'staff' }); // prettier-ignore
+    }
+  };
   const epilogue = async (outside: Outside): Promise<void> => {
+    await repairReceivers(outside);
     const all = outside.oracle.intentions.filter(({ kind }) => kind === 'charge');
     // Every key once more, as it was sent: told again, or told to look; nothing moves.
     if (rng.chance(0.5)) for (const exchange of firstUses(outside.oracle)) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
@@ -236,6 +255,8 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     await Promise.all([
       ...Array.from({ length: draw.int(1, 4) }, (_, number) => client(outside, number)),
       ...Array.from({ length: payers }, (_, number) => payer(outside, number)),
+      ...subscriptions.map((subscription) => sim.wait(post.chance(0.5) ? 0 : post.int(0, 60_000)).then(() => subscribe(outside, subscription))),
+      clerk(outside),
       night(outside),
       disputes(outside),
       operator(outside),
@@ -243,6 +264,22 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   };
   return play(sim, skewsMs, seams, clients, epilogue);
 };
+
+/** One or two for the first account, often one for the second. */
+const drawSubscriptions = (post: Rng): Subscription[] =>
+  [ACCOUNTS[0], ACCOUNTS[0], ACCOUNTS[1]].flatMap((accountId, index) =>
+    index > 0 && post.chance(0.5)
+      ? []
+      : {
+          accountId,
+          url: `https://receiver-${index}.example/hook`,
+          fails: post.pick([0, 0, 0.2, 0.6]),
+          isDeaf: post.chance(0.15),
+          pauseMs: post.chance(0.25) ? post.int(10_000, 300_000) : null,
+          rotates: post.chance(0.25),
+          endsMs: post.chance(0.15) ? post.int(0, 300_000) : null,
+        },
+  );
 
 /** The first request under every key. */
 const firstUses = (oracle: Oracle) => {

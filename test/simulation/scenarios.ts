@@ -9,6 +9,7 @@ import { ACCOUNTS, PORTALS } from './service.js';
 import { playScenario, type RunResult } from './run.js';
 import type { CrashPoint } from './simulator.js';
 import type { Seams } from './service.js';
+import { repairReceivers, subscribe } from './webhooks.js';
 
 const [LOWERING, PLAIN, REFUNDING, COMBINED, COMBINED_REFUNDING, NO_FEE] = PORTALS as [
   (typeof PORTALS)[number],
@@ -62,6 +63,24 @@ const checkingOut =
   (portal: Visit['portal'], cards: readonly CardKind[], change: Partial<Visit> = {}): Scenario =>
   async (outside) =>
     void (await checkOut(outside, { portal, lines: [3_333, 3_334], cards, nonce: 'visit-of-the-payer', reference: 'visit', ...change }));
+
+/** Somebody is told, by a receiver that is well or that answers nothing for so long. */
+const telling =
+  (
+    deafMs: number,
+    act: (outside: Outside, paid: Paid) => Promise<unknown>,
+    then: (outside: Outside) => Promise<void> = async () => undefined,
+  ): Scenario =>
+  async (outside) => {
+    const url = 'https://receiver.example/hook';
+    await subscribe(outside, { accountId: ACCOUNTS[0], url, fails: 0, isDeaf: deafMs > 0, pauseMs: null, rotates: false, endsMs: null });
+    const { paid } = await outside.pay(wish(NO_FEE));
+    if (!paid) return;
+    await act(outside, paid);
+    await outside.world.sim.wait(deafMs);
+    outside.world.receivers.get(url)!.isDeaf = false;
+    await then(outside);
+  };
 
 /** By name: what a crash is put into. */
 export const SCENARIOS: Readonly<Record<string, Scenario>> = {
@@ -150,6 +169,13 @@ export const SCENARIOS: Readonly<Record<string, Scenario>> = {
   'checkout, the payer closes the browser': checkingOut(LOWERING, ['approved'], { closes: true }),
   'checkout, cancelled while it pays': checkingOut(COMBINED, ['approved'], { cancels: 'beside' }),
   'checkout, declined, then cancelled': checkingOut(LOWERING, ['feeDeclined'], { cancels: 'afterwards' }),
+  'webhook, a refund by staff': telling(0, (outside, paid) => outside.giveBack(paid, refund(1_000, false, { actor: 'staff' }))),
+  'webhook, a dispute, taken at the second attempt': telling(60_000, (outside, paid) => outside.dispute(paid)),
+  'webhook, held, and sent again by staff': telling(
+    900_000,
+    (outside, paid) => outside.giveBack(paid, refund(1_000, false, { actor: 'staff' })),
+    repairReceivers,
+  ),
 };
 
 export interface CrashReport {

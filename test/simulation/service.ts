@@ -38,6 +38,7 @@ import {
 import { KeyRing, type Logger, type Pool } from '#platform';
 import { type Answer, errorAnswer, type IdempotencyStore, internalErrorAnswer, successAnswer } from '#platform/http';
 import { purgeKeys, sweepKeys } from '../../apps/worker/worker.js';
+import { type Deliveries, webhookOutbox } from '#webhooks';
 import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
 import { type PayerAsk, servePayer } from './checkout.js';
 import type { Process, Simulator } from './simulator.js';
@@ -54,6 +55,7 @@ import {
   Tables,
   VelocityCounts,
 } from './stores.js';
+import { type Receiver, serveWebhooks, type SimulatedSender, startDispatcher, type WebhookAsk, type WebhookPorts } from './webhooks.js';
 
 /** Where a canary may put its fault: each wraps one port of every replica, or changes what the replicas share. */
 export interface Seams {
@@ -62,6 +64,8 @@ export interface Seams {
   gateway?(gateway: PaymentGateway, world: World): PaymentGateway;
   streams?(streams: PaymentStreams, world: World): PaymentStreams;
   ids?(ids: Ids, world: World): Ids;
+  deliveries?(deliveries: Deliveries, world: World): Deliveries;
+  sender?(sender: SimulatedSender, world: World): SimulatedSender;
   world?(world: World): void;
 }
 
@@ -164,7 +168,8 @@ export type Ask =
       readonly cursor: string | null;
       readonly limit: number | null;
     }
-  | PayerAsk;
+  | PayerAsk
+  | WebhookAsk;
 
 export interface Reply extends Answer {
   /** Of a list: whether it said that it shows everything. */
@@ -189,6 +194,9 @@ export class World {
   readonly violations: string[] = [];
   checks = 0;
   hasCheckout = false;
+  hasWebhooks = false;
+  /** Partners' servers, by URL. */
+  readonly receivers = new Map<string, Receiver>();
 
   constructor(
     readonly sim: Simulator,
@@ -208,6 +216,13 @@ export class World {
     if (this.hasCheckout) return;
     this.hasCheckout = true;
     for (const replica of this.replicas) if (replica.process.up) replica.startCheckout();
+  }
+
+  /** Somebody wants to be told: from now on every worker has an outbox and a dispatcher. */
+  openWebhooks(): void {
+    if (this.hasWebhooks) return;
+    this.hasWebhooks = true;
+    for (const replica of this.replicas) if (replica.process.up) replica.startWebhooks();
   }
 
   check(holds: boolean, rule: string): void {
@@ -239,6 +254,7 @@ export class Replica {
       // The server notices broken connections.
       for (const transaction of open) world.tables.end(transaction, 'rollback');
       open.clear();
+      world.tables.listeners.delete(process);
       for (const reset of this.connections) reset();
       this.connections.clear();
     };
@@ -299,6 +315,18 @@ export class Replica {
     [this.clock, this.ids, this.subscriber, this.pool] = [clock, ids, subscriber, pool];
     this.startWorker();
     if (world.hasCheckout) this.startCheckout();
+    if (world.hasWebhooks) this.startWebhooks();
+  }
+
+  private get webhooks(): WebhookPorts {
+    return { pool: this.pool, store: this.settlement.store, clock: this.clock, ids: this.ids, keys: RING };
+  }
+
+  startWebhooks(): void {
+    const { world, process, webhooks, pool, clock } = this;
+    const { store } = webhooks;
+    createSubscriber(webhookOutbox(store), { store, pool, clock, leaseMs: PROJECTION_LEASE_MS }).start();
+    startDispatcher(world, process, webhooks, this.services.log);
   }
 
   /** The projection of sessions without an outcome, and the loop that finishes them. */
@@ -378,6 +406,13 @@ export class Replica {
         const { page, ledger } = await listPayments(services.list, ask.accountId, ask.filters, ask.cursor, ask.limit);
         return { ...successAnswer(page), complete: ledger.lag === '0' };
       }
+      case 'add endpoint':
+      case 'endpoints':
+      case 'change endpoint':
+      case 'stage secret':
+      case 'activate secret':
+      case 'redeliver held':
+        return successAnswer(await serveWebhooks(this.webhooks, ask));
       default:
         return successAnswer(await servePayer(this.checkout, RING, ask, requestId));
     }

@@ -78,6 +78,8 @@ describe('planted bugs are found', () => {
     'the log does not compare revisions',
     'a second form begins a second attempt',
     'nobody finishes what a payer left',
+    'a sixth attempt',
+    'the outbox passes over a fact',
   ];
   test.each(QUICK)(
     '%s',

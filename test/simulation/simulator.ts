@@ -41,7 +41,7 @@ export class Rng {
 }
 
 /** What can be away as a whole. */
-export type Store = 'log' | 'keys' | 'gateway' | 'tables' | 'directory';
+export type Store = 'log' | 'keys' | 'gateway' | 'tables' | 'directory' | 'receiver';
 
 /** Probabilities per port call, and windows in which a store is away. Each seed draws its own (swarm): a rate that is often zero finds what a mean never does. */
 export interface Faults {
@@ -455,6 +455,9 @@ export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => 
     [globalThis, 'setInterval'],
   ];
   const real = places.map(([place, name]) => [place, name, Reflect.get(place, name) as unknown] as const);
+  const { setImmediate: realImmediate } = globalThis;
+  // What the product leaves for after this turn of the event loop belongs to the event at hand, before time goes on.
+  Reflect.set(globalThis, 'setImmediate', (run: () => void) => queueMicrotask(run));
   for (const [place, name] of places)
     Reflect.set(place, name, () => {
       throw new Error(`${name} inside the simulation: not through a port`);
@@ -463,5 +466,6 @@ export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => 
     return await work();
   } finally {
     for (const [place, name, before] of real) Reflect.set(place, name, before);
+    Reflect.set(globalThis, 'setImmediate', realImmediate);
   }
 };

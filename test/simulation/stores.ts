@@ -35,7 +35,8 @@ import {
   LEASE_SECONDS,
   type Owned,
 } from '#platform/http';
-import type { Process, Simulator, Store } from './simulator.js';
+import { WEBHOOK_STATEMENTS, WebhookTables } from './deliveries.js';
+import { type Process, Rng, type Simulator, type Store } from './simulator.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The log: the product's own memory store behind the simulator.
@@ -356,11 +357,16 @@ export class Tables {
   readonly failures: string[] = [];
   /** Checkouts without an outcome. */
   readonly unfinished = new Map<string, { readonly checkout_id: string; readonly since: string }>();
+  readonly webhooks: WebhookTables;
+  /** Who hears of what may be due (LISTEN): one connection of each process. */
+  readonly listeners = new Map<Process, () => void>();
   private readonly locks = new Map<string, Transaction>();
   /** Seam of a canary: rows are not part of the transaction that moves the checkpoint. */
   splitTransactions = false;
 
-  constructor(private readonly sim: Simulator) {}
+  constructor(private readonly sim: Simulator) {
+    this.webhooks = new WebhookTables(() => sim.now, new Rng(sim.seed ^ 0x27d4eb2f));
+  }
 
   begin(): Transaction {
     return { writes: [], locked: new Set(), lastStatementAt: this.sim.now, ended: false };
@@ -374,7 +380,7 @@ export class Tables {
   }
 
   /** Waits for a row lock, as the server does: until it is free, or the waiter's patience ends. */
-  private async lock(name: string, transaction: Transaction): Promise<void> {
+  async lock(name: string, transaction: Transaction): Promise<void> {
     const until = this.sim.now + LOCK_TIMEOUT_MS;
     for (;;) {
       const holder = this.locks.get(name);
@@ -405,12 +411,20 @@ export class Tables {
     return this.lock(`checkpoint ${String(name)}`, transaction);
   }
 
+  /** NOTIFY: it may not arrive. */
+  ring(): void {
+    for (const [process, hear] of this.listeners)
+      void this.sim
+        .call(process, { store: 'tables', name: 'notification', effect: () => true, failed: () => false, idle: true })
+        .then((arrived) => arrived && hear());
+  }
+
   get now(): number {
     return this.sim.now;
   }
 }
 
-type Run = (tables: Tables, values: readonly unknown[], transaction: Transaction, text: string) => Result | Promise<Result>;
+export type Run = (tables: Tables, values: readonly unknown[], transaction: Transaction, text: string) => Result | Promise<Result>;
 
 const LIST_COLUMNS = ['payment_id', 'account_id', 'portal_id', 'created_at', 'status', 'open_attempt_id', 'open_since', 'revision', 'state'] as const;
 
@@ -517,6 +531,7 @@ const STATEMENTS: readonly (readonly [string, Run])[] = [
       .sort((a, b) => (a.since < b.since ? -1 : a.since > b.since ? 1 : a.checkout_id < b.checkout_id ? -1 : 1));
     return rowsOf(rows.slice(0, limit));
   }],
+  ...WEBHOOK_STATEMENTS,
   ['select', (_tables, _values, _transaction, text) => {
     if (text !== 'select') throw new Error(`the simulated tables do not know this statement: ${text}`);
     return rowsOf([{}]);
@@ -543,7 +558,7 @@ const nameOf = (text: string): { name: string; idle: boolean } => {
   if (text === 'begin' || text === 'commit' || text === 'rollback') return { name: text, idle: text !== 'commit' };
   if (text.startsWith('select')) return { name: 'rows.read', idle: true };
   if (text.startsWith('update projection_checkpoint set position')) return { name: 'checkpoint', idle: false };
-  if (/^(insert into payment_list|insert into checkout_unfinished|delete from checkout_unfinished)/.test(text))
+  if (/^(insert into payment_list|insert into checkout_unfinished|delete from checkout_unfinished|with told|\w+ (into )?webhook_)/.test(text))
     return { name: 'rows.write', idle: false };
   return { name: text.split(' ').slice(0, 3).join(' '), idle: true };
 };
@@ -591,8 +606,12 @@ export const simulatedPool = (sim: Simulator, process: Process, tables: Tables, 
     connect: async () => {
       let transaction: Transaction | null = null;
       let broken = false;
+      let hear = () => undefined as void;
       const client = {
-        on: () => client,
+        on: (event: string, handler: () => void) => {
+          if (event === 'notification') hear = handler;
+          return client;
+        },
         off: () => client,
         release: () => {
           if (transaction) finish(transaction, 'rollback');
@@ -609,6 +628,10 @@ export const simulatedPool = (sim: Simulator, process: Process, tables: Tables, 
             async () => {
               if (text === 'begin') {
                 transaction = begin();
+                return count(0);
+              }
+              if (text.startsWith('listen ')) {
+                tables.listeners.set(process, () => hear());
                 return count(0);
               }
               if (!transaction) throw new Error('no transaction');

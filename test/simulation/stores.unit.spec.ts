@@ -2,9 +2,12 @@
 import { expect, test } from '@jest/globals';
 import { newKeyRing, systemIds } from '#platform';
 import { Secret } from '#payments';
+import { deliveriesContract } from '../support/deliveries.contract.js';
 import { gatewayContract } from '../support/gateway.contract.js';
 import { idempotencyContract } from '../support/idempotency.contract.js';
 import { Bank, bankGateway, CARDS, directWire, type GatewayName } from './bank.js';
+import { type EventRow, simulatedDeliveries, WebhookTables } from './deliveries.js';
+import { Rng } from './simulator.js';
 import { directStatement, KeyTable, memoryIdempotency } from './stores.js';
 
 idempotencyContract('the simulation’s', async () => {
@@ -46,6 +49,56 @@ for (const name of ['bank-lowering', 'bank-plain', 'bank-refunding'] as const sa
       close: async () => undefined,
     };
   });
+
+deliveriesContract(
+  'the simulation’s',
+  async () => ({
+    fresh: async () => {
+      let now = 1_000_000;
+      const tables = new WebhookTables(() => now, new Rng(1));
+      const happened: EventRow[] = [];
+      let told = 0;
+      const position = () => String(happened.length).padStart(4, '0');
+      return {
+        workers: [simulatedDeliveries(tables, directStatement), simulatedDeliveries(tables, directStatement)] as const,
+        register: async (url) => {
+          const id = url;
+          tables.endpoints.set(id, { id, accountId: 'a', url, createdAt: '', registeredAt: position(), status: 'enabled', failures: 0 });
+          tables.secrets.set(id, { id, endpointId: id, kid: 'k', ciphertext: 'c', hint: 'hint', state: 'active' });
+          return id;
+        },
+        change: async (endpointId, status) => {
+          const endpoint = tables.endpoints.get(endpointId)!;
+          if (endpoint.status !== status) Object.assign(endpoint, { status, failures: 0 });
+          tables.cancelForDisabled();
+        },
+        happen: async () => {
+          const [id, after] = [`evt_${happened.length}`, String(happened.length + 1).padStart(4, '0')];
+          happened.push({ id, type: 't', accountId: 'a', paymentId: 'p', payload: Buffer.alloc(0), stream: 's', revision: id, position: after });
+        },
+        tell: async () => {
+          tables.tell(happened.slice(told));
+          told = happened.length;
+        },
+        replay: async () => {
+          tables.tell(happened);
+          told = happened.length;
+        },
+        pass: async (seconds) => void (now += seconds * 1000),
+        redeliver: async (deliveryId) => {
+          const row = tables.deliveries.get(deliveryId)!;
+          const allowed = tables.canReopen(row);
+          if (allowed) tables.reopen(row);
+          return allowed;
+        },
+        rows: async () => [...tables.deliveries.values()].map(({ leaseLosses: losses, ...row }) => ({ ...row, losses })),
+        counts: async () => ({ events: tables.events.size, attempts: tables.attempts.length }),
+      };
+    },
+    close: async () => undefined,
+  }),
+  200,
+);
 
 test('a reserved key of a create never expires by itself', () => {
   let now = 0;

@@ -30,6 +30,8 @@ export interface Done {
   readonly checks: number;
   readonly payments: number;
   readonly events: number;
+  readonly deliveries: number;
+  readonly arrivals: number;
   readonly simulatedMs: number;
   /** Time of processors, which says more than the clock where others use them too. */
   readonly cpuMs: number;
@@ -50,6 +52,8 @@ export const NOTHING: Done = {
   checks: 0,
   payments: 0,
   events: 0,
+  deliveries: 0,
+  arrivals: 0,
   simulatedMs: 0,
   cpuMs: 0,
   answers: {},
@@ -69,6 +73,8 @@ export const together = (a: Done, b: Done): Done => ({
   checks: a.checks + b.checks,
   payments: a.payments + b.payments,
   events: a.events + b.events,
+  deliveries: a.deliveries + b.deliveries,
+  arrivals: a.arrivals + b.arrivals,
   simulatedMs: a.simulatedMs + b.simulatedMs,
   cpuMs: a.cpuMs + b.cpuMs,
   answers: addRecords(a.answers, b.answers),
@@ -76,13 +82,15 @@ export const together = (a: Done, b: Done): Done => ({
   findings: [...a.findings, ...b.findings],
 });
 
-const counted = ({ statistics, checks, payments, events, simulatedMs, answers }: RunResult): Done => ({
+const counted = ({ statistics, checks, payments, events, deliveries, arrivals, simulatedMs, answers }: RunResult): Done => ({
   ...NOTHING,
   runs: 1,
   statistics,
   checks,
   payments,
   events,
+  deliveries,
+  arrivals,
   simulatedMs,
   answers,
 });

@@ -1,0 +1,377 @@
+/**
+ * Webhooks: what staff do with endpoints, receivers that were written from the specification, the network between, and what must hold when all is quiet: whatever
+ * is to be told arrives at every endpoint that was registered before it, by one id, in the same bytes, signed so that the receiver believes it; what does not
+ * arrive is held after five attempts, and nothing is lost, invented, or sent to anybody else.
+ */
+import { createHmac, timingSafeEqual } from 'node:crypto';
+import type { EventStore, Recorded } from '#eventstore';
+import type { Clock, Ids } from '#kernel';
+import { paymentIdOf, toPaymentEvent } from '#payments';
+import type { KeyRing, Logger, Pool } from '#platform';
+import {
+  ATTEMPT_BUDGET_MS,
+  createDispatcher,
+  type Endpoint,
+  Endpoints,
+  type EndpointSecret,
+  MAX_ATTEMPTS,
+  MAX_LEASE_LOSSES,
+  notificationOf,
+  type Posted,
+  redeliverAllHeld,
+  RETRY_SECONDS,
+  type Sender,
+} from '#webhooks';
+import type { Check } from './audits.js';
+import { type DeliveryRow, simulatedDeliveries, type WebhookTables } from './deliveries.js';
+import type { Outside } from './partners.js';
+import type { World } from './service.js';
+import type { Process, Rng, Simulator } from './simulator.js';
+import { simulatedStatement } from './stores.js';
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Staff's commands (`payfold webhooks …`), as any process may be asked to do them.
+
+export type WebhookAsk =
+  | { readonly kind: 'add endpoint'; readonly accountId: string; readonly url: string }
+  | { readonly kind: 'endpoints' }
+  | { readonly kind: 'change endpoint'; readonly endpointId: string; readonly verb: 'pause' | 'resume' | 'disable' }
+  | { readonly kind: 'stage secret' | 'activate secret'; readonly endpointId: string }
+  | { readonly kind: 'redeliver held' };
+
+/** What each may answer. */
+export const WEBHOOK_ANSWERS: Readonly<Record<WebhookAsk['kind'], readonly string[]>> = {
+  'add endpoint': ['OK', 'INVALID_STATE', 'INTERNAL_ERROR'],
+  endpoints: ['OK', 'INTERNAL_ERROR'],
+  'change endpoint': ['OK', 'INVALID_STATE', 'INTERNAL_ERROR'],
+  'stage secret': ['OK', 'INVALID_STATE', 'INTERNAL_ERROR'],
+  'activate secret': ['OK', 'INVALID_STATE', 'INTERNAL_ERROR'],
+  'redeliver held': ['OK', 'INTERNAL_ERROR'],
+};
+
+export interface WebhookPorts {
+  readonly pool: Pool;
+  readonly store: EventStore;
+  readonly clock: Clock;
+  readonly ids: Ids;
+  readonly keys: KeyRing;
+}
+
+export const serveWebhooks = async (ports: WebhookPorts, ask: WebhookAsk): Promise<object> => {
+  const deps = { ...ports, actor: { type: 'staff', id: 'staff' }, sender: { vet: async () => undefined } } as const;
+  const endpoints = new Endpoints(deps);
+  switch (ask.kind) {
+    case 'add endpoint':
+      return endpoints.add(ask.accountId, ask.url);
+    case 'endpoints':
+      return { endpoints: await endpoints.list() };
+    case 'change endpoint':
+      return endpoints[ask.verb](ask.endpointId);
+    case 'stage secret':
+      return endpoints.stageSecret(ask.endpointId);
+    case 'activate secret':
+      return endpoints.activateSecret(ask.endpointId);
+    case 'redeliver held':
+      return { redelivered: await redeliverAllHeld(deps) };
+  }
+};
+
+/** The worker's loop, looking less often than the product's: it is rung when something is due. */
+const LOOK_MS = { idleMs: 20_000, tidyEveryMs: 20_000 } as const;
+
+export const startDispatcher = (world: World, process: Process, { pool, clock, keys }: WebhookPorts, log: Logger): void => {
+  const { sim, seams, tables } = world;
+  const bareDeliveries = simulatedDeliveries(tables.webhooks, simulatedStatement(sim, process, 'tables'));
+  const bareSender = simulatedSender(sim, process, world.receivers);
+  createDispatcher(
+    {
+      deliveries: seams.deliveries?.(bareDeliveries, world) ?? bareDeliveries,
+      sender: seams.sender?.(bareSender, world) ?? bareSender,
+      pool,
+      keys,
+      clock,
+      log,
+      watch: { attempted: () => undefined, leaseLost: () => undefined },
+      retrySeconds: RETRY_SECONDS,
+    },
+    LOOK_MS,
+  ).start();
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Receivers, and the network before them.
+
+/** A receiver may be reached long after the sender gave up. */
+const LATE_POST_MS = [500, 20_000] as const;
+const POST_MS = 3_000;
+const NOWHERE = { statusCode: null, errorCode: 'ECONNREFUSED', remoteIp: null, responseHead: null } as const;
+const UNREACHED: Posted = { ...NOWHERE, outcome: 'connect' };
+const UNANSWERED: Posted = { ...NOWHERE, outcome: 'timeout', errorCode: 'answer' };
+
+export type SimulatedSender = Pick<Sender, 'post' | 'close'>;
+
+const simulatedSender = (sim: Simulator, process: Process, receivers: ReadonlyMap<string, Receiver>): SimulatedSender => {
+  const clock = sim.clock(process);
+  return {
+    post: async ({ url, endpointId, headers, body }) => {
+      const begun = clock.monotonic();
+      const posted = await sim.call<Posted>(process, {
+        store: 'receiver',
+        name: `POST ${headers['Service-Event-Type']}`,
+        effect: () => receivers.get(url)?.receive(endpointId, headers, Buffer.from(body)) ?? UNREACHED,
+        failed: (kind) => (kind === 'dropped' ? UNREACHED : UNANSWERED),
+        lateMs: LATE_POST_MS,
+        latencyMs: POST_MS,
+      });
+      // Nobody knows that there will be no answer before the time for it is over.
+      if (posted === UNANSWERED) await clock.sleep(ATTEMPT_BUDGET_MS - (clock.monotonic() - begun));
+      return posted;
+    },
+    close: () => undefined,
+  };
+};
+
+/** Signature verification, step 2: no older than this, and no younger. */
+const TOLERANCE_S = 300;
+
+interface Arrival {
+  /** What the receiver does not know: a URL that was disabled may be added again. */
+  readonly endpointId: string;
+  readonly id: string;
+  readonly body: string;
+  /** What the receiver thought of it. */
+  readonly verdict: 'accepted' | 'signature' | 'age' | 'out of order';
+}
+
+/** A partner's server. It believes a delivery when the signature is right and young, and takes the same id once. */
+export class Receiver {
+  readonly arrivals: Arrival[] = [];
+  /** What it accepts; after a rotation two. */
+  readonly secrets: string[] = [];
+  /** Share of deliveries that it answers with 500, and whether it answers none at all. */
+  fails = 0;
+  isDeaf = false;
+
+  constructor(
+    private readonly sim: Simulator,
+    private readonly rng: Rng,
+  ) {}
+
+  receive(endpointId: string, headers: Readonly<Record<string, string>>, bytes: Buffer): Posted {
+    const body = bytes.toString();
+    const verdict = this.judge(headers['Service-Signature'] ?? '', body);
+    this.arrivals.push({ endpointId, id: headers['Service-Event-Id'] ?? '', body, verdict });
+    const status = verdict === 'accepted' ? 200 : verdict === 'out of order' ? 500 : 400;
+    this.sim.note('receiver', `${headers['Service-Event-Type']}: ${verdict}`);
+    return { outcome: status === 200 ? 'ok' : status === 500 ? 'http_5xx' : 'http_4xx', statusCode: status, errorCode: null, remoteIp: null, responseHead: null }; // prettier-ignore
+  }
+
+  private judge(signature: string, body: string): Arrival['verdict'] {
+    const [, t, v1] = /^t=(\d+),v1=([0-9a-f]{64})$/.exec(signature) ?? [];
+    if (t === undefined || v1 === undefined) return 'signature';
+    const known = this.secrets.some((secret) =>
+      timingSafeEqual(createHmac('sha256', secret).update(`${t}.${body}`).digest(), Buffer.from(v1, 'hex')),
+    );
+    if (!known) return 'signature';
+    if (Math.abs(this.sim.now / 1000 - Number(t)) > TOLERANCE_S) return 'age';
+    return this.isDeaf || (this.sim.faultsOn && this.rng.chance(this.fails)) ? 'out of order' : 'accepted';
+  }
+
+  /** By id: what it has taken, in the order of first acceptance. */
+  get taken(): ReadonlyMap<string, { type: string; data: Record<string, unknown> }> {
+    return new Map(
+      this.arrivals
+        .filter(({ verdict }) => verdict === 'accepted')
+        .map(({ id, body }) => [id, JSON.parse(body) as { type: string; data: Record<string, unknown> }]),
+    );
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Who registers them, and what happens to them.
+
+export interface Subscription {
+  readonly accountId: string;
+  readonly url: string;
+  readonly fails: number;
+  /** Answers nothing until staff redeliver, so that all it should hear is held. */
+  readonly isDeaf: boolean;
+  readonly pauseMs: number | null;
+  readonly rotates: boolean;
+  readonly endsMs: number | null;
+}
+
+export const subscribe = async (outside: Outside, { accountId, url, fails, isDeaf, pauseMs, rotates, endsMs }: Subscription): Promise<void> => {
+  const { world } = outside;
+  const { sim } = world;
+  world.openWebhooks();
+  const receiver = new Receiver(sim, sim.rng);
+  Object.assign(receiver, { fails, isDeaf });
+  world.receivers.set(url, receiver);
+  const rotate = async (endpointId: string) => {
+    const staged = await outside.persist({ kind: 'stage secret', endpointId });
+    if (staged?.status !== 200) return;
+    receiver.secrets.push((staged.data as unknown as EndpointSecret).secret);
+    await outside.persist({ kind: 'activate secret', endpointId });
+  };
+  const added = await outside.persist({ kind: 'add endpoint', accountId, url });
+  if (added?.status === 200) receiver.secrets.push((added.data as unknown as EndpointSecret).secret);
+  const listed = await outside.persist({ kind: 'endpoints' });
+  const endpoint = (listed?.data.endpoints as Endpoint[] | undefined)?.find((one) => one.url === url);
+  if (!endpoint) return;
+  const { endpointId } = endpoint;
+  // It was added, and nobody saw the secret.
+  if (receiver.secrets.length === 0) await rotate(endpointId);
+  if (pauseMs !== null) {
+    await outside.persist({ kind: 'change endpoint', endpointId, verb: 'pause' });
+    await sim.wait(pauseMs);
+    await outside.persist({ kind: 'change endpoint', endpointId, verb: 'resume' });
+  }
+  if (rotates) await rotate(endpointId);
+  if (endsMs === null) return;
+  await sim.wait(endsMs);
+  await outside.persist({ kind: 'change endpoint', endpointId, verb: 'disable' });
+};
+
+/** Everybody answers again, knows its secret, and staff send what is held. */
+export const repairReceivers = async (outside: Outside): Promise<void> => {
+  const { receivers, hasWebhooks } = outside.world;
+  if (!hasWebhooks) return;
+  const listed = await outside.persist({ kind: 'endpoints' });
+  for (const { endpointId, url, status } of (listed?.data.endpoints as Endpoint[] | undefined) ?? []) {
+    const receiver = receivers.get(url)!;
+    receiver.isDeaf = false;
+    if (status === 'disabled') continue;
+    if (status === 'paused') await outside.persist({ kind: 'change endpoint', endpointId, verb: 'resume' });
+    // A staged secret whose activation was never confirmed may sign or not: both are known. One that nobody has seen is replaced.
+    const staged = await outside.persist({ kind: 'stage secret', endpointId });
+    receiver.secrets.push((staged!.data as unknown as EndpointSecret).secret);
+    await outside.persist({ kind: 'activate secret', endpointId });
+  }
+  await outside.persist({ kind: 'redeliver held' });
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// The oracle on deliveries.
+
+/** Nothing is on its way, and nothing waits for anybody who would take it. */
+export const areDeliveriesQuiet = ({ deliveries, endpoints }: WebhookTables): boolean =>
+  [...deliveries.values()].every(({ state, endpointId }) => state !== 'in_flight' && (state !== 'pending' || endpoints.get(endpointId)!.status === 'paused')); // prettier-ignore
+
+/** Between the end of one attempt and the begin of the next: about two minutes, a tenth less at the least (Retries 2, C55). */
+const LEAST_WAIT_MS = 108_000;
+
+/**
+ * `streams`: of payments. `staffReturned`: cents that the bank gave back for staff, by payment: what the receivers of an account must have heard of, found
+ * without the log.
+ */
+export const auditDeliveries = (
+  world: World,
+  streams: ReadonlyMap<string, readonly Recorded[]>,
+  staffReturned: (paymentId: string) => number,
+  check: Check,
+): void => {
+  if (!world.hasWebhooks) return;
+  const accounts = new Map([...streams].map(([stream, [first]]) => [paymentIdOf(stream), (first!.data as { accountId?: string }).accountId ?? '']));
+  const { tables: { webhooks }, receivers, sim } = world; // prettier-ignore
+  auditEvents(webhooks, streams, accounts, check);
+  for (const endpoint of webhooks.endpoints.values()) {
+    const receiver = receivers.get(endpoint.url)!;
+    const deliveries = [...webhooks.deliveries.values()].filter(({ endpointId }) => endpointId === endpoint.id);
+    const arrivals = receiver.arrivals.filter(({ endpointId }) => endpointId === endpoint.id);
+    const due = new Set(
+      [...webhooks.events.values()]
+        .filter(({ accountId, position }) => accountId === endpoint.accountId && position > endpoint.registeredAt)
+        .map(({ id }) => id),
+    );
+    for (const { eventId } of deliveries) check(due.delete(eventId), 'a delivery of what was not for this endpoint, or twice');
+    check(due.size === 0 || endpoint.status === 'disabled', `${due.size} events were never to be delivered to an endpoint that was registered`);
+    for (const { id, body, verdict } of arrivals) {
+      check(
+        deliveries.some(({ eventId }) => eventId === id),
+        'something arrived that was not to be delivered',
+      );
+      check(webhooks.events.get(id)?.payload.toString() === body, 'the body of an event changed');
+      // Only who stood still between signing and sending can be late by minutes.
+      check(verdict !== 'age' || sim.statistics.pauses > 0, 'Signature verification: a delivery arrived with an old time');
+    }
+    for (const delivery of deliveries) {
+      const mine = arrivals.filter(({ id }) => id === delivery.eventId);
+      auditDelivery(webhooks, delivery, mine, sim.statistics.pauses > 0, check);
+    }
+    if (endpoint.status === 'disabled') continue;
+    // The partner's own books: what it heard of against what its bank statement says.
+    const heard = new Map<string, number>();
+    for (const { type, data } of receiver.taken.values()) {
+      const id = data.id as string;
+      check(accounts.get(id) === endpoint.accountId, 'a receiver heard of another account’s payment');
+      if (type === 'payment.refunded') heard.set(id, (heard.get(id) ?? 0) + (data.amountCents as number));
+    }
+    const first = [...streams.values()].flat()[0]?.position ?? '';
+    if (endpoint.registeredAt >= first || deliveries.some(({ state }) => state === 'held')) continue;
+    for (const [paymentId, accountId] of accounts)
+      if (accountId === endpoint.accountId)
+        check(
+          (heard.get(paymentId) ?? 0) === staffReturned(paymentId),
+          `C56: a receiver heard of ${heard.get(paymentId) ?? 0} cents, staff returned ${staffReturned(paymentId)}`,
+        );
+  }
+};
+
+/** Every fact that is to be told is one event with its id, time and place, and there are no others. */
+const auditEvents = (
+  { events }: WebhookTables,
+  streams: ReadonlyMap<string, readonly Recorded[]>,
+  accounts: ReadonlyMap<string, string>,
+  check: Check,
+): void => {
+  const ofFact = new Map([...events.values()].map((event) => [`${event.stream} ${event.revision}`, event]));
+  check(ofFact.size === events.size, 'C56: a fact became two events');
+  for (const recorded of [...streams.values()].flat()) {
+    const fact = `${recorded.stream} ${recorded.revision}`;
+    const event = ofFact.get(fact);
+    const isTold = notificationOf(paymentIdOf(recorded.stream), toPaymentEvent(recorded)) !== null;
+    check(isTold === (event !== undefined), `C56: ${recorded.type}, which is${isTold ? '' : ' not'} to be told, became ${event ? 'an' : 'no'} event`);
+    if (!event) continue;
+    const { id, createdAt } = JSON.parse(event.payload.toString()) as { id: string; createdAt: string };
+    check(
+      id === event.id && createdAt === recorded.meta.recordedAt && event.position === recorded.position,
+      'an event has another id, time or place than its fact',
+    );
+    check(event.accountId === accounts.get(event.paymentId), 'an event belongs to another account');
+  }
+};
+
+/** `arrivals`: of this delivery. `stoodStill`: some process did, and what it measured may be short. */
+const auditDelivery = (
+  { attempts, endpoints }: WebhookTables,
+  { id, endpointId, state, round: last, leaseLosses, lostInAll }: DeliveryRow,
+  arrivals: readonly Arrival[],
+  stoodStill: boolean,
+  check: Check,
+): void => {
+  const isDisabled = endpoints.get(endpointId)!.status === 'disabled';
+  const made = attempts.filter(({ deliveryId }) => deliveryId === id);
+  const accepted = arrivals.filter(({ verdict }) => verdict === 'accepted');
+  check(made.filter(({ outcome }) => outcome === 'ok').length <= accepted.length, 'an attempt counts as delivered, and the receiver took nothing');
+  check(arrivals.length <= made.length + lostInAll, `${arrivals.length} arrivals of ${made.length} attempts and ${lostInAll} lost workers`);
+  for (let round = 1; round <= last; round++) {
+    const tried = made.filter((one) => one.round === round);
+    const inOrder = tried.every(({ attempt }, index) => attempt === index + 1);
+    check(inOrder && tried.length <= MAX_ATTEMPTS, `C55: attempts ${tried.map(({ attempt }) => attempt).join()} of one round`);
+    check(
+      tried.slice(0, -1).every(({ outcome }) => outcome !== 'ok'),
+      'C55: tried again after it was delivered',
+    );
+    const endedAt = (index: number) => tried[index]!.startedAtMs + tried[index]!.durationMs;
+    const waited = tried.slice(1).every(({ startedAtMs }, index) => startedAtMs >= endedAt(index) + LEAST_WAIT_MS);
+    check(waited || stoodStill, 'Retries 2: tried again within two minutes');
+  }
+  const tried = made.filter(({ round }) => round === last);
+  const isSpent = tried.length === MAX_ATTEMPTS || leaseLosses >= MAX_LEASE_LOSSES;
+  if (state === 'delivered') check(tried.at(-1)?.outcome === 'ok', 'called delivered without an answer that says so');
+  if (state === 'held') check(isSpent, `Retries 3: held after ${tried.length} attempts`);
+  // Receivers are well when staff send again.
+  if (state === 'held' && last > 1 && !isDisabled) check(leaseLosses >= MAX_LEASE_LOSSES, 'held again although the receiver was well');
+  check(state !== 'canceled' || isDisabled, 'cancelled for an endpoint that is not disabled');
+};
