@@ -127,6 +127,7 @@ export interface Deliveries {
 export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
   claimDue: async (slots) => {
     const { rows } = await pool.query<Omit<Claimed, 'sealed' | 'claimedAtMs'> & { kid: string; ciphertext: string; claimedAt: Date }>({
+      name: 'webhook-claim',
       text: `
         with pick as materialized (
           select d.id

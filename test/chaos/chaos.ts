@@ -31,8 +31,8 @@ const SELDOM = [
   'append.ReconciliationStarted',
   'renewAttempt',
 ] as const;
-/** What few requests come by waits long, and is killed at random before: so the others are drawn as often as all of these together. */
-const API_POINTS = [...SELDOM, ...OFTEN, ...OFTEN, ...OFTEN] as const;
+/** What few requests come by waits long, and is killed at random before: so the others are drawn twice as often as all of these together. */
+const API_POINTS = [...SELDOM, ...Array.from({ length: 5 }, () => OFTEN).flat()] as const;
 /** Of the loops; they look at what is older than a minute, so these wait for a long round. */
 const WORKER_POINTS = [
   'finalize.charge',
@@ -199,10 +199,10 @@ class Faults {
   private async one(): Promise<void> {
     const { random } = this;
     const draw = random.next();
-    if (draw < 0.1) this.killed(random.pick([...APIS, ...APIS, 'worker'] as const));
-    else if (draw < 0.24) this.killed('postgres');
-    else if (draw < 0.27) this.killed('simulator');
-    else if (draw < 0.34) await this.pause(random.pick([...ROLES, 'simulator'] as const));
+    if (draw < 0.16) this.killed(random.pick([...APIS, ...APIS, 'worker'] as const));
+    else if (draw < 0.27) this.killed('postgres');
+    else if (draw < 0.3) this.killed('simulator');
+    else if (draw < 0.36) await this.pause(random.pick([...ROLES, 'simulator'] as const));
     else if (draw < 0.4) await this.jump(random.pick(APIS));
     else await this.toxic();
   }
