@@ -1,6 +1,7 @@
 /**
  * `POST /payments` over HTTP, complete: authentication, validation, key, two durable appends, a processor without delay. Throughput as a ratio to pgbench's
- * durable single-row inserts in the same minute on the same Postgres, rounds interleaved; then latency at half of the peak, open loop; then the books are checked.
+ * durable single-row inserts in the same minute on the same Postgres, rounds interleaved; then latency at half of the peak, open loop; then the parts by themselves,
+ * because all of them share the same cores: what no service made of these parts could pass here; then the books are checked.
  */
 import { closedLoop, openLoop, percentile } from './load.js';
 import { refuseWithoutFsync, pgbenchBest, printSettings } from './pgbench.js';
@@ -10,6 +11,11 @@ const CONNECTIONS = 64;
 const ROUNDS = 3;
 const ROUND_SECONDS = 10;
 const LATENCY_SECONDS = 20;
+const PART_SECONDS = 5;
+/** Rows that a create writes durably: intent and outcome in the log, the key's claim and its answer. */
+const ROWS_PER_CREATE = 4;
+/** The shop charges principal and fee apart. */
+const CHARGES_PER_CREATE = 2;
 
 const service = await startService();
 try {
@@ -25,6 +31,7 @@ try {
   const idle = await rssMib(service.pid);
   let acknowledged = 0;
   const rates: number[] = [];
+  const yardsticks: number[] = [];
   const ratios: number[] = [];
   for (let round = 1; round <= ROUNDS; round++) {
     const result = await closedLoop(load(`r${round}`), ROUND_SECONDS);
@@ -36,6 +43,7 @@ try {
       `round ${round}: ${result.perSecond.toFixed(0)} creates/s, p50 ${percentile(result.latencies, 0.5).toFixed(1)} ms, p99 ${percentile(result.latencies, 0.99).toFixed(1)} ms (${statuses})`,
     );
     if (best) {
+      yardsticks.push(best.perSecond);
       ratios.push(result.perSecond / best.perSecond);
       console.log(
         `         pgbench ${best.perSecond.toFixed(0)} inserts/s with ${best.clients} clients, ratio ${(result.perSecond / best.perSecond).toFixed(2)}`,
@@ -55,6 +63,23 @@ try {
     `at ${half.toFixed(0)}/s, open loop: p50 ${percentile(latency.latencies, 0.5).toFixed(1)} ms, p99 ${percentile(latency.latencies, 0.99).toFixed(1)} ms; ceiling 50 ms`,
   );
   console.log(`memory of the Node process after warm-up ${idle.toFixed(0)} MiB, now ${(await rssMib(service.pid)).toFixed(0)} MiB`);
+
+  // The same request, read and refused for its credentials; and the same charges, sent to the processor without us.
+  const { host } = service.simulatorUrl;
+  const charge = JSON.stringify({ leg: 'principal', amountCents: 12_500, instrument: { number: '4242424242424242', expiryMonth: 12, expiryYear: 2030, cvv: '123' } }); // prettier-ignore
+  const charges = (number: number): string => {
+    const body = `{"ref":"part-${number}",${charge.slice(1)}`;
+    return `POST /v1/charges HTTP/1.1\r\nhost: ${host}\r\nauthorization: Sandbox part:sk_sandbox_part\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
+  };
+  const refused = await closedLoop({ ...load('part'), request: createRequest({ ...service, apiKey: `pc_${'x'.repeat(40)}` }, 'part') }, PART_SECONDS);
+  const processor = await closedLoop({ host: service.simulatorUrl.hostname, port: Number(service.simulatorUrl.port), connections: CONNECTIONS, request: charges }, PART_SECONDS); // prettier-ignore
+  if (refused.statuses.get(401) === undefined || processor.statuses.get(200) === undefined) throw new Error('a part did not answer as it should');
+  console.log(`parts alone: ${refused.perSecond.toFixed(0)} refused creates/s, ${processor.perSecond.toFixed(0)} charges/s at the processor`);
+  if (yardsticks.length > 0) {
+    const inserts = median(yardsticks);
+    const together = 1 / (1 / refused.perSecond + CHARGES_PER_CREATE / processor.perSecond + ROWS_PER_CREATE / inserts);
+    console.log(`HTTP in, ${CHARGES_PER_CREATE} charges and ${ROWS_PER_CREATE} rows at those rates on these cores: ${together.toFixed(0)} creates/s, ratio ${(together / inserts).toFixed(2)}, with no work of our own`); // prettier-ignore
+  }
 
   const { rows } = await service.pool.query<{ created: string; gaps: string }>(
     `select (select count(*) from es.events where type = 'PaymentCreated') as created,

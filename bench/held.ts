@@ -6,7 +6,6 @@ import { parseArgs } from 'node:util';
 import { openLoop, percentile } from './load.js';
 import { printSettings, refuseWithoutFsync } from './pgbench.js';
 import { createRequest, startService } from './service.js';
-import { writeReport } from '../test/support/report.js';
 
 const PROCESSOR_MS = 50;
 const CONNECTIONS = 128;
@@ -37,7 +36,6 @@ try {
     `${perSecond.toFixed(0)}/s for ${seconds} s behind ${PROCESSOR_MS} ms a leg: p50 ${p50.toFixed(0)} ms, p99 ${p99.toFixed(0)} ms, longest ${max.toFixed(0)} ms; ceiling ${CEILING_P99_MS} ms`,
   );
   console.log(`answers ${[...statuses].map(([status, count]) => `${status}: ${count}`).join(', ')}; stored ${stored}, the warm-up included`);
-  writeReport('held', { rate, seconds, p50, p99, max, created, stored });
   if (created < rate * seconds || stored < created) process.exitCode = 1;
 } finally {
   await service.stop();

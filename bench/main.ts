@@ -1,6 +1,7 @@
-/** `npm run bench [-- name … --option value …]`: the named benchmarks, or all of them, one after the other, each as a process of its own. */
-import { spawnSync } from 'node:child_process';
+/** `npm run bench [-- name … --option value …]`: the named benchmarks, or all of them, one after the other, each as a process of its own. What one prints is a line of `reports/bench.ndjson` too. */
+import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
+import { writeReport } from '../test/support/report.js';
 
 const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks', 'ledger', 'held', 'outage'];
 /** Takes as long as one says: only when it is named. */
@@ -9,6 +10,21 @@ const LONG = ['soak'];
 const [, , ...given] = process.argv;
 const firstOption = given.findIndex((word) => word.startsWith('--'));
 const [names, options] = firstOption < 0 ? [given, []] : [given.slice(0, firstOption), given.slice(firstOption)];
+
+/** Shows what it prints as it comes. */
+const run = (name: string): Promise<{ exitCode: number | null; printed: string }> =>
+  new Promise((resolve, reject) => {
+    const script = fileURLToPath(new URL(`./${name}.js`, import.meta.url));
+    const child = spawn(process.execPath, ['--enable-source-maps', script, ...options], { stdio: ['inherit', 'pipe', 'inherit'] });
+    let printed = '';
+    child.stdout.on('data', (chunk: Buffer) => {
+      process.stdout.write(chunk);
+      printed += chunk.toString();
+    });
+    child.once('error', reject);
+    child.once('close', (exitCode) => resolve({ exitCode, printed }));
+  });
+
 const unknown = names.filter((name) => ![...BENCHMARKS, ...LONG].includes(name));
 if (unknown.length > 0) {
   process.stderr.write(`there is no benchmark ${unknown.join(', ')}; there are ${[...BENCHMARKS, ...LONG].join(', ')}\n`);
@@ -16,9 +32,8 @@ if (unknown.length > 0) {
 } else {
   for (const name of names.length > 0 ? names : BENCHMARKS) {
     process.stdout.write(`\n── ${name} ──\n`);
-    const { status } = spawnSync(process.execPath, ['--enable-source-maps', fileURLToPath(new URL(`./${name}.js`, import.meta.url)), ...options], {
-      stdio: 'inherit',
-    });
-    if (status !== 0) process.exitCode = 1;
+    const { exitCode, printed } = await run(name);
+    writeReport('bench', { bench: name, options, exitCode, printed: printed.split('\n').filter((line) => line !== '') });
+    if (exitCode !== 0) process.exitCode = 1;
   }
 }

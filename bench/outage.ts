@@ -6,7 +6,6 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { openLoop, percentile } from './load.js';
 import { createRequest, startService } from './service.js';
-import { writeReport } from '../test/support/report.js';
 
 const CONNECTIONS = 64;
 const CEILING_P99_MS = 180_000;
@@ -41,7 +40,6 @@ try {
   console.log(
     `${times.length} payments resolved after its end: p50 ${(p50 / 1_000).toFixed(0)} s, p99 ${(p99 / 1_000).toFixed(0)} s, the last after ${(max / 1_000).toFixed(0)} s; ceiling ${CEILING_P99_MS / 1_000} s; still open: ${left}`,
   );
-  writeReport('outage', { minutes, rate, payments: times.length, p50, p99, max, left });
   if (left > 0 || times.length === 0) process.exitCode = 1;
 } finally {
   await service.stop();

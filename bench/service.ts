@@ -13,6 +13,7 @@ export interface BenchService {
   readonly pid: number;
   readonly dataDir: string;
   readonly databaseUrl: string;
+  readonly simulatorUrl: URL;
   /** The processor's operator. */
   readonly bank: SimulatorControl;
   readonly pool: Pool;
@@ -63,6 +64,7 @@ export const startService = async (options: { dataDir?: string; apiKey?: string;
     pid: child.pid!,
     dataDir,
     databaseUrl,
+    simulatorUrl: new URL(simulatorUrl),
     bank: createSimulatorControl(simulatorUrl),
     pool,
     apiKey,
