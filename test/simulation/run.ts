@@ -17,10 +17,8 @@ const HOUR_MS = 3_600_000;
 /** Clients that are still at it then have met a service that does not answer any more. */
 const CLIENTS_WITHIN_MS = 48 * HOUR_MS;
 
-export interface RunResult {
-  readonly seed: number;
-  readonly violations: readonly string[];
-  readonly hash: string;
+/** What a run, or many, amounted to. */
+export interface Counts {
   readonly statistics: Statistics;
   readonly checks: number;
   readonly payments: number;
@@ -31,6 +29,12 @@ export interface RunResult {
   readonly simulatedMs: number;
   /** Answers that clients got, by code. */
   readonly answers: Readonly<Record<string, number>>;
+}
+
+export interface RunResult extends Counts {
+  readonly seed: number;
+  readonly violations: readonly string[];
+  readonly hash: string;
   readonly lines: readonly string[];
   /** Port calls that a crash can be put at, in order. */
   readonly points: readonly string[];

@@ -3,7 +3,7 @@
  * with what it found wrong; the pieces are independent of each other and of who does them.
  */
 import { CANARIES } from './canaries.js';
-import { type RunResult, simulate } from './run.js';
+import { type Counts, type RunResult, simulate } from './run.js';
 import { pairs, playNamed, singles } from './scenarios.js';
 import type { Seams } from './service.js';
 import { type CrashPoint, type Statistics, withoutRealTime } from './simulator.js';
@@ -24,19 +24,10 @@ export interface Finding {
   readonly violations: readonly string[];
 }
 
-export interface Done {
+export interface Done extends Counts {
   readonly runs: number;
-  readonly statistics: Statistics;
-  readonly checks: number;
-  readonly payments: number;
-  readonly events: number;
-  readonly deliveries: number;
-  readonly arrivals: number;
-  readonly simulatedMs: number;
   /** Time of processors, which says more than the clock where others use them too. */
   readonly cpuMs: number;
-  /** Answers that clients got, by code. */
-  readonly answers: Readonly<Record<string, number>>;
   /** Seeds that were run twice and gave another history. */
   readonly nondeterministic: readonly number[];
   readonly findings: readonly Finding[];
@@ -82,18 +73,10 @@ export const together = (a: Done, b: Done): Done => ({
   findings: [...a.findings, ...b.findings],
 });
 
-const counted = ({ statistics, checks, payments, events, deliveries, arrivals, simulatedMs, answers }: RunResult): Done => ({
-  ...NOTHING,
-  runs: 1,
-  statistics,
-  checks,
-  payments,
-  events,
-  deliveries,
-  arrivals,
-  simulatedMs,
-  answers,
-});
+const counted = ({ statistics, checks, payments, events, deliveries, arrivals, simulatedMs, answers }: RunResult): Done => {
+  const counts: Counts = { statistics, checks, payments, events, deliveries, arrivals, simulatedMs, answers };
+  return { ...NOTHING, ...counts, runs: 1 };
+};
 
 const seamsOf = (planted: string | undefined): Seams => {
   if (planted === undefined) return {};
