@@ -3,6 +3,7 @@
  * compared. What is drawn is drawn from the seed; when it strikes is up to the machine.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
+import { isUnavailable } from '#platform';
 import { Random } from '../../apps/demo/city.js';
 import { eventually } from '../support/eventually.js';
 import { CARD } from '../support/service.js';
@@ -54,6 +55,7 @@ const PAUSE_MS = { least: 1_000, most: 200_000 } as const;
 const ROUND_MS = { least: 20_000, most: 60_000 } as const;
 const LONG_ROUND_MS = 100_000;
 const LONG_EVERY = 8;
+const COMPARISONS = 5;
 /** Back by hours makes requests that are running look abandoned, and so does far ahead. In between, what is begun is recovered minutes later than a run waits. */
 const CLOCK_JUMPS_MS = [-25 * 3_600_000, -2 * 3_600_000, -60_000, 5_000, 25 * 3_600_000] as const;
 
@@ -117,7 +119,7 @@ export const runChaos = async (
       }
       times.push(performance.now());
       if (plant !== null) await planted[plant](installation, partners);
-      verdict = await judge(installation, partners, since);
+      verdict = await patiently(() => judge(installation, partners, since));
       times.push(performance.now());
       verdict = { ...verdict, violations: [...stuck, ...installation.faults(), ...partners.violations, ...verdict.violations] };
       // What is at rest now may settle, so that the next round refunds it where it would have voided it. Closed over an open charge, a batch would call for staff.
@@ -155,6 +157,17 @@ export const runChaos = async (
   } finally {
     partners.end();
     if (!removed) await installation.remove();
+  }
+};
+
+/** A comparison that met a Postgres too busy to be reached in time is begun again. */
+const patiently = async (compare: () => Promise<Verdict>): Promise<Verdict> => {
+  for (let tries = 1; ; tries++) {
+    try {
+      return await compare();
+    } catch (error) {
+      if (tries >= COMPARISONS || !isUnavailable(error)) throw error;
+    }
   }
 };
 
