@@ -2,21 +2,11 @@
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { fold, sumCents } from '#kernel';
-import {
-  type Dispute,
-  DISPUTE_STATUSES,
-  disputedCents,
-  type Leg,
-  payment as decider,
-  type Payment,
-  type PaymentCommand,
-  type PaymentEvent,
-  type PaymentTerms,
-  type RecordedLine,
-  remaining,
-} from '#payments';
+import type { Dispute, Leg, Payment, PaymentCommand, PaymentEvent, PaymentTerms, RecordedLine, SettlementEvent } from '#payments';
+// Past the door of the lib, at a pure file alone: the rules then load without a web server, and mutation testing loads them for every change.
+import { DISPUTE_STATUSES, disputedCents, payment as decider, remaining } from '../payments/payment.js';
 import { adjust, bookedAt, periods } from './adjustment.js';
-import { account, isAccount } from './chart.js';
+import { account, isAccount, typeOf } from './chart.js';
 import { settlementException } from './exception.js';
 import { type Books, type Entry, postAdjustment, postException, postPayment, postSettlement, refuseUnbalanced } from './postings.js';
 
@@ -441,6 +431,22 @@ describe('one rule after the other', () => {
     expect(lines(line({ result: 'MATCHED', type: 'chargeback', grossCents: -500, feeCents: 1_500, netCents: -2_000 }))).toEqual([
       ['R13', { [account.disputeFee('mid-agency')]: 1_500, [agency.transit]: -1_500 }],
     ]);
+    expect(lines(line({ result: 'MATCHED', type: 'refund', grossCents: -500, feeCents: 20 }))).toEqual([
+      ["R4'", { [agency.transit]: -500, [agency.unsettled]: 500 }],
+      ['R5', { [kept]: 20, [agency.transit]: -20 }],
+    ]);
+    expect(lines(line({ result: 'AMOUNT_MISMATCH', expectedCents: 400 }))).toEqual([]);
+  });
+  test('R15: what a dispute’s line differs by, and every adjustment of the processor, is for somebody to explain', () => {
+    for (const type of ['chargeback', 'chargeback_reversal'] as const)
+      expect(lines(line({ result: 'AMOUNT_MISMATCH', type, grossCents: -500, feeCents: 0, expectedCents: -400 }))).toEqual([
+        ['R15', { [agency.transit]: -100, [suspense]: 100 }],
+      ]);
+    expect(lines(line({ result: 'MATCHED', type: 'adjustment', grossCents: 0, feeCents: 5, netCents: -5 }))).toEqual([
+      ['R15', { [agency.transit]: -5, [suspense]: 5 }],
+    ]);
+    for (const result of ['STATUS_MISMATCH', 'DUPLICATE_AT_GATEWAY', 'WRONG_ACCOUNT'] as const)
+      expect(lines(line({ result, feeCents: 0 }))).toEqual([['R15', { [agency.transit]: 500, [suspense]: -500 }]]);
   });
   test('a corrected line posts the difference; a sale is taken back where it was posted, with its payment', () => {
     const corrected = (before: RecordedLine | null, after: RecordedLine | null) =>
@@ -485,12 +491,15 @@ describe('one rule after the other', () => {
   });
   test('R16: suspense is resolved into what is unsettled, or adopted for an agency with its fee', () => {
     const opened = { exceptionId: 'e', kind: 'MISSING_HERE' as const, gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1', line: 3, transactionId: 't', ref: null, paymentId: null, leg: null, grossCents: 500, expectedCents: null, suspenseCents: 500 }; // prettier-ignore
-    const resolve = (resolution: 'refund' | 'adopt', portalId: string | null, feeCents: number) =>
+    const resolve = (resolution: 'settles' | 'refund' | 'adopt' | 'no_posting', portalId: string | null, feeCents: number) =>
       settlementException
         .decide({ opened, status: 'opened' }, { type: 'Resolve', at: AT, resolution, reason: 'r', by: 'me', portalId, feeCents })
         .flatMap(postException);
     expect(shown(resolve('refund', null, 0))).toEqual([['R16', { [suspense]: 500, [agency.unsettled]: -500 }]]);
     expect(shown(resolve('adopt', PORTAL, 20))).toEqual([['R16', { [suspense]: 500, [name.payable]: -480, [name.fee]: -20 }]]);
+    expect(shown(resolve('settles', null, 0))).toEqual(shown(resolve('refund', null, 0)));
+    expect(resolve('no_posting', null, 0)).toEqual([]);
+    expect(postException({ type: 'ExceptionOpened', at: AT, data: opened })).toEqual([]);
     expect(() => resolve('adopt', null, 0)).toThrow('name its portal');
     expect(() => resolve('adopt', PORTAL, 501)).toThrow('part of the amount');
     // Taken out of suspense for a line that is no more: it goes back the way it came.
@@ -509,6 +518,171 @@ describe('one rule after the other', () => {
     expect(() => by([{ account: suspense, cents: 5 }, { account: 'equity:adjustment', cents: -4 }])).toThrow('must be equal'); // prettier-ignore
     expect(() => by([{ account: 'assets:cash', cents: 5 }, { account: 'equity:adjustment', cents: -5 }])).toThrow('no account'); // prettier-ignore
   });
+});
+
+describe('when an entry takes effect, and whose it is', () => {
+  const LATER = '2026-03-10T10:00:00.000Z';
+  const charge = live({ principal: 10_000, fee: 300, mode: 'combined', ending: 'charged', steps: [] });
+  const stamps = (entries: readonly Entry[]) => entries.map(({ rule, effectiveAt, paymentId, part }) => [rule, effectiveAt, paymentId, part]);
+  const post = (books: Books, event: PaymentEvent) => stamps(postPayment(PAYMENT, books, event).entries);
+  const leg = { leg: 'combined' as const, batchId: 'b1', closedAt: CLOSED };
+  const money = { ...leg, grossCents: 10_300, feeCents: 7 };
+  const back = { attemptId: 'a', leg: 'combined' as const, principalCents: 10_000, feeCents: 300, transactionId: 't' };
+  const theirs = (rule: string, at: string) => [rule, at, PAYMENT, null];
+
+  test('a charge, a void and a refund: when they were recorded', () => {
+    expect(stamps(charge.entries)).toEqual([theirs('R1', AT), theirs('R2', AT)]);
+    expect(post(charge.books, { type: 'PaymentVoided', at: LATER, data: back })).toEqual([theirs('R3', LATER)]);
+    for (const type of ['PaymentRefunded', 'FeeRefunded'] as const)
+      expect(post(charge.books, { type, at: LATER, data: back })).toEqual([theirs('R7', LATER), theirs('R8', LATER)]);
+  });
+  test('a settlement, its withdrawal and its rejection: when the batch was closed', () => {
+    for (const type of ['PaymentSettled', 'SettlementWithdrawn'] as const)
+      expect(post(charge.books, { type, at: LATER, data: money })).toEqual([theirs('R4', CLOSED), theirs('R5', CLOSED)]);
+    expect(post(charge.books, { type: 'SettlementRejected', at: LATER, data: leg })).toEqual([theirs('R14', CLOSED)]);
+  });
+  test('a dispute: the day on which it was opened; what becomes of it: when that was recorded', () => {
+    const dispute: Dispute = { disputeId: 'd', status: 'debited', stage: 's', reasonCode: '1', reason: 'r', disputedAmountCents: 100, openedOn: '2026-03-05', dueDate: '2026-03-20' }; // prettier-ignore
+    const opened = postPayment(PAYMENT, charge.books, { type: 'PaymentDisputed', at: LATER, data: dispute });
+    expect(stamps(opened.entries)).toEqual([theirs('R9', '2026-03-05T00:00:00.000Z')]);
+    expect(post(opened.books, { type: 'PaymentDisputed', at: LATER, data: { ...dispute, status: 'lost' } })).toEqual([theirs('R11', LATER)]);
+  });
+  const line: RecordedLine = { number: 3, transactionId: 't', ref: null, type: 'sale', accepted: true, grossCents: 500, feeCents: 20, netCents: 480, result: 'MISSING_HERE', paymentId: null, leg: null, expectedCents: null }; // prettier-ignore
+  const batch = { gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1', closedAt: CLOSED };
+  test('a line of a batch: when that was closed, as part of the batch, for the payment that it was found to belong to', () => {
+    const recorded = (...lines: RecordedLine[]) => stamps(postSettlement({ type: 'SettlementLinesRecorded', at: LATER, data: { ...batch, lines } }));
+    expect(recorded(line, { ...line, number: 4, paymentId: PAYMENT, feeCents: 0 })).toEqual([
+      ['R15', CLOSED, null, 3],
+      ['R5', CLOSED, null, 3],
+      ['R15', CLOSED, PAYMENT, 4],
+    ]);
+    const corrected = (before: RecordedLine | null, after: RecordedLine | null) =>
+      stamps(postSettlement({ type: 'SettlementLinesCorrected', at: LATER, data: { ...batch, fundedOn: null, fileId: null, corrections: [{ before, after }] } })); // prettier-ignore
+    const plain = { ...line, feeCents: 0 };
+    expect(corrected(null, plain)).toEqual([['R15', CLOSED, null, 3]]);
+    expect(corrected(plain, null)).toEqual([['R15', CLOSED, null, 3]]);
+    expect(corrected(plain, { ...plain, grossCents: 1, paymentId: PAYMENT })).toEqual([['R15', CLOSED, PAYMENT, 3]]);
+    expect(corrected(plain, plain)).toEqual([]);
+  });
+  test('funding: its day; a decision on an exception: when it was made; an adjustment: the time that it names', () => {
+    expect(stamps(postSettlement({ type: 'BatchFunded', at: LATER, data: { ...batch, fundedOn: '2026-03-03', netCents: 1 } }))).toEqual([['R6', '2026-03-03T00:00:00.000Z', null, null]]); // prettier-ignore
+    const postings = [{ account: 'equity:adjustment', cents: 5 }, { account: 'assets:bank:operating', cents: -5 }]; // prettier-ignore
+    expect(stamps(postAdjustment(adjust(AT, { adjustmentId: 'a', postings, effectiveAt: CLOSED, reason: 'r', by: 'me' })))).toEqual([['R17', CLOSED, null, null]]); // prettier-ignore
+  });
+});
+
+describe('what posts nothing', () => {
+  const begun = live({ principal: 10_000, fee: 300, mode: 'combined', ending: 'declined', steps: [] });
+  const pending = postPayment(PAYMENT, null, begun.events[0]!).books;
+  test.each(['voided', 'failed'] as const)('a decision that an unknown charge was %s', (as) => {
+    const event = { type: 'PaymentResolved' as const, at: AT, data: { as, charge: null, evidence: 'e', by: 'me', forced: false } };
+    expect(postPayment(PAYMENT, pending, event)).toEqual({ books: pending, entries: [] });
+  });
+  test('a charge that was undone before it counted', () => {
+    const data = { attemptId: 'a', leg: 'combined' as const, principalCents: 10_000, feeCents: 300, transactionId: 't' };
+    expect(postPayment(PAYMENT, pending, { type: 'PaymentVoided', at: AT, data })).toEqual({ books: pending, entries: [] });
+  });
+  test('a fence of a payment that never began (C64)', () =>
+    expect(postPayment(PAYMENT, null, { type: 'PaymentAbandoned', at: AT, data: { attemptId: 'a', accountId: 'b', reason: 'r' } })).toEqual({
+      books: null,
+      entries: [],
+    }));
+  test('the end of a batch, and its listing', () => {
+    const data = { gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1', closedAt: CLOSED, fundedOn: null, lineCount: 1, grossCents: 5, feeCents: 0, netCents: 5 }; // prettier-ignore
+    const events: SettlementEvent[] = [
+      { type: 'SettlementBatchRecorded', at: AT, data: { ...data, listed: true } },
+      { type: 'SettlementBatchListed', at: AT, data: { ...data, differing: 0 } },
+    ];
+    expect(events.flatMap(postSettlement)).toEqual([]);
+  });
+});
+
+describe('what cannot be is refused, and the projection stops', () => {
+  const charge = (mode: 'separate' | 'combined') => live({ principal: 10_000, fee: 300, mode, ending: 'charged', steps: [] });
+  const back = { attemptId: 'a', leg: 'combined' as Leg, principalCents: 10_000, feeCents: 300, transactionId: 't' };
+  const settlement = { leg: 'combined' as Leg, batchId: 'b1', closedAt: CLOSED, grossCents: 1, feeCents: 0 };
+  const of = (leg: Leg): PaymentEvent[] => [
+    { type: 'PaymentRefunded', at: AT, data: { ...back, leg } },
+    { type: 'FeeRefunded', at: AT, data: { ...back, leg } },
+    { type: 'PaymentSettled', at: AT, data: { ...settlement, leg } },
+    { type: 'SettlementWithdrawn', at: AT, data: { ...settlement, leg } },
+    { type: 'SettlementRejected', at: AT, data: { ...settlement, leg } },
+  ];
+  test('money that moves on a payment that did not begin, was not charged, or has no such leg', () => {
+    const { events } = charge('combined');
+    const pending = postPayment(PAYMENT, null, events[0]!).books;
+    for (const event of [events[1]!, { type: 'PaymentVoided' as const, at: AT, data: back }, ...of('combined')])
+      expect(() => postPayment(PAYMENT, null, event)).toThrow(/did not begin/);
+    for (const event of of('combined')) expect(() => postPayment(PAYMENT, pending, event)).toThrow(/was not charged/);
+    for (const event of [...of('fee'), { type: 'PaymentVoided' as const, at: AT, data: { ...back, leg: 'fee' as const } }])
+      expect(() => postPayment(PAYMENT, charge('combined').books, event)).toThrow(/was not charged/);
+  });
+  test('a second charge', () => {
+    const { books, events } = charge('combined');
+    expect(() => postPayment(PAYMENT, books, events[1]!)).toThrow(/charged twice/);
+  });
+  test('more voided than was charged, of the principal or of the fee, at once or bit by bit', () => {
+    const { books } = charge('combined');
+    const voids = (...parts: [number, number][]) =>
+      parts.reduce((left: Books, [principalCents, feeCents]) => postPayment(PAYMENT, left, { type: 'PaymentVoided', at: AT, data: { ...back, principalCents, feeCents } }).books, books); // prettier-ignore
+    expect(voids([10_000, 300])!.legs[0]).toMatchObject({ voidedPrincipalCents: 10_000, voidedFeeCents: 300 });
+    expect(voids([4_000, 0], [6_000, 300])!.legs[0]).toMatchObject({ voidedPrincipalCents: 10_000, voidedFeeCents: 300 });
+    for (const parts of [
+      [[10_001, 0]],
+      [[0, 301]],
+      [
+        [4_000, 0],
+        [6_001, 0],
+      ],
+      [
+        [0, 200],
+        [0, 101],
+      ],
+    ] as [number, number][][])
+      // prettier-ignore
+      expect(() => voids(...parts)).toThrow(/more voided/);
+  });
+  test('an entry that does not balance, of one posting, of nothing, or of parts of a cent', () => {
+    const of = (...cents: number[]): Entry => ({ rule: 'R17', part: null, paymentId: null, effectiveAt: AT, postings: cents.map((one, at) => ({ account: `a${at}`, cents: one })) }); // prettier-ignore
+    for (const right of [of(5, -5), of(5, 5, -10)]) expect(() => refuseUnbalanced(right)).not.toThrow();
+    for (const wrong of [
+      of(),
+      of(0),
+      of(5),
+      of(5, -4),
+      of(5, -5, 0),
+      of(0, 0),
+      of(0.5, -0.5),
+      of(2 ** 53, -(2 ** 53)),
+      of(2 ** 53 - 1, 1, -(2 ** 53)),
+    ])
+      // prettier-ignore
+      expect(() => refuseUnbalanced(wrong)).toThrow(/does not balance/);
+  });
+});
+
+describe('the chart of accounts', () => {
+  test('what comes from outside can neither part segments nor end an account, and stays one account', () => {
+    for (const [text, named] of [
+      ['mid-agency', 'mid-agency'],
+      ['A.b_c@d+1-2', 'A.b_c@d+1-2'],
+      ['a:b', 'a%3ab'],
+      ['a  b', 'a%20%20b'],
+      ['50%', '50%25'],
+      ['é\n', '%e9%0a'],
+      ['€', '%20ac'],
+    ] as const) {
+      expect(account.unsettled(text)).toBe(`assets:processor:${named}:unsettled`);
+      expect(isAccount(account.unsettled(text))).toBe(true);
+    }
+  });
+  test('every account of it is one, of a type that its name begins with', () => {
+    const types = Object.values(account).map((name) => name('x')); // prettier-ignore
+    for (const name of types) expect(isAccount(name)).toBe(true);
+    expect(new Set(types.map(typeOf))).toEqual(new Set(['assets', 'liabilities', 'revenue', 'expense', 'equity']));
+    expect(typeOf('liabilities:agency:x:payable')).toBe('liabilities');
+  });
+  test.each(['', 'assets', 'assets:cash', 'assets:bank:', 'assets:bank:a b', 'xassets:bank:a', 'assets:bank:a:b', 'equity:adjustment:x', ' equity:adjustment', 'assets:bank:%g1'])('%j is no account', (text) => expect(isAccount(text)).toBe(false)); // prettier-ignore
 });
 
 describe('periods', () => {
