@@ -151,12 +151,15 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .option('--to <time>', 'before a time', moment)
     .option('--as-of <time>', 'as it was known at a time (reports over the journal)', moment)
     .option('--after <place>', 'go on after a place, as the manifest on stderr names it')
+    .option('--digest', 'compare the read models with their replay first, and put the digest of both into the manifest')
     .action(
-      action(async ({ services }, name: ReportName, { format, from = null, to = null, asOf = null, after = null }: ExportOptions) => {
+      action(async ({ services }, name: ReportName, { format, from = null, to = null, asOf = null, after = null, digest = false }: ExportOptions) => {
         const all = await services();
+        const { exportReport, projectionDigest } = await import('#ledger');
+        const projected = digest ? projectionDigest(await driftOf(all, null)) : null;
         const position = await allCaughtUp(all);
-        const { exportReport } = await import('#ledger');
-        const { pieces, manifest } = exportReport({ store: all.store, db: all.pool }, name, format, { from, to, asOf, after }, position);
+        const ports = { store: all.store, db: all.pool };
+        const { pieces, manifest } = exportReport(ports, name, format, { from, to, asOf, after }, position, projected);
         for await (const piece of pieces) await print(piece);
         process.stderr.write(`${JSON.stringify(await manifest())}\n`);
         return { json: null, text: '', printed: true };
@@ -226,6 +229,7 @@ interface ExportOptions {
   readonly to?: string | null;
   readonly asOf?: string | null;
   readonly after?: string | null;
+  readonly digest?: boolean;
 }
 
 const keyPorts = ({ store, pool, clock, ids, keys, config: { environment } }: Services): AuditKeyPorts => ({

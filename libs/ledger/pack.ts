@@ -1,5 +1,5 @@
 /**
- * Exports into files with a manifest that says what they are (query, rows, control totals, place in the log, SHA-256), and the evidence pack of a period. Nothing in
+ * Exports into files with a manifest that says what they are (query, rows, control totals, place in the log, head, digest, SHA-256), and the evidence pack of a period. Nothing in
  * a file says when it was written, so that two exports of the same period at the same place of the log are the same bytes.
  */
 import { createHash, type Hash } from 'node:crypto';
@@ -94,6 +94,19 @@ export const reportText = async function* (
   }
 };
 
+/** `sha256` as a {@link DriftReport} has it. */
+export interface ProjectionDigest {
+  readonly sha256: string;
+  readonly payments: number;
+  readonly position: string | null;
+}
+
+/** For the manifest of an export: nothing that differs from its replay gets a digest. */
+export const projectionDigest = ({ digest, payments, position, differences }: DriftReport): ProjectionDigest => {
+  if (differences.length > 0) throw new ServiceError('INVALID_STATE', 'The read models are not what their replay says: see audit drift.');
+  return { sha256: digest, payments, position };
+};
+
 /** The manifest of one export: what was asked, and what came of it at which place of the log. */
 export interface ExportManifest extends Exported {
   readonly report: ReportName;
@@ -103,6 +116,8 @@ export interface ExportManifest extends Exported {
   readonly position: string | null;
   /** The newest signed head over the log; null: none is signed yet. */
   readonly head: { readonly size: number; readonly root: string } | null;
+  /** Of all folded payments, as a comparison with their replay found them just before; null: nobody asked for one, which takes as long as `audit drift`. */
+  readonly digest: ProjectionDigest | null;
   /** Of the bytes that were written, the heading among them. */
   readonly sha256: string;
 }
@@ -114,6 +129,7 @@ export const exportReport = (
   format: ExportFormat,
   query: ReportQuery,
   position: string | null,
+  digest: ProjectionDigest | null = null,
 ): { readonly pieces: AsyncGenerator<string, void, void>; readonly manifest: () => Promise<ExportManifest> } => {
   const said: Exported = { rows: 0, totals: {}, after: query.after };
   const hash = createHash('sha256');
@@ -124,7 +140,7 @@ export const exportReport = (
         yield piece;
       }
     })(),
-    manifest: async () => ({ report, format, query, position, head: await newestHead(ports.db), ...said, sha256: hash.copy().digest('hex') }),
+    manifest: async () => ({ report, format, query, position, head: await newestHead(ports.db), digest, ...said, sha256: hash.copy().digest('hex') }),
   };
 };
 

@@ -17,6 +17,7 @@ import {
   JOURNAL_START,
   journalPage,
   type PeriodPorts,
+  projectionDigest,
   type ReportName,
   REPORTS,
   reportText,
@@ -268,7 +269,7 @@ describe('reports', () => {
     for await (const piece of pieces) text += piece;
     const made = await manifest();
     const { rows, totals, after } = await report('payments', 'csv');
-    const expected = { report: 'payments', format: 'csv', query, position: await store.head(), rows, totals, after };
+    const expected = { report: 'payments', format: 'csv', query, position: await store.head(), digest: null, rows, totals, after };
     expect(made).toEqual({ ...expected, head: { size: head.size, root: head.root.toString('base64') }, sha256: hash('sha256', text, 'hex') });
     const trailers = await new Promise<NodeJS.Dict<string>>((resolve, reject) => {
       const path = `${url}/audit/v1/exports/payments?from=${FROM}&to=${TO}`;
@@ -279,6 +280,26 @@ describe('reports', () => {
     });
     expect(trailers).toMatchObject({ 'export-rows': String(rows), 'export-after': after });
     expect(JSON.parse(trailers['export-manifest']!)).toEqual(made);
+  });
+  test('asked for a digest, the manifest names that of the read models, which a replay has just given too; what drifted gets none', async () => {
+    const { store, pool, seal } = service.services;
+    await caughtUp();
+    const found = await findDrift(seal);
+    const query = { from: FROM, to: TO, asOf: null, after: null };
+    const { pieces, manifest } = exportReport({ store, db: pool }, 'fees', 'csv', query, await store.head(), projectionDigest(found));
+    for await (const _ of pieces);
+    expect(await manifest()).toMatchObject({
+      position: await store.head(),
+      digest: { sha256: found.digest, payments: found.payments, position: found.position },
+    });
+    const { rows } = await pool.query<{ payment_id: string; status: string }>('select payment_id, status from payment_list limit 1');
+    const { payment_id: id, status } = rows[0]!;
+    const tell = (other: string) => pool.query('update payment_list set status = $2 where payment_id = $1', [id, other]);
+    await tell('authorized');
+    const drifted = await findDrift(seal);
+    await tell(status);
+    expect(() => projectionDigest(drifted)).toThrow(/not what their replay says/);
+    expect((await findDrift(seal)).differences).toEqual([]);
   });
   test.each(['payments', 'disputes', 'fees', 'staff-actions', 'attempts'])('%s: a place that is none of it is refused', async (name) => {
     const places = [['x'], ['x', 'y'], ['2026-02-30', 'x'], ['x', 'y', 'z']].map((key) => Buffer.from(JSON.stringify(key)).toString('base64url'));
