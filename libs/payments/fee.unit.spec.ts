@@ -88,5 +88,9 @@ describe('shares over lines: largest remainder, ties to the lower index (C33, C3
         },
       ),
     ));
-  test('cents without anything to share them over are a fault', () => expect(() => proRata(1, [0, 0])).toThrow(/nothing to share/));
+  test('cents without anything to share them over are a fault; no cents are shared over anything', () => {
+    expect(() => proRata(1, [0, 0])).toThrow(/nothing to share/);
+    expect(proRata(0, [0, 0])).toEqual([0, 0]);
+    expect(proRata(0, [])).toEqual([]);
+  });
 });

@@ -835,10 +835,7 @@ const requestVoid = (payment: Payment, command: RequestVoid): PaymentEvent[] => 
 const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[] => {
   const asked = { amountCents: command.amountCents, includeFee: command.includeFee };
   const begun = payment.phase === 'charged' && command.includeFee ? partialRefund(payment, command.initiatedBy) : undefined;
-  const completes =
-    begun && (asked.amountCents === null || asked.amountCents === begun.asked.amountCents || asked.amountCents === principalOf(begun))
-      ? begun
-      : undefined; // C38
+  const completes = begun && (asked.amountCents === null || asked.amountCents === principalOf(begun)) ? begun : undefined; // C38
   const target = reversible(payment, 'refunded', command.initiatedBy);
   const left = remaining(target);
 

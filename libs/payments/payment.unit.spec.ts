@@ -200,6 +200,10 @@ describe('unknown becomes voided or failed, never succeeded by itself (C29)', ()
     given(...open)
       .when(found({ leg: 'principal', found: 'declined', code: 'insufficient_funds', transactionId: 'ch_x' }, { leg: 'fee', found: 'never' }))
       .then(declined));
+  test('of a payment with one leg that leg is all there is to look at', () =>
+    given(initiated(combined), unknown, fenced())
+      .when(found({ leg: 'combined', found: 'never' }))
+      .then(neverProcessed));
   test('a decline of one leg beside another that was undone → voided: money moved, and came back', () =>
     given(...open)
       .when(
@@ -274,6 +278,7 @@ describe('unknown becomes voided or failed, never succeeded by itself (C29)', ()
         .thenRefused('INVALID_STATE', /unknown outcome/);
     expect(viewOf(...open, resolved('succeeded', chargeOf(separate))).status).toBe('succeeded');
     expect(viewOf(...open, resolved('failed', null)).status).toBe('failed');
+    expect(viewOf(...open, resolved('voided', null)).status).toBe('voided');
   });
 });
 
@@ -298,6 +303,11 @@ describe('the states and their money: captured = refunded + remaining (§4)', ()
     ['disputed (C30)', [...charged(), disputed()], ['succeeded', 10_325, 0, 10_325]],
   ])('%s', (_, facts, expected) => expect(separateView(...facts)).toEqual(expected));
 
+  test('as much principal left as fee is not nothing', () => {
+    const facts = [...charged(), ...partRefunded('A', [3_225, 3_225, 3_225])];
+    expect(separateView(...facts)).toEqual(['partially_refunded', 10_325, 9_675, 650]);
+    expect(decideRefund(facts, { includeFee: true })[0]!.data.legs).toEqual([move('Z', 'principal', 325, 0), move('Z', 'fee', 0, 325)]);
+  });
   test('a full refund carried out as a void ends in refunded, not voided (C22)', () => {
     const facts = [
       ...charged(feeless),
@@ -389,6 +399,19 @@ describe('line items (C28, C33, C34)', () => {
       ['voided', 3443, 0],
     ]);
   });
+  test('count principal and fee: refunded when both came back, partially_refunded while the fee is kept', () => {
+    expect(lines(...charged(), ...principalRefunded('A'))).toEqual([
+      ['partially_refunded', 3333, 108],
+      ['partially_refunded', 3333, 108],
+      ['partially_refunded', 3334, 109],
+    ]);
+    const whole = [...halfRefunded('A').slice(0, 2), returned('A', 'fee', 0, 325), ended('A', { outcome: 'completed', amountCents: 10_325 })];
+    expect(lines(...charged(), ...whole)).toEqual([
+      ['refunded', 3441, 0],
+      ['refunded', 3441, 0],
+      ['refunded', 3443, 0],
+    ]);
+  });
   test('else follow their own amounts', () => {
     const facts = [
       ...charged(withLines([100, 9_900, 100])),
@@ -428,6 +451,26 @@ describe('voiding (C25–C27)', () => {
     given(...charged(), ...halfVoided('A'))
       .when(requestVoid('B'))
       .then(voidRequested('B', { legs: [move('B', 'fee', 0, 325)], lines: wholeLines.fee, completes: 'A' })));
+  test('a retry of an incomplete void covers what is missing, whichever leg that is', () => {
+    const facts = [
+      ...charged(),
+      voidRequested('A', { legs: [move('A', 'principal', 10_000, 0), move('A', 'fee', 0, 325)], lines: wholeLines.both }),
+      returned('A', 'fee', 0, 325),
+      ended('A', { operation: 'void', outcome: 'partial', reversalType: 'void', amountCents: 325 }),
+    ];
+    given(...facts)
+      .when(requestVoid('B'))
+      .then(voidRequested('B', { legs: [move('B', 'principal', 10_000, 0)], lines: wholeLines.principal, completes: 'A' }));
+  });
+  test.each(['rejected', 'never_executed'] as const)('after a void that was %s it is a void of its own', (outcome) =>
+    given(
+      ...charged(),
+      voidRequested('A', { legs: [move('A', 'principal', 10_000, 0)], lines: wholeLines.principal }),
+      ended('A', { operation: 'void', outcome }),
+    )
+      .when(requestVoid('B'))
+      .then(voidRequested('B', { legs: [move('B', 'principal', 10_000, 0), move('B', 'fee', 0, 325)], lines: wholeLines.both })),
+  );
   test.each<[string, PaymentEvent[]]>([
     ['voided', [...charged(), ...voided('A')]],
     ['pending', [initiated()]],
@@ -485,9 +528,10 @@ describe('voiding (C25–C27)', () => {
       given(...charged(), open)
         .when(requestVoid('B'))
         .thenRefused('INVALID_STATE', /in progress/);
-      given(...charged(), open)
-        .when(requestRefund('B'))
-        .thenRefused('INVALID_STATE', /in progress/);
+      for (const includeFee of [false, true])
+        given(...charged(), open)
+          .when(requestRefund('B', { includeFee }))
+          .thenRefused('INVALID_STATE', /in progress/);
     }
   });
 });
@@ -583,11 +627,12 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
     ['pending', [initiated()]],
     ['unknown', [initiated(), unknown]],
     ['failed', [initiated(), declined]],
-  ])('nothing was captured: %s cannot be refunded', (status, facts) =>
-    given(...facts)
-      .when(requestRefund('A'))
-      .thenRefused('INVALID_STATE', new RegExp(`${status} payment cannot be refunded`)),
-  );
+  ])('nothing was captured: %s cannot be refunded', (status, facts) => {
+    for (const includeFee of [false, true])
+      given(...facts)
+        .when(requestRefund('A', { includeFee }))
+        .thenRefused('INVALID_STATE', new RegExp(`${status} payment cannot be refunded`));
+  });
 
   describe('before settlement it is a void, after it a refund (rule 4, C23, C24)', () => {
     const movesOf = (facts: readonly PaymentEvent[], change: Parameters<typeof requestRefund>[1]) => {
@@ -701,6 +746,44 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
       expect(partialRefund(chargedState(...staff), 'staff')?.attemptId).toBe('A');
       expect(partialRefund(chargedState(...staff), 'partner')).toBeUndefined();
     });
+    test('a completion that came to nothing leaves it to be completed', () => {
+      for (const outcome of ['rejected', 'never_executed'] as const) {
+        const facts = [
+          ...charged(),
+          ...halfRefunded('A'),
+          refundRequested('B', {
+            legs: [move('B', 'fee', 0, 325)],
+            lines: wholeLines.fee,
+            asked: { amountCents: null, includeFee: true },
+            completes: 'A',
+          }),
+          ended('B', { outcome }),
+        ];
+        expect(decideRefund(facts, { includeFee: true })[0]!.data).toMatchObject({ completes: 'A', legs: [move('Z', 'fee', 0, 325)] });
+      }
+    });
+    test('without an amount, although one was named at first', () => {
+      const first = [...charged(), ...halfRefunded('A', { asked: { amountCents: 10_000, includeFee: true } })];
+      expect(decideRefund(first, { includeFee: true })[0]!.data).toMatchObject({ completes: 'A' });
+    });
+    test('not once the fee came back by the other kind of actor', () => {
+      const facts = [
+        ...charged(),
+        ...halfRefunded('A'),
+        refundRequested('S', { legs: [move('S', 'fee', 0, 325)], lines: wholeLines.fee, initiatedBy: 'staff' }),
+        returned('S', 'fee', 0, 325),
+        ended('S', { outcome: 'completed', amountCents: 325, initiatedBy: 'staff' }),
+      ];
+      expect(partialRefund(chargedState(...facts), 'partner')).toBeUndefined();
+      given(...facts)
+        .when(requestRefund('B', { includeFee: true }))
+        .thenRefused('INVALID_STATE', exceeds(0));
+    });
+    test('a refund of the fee that an incomplete void left here completes no refund', () =>
+      expect(decideRefund([...charged(), ...halfVoided('A')], { includeFee: true })[0]!.data).toMatchObject({
+        completes: null,
+        legs: [move('Z', 'fee', 0, 325)],
+      }));
     test('obeys disputes, too', () =>
       given(...charged(), ...halfRefunded('A'), disputed({ disputedAmountCents: 1 }))
         .when(requestRefund('B', { includeFee: true }))
@@ -785,10 +868,22 @@ describe('legs come back, and an attempt ends (C39, C61)', () => {
       .when(record('fee', 'void'))
       .thenNothing();
   });
-  test('a leg that was not asked for is a fault of ours', () =>
+  test('a leg that was not asked for is a fault of ours, and so is an attempt that is not there', () => {
     given(...charged(feeless))
       .when(record('fee', 'void'))
-      .thenFails(/no attempt to return/));
+      .thenFails(/no attempt to return/);
+    given(...charged(), refundRequested('A', { legs: [move('A', 'principal', 10_000, 0)], lines: wholeLines.principal }))
+      .when(record('fee', 'void'))
+      .thenFails(/no attempt to return/);
+    for (const facts of [[initiated()], charged()]) {
+      given(...facts)
+        .when(record('principal', 'void'))
+        .thenFails(/no attempt to return/);
+      given(...facts)
+        .when(end)
+        .thenFails(/no attempt to end/);
+    }
+  });
   test.each<[string, PaymentEvent[], Partial<typeof end & { unfinished: 'rejected' | 'never_executed' }>, Parameters<typeof ended>[1]]>([
     ['both legs: completed', [principal, returned('A', 'fee', 0, 325)], {}, { outcome: 'completed', reversalType: 'void', amountCents: 10_325 }],
     [
@@ -825,6 +920,13 @@ describe('legs come back, and an attempt ends (C39, C61)', () => {
       .when(start)
       .thenNothing();
     expect(statusOf(visible(...open, fenced('A')))).toBe('succeeded');
+    for (const facts of [
+      [initiated(), declined],
+      [initiated(), failed],
+    ])
+      given(...facts)
+        .when(start)
+        .thenNothing();
   });
   test('who was told of a fenced attempt is recorded once (C18)', () => {
     const acknowledge = { type: 'AcknowledgeReversal', at: LATER, attemptId: 'A', toldAs: null } as const;
@@ -838,6 +940,10 @@ describe('legs come back, and an attempt ends (C39, C61)', () => {
     given(...charged(), ...voided('A'))
       .when(acknowledge)
       .thenNothing();
+    for (const facts of [[initiated()], [initiated(), declined], charged()])
+      given(...facts)
+        .when(acknowledge)
+        .thenNothing();
   });
 });
 
@@ -1019,6 +1125,10 @@ describe('settlement and disputes', () => {
     given(...charged(), was!, withdrawn)
       .when(withdraw)
       .thenNothing();
+    given(...charged(), was!)
+      .when({ ...withdraw, leg: 'fee' })
+      .thenNothing();
+    given(initiated(), unknown).when(withdraw).thenNothing();
     given(...charged(), was!, withdrawn)
       .when({ ...less, batchId: 'bat_2' })
       .then({ ...was!, data: { ...was!.data, batchId: 'bat_2', grossCents: 9_000, feeCents: 29 } } as PaymentEvent);
@@ -1129,9 +1239,10 @@ describe('settlement and disputes', () => {
       .thenRefused('INVALID_STATE', /no such dispute/));
   test('a change of one dispute leaves another as it is', () => {
     const state = chargedState(...charged(), disputed(), disputed({ disputeId: PAYMENT, disputedAmountCents: 5 }), disputed({ status: 'lost' }));
-    expect(new Map(state.disputes.map(({ disputeId, status }) => [disputeId, status]))).toEqual(
-      new Map([[PAYMENT, 'debited'], [dispute().disputeId, 'lost']]), // prettier-ignore
+    expect(state.disputes.map(({ disputeId, status }) => [disputeId, status]).sort()).toEqual(
+      [[PAYMENT, 'debited'], [dispute().disputeId, 'lost']].sort(), // prettier-ignore
     );
+    expect(disputedCents(state)).toBe(4_005);
   });
   test('on no payment there is none (C64)', () => {
     for (const facts of [[], [abandoned]]) {
@@ -1220,6 +1331,30 @@ describe('results (C38)', () => {
     });
     expect({ ...refundView(PAYMENT, chargedState(...facts), attempt(facts, 'B')), reason: 'first' }).toEqual(first);
   });
+  test('of an earlier refund stays its own when a later one is completed', () => {
+    const part = [...charged(), ...partRefunded('P', [333, 333, 334])];
+    const rest = [
+      refundRequested('A', {
+        legs: [move('A', 'principal', 9_000, 0), move('A', 'fee', 0, 325)],
+        lines: [[3_000, 108], [3_000, 108], [3_000, 109]], // prettier-ignore
+        asked: { amountCents: null, includeFee: true },
+      }),
+      returned('A', 'principal', 9_000, 0),
+      ended('A', { outcome: 'partial', reversalType: 'void', amountCents: 9_000 }),
+      ...completion,
+    ];
+    const facts = [...part, ...rest];
+    expect(refundView(PAYMENT, chargedState(...facts), attempt(facts, 'P'))).toEqual(refundView(PAYMENT, chargedState(...part), attempt(part, 'P')));
+    expect(refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'))).toMatchObject({ amountCents: 9_325 });
+  });
+  test('there is none of an attempt that is open, or returned nothing', () => {
+    const open = [...charged(), ...halfRefunded('A').slice(0, 2)];
+    const nothing = [...charged(), refundRequested('A', { legs: [move('A', 'principal', 10_000, 0)], lines: wholeLines.principal }), ended('A', { outcome: 'rejected' })]; // prettier-ignore
+    for (const facts of [open, nothing]) {
+      expect(() => refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'))).toThrow(/without a refund/);
+      expect(() => voidView(PAYMENT, chargedState(...facts), attempt(facts, 'A'))).toThrow(/without a void/);
+    }
+  });
   test('of a refund of the fee alone: the fee leg’s transaction', () => {
     const facts = [
       ...charged(),
@@ -1273,6 +1408,10 @@ describe('a history that cannot be is refused, not repaired', () => {
     ['two outcomes', [...charged(), created()]],
     ['a charge after a decline', [initiated(), declined, created()]],
     ['a charge out of unknown (C29)', [initiated(), unknown, created()]],
+    ['a decline after a charge', [...charged(), declined]],
+    ['a decline after a failure', [initiated(), failed, declined]],
+    ['a fence after a failure', [initiated(), failed, fenced()]],
+    ['a refund before it was charged', [initiated(), returned('A', 'principal', 10_000, 0, 'refund')]],
     ['a charge after the fence (C29)', [initiated(), fenced(), created()]],
     ['a failure out of unknown: only recovery’s findings resolve it', [initiated(), unknown, failed]],
     ['a charge undone while it may still succeed', [initiated(), returned(ATTEMPT, 'principal', 10_000, 0)]],
@@ -1294,6 +1433,37 @@ describe('a history that cannot be is refused, not repaired', () => {
     ['a leg that was not asked for', [...charged(), request, returned('A', 'fee', 0, 325)]],
     ['a leg twice', [...charged(), request, returned('A', 'principal', 10_000, 0), returned('A', 'principal', 10_000, 0)]],
     ['other cents than were asked', [...charged(), request, returned('A', 'principal', 9_999, 0)]],
+    [
+      'another fee than was asked',
+      [
+        ...charged(combined),
+        refundRequested('A', { legs: [move('A', 'combined', 10_000, 325)], lines: wholeLines.both }),
+        returned('A', 'combined', 10_000, 324),
+      ],
+    ],
+    ['a part of a leg twice', [...charged(), ...partRefunded('A', [333, 333, 334]).slice(0, 2), returned('A', 'principal', 1_000, 0)]],
+    [
+      'money back without a transaction',
+      [
+        ...charged(),
+        request,
+        { type: 'PaymentVoided', at: AT, data: { attemptId: 'A', leg: 'principal', principalCents: 10_000, feeCents: 0, transactionId: null } },
+      ],
+    ],
+    [
+      'lines whose fees do not sum to the legs',
+      [
+        ...charged(),
+        refundRequested('A', {
+          legs: [move('A', 'principal', 10_000, 0), move('A', 'fee', 0, 325)],
+          lines: [
+            [3_333, 108],
+            [3_333, 108],
+            [3_334, 108],
+          ],
+        }),
+      ],
+    ],
     [
       'more than the leg has left',
       [
