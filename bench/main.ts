@@ -5,7 +5,7 @@ import { writeReport } from '../test/support/report.js';
 
 const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks', 'ledger', 'held', 'outage'];
 /** Takes as long as one says: only when it is named. */
-const LONG = ['soak'];
+const LONG = ['soak', 'memory'];
 
 const [, , ...given] = process.argv;
 const firstOption = given.findIndex((word) => word.startsWith('--'));

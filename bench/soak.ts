@@ -5,7 +5,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { openLoop, percentile } from './load.js';
-import { createRequest, getRequest, rssMib, startService } from './service.js';
+import { createRequest, getRequest, rssMib, slope, startService } from './service.js';
 
 const CONNECTIONS = 16;
 const SAMPLE_MS = 10_000;
@@ -15,19 +15,6 @@ const CEILING_MIB_PER_HOUR = 1;
 
 const { values } = parseArgs({ options: { minutes: { type: 'string', default: '60' }, rate: { type: 'string', default: '50' } } });
 const [minutes, rate] = [Number(values.minutes), Number(values.rate)];
-
-interface Sample {
-  readonly hours: number;
-  readonly mib: number;
-}
-
-/** MiB per hour. */
-const slope = (samples: readonly Sample[]): number => {
-  const mean = (of: (sample: Sample) => number) => samples.reduce((sum, sample) => sum + of(sample), 0) / samples.length;
-  const [x, y] = [mean(({ hours }) => hours), mean(({ mib }) => mib)];
-  const above = samples.reduce((sum, { hours, mib }) => sum + (hours - x) * (mib - y), 0);
-  return above / samples.reduce((sum, { hours }) => sum + (hours - x) ** 2, 0);
-};
 
 const service = await startService();
 try {
@@ -59,7 +46,7 @@ try {
     if (kind === 8) return list;
     return kind >= 6 ? getRequest(service, `/api/partner/v1/payments/${id}`) : create(number);
   };
-  const samples: Sample[] = [];
+  const samples: (readonly [hours: number, mib: number])[] = [];
   const started = performance.now();
   const end = started + minutes * 60_000;
   let running = true;
@@ -67,16 +54,16 @@ try {
     while (running) {
       await sleep(SAMPLE_MS, undefined, { ref: false });
       ids = await recent();
-      samples.push({ hours: (performance.now() - started) / 3_600_000, mib: await rssMib(service.pid) });
+      samples.push([(performance.now() - started) / 3_600_000, await rssMib(service.pid)]);
     }
   })();
   const { latencies, statuses } = await openLoop(load(day), rate, (end - started) / 1_000);
   running = false;
   await sampling;
   const warm = Math.min(minutes * 60_000 * WARM_UP.share, WARM_UP.mostMs) / 3_600_000;
-  const kept = samples.filter(({ hours }) => hours >= warm);
+  const kept = samples.filter(([hours]) => hours >= warm);
   const growth = slope(kept);
-  const mib = kept.map((sample) => sample.mib);
+  const mib = kept.map(([, mib]) => mib);
   console.log(
     `${minutes} min at ${rate}/s: ${[...statuses].map(([status, count]) => `${status}: ${count}`).join(', ')}; p50 ${percentile(latencies, 0.5).toFixed(1)} ms, p99 ${percentile(latencies, 0.99).toFixed(1)} ms`,
   );
