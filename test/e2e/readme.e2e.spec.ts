@@ -7,19 +7,27 @@ import { readFile, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { freePort } from '#platform';
+import { eventsInPostgres, type FreshKurrentDb, freshKurrentDb } from '../support/kurrentdb-server.js';
 import { DataDir, type RunningProcess, start, welcomeOf } from '../support/processes.js';
 
 const ROOT = join(import.meta.dirname, '../..');
 /** Guards against hanging only. */
 const TOUR_MS = 300_000;
 
+if (eventsInPostgres) process.stdout.write('KURRENTDB_FRESH is not set: the services of the end-to-end specs kept their events in Postgres only\n');
+
 let dataDir: DataDir;
+let kurrentDb: FreshKurrentDb;
 let service: RunningProcess;
 beforeAll(async () => {
   dataDir = await DataDir.create();
-  service = await start('standalone', dataDir);
-}, 60_000);
-afterAll(() => dataDir.remove());
+  kurrentDb = await freshKurrentDb();
+  service = await start('standalone', dataDir, kurrentDb.env);
+}, 180_000);
+afterAll(async () => {
+  await dataDir.remove();
+  await kurrentDb?.stop();
+});
 
 const blocks = [
   ...readFileSync(join(ROOT, 'README.md'), 'utf8')
@@ -71,7 +79,7 @@ test(
       export HOOK=${await freePort()}
       PATH=${dataDir.path}:$PATH
     `;
-    const { stdout, stderr } = await bash(setup + commands.join(`\necho ${marker}\n`), { DATA_DIR: dataDir.data });
+    const { stdout, stderr } = await bash(setup + commands.join(`\necho ${marker}\n`), { DATA_DIR: dataDir.data, ...kurrentDb.env });
     const outputs = stdout.replaceAll('\r', '').split(`${marker}\n`);
     const expected = blocks.filter(({ flag }) => flag !== 'setup');
     // The batch that closes holds the charge of which nobody knows yet: an alarm, and rightly so.

@@ -18,6 +18,7 @@ import { createSimulatorControl, type SimulatorControl } from '../../apps/simula
 import { startSimulator } from '../../apps/simulator/server.js';
 import { startWorker } from '../../apps/worker/worker.js';
 import { createOpenApiJudge, type OpenApiJudge } from './openapi.js';
+import { freshKurrentDb } from './kurrentdb-server.js';
 import { freshDatabase } from './postgres.js';
 
 export const PARTNER = '/api/partner/v1';
@@ -259,6 +260,8 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
   try {
     const database = await freshDatabase();
     stops.push(() => database.drop());
+    const kurrentDb = await freshKurrentDb();
+    stops.push(() => kurrentDb.stop());
     const directory = await mkdtemp(join(tmpdir(), 'payfold-e2e-'));
     stops.push(() => rm(directory, { recursive: true, force: true }));
     const proxy = options.cuttable ? await proxyOf(database.url) : null;
@@ -271,6 +274,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
     const places = { databaseUrl: proxy?.url ?? database.url, simulatorUrl: bankUrl };
     const config = readConfig({
       ...options.env,
+      ...kurrentDb.env,
       DATABASE_URL: places.databaseUrl,
       SIMULATOR_URL: places.simulatorUrl,
       DATA_DIR: directory,

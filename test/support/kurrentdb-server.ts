@@ -1,0 +1,48 @@
+/**
+ * A real KurrentDB, or EventStoreDB, for the end-to-end specs. With `KURRENTDB_FRESH`, a shell command that starts an empty server, prints its URL on a line of its
+ * own and runs until SIGTERM, every service of those specs keeps its events in a server of its own; without it in Postgres.
+ */
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { createInterface } from 'node:readline';
+
+const { KURRENTDB_FRESH } = process.env;
+
+/** False: specs that change or read events by SQL have nothing to look at. */
+export const eventsInPostgres = !KURRENTDB_FRESH;
+
+const START_MS = 120_000;
+
+/** Ends the server, which may be several processes, when its input is closed, however we end. Children in the background get no input of ours. */
+const GUARD = `
+  trap : TERM
+  sh -c "$0" &
+  cat > /dev/null
+  kill -s TERM -- "-$$"
+  wait
+`;
+
+export interface FreshKurrentDb {
+  /** Of a service on it; empty where events are in Postgres. */
+  readonly env: { readonly KURRENTDB_URL?: string };
+  stop(): Promise<void>;
+}
+
+export const freshKurrentDb = async (): Promise<FreshKurrentDb> => {
+  if (!KURRENTDB_FRESH) return { env: {}, stop: async () => undefined };
+  const server = spawn('sh', ['-c', GUARD, KURRENTDB_FRESH], { detached: true, stdio: ['pipe', 'pipe', 'inherit'] });
+  const ended = once(server, 'exit');
+  const stop = async () => {
+    server.stdin.end();
+    await ended;
+  };
+  const url = await new Promise<string | null>((resolve) => {
+    createInterface(server.stdout)
+      .on('line', (line) => /^(kurrentdb|kurrent|kdb|esdb)(\+discover)?:\/\/\S+$/.test(line) && resolve(line))
+      .on('close', () => resolve(null));
+    setTimeout(() => resolve(null), START_MS).unref();
+  });
+  if (url !== null) return { env: { KURRENTDB_URL: url }, stop };
+  await stop();
+  throw new Error('KURRENTDB_FRESH printed no URL of a server');
+};
