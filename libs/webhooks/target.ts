@@ -122,11 +122,12 @@ const MAX_CACHED_NAMES = 10_000;
 
 /** Both families at once, through the system's name servers or the given ones (`127.0.0.1:5399`). */
 export const createResolve = (servers: readonly string[], clock: Clock): Resolve => {
-  const resolver = new Resolver({ timeout: LOOKUP_TIMEOUT_MS, tries: LOOKUP_TRIES });
-  if (servers.length > 0) resolver.setServers(servers);
   const cache = new Map<string, { readonly addresses: Promise<readonly string[]>; until: number }>();
 
   const lookUp = async (hostname: string): Promise<{ addresses: readonly string[]; keepMs: number }> => {
+    // A resolver of its own: under Node 20.19.0 a resolver keeps answers itself, for as long as they say (an hour, say).
+    const resolver = new Resolver({ timeout: LOOKUP_TIMEOUT_MS, tries: LOOKUP_TRIES });
+    if (servers.length > 0) resolver.setServers(servers);
     const [v4, v6] = await Promise.allSettled([resolver.resolve4(hostname, { ttl: true }), resolver.resolve6(hostname, { ttl: true })]);
     const found = [v4, v6].flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));
     if (found.length === 0) {
