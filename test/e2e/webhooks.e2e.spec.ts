@@ -14,6 +14,7 @@ import { freePort } from '#platform';
 import type { AttemptRow, DeliveryRow, Endpoint } from '#webhooks';
 import { eventually } from '../support/eventually.js';
 import { type NameServer, startNameServer } from '../support/name-server.js';
+import { type FreshKurrentDb, freshKurrentDb } from '../support/kurrentdb-server.js';
 import { DataDir, newKey, type RunningProcess, start, type Welcome, welcomeOf } from '../support/processes.js';
 import { createAuthority, type Receiver, startReceiver, status, verify } from '../support/receiver.js';
 import { paymentOf, PAYMENTS } from '../support/service.js';
@@ -28,6 +29,7 @@ let service: RunningProcess;
 let welcome: Welcome;
 let names: NameServer;
 let metricsPort: number;
+let kurrentDb: FreshKurrentDb;
 let env: Record<string, string>;
 let accountId: string;
 const receivers: Receiver[] = [];
@@ -47,7 +49,9 @@ beforeAll(async () => {
     targets.push(`${host}:${receiver.port}=127.0.0.1/32`);
     urls.push(`https://${host}:${receiver.port}/hook`);
   }
+  kurrentDb = await freshKurrentDb();
   env = {
+    ...kurrentDb.env,
     WEBHOOK_PRIVATE_TARGETS: targets.join(','),
     WEBHOOK_EXTRA_CA_FILE: join(dataDir.path, 'ca.pem'),
     WEBHOOK_DNS_SERVERS: names.address,
@@ -60,6 +64,7 @@ beforeAll(async () => {
 }, COMMAND_MS);
 afterAll(async () => {
   await dataDir?.remove();
+  await kurrentDb?.stop();
   for (const receiver of receivers) await receiver.close();
   names?.close();
 }, COMMAND_MS);
