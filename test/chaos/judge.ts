@@ -2,13 +2,15 @@
  * The comparison after a storm (recovery.md 2.4): what partners were told, what the events say, what the bank did, and what the read models show must be one story,
  * to the cent. Reads everything past the proxies; every difference is a line.
  */
+import { setTimeout as sleep } from 'node:timers/promises';
 import { canonicalJson } from '#kernel';
 import { findDrift } from '#ledger';
 import { isVisible, paymentView } from '#payments';
+import { LEASE_SECONDS } from '#platform/http';
 import { Random } from '../../apps/demo/city.js';
 import { type Book, type Books, readBooks } from '../support/truth.js';
 import type { Installation } from './installation.js';
-import { type Charge, inParallel, isStored, type Partners } from './partners.js';
+import { type Charge, inParallel, isStored, type KeyUse, type Partners, type Reply } from './partners.js';
 
 /** Projections follow within moments; a worker that was just started on a busy machine has this long. */
 const CAUGHT_UP_MS = 60_000;
@@ -16,6 +18,7 @@ const PAGE = 100;
 const AT_ONCE = 16;
 const CALM = new Random(1);
 const SETTLE_ROUNDS = 8;
+const ASK_AGAIN_MS = 1_000;
 
 export interface Verdict {
   readonly violations: string[];
@@ -70,7 +73,7 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
   ].filter(({ answers }) => answers.some(isStored));
   // Also those that nobody would ask again: what a crash of Postgres took of a settlement is made again from the stream.
   await inParallel(stored, AT_ONCE, async (use) => {
-    const reply = await partners.ask(use, CALM);
+    const reply = await askOut(partners, use);
     // A refund whose key was not settled in time is told again from the stream, without the header of a replay.
     if (reply === null || !isStored(reply) || (use.path === 'payments' && !reply.replayed))
       violations.push(`${use.key}: had an answer, and asked again says ${reply?.text ?? 'nothing'}`);
@@ -82,6 +85,15 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
     netAtBankCents: books.netAtBankCents,
     replayed: stored.length,
   };
+};
+
+/** As a partner asks: what is in progress, or not answered, is asked once more until the lease of whoever has it is over. */
+const askOut = async (partners: Partners, use: KeyUse): Promise<Reply | null> => {
+  for (const until = performance.now() + LEASE_SECONDS * 1_000 + CAUGHT_UP_MS; ;) {
+    const reply = await partners.ask(use, CALM);
+    if ((reply !== null && reply.code !== 'IDEMPOTENCY_IN_PROGRESS') || performance.now() > until) return reply;
+    await sleep(reply?.retryAfterMs ?? ASK_AGAIN_MS);
+  }
 };
 
 /** A1, A3: one intention, one charge that stands; the payment that was told is there as it was told. */
