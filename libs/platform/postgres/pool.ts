@@ -14,8 +14,11 @@ export const ALL_AS_TEXT = { getTypeParser: () => (value: string) => value } as 
 /** A server that hangs keeps no statement timeout: our own clock ends the wait this much later. */
 const QUERY_TIMEOUT_MARGIN_MS = 1_000;
 
-/** A pool waits this long for a connection before the caller is told that the database is away. */
-const CONNECT_TIMEOUT_MS = 1_000;
+/**
+ * A pool waits this long for a connection, its queue included, before the caller is told that the database is away. One that is down says so at once; this is for
+ * one that hangs, and longer than a busy machine lets a request stand in line.
+ */
+const CONNECT_TIMEOUT_MS = 3_000;
 
 export interface PoolOptions {
   /** Shown in `pg_stat_activity`. */
