@@ -303,8 +303,7 @@ const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Disp
   return legs.flatMap(({ leg, mid, principalCents, feeCents }, index) => {
     const cents = taken[index]!;
     if (cents === 0) return [];
-    const [principal, fee] =
-      leg === 'combined' ? (proRata(cents, [principalCents, feeCents]) as [Cents, Cents]) : leg === 'fee' ? [0, cents] : [cents, 0];
+    const [principal, fee] = proRata(cents, [principalCents, feeCents]) as [Cents, Cents];
     return [{ leg, mid, principalCents: principal, feeCents: fee }];
   });
 };
@@ -345,12 +344,12 @@ export const postSettlement = (event: SettlementEvent): readonly Entry[] => {
 /** A sale whose payment knows of it is posted there (R4, R5), and taken back there. Rejected lines move nothing; R14 stands with the payment. */
 const lineEntries = (mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
   const { number, type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, paymentId } = line;
-  if (!accepted || isSettledSale(line)) return [];
+  if (!accepted) return [];
   const when = { part: number, paymentId, effectiveAt: closedAt };
   const unexplained = (cents: number) => entry('R15', when, [on(account.inTransit(mid), cents)], [on(account.suspense(mid), cents)]);
   if (result !== 'MATCHED' && result !== 'AMOUNT_MISMATCH') return [...unexplained(gross), ...withheld(mid, fee, when)];
   switch (type) {
-    case 'sale': // matched or not, told above
+    case 'sale': // told in its payment's stream
       return [];
     case 'refund':
       return [...entry("R4'", when, [on(account.inTransit(mid), gross)], [on(account.unsettled(mid), gross)]), ...withheld(mid, fee, when)];
@@ -369,8 +368,6 @@ const lineEntries = (mid: string, closedAt: string, line: RecordedLine): readonl
       return unreachable(type);
   }
 };
-
-const isSettledSale = ({ type, result }: RecordedLine): boolean => type === 'sale' && (result === 'MATCHED' || result === 'AMOUNT_MISMATCH');
 
 /** A corrected line: what it means now, less what it meant before, rule by rule. */
 const correctionEntries = (mid: string, closedAt: string, { before, after }: LineCorrection): readonly Entry[] => {

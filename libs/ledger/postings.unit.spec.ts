@@ -327,6 +327,15 @@ describe('one rule after the other', () => {
       ['R14', { [name.payable]: 10_000, [name.fee]: 300, [agency.unsettled]: -10_300 }],
     ]);
   });
+  test('R14 after a part was voided: what is left of principal and fee', () => {
+    const { books } = charged('combined');
+    const data = { attemptId: 'a', leg: 'combined' as const, principalCents: 4_000, feeCents: 100, transactionId: 't' };
+    const after = postPayment(PAYMENT, books, { type: 'PaymentVoided', at: AT, data }).books;
+    const rejected = { type: 'SettlementRejected' as const, at: AT, data: { leg: 'combined' as const, batchId: 'b1', closedAt: CLOSED } };
+    expect(shown(postPayment(PAYMENT, after, rejected).entries)).toEqual([
+      ['R14', { [name.payable]: 6_000, [name.fee]: 200, [agency.unsettled]: -6_200 }],
+    ]);
+  });
   test('R3, then R7 and R8: before settlement a void, after it a refund whose fee is contra revenue', () => {
     expect(shown(charged('combined', [{ do: 'refund', share: 1, fee: true, upTo: 2 }]).entries.slice(2))).toEqual([
       ['R3', { [name.payable]: 10_000, [name.fee]: 300, [agency.unsettled]: -10_300 }],
@@ -385,6 +394,8 @@ describe('one rule after the other', () => {
       'R9',
       { [agency.disputes]: 10_000, [fees.disputes]: 300, [agency.transit]: -10_000, [fees.transit]: -300 },
     ]);
+    // The fee's charge is taken back already: what is more than the principal's falls there all the same.
+    expect(after(dispute('debited', 1, 'fee'))).toEqual(['R9', { [agency.disputes]: 10_300, [agency.transit]: -10_300 }]);
     const small = shown(charged('separate', [dispute('debited', 1, 'principal'), dispute('debited', 0.01, null, 1)]).entries).at(-1);
     expect(small).toEqual(['R9', { [fees.disputes]: 103, [fees.transit]: -103 }]);
     const given = shown(
@@ -501,6 +512,14 @@ describe('one rule after the other', () => {
     expect(resolve('no_posting', null, 0)).toEqual([]);
     expect(postException({ type: 'ExceptionOpened', at: AT, data: opened })).toEqual([]);
     expect(() => resolve('adopt', null, 0)).toThrow('name its portal');
+    const [adopted] = settlementException.decide(
+      { opened, status: 'opened' },
+      { type: 'Resolve', at: AT, resolution: 'adopt', reason: 'r', by: 'me', portalId: PORTAL, feeCents: 20 },
+    );
+    if (adopted?.type !== 'ExceptionResolved') throw new Error('not resolved');
+    expect(postException(adopted)).toMatchObject([{ effectiveAt: AT, paymentId: null, part: null }]);
+    expect(postException({ ...adopted, data: { ...adopted.data, paymentId: PAYMENT } })).toMatchObject([{ paymentId: PAYMENT }]);
+    expect(() => postException({ ...adopted, data: { ...adopted.data, portalId: null } })).toThrow(/adopted for an agency/);
     expect(() => resolve('adopt', PORTAL, 501)).toThrow('part of the amount');
     // Taken out of suspense for a line that is no more: it goes back the way it came.
     const back = settlementException
@@ -564,7 +583,7 @@ describe('when an entry takes effect, and whose it is', () => {
     expect(corrected(plain, { ...plain, grossCents: 1, paymentId: PAYMENT })).toEqual([['R15', CLOSED, PAYMENT, 3]]);
     expect(corrected(plain, plain)).toEqual([]);
   });
-  test('funding: its day; a decision on an exception: when it was made; an adjustment: the time that it names', () => {
+  test('funding: its day; an adjustment: the time that it names', () => {
     expect(stamps(postSettlement({ type: 'BatchFunded', at: LATER, data: { ...batch, fundedOn: '2026-03-03', netCents: 1 } }))).toEqual([['R6', '2026-03-03T00:00:00.000Z', null, null]]); // prettier-ignore
     const postings = [{ account: 'equity:adjustment', cents: 5 }, { account: 'assets:bank:operating', cents: -5 }]; // prettier-ignore
     expect(stamps(postAdjustment(adjust(AT, { adjustmentId: 'a', postings, effectiveAt: CLOSED, reason: 'r', by: 'me' })))).toEqual([['R17', CLOSED, null, null]]); // prettier-ignore
@@ -587,6 +606,7 @@ describe('what posts nothing', () => {
       books: null,
       entries: [],
     }));
+  test('the closing of a period', () => expect(postAdjustment({ type: 'PeriodClosed', at: AT, data: { from: null, to: AT, by: 'me' } })).toEqual([]));
   test('the end of a batch, and its listing', () => {
     const data = { gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1', closedAt: CLOSED, fundedOn: null, lineCount: 1, grossCents: 5, feeCents: 0, netCents: 5 }; // prettier-ignore
     const events: SettlementEvent[] = [
