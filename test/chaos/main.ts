@@ -56,3 +56,6 @@ if (values.tcp) {
   const rounds = values.rounds === undefined ? Number.POSITIVE_INFINITY : Number(values.rounds);
   finish('chaos', await runChaos(random, { milliseconds, rounds, plant, onProgress: (line) => console.log(line) }));
 }
+
+// Node 20 may wait for ever for the pipes of children that were killed.
+process.exit();
