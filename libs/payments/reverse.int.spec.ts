@@ -139,6 +139,30 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     await inAgreement(id);
   });
 
+  test('a request that marked the attempt as left open leaves the fee to recovery, although another under its key has brought the principal back (C61)', async () => {
+    const id = await charged({ card: CARDS.feeVoidFailsOnce });
+    const key = house.key();
+    let other: ReturnType<House['voidWithKey']> | undefined;
+    let goOn = () => undefined as void;
+    house.calls.before('void.principal', async () => {
+      await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
+      await new Promise<void>((principalIsBack) => {
+        house.calls.before('void.fee', () => {
+          principalIsBack();
+          return new Promise<void>((resolve) => (goOn = resolve));
+        });
+        other = house.voidWithKey(key, id);
+      });
+      house.clock.advance(GATEWAY_CALL_MS);
+    });
+    expect((await house.voidWithKey(key, id)).status).toBe(504);
+    goOn();
+    expect(await other!).toMatchObject({ status: 422, code: 'VOID_FAILED' });
+    await resolve(id);
+    expect(await attempts(id)).toMatchObject([{ returned: [{ leg: 'principal' }], fenced: true, ended: { outcome: 'partial' } }]);
+    await inAgreement(id);
+  });
+
   test('a void that the gateway rejected is answered the same again, although its answer never reached the key (C15, T8)', async () => {
     const id = await charged({ card: CARDS.voidRejected });
     const key = house.key();

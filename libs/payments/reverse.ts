@@ -232,8 +232,13 @@ const run = async (
         },
       );
     }
-    // Another request under the same key has run the same attempt meanwhile, and recorded that this leg came back.
-    if (attemptOf(loaded.payment, attemptId)!.returned.some(({ leg }) => leg === move.leg)) continue;
+    // Another request under the same key has run the same attempt meanwhile, and recorded that this leg came back. Once the attempt is marked as left open,
+    // the other legs are recovery's: it ends nothing whose references may still be executed (C61).
+    const meanwhile = attemptOf(loaded.payment, attemptId)!;
+    if (meanwhile.returned.some(({ leg }) => leg === move.leg)) {
+      if (meanwhile.fenced && meanwhile.ended === null) throw timeout(paymentId);
+      continue;
+    }
     // That this call was not sent says nothing about the one before it.
     const uncertain = again && outcome.kind === 'not_processed' && !outcome.answered;
     throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);

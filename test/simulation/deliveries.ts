@@ -22,6 +22,8 @@ interface EndpointRow {
   readonly url: string;
   readonly createdAt: string;
   readonly registeredAt: string;
+  /** When the row could be seen, by the tables' clock. */
+  readonly seenFrom: number;
   status: EndpointStatus;
   failures: number;
 }
@@ -247,8 +249,8 @@ export const WEBHOOK_STATEMENTS: readonly (readonly [string, Run])[] = [
   ['select from webhook_endpoint where account_id = $1 and url = $2', ({ webhooks }, [accountId, url]) =>
     done([...webhooks.endpoints.values()].filter((one) => one.accountId === accountId && one.url === url && one.status !== 'disabled').length)],
   ['insert into webhook_endpoint (id,', (tables, [id, accountId, url, , createdAt, registeredAt], transaction) => {
-    const row: EndpointRow = { id: text(id), accountId: text(accountId), url: text(url), createdAt: text(createdAt), registeredAt: text(registeredAt), status: 'enabled', failures: 0 }; // prettier-ignore
-    tables.write(transaction, () => tables.webhooks.endpoints.set(row.id, row));
+    const row: EndpointRow = { id: text(id), accountId: text(accountId), url: text(url), createdAt: text(createdAt), registeredAt: text(registeredAt), seenFrom: 0, status: 'enabled', failures: 0 }; // prettier-ignore
+    tables.write(transaction, () => tables.webhooks.endpoints.set(row.id, { ...row, seenFrom: tables.now }));
     return done();
   }],
   ['insert into webhook_endpoint_secret (id,', (tables, [id, endpointId, kid, ciphertext, hint, state], transaction) => {

@@ -63,7 +63,16 @@ deliveriesContract(
         workers: [simulatedDeliveries(tables, directStatement), simulatedDeliveries(tables, directStatement)] as const,
         register: async (url) => {
           const id = url;
-          tables.endpoints.set(id, { id, accountId: 'a', url, createdAt: '', registeredAt: position(), status: 'enabled', failures: 0 });
+          tables.endpoints.set(id, {
+            id,
+            accountId: 'a',
+            url,
+            createdAt: '',
+            registeredAt: position(),
+            seenFrom: now,
+            status: 'enabled',
+            failures: 0,
+          });
           tables.secrets.set(id, { id, endpointId: id, kid: 'k', ciphertext: 'c', hint: 'hint', state: 'active' });
           return id;
         },
