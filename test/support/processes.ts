@@ -275,4 +275,5 @@ export interface RuntimeFile {
 /** Addresses of the running standalone service. */
 export const runtimeOf = (dataDir: DataDir): RuntimeFile => JSON.parse(readFileSync(join(dataDir.data, 'runtime.json'), 'utf8')) as RuntimeFile;
 
-export const newKey = (name = 'key'): string => `${name}-${randomBytes(8).toString('hex')}`;
+/** A letter before the digits: sixteen of them that stand alone may be a card number (C9), once in tens of thousands. */
+export const newKey = (name = 'key'): string => `${name}-k${randomBytes(8).toString('hex')}`;
