@@ -274,6 +274,19 @@ describe('the second start', () => {
 });
 
 describe('a first start that is killed at any moment', () => {
+  test('leaves a draft that the next start clears away, also when the cluster was in its place already', async () => {
+    const fresh = await DataDir.create();
+    try {
+      await (await start('standalone', fresh)).killTree();
+      const draft = join(fresh.data, 'postgres.new-0badcafe');
+      await mkdir(join(draft, 'base'), { recursive: true });
+      await start('standalone', fresh);
+      await expect(readdir(draft)).rejects.toMatchObject({ code: 'ENOENT' });
+    } finally {
+      await fresh.remove();
+    }
+  }, 90_000);
+
   test('leaves nothing that keeps the next one from being a first start', async () => {
     const fresh = await DataDir.create();
     try {

@@ -49,6 +49,7 @@ export const startEmbeddedPostgres = async (
   const user = runAs();
   const passwordFile = `${cluster}.password`;
   if (!existsSync(join(cluster, 'PG_VERSION'))) await initialise(binaries, cluster, passwordFile, user);
+  await removeDrafts(cluster);
   await checkVersion(cluster, binaries);
   const password = await readPassword(passwordFile);
   await stopOrphan(cluster);
@@ -226,10 +227,8 @@ const launcher = (user: SystemUser | null, paths: string[], ownSession = false):
  * cluster. What might be somebody's data is refused, not written over.
  */
 const initialise = async (binaries: string, cluster: string, passwordFile: string, user: SystemUser | null) => {
-  const drafts = `${basename(cluster)}.new-`;
-  const draft = `${cluster}.new-${randomBytes(4).toString('hex')}`;
-  const beside = await readdir(dirname(cluster)).catch(ignoreMissing);
-  const left = (beside ?? []).filter((name) => name.startsWith(drafts));
+  const draft = `${cluster}${DRAFT}${randomBytes(4).toString('hex')}`;
+  const left = await draftsOf(cluster);
   const present = await readdir(cluster).catch(ignoreMissing);
   if (present && present.length > 0)
     throw new Error(`${cluster} holds files but no PG_VERSION: it is damaged, or no Postgres cluster; nothing was changed`);
@@ -267,8 +266,21 @@ const initialise = async (binaries: string, cluster: string, passwordFile: strin
   if (present) await rmdir(cluster);
   await rename(draft, cluster);
   await syncDirectory(dirname(cluster));
-  // An initdb whose parent was killed may still write into its draft; what cannot be removed now is removed another time, by hand at the worst.
-  for (const name of left) await rm(join(dirname(cluster), name), { recursive: true, force: true }).catch(() => undefined);
+};
+
+const DRAFT = '.new-';
+
+const draftsOf = async (cluster: string): Promise<string[]> => {
+  const beside = (await readdir(dirname(cluster)).catch(ignoreMissing)) ?? [];
+  return beside.filter((name) => name.startsWith(`${basename(cluster)}${DRAFT}`)).map((name) => join(dirname(cluster), name));
+};
+
+/**
+ * Of starts that were killed, once the cluster is in its place. An initdb whose parent was killed may still write into its draft; what cannot be removed now is
+ * removed at another start.
+ */
+const removeDrafts = async (cluster: string): Promise<void> => {
+  for (const draft of await draftsOf(cluster)) await rm(draft, { recursive: true, force: true }).catch(() => undefined);
 };
 
 const ignoreMissing = (error: NodeJS.ErrnoException): null => {
