@@ -66,9 +66,9 @@ try {
 
   // The same request, read and refused for its credentials; and the same charges, sent to the processor without us.
   const { host } = service.simulatorUrl;
-  const charge = JSON.stringify({ leg: 'principal', amountCents: 12_500, instrument: { number: '4242424242424242', expiryMonth: 12, expiryYear: 2030, cvv: '123' } }); // prettier-ignore
+  const instrument = { number: '4242424242424242', expiryMonth: 12, expiryYear: 2030, cvv: '123' };
   const charges = (number: number): string => {
-    const body = `{"ref":"part-${number}",${charge.slice(1)}`;
+    const body = JSON.stringify({ ref: `part-${number}`, leg: 'principal', amountCents: 12_500, instrument });
     return `POST /v1/charges HTTP/1.1\r\nhost: ${host}\r\nauthorization: Sandbox part:sk_sandbox_part\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
   };
   const refused = await closedLoop({ ...load('part'), request: createRequest({ ...service, apiKey: `pc_${'x'.repeat(40)}` }, 'part') }, PART_SECONDS);

@@ -146,3 +146,10 @@ class Client {
     answer?.resolve(Number(text.slice(9, 12)));
   }
 }
+
+/** Of the least-squares line through points: units of y for one of x. */
+export const slope = (points: readonly (readonly [x: number, y: number])[]): number => {
+  const mean = (axis: 0 | 1) => points.reduce((sum, point) => sum + point[axis], 0) / points.length;
+  const [x, y] = [mean(0), mean(1)];
+  return points.reduce((sum, point) => sum + (point[0] - x) * (point[1] - y), 0) / points.reduce((sum, point) => sum + (point[0] - x) ** 2, 0);
+};

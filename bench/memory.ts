@@ -5,8 +5,8 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { caughtUp, rebuild } from './history.js';
-import { openLoop } from './load.js';
-import { createRequest, rssMib, slope, startService } from './service.js';
+import { openLoop, slope } from './load.js';
+import { createRequest, rssMib, startService } from './service.js';
 
 const CONNECTIONS = 32;
 const STEP = 10_000;

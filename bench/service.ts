@@ -110,10 +110,3 @@ export const getRequest = ({ url, apiKey }: BenchService, path: string): string 
 
 /** Resident memory of a process in MiB. */
 export const rssMib = async (pid: number): Promise<number> => Number(/VmRSS:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))![1]) / 1024;
-
-/** Of the least-squares line through points: units of y for one of x. */
-export const slope = (points: readonly (readonly [x: number, y: number])[]): number => {
-  const mean = (axis: 0 | 1) => points.reduce((sum, point) => sum + point[axis], 0) / points.length;
-  const [x, y] = [mean(0), mean(1)];
-  return points.reduce((sum, point) => sum + (point[0] - x) * (point[1] - y), 0) / points.reduce((sum, point) => sum + (point[0] - x) ** 2, 0);
-};

@@ -4,8 +4,8 @@
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
-import { openLoop, percentile } from './load.js';
-import { createRequest, getRequest, rssMib, slope, startService } from './service.js';
+import { openLoop, percentile, slope } from './load.js';
+import { createRequest, getRequest, rssMib, startService } from './service.js';
 
 const CONNECTIONS = 16;
 const SAMPLE_MS = 10_000;

@@ -6,7 +6,7 @@
 import { CHECKOUT_STREAMS, CHECKOUT_UNFINISHED, checkoutIdOf } from '#checkout';
 import { type Recorded } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
-import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, paymentIdOf, toPaymentEvent } from '#payments';
+import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, PAYMENT_LIST, paymentIdOf, toPaymentEvent } from '#payments';
 import { WEBHOOK_OUTBOX } from '#webhooks';
 import { errorAnswer, successAnswer } from '#platform/http';
 import { auditLedger, auditNotifications } from './audits.js';
@@ -358,8 +358,8 @@ export class Oracle {
     if ([...world.keys.rows.values()].some((row) => row.state === 'in_progress' && (row.operation === 'create' || row.leaseUntil! > sim.now)))
       return false;
     const head = await world.log.head();
-    const at = world.tables.checkpoints.get('payment-list')?.position ?? '';
-    if (head !== null && at < head) return false;
+    const isBehind = (projection: string) => head !== null && (world.tables.checkpoints.get(projection)?.position ?? '') < head;
+    if (isBehind(PAYMENT_LIST)) return false;
     if ((await this.settlementLines()).length < world.bank.lines.length) return false;
     const phases = new Map<string, string>();
     for (const [stream, events] of await this.streams()) {
@@ -369,12 +369,9 @@ export class Oracle {
       if (state.phase === 'pending' || (state.phase === 'unknown' && !(state.fenced && this.waitsForAPerson(events)))) return false;
       if (state.phase === 'charged' && state.attempts.some(({ ended }) => ended === null)) return false;
     }
-    if (world.hasWebhooks) {
-      if (head !== null && (world.tables.checkpoints.get(WEBHOOK_OUTBOX)?.position ?? '') < head) return false;
-      if (!areDeliveriesQuiet(world.tables.webhooks)) return false;
-    }
+    if (world.hasWebhooks && (isBehind(WEBHOOK_OUTBOX) || !areDeliveriesQuiet(world.tables.webhooks))) return false;
     if (!world.hasCheckout) return true;
-    if (head !== null && (world.tables.checkpoints.get(CHECKOUT_UNFINISHED)?.position ?? '') < head) return false;
+    if (isBehind(CHECKOUT_UNFINISHED)) return false;
     const sessions = [...(await this.checkouts()).values()].map((events) => sessionOf(events, this.check.bind(this)));
     return sessions.every((session) => session === null || isSessionQuiet(session, (paymentId) => phases.get(paymentId)));
   }
