@@ -68,7 +68,7 @@ import {
   readOrCreateKeyRing,
   systemIds,
 } from '#platform';
-import { cardInTextCheck, idempotencyMigration, postgresIdempotency } from '#platform/http';
+import { cardInTextCheck, idempotencyMigrations, postgresIdempotency } from '#platform/http';
 import {
   createDispatcher,
   createResolve,
@@ -84,7 +84,7 @@ import { withFailpoint } from './failpoints.js';
 export const MIGRATIONS: readonly Migration[] = [
   ...eventStoreMigrations,
   directorySchema,
-  idempotencyMigration,
+  ...idempotencyMigrations,
   velocityMigration,
   recoveryMigration,
   paymentListMigration,
@@ -189,13 +189,13 @@ export const openServices = async (
   const ids = systemIds(() => clock.now());
   cardInTextCheck.on = config.cardInTextCheck;
   const pool = createPool(databaseUrl, { name: 'main', max: POOL_CONNECTIONS });
-  const projectionPool = createPool(databaseUrl, { name: 'projections', max: PROJECTION_POOL_CONNECTIONS });
-  const keySettings = { max: KEY_POOL_CONNECTIONS, statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS, lockTimeoutMs: KEY_LOCK_TIMEOUT_MS };
+  const projectionPool = createPool(databaseUrl, { name: 'projections', max: PROJECTION_POOL_CONNECTIONS, byKey: true });
+  const keySettings = { max: KEY_POOL_CONNECTIONS, statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS, lockTimeoutMs: KEY_LOCK_TIMEOUT_MS, byKey: true };
   const keyPool = createPool(databaseUrl, { name: 'keys', ...keySettings });
   // A claim must survive a crash of Postgres that its owner survives: lost, the key would charge again. A settlement need not: the takeover makes it
   // again from the stream (recovery.md 1.4, T7).
   const settlePool = createPool(databaseUrl, { name: 'keys, settled', ...keySettings, synchronousCommit: 'off' });
-  const webhookPool = createPool(databaseUrl, { name: 'webhooks', max: WEBHOOK_POOL_CONNECTIONS });
+  const webhookPool = createPool(databaseUrl, { name: 'webhooks', max: WEBHOOK_POOL_CONNECTIONS, byKey: true });
   const opened = [pool, projectionPool, keyPool, settlePool, webhookPool].map(
     (one): (() => Promise<unknown>) =>
       () =>

@@ -1,4 +1,5 @@
-/** A subscription over a log that is read in pages: the loop that the Postgres and the memory adapter share. */
+/** A subscription over a log that is read in pages: the loop that the Postgres and the memory adapter share, and the end of the log, read once for all. */
+import type { Clock } from '#kernel';
 import type { Position, Recorded, Subscription, SubscriptionItem } from './event-store.js';
 
 /** One look at the log after a position. */
@@ -54,3 +55,85 @@ async function* follow(log: PagedLog, after: Position | null, signal: AbortSigna
     await log.grown(growth, signal);
   }
 }
+
+/** Held at least; twice as many at most. */
+const TAIL_EVENTS = 1_000;
+/** The end of the log is looked at this often at most: under load one query then brings what many appends wrote. */
+const TAIL_PACE_MS = 10;
+
+/**
+ * The end of the log, read once for all that follow it: nine readers cost one query per wake-up instead of nine. A cache and no more: who stands before what it
+ * holds, or meets whatever is wrong with the log, is told nothing and reads a page of its own. `read` looks at everything behind a position, without a filter.
+ */
+export class Tail {
+  /** All events between `from` and `through`; both null until somebody has come to the end of the log. */
+  private events: Recorded[] = [];
+  private from: Position | null = null;
+  private through: Position | null = null;
+  private atEnd = false;
+  private reading: Promise<void> = Promise.resolve();
+  private next: Promise<void> | null = null;
+  private lookedAt = Number.NEGATIVE_INFINITY;
+
+  constructor(
+    private readonly clock: Clock,
+    private readonly read: (after: Position) => Promise<Page>,
+  ) {}
+
+  /** A reader stands at the end of the log. */
+  beginAt(end: Position): void {
+    if (this.through === null) this.from = this.through = end;
+  }
+
+  /** As {@link PagedLog.page}, of at most `max` events before the filter; null where the caller must look for itself. */
+  async page(after: Position, max: number, prefixes: readonly string[] | undefined): Promise<Page | null> {
+    if (this.through !== null && after >= this.through) await this.lookAgain();
+    const { from, through } = this;
+    if (from === null || through === null || after < from || after > through) return null;
+    const first = indexAfter(this.events, after);
+    const looked = this.events.slice(first, first + max);
+    const all = first + looked.length === this.events.length;
+    const events = prefixes === undefined ? looked : looked.filter(({ stream }) => prefixes.some((prefix) => stream.startsWith(prefix)));
+    return { events, through: all ? through : looked.at(-1)!.position, atEnd: all && this.atEnd };
+  }
+
+  /** Resolves after a read that began after the call; whom the same wake-up has woken reads along. */
+  private lookAgain(): Promise<void> {
+    this.next ??= Promise.all([this.reading, this.turn()]).then(() => {
+      this.next = null;
+      this.lookedAt = this.clock.monotonic();
+      return (this.reading = this.append());
+    });
+    return this.next;
+  }
+
+  private turn(): Promise<unknown> {
+    const wait = this.lookedAt + TAIL_PACE_MS - this.clock.monotonic();
+    return wait > 0 ? this.clock.sleep(wait) : new Promise((turned) => setImmediate(turned));
+  }
+
+  private async append(): Promise<void> {
+    if (this.through === null) return;
+    try {
+      const page = await this.read(this.through);
+      this.events.push(...page.events);
+      this.through = page.through ?? this.through;
+      this.atEnd = page.atEnd;
+      if (this.events.length > 2 * TAIL_EVENTS) this.from = this.events.splice(0, this.events.length - TAIL_EVENTS).at(-1)!.position;
+    } catch {
+      this.events = [];
+      this.from = this.through = null;
+    }
+  }
+}
+
+/** Index of the first event behind a position. */
+const indexAfter = (events: readonly Recorded[], position: Position): number => {
+  let [low, high] = [0, events.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (events[middle]!.position > position) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+};

@@ -8,7 +8,7 @@
 import { systemClock, within, type Clock } from '#kernel';
 import { ALL_AS_TEXT, createPool, isUnavailable, type Client, type Migration, type Pool } from '#platform';
 import { beyondTheEnd, deserialise, numericPosition, positionNumber, serialise, sizeOf, type Serialised } from './codec.js';
-import { followPages, type Page } from './following.js';
+import { followPages, type Page, Tail } from './following.js';
 import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Expected, type NewEvent, type Position, type Recorded } from './event-store.js';
 
 /** Schema `es`: the log, its head, and the append function. */
@@ -163,8 +163,9 @@ export const createPostgresEventStore = (url: string, options: { clock?: Clock; 
   pools.append.options.pipeline = true;
   Object.values(pools).forEach(tolerateLostConnections);
   const reads = new Reads(pools.read, clock);
-  const growth = new Growth(pools.listen, clock);
-  const appends = new Appends(pools.append, clock, () => growth.announce());
+  const tail = new Tail(clock, (after) => reads.page(after, PAGE_EVENTS, undefined, undefined));
+  const appends: Appends = new Appends(pools.append, clock, () => growth.announce());
+  const growth = new Growth(pools.listen, clock, (session) => appends.isOwn(session));
   return {
     append: (stream, expected, events, { timeoutMs = APPEND_TIMEOUT_MS } = {}) => appends.add(stream, expected, events, timeoutMs),
     read: (stream, from = 0n, max = Number.POSITIVE_INFINITY) => reads.stream(stream, from, max),
@@ -176,7 +177,11 @@ export const createPostgresEventStore = (url: string, options: { clock?: Clock; 
           page: async (position, signal) => {
             for (let tries = 0; ; tries++) {
               try {
-                return await reads.page(position, PAGE_EVENTS, undefined, streamPrefixes);
+                const held = position === null ? null : await tail.page(position, PAGE_EVENTS, streamPrefixes);
+                if (held) return held;
+                const page = await reads.page(position, PAGE_EVENTS, undefined, streamPrefixes);
+                if (page.atEnd && page.through !== null) tail.beginAt(page.through);
+                return page;
               } catch (error) {
                 if (!(error instanceof Unavailable) || signal.aborted) throw error;
                 await clock.sleep(backoff(tries), signal);
@@ -315,6 +320,11 @@ class Appends {
       if (!this.sweeping) void this.sweep();
       this.schedule();
     });
+  }
+
+  /** True of the session that our appends go over: they are announced when they are answered, and need not be heard again. */
+  isOwn(session: number | undefined): boolean {
+    return session !== undefined && session === this.line.session;
   }
 
   async close(): Promise<void> {
@@ -484,6 +494,8 @@ class Appends {
 
 /** The connection that appends go over; made when needed, and again when it was lost. */
 class Line {
+  /** Postgres' number of the session, while there is one. */
+  session: number | undefined;
   private opening: Promise<Client> | null = null;
   private drop: () => void = () => undefined;
 
@@ -507,11 +519,13 @@ class Line {
         if (!held) return;
         held = false;
         this.opening = null;
+        this.session = undefined;
         client.release(true);
       };
       // The error of a statement leaves the connection, and the other batch on it, as it is; only its end ends it.
       client.once('end', this.drop);
       await client.query({ text: SESSION, query_timeout: READ_TIMEOUT_MS } as { text: string });
+      this.session = (client as { processID?: number }).processID;
       return client;
     } catch (error) {
       this.drop();
@@ -705,6 +719,7 @@ class Growth {
   constructor(
     private readonly pool: Pool,
     private readonly clock: Clock,
+    private readonly isOwn: (session: number | undefined) => boolean,
   ) {}
 
   announce(): void {
@@ -754,7 +769,9 @@ class Growth {
         const ended = new Promise<void>((resolve) => (lost = () => resolve()));
         const stop = () => lost();
         client.on('error', lost).on('end', lost);
-        client.on('notification', () => this.announce());
+        client.on('notification', ({ processId }) => {
+          if (!this.isOwn(processId)) this.announce();
+        });
         signal.addEventListener('abort', stop, { once: true });
         try {
           await client.query('listen es_appended');

@@ -1,5 +1,6 @@
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
+import { systemClock } from '#kernel';
 import { createPool, migrate, transaction, type Client, type Pool } from '#platform';
 import {
   createPostgresEventStore,
@@ -114,7 +115,7 @@ describe('a worker', () => {
       sizes.push(events.length);
       await write(client, events);
     };
-    const worker = subscriber({ lingerMs: 60_000, batchEvents: 20, apply: gathers });
+    const worker = subscriber({ lingerMs: 2_000, batchEvents: 20, apply: gathers });
     worker.start();
     await eventually(() => worker.state === 'active');
     const first: string[] = [];
@@ -132,6 +133,19 @@ describe('a worker', () => {
     const last = await append(18);
     await eventually(async () => (await seen()).length === 41);
     expect(await seen()).toEqual([...first, ...ids, ...more.ids, ...last.ids]);
+  });
+
+  test('that lingers is woken by whoever waits for it in its process', async () => {
+    const worker = subscriber({ lingerMs: 100_000 });
+    worker.start();
+    await eventually(() => worker.state === 'active');
+    for (let round = 0; round < 3; round++) {
+      const { position } = await append(2);
+      // Once before the worker has met the event, else while it lingers over it.
+      if (round > 0) await systemClock.sleep(300);
+      expect(await worker.caughtUpTo(position, 60_000)).toBe(true);
+    }
+    expect(await seen()).toHaveLength(6);
   });
 
   test('of several only one is active; when it stops another takes over, and the epoch counts it', async () => {

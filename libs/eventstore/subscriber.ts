@@ -54,7 +54,9 @@ const LEASE_MS = 10_000;
 /** A worker that stands by looks this often in the time of a lease whether it is free. */
 const STANDBY_LOOKS = 10;
 /** A place that moved without events (the filter passed none) is saved this often at most; waiters in this process need not wait for it. */
-const SAVE_PLACE_MS = 100;
+const SAVE_PLACE_MS = 250;
+/** How long the last of the events that came while others lingered may take to be handed over. */
+const GATHER_MS = 5;
 /** How often another process' checkpoint is looked at while somebody waits for it. */
 const WATCH_MS = 25;
 /** A command waits for the worker that holds the lease as long as it moves on this often; else it takes part. */
@@ -70,8 +72,9 @@ export interface Projection {
   /** Streams that it gets; all of ours where it is left out. */
   readonly streamPrefixes?: readonly string[];
   /**
-   * How long events wait for more, so that they are written together; default 0. For what nobody waits for by the millisecond: under load one transaction then
-   * serves hundreds of events instead of a few. {@link Subscriber.runUntil} does not wait.
+   * How long events wait for more, so that they are written together; default 0. Under load one transaction then serves hundreds of events instead of a few, and
+   * most payments are written once instead of once per event. Nobody has to wait for it: {@link Subscriber.runUntil} and, in the process where it runs,
+   * {@link Subscriber.caughtUpTo} end it.
    */
   readonly lingerMs?: number;
   /**
@@ -188,6 +191,8 @@ class LogSubscriber implements Subscriber {
   private readonly batchEvents: number;
   private readonly watch: Watch;
   private running: { stop: AbortController; done: Promise<void> } | null = null;
+  /** Ends the linger at hand. */
+  private wakeUp: () => void = () => undefined;
   /** A failure was recorded earlier; it is marked as resolved with the first commit that passes it. */
   private unresolved = false;
 
@@ -221,7 +226,9 @@ class LogSubscriber implements Subscriber {
   }
 
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean> {
-    return this.watch.caughtUpTo(position, timeoutMs);
+    const caughtUp = this.watch.caughtUpTo(position, timeoutMs);
+    if (this.watch.awaited) this.wakeUp();
+    return caughtUp;
   }
 
   status(): Promise<ProjectionStatus> {
@@ -279,9 +286,11 @@ class LogSubscriber implements Subscriber {
       let next = pull();
       let seen = null as Position | null;
       let savedAt = this.clock.monotonic();
+      const { lingerMs = 0 } = this.projection;
+      let full = false;
       for (;;) {
         const turn: IteratorResult<SubscriptionItem, unknown> | 'late' =
-          seen === null ? await next : await this.orAfter(next, savedAt + SAVE_PLACE_MS);
+          seen === null ? await next : await this.orAfter(next, savedAt + Math.max(SAVE_PLACE_MS, lingerMs));
         if (ended.signal.aborted) return;
         if (turn === 'late') {
           place = await this.moveOn(place, seen!);
@@ -293,14 +302,17 @@ class LogSubscriber implements Subscriber {
         next = pull();
         if (turn.value.kind === 'events') {
           const events = [...turn.value.events];
-          const until = this.clock.monotonic() + (this.projection.lingerMs ?? 0);
-          while (events.length < this.batchEvents && this.clock.monotonic() < until && !ended.signal.aborted) {
+          // Not where a full batch shows that more than that was waiting.
+          if (lingerMs > 0 && !full) await this.linger(lingerMs, ended.signal);
+          for (const until = this.clock.monotonic() + GATHER_MS; lingerMs > 0 && events.length < this.batchEvents && !ended.signal.aborted;) {
             const more = await this.orAfter(next, until);
             if (more === 'late' || more.done) break;
             next = pull();
             // A checkpoint among them covers what was handed over before; the events' own positions do that as well.
             if (more.value.kind === 'events') events.push(...more.value.events);
+            else if (more.value.kind === 'caught_up') break;
           }
+          full = events.length >= this.batchEvents;
           if (ended.signal.aborted) return;
           place = await this.applyAll(place, events, ended.signal);
           if (ended.signal.aborted) return;
@@ -315,6 +327,17 @@ class LogSubscriber implements Subscriber {
       end();
       await Promise.all([subscription.close().catch(() => undefined), renewing]);
     }
+  }
+
+  /** Sleeps unless somebody in this process waits for the projection, or begins to. */
+  private async linger(ms: number, stop: AbortSignal): Promise<void> {
+    if (this.watch.awaited) return;
+    const awake = new AbortController();
+    const wake = () => awake.abort('awaited or stopped');
+    this.wakeUp = wake;
+    stop.addEventListener('abort', wake, { once: true });
+    await this.clock.sleep(ms, stop.aborted ? stop : awake.signal);
+    stop.removeEventListener('abort', wake);
   }
 
   private async orAfter<T>(item: Promise<T>, at: number): Promise<T | 'late'> {
@@ -503,10 +526,6 @@ class LogSubscriber implements Subscriber {
       if (itsOwn && (await client.query('select').then(Boolean, () => false))) throw new HandlerFault(String(error), { cause: error });
       throw error;
     }
-    // A commit after a failed statement is a rollback that reports success; only the next statement tells.
-    await client.query('select').catch((error: Error) => {
-      throw (error as { code?: string }).code === '25P02' ? new HandlerFault(`${this.name} swallowed the error of a statement`) : error;
-    });
   }
 
   /** After a compare-and-set that found another position: goes on from there, or throws where the place is no longer ours. */
@@ -597,6 +616,10 @@ class Watch implements ProjectionWatch {
     private readonly name: string,
     private readonly clock: Clock,
   ) {}
+
+  get awaited(): boolean {
+    return this.waiting.size > 0;
+  }
 
   passed(position: Position): void {
     if (position <= this.seen) return;

@@ -47,8 +47,11 @@ const INDEXES = `
 
 export const journalMigration: Migration = { name: '0100-journal', sql: `${TABLES}; ${INDEXES}` };
 
+/** Whoever reads the books brings them up to date first; until then they may gather. */
+const LINGER_MS = 500;
+
 export const journalModel: ReadModel = {
-  projection: { name: JOURNAL, streamPrefixes: JOURNAL_STREAMS, apply: (client, events) => applyJournal(client, events) },
+  projection: { name: JOURNAL, streamPrefixes: JOURNAL_STREAMS, lingerMs: LINGER_MS, apply: (client, events) => applyJournal(client, events) },
   tables: ['journal_entry', 'journal_payment', 'journal_period', 'journal_total'],
   createTables: TABLES,
   createIndexes: INDEXES,

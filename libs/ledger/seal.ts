@@ -70,8 +70,12 @@ export const newestHead = async (db: Queryable): Promise<{ readonly size: number
   return rows[0] ? { size: Number(rows[0].size), root: rows[0].note.split('\n')[2] ?? '' } : null;
 };
 
+/** Heads are signed every minute; until then leaves may gather: each write rewrites the last tile. */
+const LINGER_MS = 500;
+
 export const logSeal: Projection = {
   name: LOG_SEAL,
+  lingerMs: LINGER_MS,
   apply: async (client, events) => {
     const { size, position } = await logState(client);
     refuseGap(size, position, events);

@@ -54,9 +54,17 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
   }
 };
 
+/** A list in this process ends it (C48); in another, it waits this much longer. */
+const LINGER_MS = 50;
+
 /** The projection, and how it is made again from the log. */
 export const paymentListModel = (onLongStream?: (paymentId: string) => void): ReadModel => ({
-  projection: { name: PAYMENT_LIST, streamPrefixes: ['payment-'], apply: (client, events) => applyPaymentList(client, events, onLongStream) },
+  projection: {
+    name: PAYMENT_LIST,
+    streamPrefixes: ['payment-'],
+    lingerMs: LINGER_MS,
+    apply: (client, events) => applyPaymentList(client, events, onLongStream),
+  },
   tables: ['payment_list'],
   createTables: PAYMENT_LIST_TABLE,
   createIndexes: PAYMENT_LIST_INDEXES,

@@ -39,7 +39,7 @@ import {
   isVisible,
 } from '#payments';
 import { createLogger, createPool, type KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
-import { type Answer, idempotencyMigration, postgresIdempotency } from '#platform/http';
+import { type Answer, idempotencyMigrations, postgresIdempotency } from '#platform/http';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import type { Truth } from '../../apps/simulator/processor.js';
 import { type Simulator, type SimulatorOptions, startSimulator } from '../../apps/simulator/server.js';
@@ -142,7 +142,7 @@ export interface Ground {
 export const openGround = async (simulatorOptions: Partial<SimulatorOptions> = {}): Promise<Ground> => {
   const database = await freshDatabase();
   const pool = createPool(database.url, { name: 'spec', max: 12, statementTimeoutMs: 5_000, lockTimeoutMs: 5_000 });
-  await migrate(pool, [idempotencyMigration, velocityMigration]);
+  await migrate(pool, [...idempotencyMigrations, velocityMigration]);
   const directory = await mkdtemp(join(tmpdir(), 'payfold-bank-'));
   const simulator = await startSimulator({ directory, ...simulatorOptions });
   const ends: (() => void)[] = [];

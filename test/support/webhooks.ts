@@ -9,7 +9,7 @@ import { createSubscriber, eventStoreMigrations, type Subscriber } from '#events
 import { Deadline } from '#kernel';
 import { type Dispute, type PaymentCommand, velocityMigration } from '#payments';
 import { createLogger, createPool, migrate, type Pool, readConfig } from '#platform';
-import { idempotencyMigration } from '#platform/http';
+import { idempotencyMigrations } from '#platform/http';
 import {
   createDispatcher,
   createResolve,
@@ -41,7 +41,7 @@ export interface WebhookGround {
 
 export const openWebhookGround = async (): Promise<WebhookGround> => {
   const ground = await openGround();
-  await migrate(ground.pool, [...eventStoreMigrations, idempotencyMigration, velocityMigration, ...webhookMigrations]);
+  await migrate(ground.pool, [...eventStoreMigrations, ...idempotencyMigrations, velocityMigration, ...webhookMigrations]);
   const directory = await mkdtemp(join(tmpdir(), 'payfold-webhooks-'));
   const authority = await createAuthority();
   const caFile = join(directory, 'ca.pem');

@@ -8,7 +8,7 @@ import { freshDatabase } from '../../../test/support/postgres.js';
 import { type Answer, successAnswer } from './envelope.js';
 import {
   type ClaimRequest,
-  idempotencyMigration,
+  idempotencyMigrations,
   type IdempotencyStore,
   type KeyedWork,
   type KeyName,
@@ -35,7 +35,7 @@ beforeAll(async () => {
   database = await freshDatabase();
   pools = [1, 2].map((replica) => createPool(database.url, { name: `spec ${replica}`, max: 6, statementTimeoutMs: 2_000, lockTimeoutMs: 1_000 }));
   pool = pools[0]!;
-  await migrate(pool, [idempotencyMigration]);
+  await migrate(pool, idempotencyMigrations);
   stores = pools.map((one) => postgresIdempotency(one, keys, ids));
   store = stores[0]!;
 });
@@ -48,6 +48,32 @@ const ACCOUNT = ids.uuid();
 const PAYMENT = ids.uuid();
 let drawn = 0;
 const newKey = () => `key-${++drawn}`;
+
+test('a connection that planned on an empty table still goes by the key when there are many', async () => {
+  const fresh = await freshDatabase();
+  const connection = createPool(fresh.url, { name: 'spec, by key', max: 1, byKey: true });
+  try {
+    await migrate(connection, idempotencyMigrations);
+    const keyed = postgresIdempotency(connection, keys, ids);
+    for (let round = 0; round < 30; round++) {
+      const requests = Array.from({ length: 50 }, (_, number) => requestOf(`planned-${round}-${number}`));
+      const claims = await Promise.all(requests.map((request) => keyed.claim(request)));
+      const settled = claims.map((claimed, index) =>
+        keyed.settle(keyed.name(ACCOUNT, requests[index]!.key), (claimed as Owned).fence, { to: 'completed', answer: ANSWER }),
+      );
+      expect(await Promise.all(settled)).toEqual(requests.map(() => true));
+    }
+    await connection.query('select pg_stat_force_next_flush()');
+    const { rows } = await connection.query<{ scanned: number; read: number }>(
+      `select seq_tup_read::int as scanned, (select idx_tup_read::int from pg_stat_user_indexes where indexrelname = 'idempotency_key_lease') as read
+       from pg_stat_user_tables where relname = 'idempotency_key'`,
+    );
+    expect(rows).toEqual([{ scanned: 0, read: 0 }]);
+  } finally {
+    await connection.end();
+    await fresh.drop();
+  }
+});
 
 const REFUND: Operation = `refund:${PAYMENT}`;
 const VOID: Operation = `void:${PAYMENT}`;

@@ -29,7 +29,14 @@ export interface PoolOptions {
   readonly lockTimeoutMs?: number;
   /** `off`: a commit does not wait for the disk. Only where what is lost in a crash of the database is made again from what is not. Default `on`. */
   readonly synchronousCommit?: 'on' | 'off';
+  /**
+   * Every statement names the rows that it wants, and gets them through an index. A connection keeps the plan that it made first; made on a table that was still
+   * empty, it would scan the whole of it for as long as the connection lives.
+   */
+  readonly byKey?: boolean;
 }
+
+const BY_KEY = ['-c enable_seqscan=off', '-c enable_hashjoin=off', '-c enable_mergejoin=off'];
 
 /**
  * A pool whose sessions keep cents and positions exact (bigint as text is parsed by the callers that expect it) and have JIT off,
@@ -44,6 +51,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
     `-c synchronous_commit=${options.synchronousCommit ?? 'on'}`,
     '-c idle_in_transaction_session_timeout=60000',
     '-c timezone=UTC',
+    ...(options.byKey ? BY_KEY : []),
   ];
   const pool = new pg.Pool({
     connectionString: url,
@@ -59,6 +67,14 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   return pool;
 };
 
+/** Some work in a transaction caught the error of a statement and went on: Postgres then answers a commit with a rollback, and reports success. */
+export class SwallowedError extends Error {
+  constructor() {
+    super('the error of a statement was swallowed: the transaction was rolled back');
+    this.name = 'SwallowedError';
+  }
+}
+
 /** Runs `work` in one transaction: commits what it returns, rolls back what it throws. A connection that broke is thrown away. */
 export const transaction = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
   const client = await pool.connect();
@@ -68,7 +84,7 @@ export const transaction = async <T>(pool: Pool, work: (client: Client) => Promi
   try {
     await client.query('begin');
     const result = await work(client);
-    await client.query('commit');
+    if ((await client.query('commit')).command === 'ROLLBACK') throw new SwallowedError();
     return result;
   } catch (error) {
     await client.query('rollback').catch((failure: Error) => (broken = failure));

@@ -1,0 +1,82 @@
+/** The end of the log, read once for all that follow it: what it hands over, and when it must say that it does not know. */
+import { expect, test } from '@jest/globals';
+import { systemClock } from '#kernel';
+import { numericPosition } from './codec.js';
+import type { Position, Recorded } from './event-store.js';
+import { type Page, Tail } from './following.js';
+
+const at = (number: number): Position => numericPosition(BigInt(number));
+const event = (number: number): Recorded => ({ stream: number % 2 ? 'odd-1' : 'even-1', position: at(number) }) as unknown as Recorded;
+
+/** A log of numbered events, and a tail that begins at its end. */
+const tailed = (length: number) => {
+  const log = { length, reads: 0, broken: false, gate: null as Promise<void> | null };
+  const read = async (after: Position): Promise<Page> => {
+    log.reads += 1;
+    const { length } = log;
+    await log.gate;
+    if (log.broken) throw new Error('the log has a gap');
+    const from = Number(after);
+    const to = Math.min(length, from + 500);
+    return { events: Array.from({ length: to - from }, (_, index) => event(from + index + 1)), through: at(to), atEnd: to === length };
+  };
+  const tail = new Tail(systemClock, read);
+  tail.beginAt(at(length));
+  return { log, tail };
+};
+const positions = (page: Page | null) => page?.events.map(({ position }) => Number(position));
+
+test('readers that one wake-up wakes share a read, each with a filter of its own', async () => {
+  const { log, tail } = tailed(10);
+  log.length = 14;
+  const pages = await Promise.all([undefined, ['odd-'], ['even-'], ['none-']].map((prefixes) => tail.page(at(10), 500, prefixes)));
+  expect(pages.map(positions)).toEqual([[11, 12, 13, 14], [11, 13], [12, 14], []]);
+  expect(pages.map((page) => [page!.through, page!.atEnd])).toEqual(Array(4).fill([at(14), true]));
+  expect(log.reads).toBe(1);
+});
+
+test('who comes later gets from memory what was read already, page by page', async () => {
+  const { log, tail } = tailed(10);
+  log.length = 20;
+  await tail.page(at(10), 500, undefined);
+  const first = await tail.page(at(10), 4, undefined);
+  expect([positions(first), first!.through, first!.atEnd]).toEqual([[11, 12, 13, 14], at(14), false]);
+  expect(positions(await tail.page(at(14), 500, ['odd-']))).toEqual([15, 17, 19]);
+  expect(log.reads).toBe(1);
+});
+
+test('a read that began before the question does not answer it: what was appended meanwhile would wait for the next wake-up', async () => {
+  const { log, tail } = tailed(10);
+  let open = () => undefined as void;
+  log.gate = new Promise((resolve) => (open = resolve));
+  log.length = 11;
+  const early = tail.page(at(10), 500, undefined);
+  while (log.reads === 0) await systemClock.sleep(1);
+  log.length = 12;
+  const late = tail.page(at(10), 500, undefined);
+  open();
+  expect(positions(await early)).toEqual([11]);
+  expect(positions(await late)).toEqual([11, 12]);
+});
+
+test('who stands before what it holds, or behind the end of the log, must look for itself', async () => {
+  const { log, tail } = tailed(10);
+  log.length = 5_000;
+  for (let after = 10; after < 5_000;) after = Number((await tail.page(at(after), 500, undefined))!.through);
+  expect(await tail.page(at(10), 500, undefined)).toBeNull();
+  expect(await tail.page(at(3_000), 500, undefined)).toBeNull();
+  expect(positions(await tail.page(at(4_998), 500, undefined))).toEqual([4_999, 5_000]);
+  expect(await tail.page(at(6_000), 500, undefined)).toBeNull();
+});
+
+test('a log that cannot be read is nothing that it knows about; it begins again where a reader comes to the end', async () => {
+  const { log, tail } = tailed(10);
+  log.broken = true;
+  log.length = 12;
+  expect(await tail.page(at(10), 500, undefined)).toBeNull();
+  log.broken = false;
+  expect(await tail.page(at(10), 500, undefined)).toBeNull();
+  tail.beginAt(at(12));
+  log.length = 13;
+  expect(positions(await tail.page(at(12), 500, undefined))).toEqual([13]);
+});
