@@ -287,7 +287,6 @@ interface GrantColumns {
 
 const toAccess = ({ active, once_granted }: GrantColumns): PortalAccess => (active ? 'granted' : once_granted ? 'revoked' : null);
 
-/** The directory on Postgres. Statements are named, so that a connection plans each of them once. */
 /** Two statements of each kind at once, so that a slow one does not hold all requests. */
 const LOOKUPS = { maxItems: 200, inFlight: 2 } as const;
 
@@ -324,37 +323,38 @@ interface TermsQuestion {
   readonly referenceId: string | null;
 }
 
+/** One statement, so that grant, portal and restriction are of one moment. A portal that many ask about comes once, with the first of them. */
 const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[]): Promise<ChargeTerms[]> => {
-  const uuids = (ids: readonly string[]) => ids.map((id) => (isUuid(id) ? id : null));
-  const portalIds = [...new Set(questions.map(({ portalId }) => portalId))];
-  const { rows: portals } = await db.query<{ portal_id: string; state: Portal }>({
-    name: 'directory-portals',
-    text: 'select portal_id, state from directory_portal where portal_id = any ($1::uuid[])',
-    values: [portalIds.filter((id) => isUuid(id))],
-  });
-  const portalOf = new Map(portals.map(({ portal_id, state }) => [portal_id, asNow(state)]));
-  const { rows } = await db.query<GrantColumns & RestrictionColumns & { status: AccountStatus | null }>({
+  const uuids = (ids: readonly string[]) => ids.map((id) => (isUuid(id) ? id.toLowerCase() : null));
+  const portalIds = uuids(questions.map(({ portalId }) => portalId));
+  const first = new Map([...portalIds.entries()].reverse().map(([index, id]) => [id, index]));
+  const { rows } = await db.query<GrantColumns & RestrictionColumns & { status: AccountStatus | null; portal: Portal | null }>({
     name: 'directory-charge-terms',
-    text: `select a.status, g.active, g.once_granted, c.kind, c.until, c.reason
-           from unnest($1::uuid[], $2::uuid[], $3::text[]) with ordinality asked (account_id, portal_id, reference_id, number)
+    text: `select a.status, g.active, g.once_granted, c.kind, c.until, c.reason, p.state as portal
+           from unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[]) with ordinality asked (account_id, portal_id, reference_id, shown_portal_id, number)
            left join directory_account a on a.account_id = asked.account_id
            left join directory_grant g on g.account_id = asked.account_id and g.portal_id = asked.portal_id
            left join directory_case c on c.portal_id = asked.portal_id and c.reference_id = asked.reference_id
+           left join directory_portal p on p.portal_id = asked.shown_portal_id
            order by asked.number`,
     values: [
       uuids(questions.map(({ accountId }) => accountId)),
-      uuids(questions.map(({ portalId }) => portalId)),
+      portalIds,
       questions.map(({ referenceId }) => referenceId),
+      portalIds.map((id, index) => (first.get(id) === index ? id : null)),
     ],
   });
+  const portalOf = new Map<string | null, Portal>();
+  for (const [index, { portal }] of rows.entries()) if (portal) portalOf.set(portalIds[index]!, asNow(portal));
   return rows.map((row, index) => ({
     accountStatus: row.status,
     access: toAccess(row),
-    portal: portalOf.get(questions[index]!.portalId.toLowerCase()) ?? null,
+    portal: portalOf.get(portalIds[index]!) ?? null,
     restriction: toRestriction(row),
   }));
 };
 
+/** The directory on Postgres. Statements are named, so that a connection plans each of them once. */
 export const postgresDirectory = (db: Queryable): Directory => {
   const findApiKey = batched((lookupIds: readonly string[]) => findApiKeys(db, lookupIds), LOOKUPS);
   const chargeTerms = batched((questions: readonly TermsQuestion[]) => findChargeTerms(db, questions), LOOKUPS);

@@ -59,7 +59,7 @@ async function* follow(log: PagedLog, after: Position | null, signal: AbortSigna
 /** Held at least; twice as many at most. */
 const TAIL_EVENTS = 1_000;
 /** The end of the log is looked at this often at most: under load one query then brings what many appends wrote. */
-const TAIL_PACE_MS = 10;
+const TAIL_PACE_MS = 20;
 
 /**
  * The end of the log, read once for all that follow it: nine readers cost one query per wake-up instead of nine. A cache and no more: who stands before what it

@@ -223,6 +223,15 @@ describe('a worker', () => {
     expect(await seen()).toEqual([]);
   });
 
+  test('has its place saved also where what its prefixes pass over comes with what it lingers over', async () => {
+    const { ids } = await append(2, newStream('case-'));
+    const { position: head } = await append(3, newStream('account-'));
+    const worker = subscriber({ streamPrefixes: ['case-'], lingerMs: 20 });
+    worker.start();
+    await eventually(async () => (await checkpoint())?.position === head);
+    expect(await seen()).toEqual(ids);
+  });
+
   test('three that compete while their connections are cut: every event once, in order', async () => {
     const workers = [subscriber({ batchEvents: 7 }), subscriber({ batchEvents: 20 }), subscriber({ batchEvents: 50 })];
     workers.forEach((worker) => worker.start());

@@ -308,15 +308,17 @@ class LogSubscriber implements Subscriber {
             const more = await this.orAfter(next, until);
             if (more === 'late' || more.done) break;
             next = pull();
-            // A checkpoint among them covers what was handed over before; the events' own positions do that as well.
             if (more.value.kind === 'events') events.push(...more.value.events);
-            else if (more.value.kind === 'caught_up') break;
+            else if (more.value.kind === 'checkpoint') seen = more.value.position;
+            else break;
           }
           full = events.length >= this.batchEvents;
           if (ended.signal.aborted) return;
           place = await this.applyAll(place, events, ended.signal);
           if (ended.signal.aborted) return;
           if (seen !== null && seen <= place.position) seen = null;
+          // A checkpoint behind the events counts now that they are written.
+          if (seen !== null) this.watch.passed(seen);
         } else if (turn.value.kind === 'checkpoint' && turn.value.position > place.position) {
           seen = turn.value.position;
           this.watch.passed(seen);
@@ -494,25 +496,33 @@ class LogSubscriber implements Subscriber {
   }
 
   private async commit(place: Place, events: readonly Recorded[], to: Position): Promise<Place> {
-    await transaction(this.options.pool, async (client) => {
-      const { rowCount } = await client.query({
-        name: 'projection_advance',
-        text: `update projection_checkpoint set position = $4, updated_at = clock_timestamp(),
-                 lease_until = case owner when $5 then clock_timestamp() + $6::int * interval '1 millisecond' else lease_until end
-               where name = $1 and position = $2 and epoch = $3`,
-        values: [this.name, place.position, place.epoch, to, this.owner, this.leaseMs],
+    const { pool } = this.options;
+    if (events.length === 0 && !this.unresolved) await this.advance(pool, place, to);
+    else
+      await transaction(pool, async (client) => {
+        await this.advance(client, place, to);
+        if (this.unresolved)
+          await client.query(
+            'update projection_failure set resolved_at = clock_timestamp() where name = $1 and resolved_at is null and position <= $2',
+            [this.name, to],
+          );
+        if (events.length > 0) await this.applyRows(client, events);
       });
-      if (rowCount !== 1) throw new Moved();
-      if (this.unresolved)
-        await client.query(
-          'update projection_failure set resolved_at = clock_timestamp() where name = $1 and resolved_at is null and position <= $2',
-          [this.name, to],
-        );
-      if (events.length > 0) await this.applyRows(client, events);
-    });
     this.retrying = null;
     this.watch.passed(to);
     return { position: to, epoch: place.epoch };
+  }
+
+  /** The compare-and-set; throws {@link Moved}. */
+  private async advance(db: Queryable, place: Place, to: Position): Promise<void> {
+    const { rowCount } = await db.query({
+      name: 'projection_advance',
+      text: `update projection_checkpoint set position = $4, updated_at = clock_timestamp(),
+               lease_until = case owner when $5 then clock_timestamp() + $6::int * interval '1 millisecond' else lease_until end
+             where name = $1 and position = $2 and epoch = $3`,
+      values: [this.name, place.position, place.epoch, to, this.owner, this.leaseMs],
+    });
+    if (rowCount !== 1) throw new Moved();
   }
 
   private async applyRows(client: Client, events: readonly Recorded[]): Promise<void> {

@@ -73,6 +73,13 @@ export interface ChargeAttempt {
 export const gatewayRef = (attemptId: string, leg: Leg, op: Op): Ref =>
   crockford(createHash('sha256').update(`${attemptId}:${leg}:${op}`).digest(), 20);
 
+/** Asks for what a charge is decided by. Who asks before the key is claimed saves a round trip, and may never look at the answer. */
+export const askTerms = ({ directory }: Pick<PaymentPorts, 'directory'>, request: ChargeRequest): Promise<ChargeTerms> => {
+  const asked = directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
+  asked.catch(() => undefined);
+  return asked;
+};
+
 /** Charges the card. Resolves with the Payment; refuses and fails with the specification's errors, which carry the payment id where there is one. */
 export const charge = async (
   ports: PaymentPorts,
@@ -80,10 +87,11 @@ export const charge = async (
   attempt: ChargeAttempt,
   owner: Owner,
   deadline: Deadline,
+  asked: Promise<ChargeTerms> = askTerms(ports, request),
 ): Promise<PaymentView> => {
   const { clock, streams, velocity } = ports;
   refuseExpiredCard(request.instrument, clock.now());
-  const terms = await ports.directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
+  const terms = await asked;
   const { gateway, plan } = refuseOrPlan(ports, request, attempt, terms);
   const subject = { portalId: request.portalId, referenceId: request.referenceId, instrument: request.instrument };
   const { limits } = terms.portal!;

@@ -4,7 +4,7 @@ import { Inject } from '@nestjs/common';
 import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
 import { type Answer, errorAnswer, type IdempotencyStore, type KeyedWork, onceByKey, type Operation, Replayed, successAnswer } from '#platform/http';
-import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
+import { askTerms, charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
 import type { ListFilters } from './cursor.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
@@ -56,8 +56,9 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
   const { ports } = services;
   const owner = partner(request.accountId, received);
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
+  const terms = askTerms(ports, request);
   return keyed(services, request.accountId, 'create', received, {
-    run: (owned) => charge(ports, request, owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() }, owner, deadline),
+    run: (owned) => charge(ports, request, owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() }, owner, deadline, terms),
     takeOver: (owned) => settleCreate(ports, owned, request.accountId, owner, deadline),
     reconciliationRequired: async (paymentId) => {
       // A log that cannot be read now says nothing about the payment; the caller is sent to look at it.

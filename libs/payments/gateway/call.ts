@@ -7,6 +7,8 @@ export const GATEWAY_CALL_MS = 20_000;
 export const REQUEST_DEADLINE_MS = 28_000;
 /** A call that would get less is not sent. */
 const MIN_CALL_MS = 2_000;
+/** What an adapter gets to say what became of a call that was aborted. */
+const LAST_WORD_MS = 250;
 
 /** Runs one call; a call that was not sent is certain not to have been processed, one that did not answer in time is unknown. */
 export const callGateway = async <T>(clock: Clock, deadline: Deadline, call: (signal: AbortSignal) => Promise<Outcome<T>>): Promise<Outcome<T>> => {
@@ -18,16 +20,18 @@ export const callGateway = async <T>(clock: Clock, deadline: Deadline, call: (si
 /** Aborts the call after `ms` and answers `otherwise` where it does not come back even then. */
 export const bounded = async <T>(clock: Clock, ms: number, call: (signal: AbortSignal) => Promise<T>, otherwise: () => T): Promise<T> => {
   const abort = new AbortController();
-  const timer = new AbortController();
   // The adapter decides what an aborted call means; the extra moment is for that, and bounds an adapter that never settles.
-  const late = clock.sleep(ms, timer.signal).then(async () => {
-    if (!timer.signal.aborted) abort.abort();
-    await clock.sleep(250, timer.signal);
+  const late = clock.sleep(ms, abort.signal).then(async () => {
+    if (!abort.signal.aborted) {
+      abort.abort();
+      await clock.sleep(LAST_WORD_MS);
+    }
     return otherwise();
   });
   try {
     return await Promise.race([call(abort.signal), late]);
   } finally {
-    timer.abort('done');
+    // A reason of our own: without one a DOMException with its stack is made for every call.
+    abort.abort('done');
   }
 };

@@ -128,8 +128,8 @@ const parse = (text: string): Fields | null => {
 
 /** One request, one answer, never a second try. Resolves always. */
 const exchange = (
-  agent: Agent,
-  url: URL,
+  to: { readonly agent: Agent; readonly host: string; readonly port: string },
+  path: string,
   method: string,
   headers: Record<string, string>,
   body: string | null,
@@ -178,8 +178,9 @@ const exchange = (
     if (signal.aborted) return settle({ kind: 'not_sent', raw: 'the deadline passed before the call' });
     signal.addEventListener('abort', onAbort);
     try {
-      outgoing = httpRequest(url, {
-        agent,
+      outgoing = httpRequest({
+        ...to,
+        path,
         method,
         headers: { ...headers, ...(body !== null && { 'content-type': 'application/json', 'content-length': String(Buffer.byteLength(body)) }) },
       });
@@ -267,9 +268,17 @@ const instrumentFields = (instrument: PaymentInstrument) =>
 /** The sandbox key of a merchant account; no secret, as there is no money. */
 const authorizationOf = ({ merchantAccount }: GatewayAccount) => ({ authorization: `Sandbox ${merchantAccount}:sk_sandbox_${merchantAccount}` });
 
+/** An address of IPv6 stands in brackets in a URL alone. */
+const placeOf = (url: string) => {
+  const { protocol, hostname, port } = new URL(url);
+  if (protocol !== 'http:') throw new Error(`the simulator speaks plain HTTP, not ${protocol}`);
+  return { host: hostname.replace(/^\[|\]$/g, ''), port };
+};
+
 /** A gateway that speaks to the simulator at `url`. Each call is bounded by its signal alone. */
 export const createSimulatorGateway = (options: SimulatorGatewayOptions): SimulatorGateway => {
-  const { url, partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS, silenceMs = SILENCE_MS } = options;
+  const { partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS, silenceMs = SILENCE_MS } = options;
+  const { host, port } = placeOf(options.url);
   const agent = new Agent({
     keepAlive: true,
     maxSockets: maxConnections,
@@ -279,7 +288,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
   });
 
   const send = (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Exchange> =>
-    exchange(agent, new URL(path, url), method, authorizationOf(account), body && JSON.stringify(body), signal, silenceMs);
+    exchange({ agent, host, port }, path, method, authorizationOf(account), body && JSON.stringify(body), signal, silenceMs);
 
   /** An answer that only informs; throws {@link GatewayUnreachable} for anything but a readable 200. */
   const ask = async (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Fields> => {
