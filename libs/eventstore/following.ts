@@ -1,5 +1,6 @@
 /** A subscription over a log that is read in pages: the loop that the Postgres and the memory adapter share, and the end of the log, read once for all. */
 import type { Clock } from '#kernel';
+import { matchesPrefix } from './codec.js';
 import type { Position, Recorded, Subscription, SubscriptionItem } from './event-store.js';
 
 /** One look at the log after a position. */
@@ -93,7 +94,7 @@ export class Tail {
     const first = indexAfter(this.events, after);
     const looked = this.events.slice(first, first + max);
     const all = first + looked.length === this.events.length;
-    const events = prefixes === undefined ? looked : looked.filter(({ stream }) => prefixes.some((prefix) => stream.startsWith(prefix)));
+    const events = looked.filter(({ stream }) => matchesPrefix(stream, prefixes));
     return { events, through: all ? through : looked.at(-1)!.position, atEnd: all && this.atEnd };
   }
 

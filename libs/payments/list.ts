@@ -83,7 +83,7 @@ const applyPaymentList = async (client: Queryable, events: readonly Recorded[], 
 };
 
 /** Payments that are folded in memory at once while loading; most streams end soon after they began. */
-const LOADING_PAYMENTS = 5_000;
+const LOADING_PAYMENTS = 1_000;
 const LATE_BATCH = 1_000;
 
 /**
