@@ -43,14 +43,16 @@ describe('the lock on DATA_DIR', () => {
   test('left behind again and again is taken over by one of many processes, never by two', async () => {
     // Enters, leaves, and leaves the lock behind as a killed process would: in the name of a pid that is another's by now.
     const contender = `
-      import { appendFileSync, writeFileSync } from 'node:fs';
+      import { appendFileSync, renameSync, writeFileSync } from 'node:fs';
       import { tryLockDataDir } from ${JSON.stringify(new URL('../dist/apps/data-dir.js', import.meta.url).href)};
       const dir = process.argv[1];
       for (let turn = 0; turn < 300; turn++) {
         if (!('release' in tryLockDataDir(dir))) continue;
         appendFileSync(dir + '/log', 'in ' + process.pid + '\\n');
         appendFileSync(dir + '/log', 'out ' + process.pid + '\\n');
-        writeFileSync(dir + '/lock', JSON.stringify({ pid: 1, started: 'another time', nonce: turn + '-' + process.pid }));
+        // Whole at once, as every lock is.
+        writeFileSync(dir + '/left-' + process.pid, JSON.stringify({ pid: 1, started: 'another time', nonce: turn + '-' + process.pid }));
+        renameSync(dir + '/left-' + process.pid, dir + '/lock');
       }`;
     const children = Array.from({ length: 4 }, () =>
       spawn(process.execPath, ['--input-type=module', '-e', contender, dataDir], { stdio: 'inherit' }),
