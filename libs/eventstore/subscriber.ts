@@ -411,6 +411,8 @@ class LogSubscriber implements Subscriber {
           if (place.position !== moving?.position) moving = { position: place.position, at: now };
           if (now - moving.at < PATIENCE_MS) {
             if (place.position !== '') onProgress?.(place.position as Position);
+            // The worker may be this one.
+            this.wakeUp();
             await this.clock.sleep(WATCH_MS);
             continue;
           }
