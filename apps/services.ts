@@ -35,6 +35,7 @@ import {
   logSealMigration,
   openExceptions,
   type ProvePorts,
+  resumeSeal,
 } from '#ledger';
 import {
   createRecovery,
@@ -206,6 +207,8 @@ export const openServices = async (
   };
   try {
     await migrate(pool, MIGRATIONS);
+    const heads = { db: pool, keys, folder: join(config.dataDir, 'heads'), now: () => clock.now() };
+    await resumeSeal(heads);
     const bare = await openEventStore(config.kurrentdbUrl, databaseUrl, (message, error) => log.warn({ err: error }, message));
     opened.push(() => bare.close());
     const appends = { failedAt: Number.NEGATIVE_INFINITY };
@@ -306,7 +309,7 @@ export const openServices = async (
         environment: config.environment,
       },
       payments,
-      seal: { store, db: pool, keys, folder: join(config.dataDir, 'heads'), now: () => clock.now() },
+      seal: { store, ...heads },
       settlement,
       openExceptions: () => openExceptions(settlement, pool, { caughtUp: caughtUp(projections.exceptions) }),
       checkout: { payments: ports, sessions: new CheckoutSessions(store, clock, ids), directory },

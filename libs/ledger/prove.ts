@@ -1,14 +1,10 @@
 /** Proofs that need none of our code to be checked (apps/operator/verify.mjs): that events are in the signed log, and that a later head only appended to an earlier one. */
-import type { EventStore, Position, Recorded } from '#eventstore';
+import type { Position, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { paymentStream } from '#payments';
 import { type Head, headKeys, openHead } from './head.js';
 import { consistencyProof, eventHash, HASH_BYTES, inclusionProof, leafOf, rememberingTiles, rootOf, TILE_HASHES } from './merkle.js';
-import { type HeadPorts, logState, signLog, storedTiles } from './seal.js';
-
-export interface ProvePorts extends HeadPorts {
-  readonly store: EventStore;
-}
+import { logState, type ProvePorts, signLog, storedTiles } from './seal.js';
 
 /** Events with their places in the tree of one signed head. */
 export interface InclusionProofs {

@@ -3,10 +3,10 @@
  * Postgres, in the transaction that moves its checkpoint. Never rebuilt: a tree that is made again from changed events would prove nothing. Its heads are
  * signed every minute while events arrive, after looking that the last signed one is still a beginning of the tree.
  */
-import type { Projection, Recorded } from '#eventstore';
+import { type EventStore, type Projection, projectionPlace, type Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
 import type { KeyRing, Migration, Queryable } from '#platform';
-import { type Head, headKeys, newestHeadFile, openHead, readHeadFile, signHead, writeHead, writeKeys } from './head.js';
+import { ForgedHead, type Head, headKeys, newestHeadFile, openHead, readHeadFile, signHead, writeHead, writeKeys } from './head.js';
 import { eventHash, type FetchTile, HASH_BYTES, rememberingTiles, rootOf, TILE_HASHES, tileRoot } from './merkle.js';
 
 /** Name of the subscriber and of its checkpoint. */
@@ -164,6 +164,34 @@ export interface HeadPorts {
   readonly now: () => number;
 }
 
+export interface ProvePorts extends HeadPorts {
+  readonly store: EventStore;
+}
+
+/**
+ * A seal that was lost with its database, while events and heads were not, goes on under the origin that the heads name: made again from the log, it has to come to
+ * them again. Before the sealer starts. Heads that none of our keys signed change nothing.
+ */
+export const resumeSeal = async ({ db, keys, folder }: Pick<HeadPorts, 'db' | 'keys' | 'folder'>): Promise<void> => {
+  const file = newestHeadFile(folder);
+  if (file === null || (await logState(db)).size > 0) return;
+  const note = readHeadFile(file);
+  const origin = note.slice(0, note.indexOf('\n'));
+  try {
+    openHead(note, headKeys(origin, keys));
+  } catch (error) {
+    if (error instanceof ForgedHead) return;
+    throw error;
+  }
+  await db.query(`update log_state set origin = $1 where size = 0`, [origin]);
+};
+
+/** The sealer has not come to the end of the log, and its own place says so too: what is missing in the tree is not missing in the log. */
+const isBeingSealed = async ({ db, store }: ProvePorts, position: string): Promise<boolean> => {
+  const place = await projectionPlace(store, db, LOG_SEAL);
+  return (place.position ?? '') === position && place.head !== null && position < place.head;
+};
+
 /** What was signed does not begin the tree any more: the log was changed, and nothing may be signed over it. */
 export class BrokenPromise extends Error {}
 
@@ -178,14 +206,15 @@ export const lastHead = async ({ db, keys, folder }: HeadPorts): Promise<{ head:
 };
 
 /**
- * Signs the tree as it is now, unless nothing was added since the last head. Throws {@link BrokenPromise} where the last head is no beginning of it any more,
- * ForgedHead where that is none of ours.
+ * Signs the tree as it is now, unless nothing was added since the last head; null while there is nothing to sign, or not yet as much as was signed before.
+ * Throws {@link BrokenPromise} where the last head is no beginning of it any more, ForgedHead where that is none of ours.
  */
-export const signLog = async (ports: HeadPorts): Promise<{ head: Head; note: string } | null> => {
+export const signLog = async (ports: ProvePorts): Promise<{ head: Head; note: string } | null> => {
   const { db, keys, folder, now } = ports;
   const { origin, size, position } = await logState(db);
   const before = await lastHead(ports);
   if (size === 0 && !before) return null;
+  if (before && before.head.size > size && (await isBeingSealed(ports, position))) return null;
   const tiles = rememberingTiles(storedTiles(db));
   if (before && (before.head.size > size || !(await rootOf(tiles, before.head.size)).equals(before.head.root)))
     throw new BrokenPromise(`the log of ${size} events does not begin with the ${before.head.size} that were signed at ${before.head.at}`);

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { timestamp } from '#kernel';
-import { BrokenPromise, headFiles, headKeys, logState, proveConsistency, provePayment, readHeadFile, signLog, verifyLog } from '#ledger';
+import { BrokenPromise, headFiles, headKeys, logState, proveConsistency, provePayment, readHeadFile, resumeSeal, signLog, verifyLog } from '#ledger';
 import { newKeyRing } from '#platform';
 import { type BusyDay, busyDay } from '../support/books.js';
 import { eventsInPostgres } from '../support/kurrentdb-server.js';
@@ -233,6 +233,27 @@ test('a later head only appended to an earlier one', async () => {
     const forged = await verify();
     writeFileSync(file, note);
     expect(forged.found.heads).toBe(`${file} is forged: no key of this log signed it`);
+  });
+  test('a seal that was lost with its database goes on under the origin of its heads, made again from the log; until it comes to them nothing is signed', async () => {
+    const { seal, pool } = service.services;
+    const before = (await signLog(seal))!;
+    const { ok } = await tampered(async () => {
+      await sql('delete from log_head');
+      await sql('delete from log_tile');
+      await sql(`with sealer as (update projection_checkpoint set position = '', epoch = epoch + 1, owner = null, lease_until = null where name = 'log-seal')
+                 update log_state set origin = 'payfold/log/of-a-new-database', size = 0, position = ''`);
+      await resumeSeal({ ...seal, keys: newKeyRing() });
+      expect((await logState(pool)).origin).toBe('payfold/log/of-a-new-database');
+      await resumeSeal(seal);
+      expect((await logState(pool)).origin).toBe(before.head.origin);
+      // The worker may have begun meanwhile.
+      const early = await signLog(seal);
+      if (early) expect(early.head.size).toBeGreaterThanOrEqual(before.head.size);
+      await sealed();
+      expect((await signLog(seal))!.head.size).toBeGreaterThanOrEqual(before.head.size);
+    });
+    expect(ok).toBe(true);
+    await sealed();
   });
   test('and when all is as it was, nothing', async () => {
     expect(await verify()).toMatchObject({ ok: true, found: {} });
