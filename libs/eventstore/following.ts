@@ -98,8 +98,8 @@ export class Tail {
     return { events, through: all ? through : looked.at(-1)!.position, atEnd: all && this.atEnd };
   }
 
-  /** Resolves after a read that began after the call; whom the same wake-up has woken reads along. */
-  private lookAgain(): Promise<void> {
+  /** Resolves after a read that began after the call; whom the same wake-up has woken reads along. What is held afterwards is still in the log. */
+  lookAgain(): Promise<void> {
     this.next ??= Promise.all([this.reading, this.turn()]).then(() => {
       this.next = null;
       this.lookedAt = this.clock.monotonic();
@@ -116,8 +116,11 @@ export class Tail {
   private async append(): Promise<void> {
     if (this.through === null) return;
     try {
-      const page = await this.read(this.through);
-      this.events.push(...page.events);
+      // From one before the end: where another event lies there now, a database was restored, or its standby took over, without the end that was read here.
+      const last = this.events.at(-1);
+      const page = await this.read(last ? (this.events.at(-2)?.position ?? this.from!) : this.through);
+      if (last && page.events[0]?.id !== last.id) throw new Error('the log was replaced');
+      this.events.push(...page.events.slice(last ? 1 : 0));
       this.through = page.through ?? this.through;
       this.atEnd = page.atEnd;
       if (this.events.length > 2 * TAIL_EVENTS) this.from = this.events.splice(0, this.events.length - TAIL_EVENTS).at(-1)!.position;

@@ -6,11 +6,12 @@ import type { Position, Recorded } from './event-store.js';
 import { type Page, Tail } from './following.js';
 
 const at = (number: number): Position => numericPosition(BigInt(number));
-const event = (number: number): Recorded => ({ stream: number % 2 ? 'odd-1' : 'even-1', position: at(number) }) as unknown as Recorded;
+const event = (number: number, timeline: string): Recorded =>
+  ({ id: `${timeline}-${number}`, stream: number % 2 ? 'odd-1' : 'even-1', position: at(number) }) as unknown as Recorded;
 
 /** A log of numbered events, and a tail that begins at its end. */
 const tailed = (length: number) => {
-  const log = { length, reads: 0, broken: false, gate: null as Promise<void> | null };
+  const log = { length, timeline: 'first', reads: 0, broken: false, gate: null as Promise<void> | null };
   const read = async (after: Position): Promise<Page> => {
     log.reads += 1;
     const { length } = log;
@@ -18,7 +19,7 @@ const tailed = (length: number) => {
     if (log.broken) throw new Error('the log has a gap');
     const from = Number(after);
     const to = Math.min(length, from + 500);
-    return { events: Array.from({ length: to - from }, (_, index) => event(from + index + 1)), through: at(to), atEnd: to === length };
+    return { events: Array.from({ length: to - from }, (_, index) => event(from + index + 1, log.timeline)), through: at(to), atEnd: to === length };
   };
   const tail = new Tail(systemClock, read);
   tail.beginAt(at(length));
@@ -79,4 +80,30 @@ test('a log that cannot be read is nothing that it knows about; it begins again 
   tail.beginAt(at(12));
   log.length = 13;
   expect(positions(await tail.page(at(12), 500, undefined))).toEqual([13]);
+});
+
+test('a reader is never left without an event because another read is under way', async () => {
+  const { log, tail } = tailed(10);
+  log.length = 13;
+  await tail.page(at(10), 500, undefined);
+  let open = () => undefined as void;
+  log.gate = new Promise((resolve) => (open = resolve));
+  const waiting = tail.page(at(13), 500, undefined);
+  while (log.reads === 1) await systemClock.sleep(1);
+  expect(positions(await tail.page(at(11), 500, undefined))).toEqual([12, 13]);
+  log.length = 14;
+  open();
+  expect(positions(await waiting)).toEqual([]);
+  log.gate = null;
+  expect(positions(await tail.page(at(13), 500, undefined))).toEqual([14]);
+});
+
+test('a log that was replaced under it, longer than before, is not mixed with the old one', async () => {
+  const { log, tail } = tailed(10);
+  log.length = 13;
+  expect(positions(await tail.page(at(10), 500, undefined))).toEqual([11, 12, 13]);
+  log.timeline = 'second';
+  log.length = 20;
+  await tail.lookAgain();
+  expect(await tail.page(at(11), 500, undefined)).toBeNull();
 });

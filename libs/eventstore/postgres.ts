@@ -172,11 +172,15 @@ export const createPostgresEventStore = (url: string, options: { clock?: Clock; 
     readStreams: (streams) => reads.streams(streams),
     readAll: (after, { max = Number.POSITIVE_INFINITY, until, streamPrefixes } = {}) => reads.log(after, max, until, streamPrefixes),
     subscribe: (after, { streamPrefixes } = {}) => {
+      let begun = false;
       const subscription = followPages(
         {
           page: async (position, signal) => {
             for (let tries = 0; ; tries++) {
               try {
+                // Perhaps it begins anew because the log is not the one that it knew.
+                if (!begun) await tail.lookAgain();
+                begun = true;
                 const held = position === null ? null : await tail.page(position, PAGE_EVENTS, streamPrefixes);
                 if (held) return held;
                 const page = await reads.page(position, PAGE_EVENTS, undefined, streamPrefixes);
