@@ -327,7 +327,6 @@ interface TermsQuestion {
 const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[]): Promise<ChargeTerms[]> => {
   const uuids = (ids: readonly string[]) => ids.map((id) => (isUuid(id) ? id.toLowerCase() : null));
   const portalIds = uuids(questions.map(({ portalId }) => portalId));
-  const first = new Map([...portalIds.entries()].reverse().map(([index, id]) => [id, index]));
   const { rows } = await db.query<GrantColumns & RestrictionColumns & { status: AccountStatus | null; portal: Portal | null }>({
     name: 'directory-charge-terms',
     text: `select a.status, g.active, g.once_granted, c.kind, c.until, c.reason, p.state as portal
@@ -341,7 +340,7 @@ const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[
       uuids(questions.map(({ accountId }) => accountId)),
       portalIds,
       questions.map(({ referenceId }) => referenceId),
-      portalIds.map((id, index) => (first.get(id) === index ? id : null)),
+      portalIds.map((id, index) => (portalIds.indexOf(id) === index ? id : null)),
     ],
   });
   const portalOf = new Map<string | null, Portal>();

@@ -91,7 +91,8 @@ export class Tail {
     if (this.through !== null && after >= this.through) await this.lookAgain();
     const { from, through } = this;
     if (from === null || through === null || after < from || after > through) return null;
-    const first = indexAfter(this.events, after);
+    // From the end, where readers stand.
+    const first = this.events.findLastIndex(({ position }) => position <= after) + 1;
     const looked = this.events.slice(first, first + max);
     const all = first + looked.length === this.events.length;
     const events = looked.filter(({ stream }) => matchesPrefix(stream, prefixes));
@@ -130,14 +131,3 @@ export class Tail {
     }
   }
 }
-
-/** Index of the first event behind a position. */
-const indexAfter = (events: readonly Recorded[], position: Position): number => {
-  let [low, high] = [0, events.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (events[middle]!.position > position) high = middle;
-    else low = middle + 1;
-  }
-  return low;
-};

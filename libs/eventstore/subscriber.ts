@@ -302,17 +302,20 @@ class LogSubscriber implements Subscriber {
         next = pull();
         if (turn.value.kind === 'events') {
           const events = [...turn.value.events];
-          // Not where a full batch shows that more than that was waiting.
-          if (lingerMs > 0 && !full) await this.linger(lingerMs, ended.signal);
-          for (const until = this.clock.monotonic() + GATHER_MS; lingerMs > 0 && events.length < this.batchEvents && !ended.signal.aborted;) {
-            const more = await this.orAfter(next, until);
-            if (more === 'late' || more.done) break;
-            next = pull();
-            if (more.value.kind === 'events') events.push(...more.value.events);
-            else if (more.value.kind === 'checkpoint') seen = more.value.position;
-            else break;
+          if (lingerMs > 0) {
+            // Not where a full batch shows that more than that was waiting.
+            if (!full) await this.linger(lingerMs, ended.signal);
+            const until = this.clock.monotonic() + GATHER_MS;
+            while (events.length < this.batchEvents && !ended.signal.aborted) {
+              const more = await this.orAfter(next, until);
+              if (more === 'late' || more.done) break;
+              next = pull();
+              if (more.value.kind === 'events') events.push(...more.value.events);
+              else if (more.value.kind === 'checkpoint') seen = more.value.position;
+              else break;
+            }
+            full = events.length >= this.batchEvents;
           }
-          full = events.length >= this.batchEvents;
           if (ended.signal.aborted) return;
           place = await this.applyAll(place, events, ended.signal);
           if (ended.signal.aborted) return;

@@ -173,8 +173,10 @@ export interface ProvePorts extends HeadPorts {
  * them again. Before the sealer starts. Heads that none of our keys signed change nothing.
  */
 export const resumeSeal = async ({ db, keys, folder }: Pick<HeadPorts, 'db' | 'keys' | 'folder'>): Promise<void> => {
+  // Without its state the seal stops; the service need not.
+  if ((await db.query('select from log_state where size = 0')).rowCount === 0) return;
   const file = newestHeadFile(folder);
-  if (file === null || (await logState(db)).size > 0) return;
+  if (file === null) return;
   const note = readHeadFile(file);
   const origin = note.slice(0, note.indexOf('\n'));
   try {

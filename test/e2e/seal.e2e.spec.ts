@@ -5,9 +5,22 @@ import { mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'n
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { resetCheckpoint } from '#eventstore';
 import { timestamp } from '#kernel';
-import { BrokenPromise, headFiles, headKeys, logState, proveConsistency, provePayment, readHeadFile, resumeSeal, signLog, verifyLog } from '#ledger';
-import { newKeyRing } from '#platform';
+import {
+  BrokenPromise,
+  headFiles,
+  headKeys,
+  LOG_SEAL,
+  logState,
+  proveConsistency,
+  provePayment,
+  readHeadFile,
+  resumeSeal,
+  signLog,
+  verifyLog,
+} from '#ledger';
+import { newKeyRing, transaction } from '#platform';
 import { type BusyDay, busyDay } from '../support/books.js';
 import { eventsInPostgres } from '../support/kurrentdb-server.js';
 import { type Service, startService } from '../support/service.js';
@@ -240,8 +253,10 @@ test('a later head only appended to an earlier one', async () => {
     const { ok } = await tampered(async () => {
       await sql('delete from log_head');
       await sql('delete from log_tile');
-      await sql(`with sealer as (update projection_checkpoint set position = '', epoch = epoch + 1, owner = null, lease_until = null where name = 'log-seal')
-                 update log_state set origin = 'payfold/log/of-a-new-database', size = 0, position = ''`);
+      await transaction(pool, async (client) => {
+        await client.query(`update log_state set origin = 'payfold/log/of-a-new-database', size = 0, position = ''`);
+        await resetCheckpoint(client, LOG_SEAL, null);
+      });
       await resumeSeal({ ...seal, keys: newKeyRing() });
       expect((await logState(pool)).origin).toBe('payfold/log/of-a-new-database');
       await resumeSeal(seal);

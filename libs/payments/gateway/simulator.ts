@@ -13,7 +13,8 @@
  *
  * Nothing is ever sent twice. Card data is revealed into the request's bytes only; it is in no error, and an answer that repeats it counts as unreadable.
  */
-import { Agent, request as httpRequest, type IncomingMessage } from 'node:http';
+import { Agent, request as httpRequest, type IncomingMessage, type RequestOptions } from 'node:http';
+import { urlToHttpOptions } from 'node:url';
 import { isCents, type Cents } from '#kernel';
 import { maskCardNumbers } from '#platform';
 import {
@@ -128,7 +129,7 @@ const parse = (text: string): Fields | null => {
 
 /** One request, one answer, never a second try. Resolves always. */
 const exchange = (
-  to: { readonly agent: Agent; readonly host: string; readonly port: string },
+  to: Pick<RequestOptions, 'agent' | 'protocol' | 'hostname' | 'port'>,
   path: string,
   method: string,
   headers: Record<string, string>,
@@ -268,17 +269,10 @@ const instrumentFields = (instrument: PaymentInstrument) =>
 /** The sandbox key of a merchant account; no secret, as there is no money. */
 const authorizationOf = ({ merchantAccount }: GatewayAccount) => ({ authorization: `Sandbox ${merchantAccount}:sk_sandbox_${merchantAccount}` });
 
-/** An address of IPv6 stands in brackets in a URL alone. */
-const placeOf = (url: string) => {
-  const { protocol, hostname, port } = new URL(url);
-  if (protocol !== 'http:') throw new Error(`the simulator speaks plain HTTP, not ${protocol}`);
-  return { host: hostname.replace(/^\[|\]$/g, ''), port };
-};
-
 /** A gateway that speaks to the simulator at `url`. Each call is bounded by its signal alone. */
 export const createSimulatorGateway = (options: SimulatorGatewayOptions): SimulatorGateway => {
   const { partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS, silenceMs = SILENCE_MS } = options;
-  const { host, port } = placeOf(options.url);
+  const { protocol, hostname, port } = urlToHttpOptions(new URL(options.url));
   const agent = new Agent({
     keepAlive: true,
     maxSockets: maxConnections,
@@ -288,7 +282,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
   });
 
   const send = (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Exchange> =>
-    exchange({ agent, host, port }, path, method, authorizationOf(account), body && JSON.stringify(body), signal, silenceMs);
+    exchange({ agent, protocol, hostname, port }, path, method, authorizationOf(account), body && JSON.stringify(body), signal, silenceMs);
 
   /** An answer that only informs; throws {@link GatewayUnreachable} for anything but a readable 200. */
   const ask = async (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Fields> => {

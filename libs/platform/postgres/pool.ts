@@ -67,14 +67,6 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   return pool;
 };
 
-/** Some work in a transaction caught the error of a statement and went on: Postgres then answers a commit with a rollback, and reports success. */
-export class SwallowedError extends Error {
-  constructor() {
-    super('the error of a statement was swallowed: the transaction was rolled back');
-    this.name = 'SwallowedError';
-  }
-}
-
 /** Runs `work` in one transaction: commits what it returns, rolls back what it throws. A connection that broke is thrown away. */
 export const transaction = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
   const client = await pool.connect();
@@ -84,7 +76,9 @@ export const transaction = async <T>(pool: Pool, work: (client: Client) => Promi
   try {
     await client.query('begin');
     const result = await work(client);
-    if ((await client.query('commit')).command === 'ROLLBACK') throw new SwallowedError();
+    // After a failed statement that nobody threw, Postgres answers a commit with a rollback, and reports success.
+    if ((await client.query('commit')).command === 'ROLLBACK')
+      throw new Error('the error of a statement was swallowed: the transaction was rolled back');
     return result;
   } catch (error) {
     await client.query('rollback').catch((failure: Error) => (broken = failure));
