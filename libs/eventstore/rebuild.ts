@@ -4,7 +4,7 @@
  */
 import { transaction, type Client, type Pool } from '#platform';
 import type { EventStore, Position, Recorded } from './event-store.js';
-import { createSubscriber, dropCheckpoint, lockCheckpoint, resetCheckpoint, type Projection } from './subscriber.js';
+import { createSubscriber, dropCheckpoint, lockCheckpoint, readAhead, resetCheckpoint, type Projection } from './subscriber.js';
 
 /** A projection that can be made again from the log. Reactors, whose effects left the house, cannot. */
 export interface ReadModel {
@@ -64,7 +64,7 @@ export const rebuild = async (
     const prefixes = projection.streamPrefixes ? { streamPrefixes: projection.streamPrefixes } : {};
     const counted = async function* () {
       if (head === null) return;
-      for await (const batch of store.readAll(null, { until: head, ...prefixes })) {
+      for await (const batch of readAhead(store.readAll(null, { until: head, ...prefixes }))) {
         events += batch.length;
         yield batch;
         onProgress?.({ events, position: batch.at(-1)!.position });

@@ -592,7 +592,7 @@ const causeOf = (error: unknown): Error => {
 };
 
 /** Reads the next batch while the present one is worked on. */
-async function* readAhead<T>(pages: AsyncIterable<T>): AsyncGenerator<T, void, void> {
+export async function* readAhead<T>(pages: AsyncIterable<T>): AsyncGenerator<T, void, void> {
   const items = pages[Symbol.asyncIterator]();
   const pull = () => {
     const item = items.next();
@@ -604,6 +604,8 @@ async function* readAhead<T>(pages: AsyncIterable<T>): AsyncGenerator<T, void, v
       const item = await next;
       if (item.done) return;
       next = pull();
+      // Work that never waits for anything outside would keep the question from being sent until it is done.
+      await new Promise((turned) => setImmediate(turned));
       yield item.value;
     }
   } finally {

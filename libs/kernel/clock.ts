@@ -42,16 +42,15 @@ export const ageMs = (clock: Clock, since: string): number => {
   return age < -HOST_CLOCKS_DIFFER_MS ? Number.POSITIVE_INFINITY : age;
 };
 
+const LATE = Symbol('late');
+
 /** Rejects with `error()` when `promise` takes longer than `ms`; the promise itself is not stopped. */
 export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, error: () => Error): Promise<T> => {
   const timer = new AbortController();
   try {
-    return await Promise.race([
-      promise,
-      clock.sleep(ms, timer.signal).then(() => {
-        throw error();
-      }),
-    ]);
+    const first = await Promise.race([promise, clock.sleep(ms, timer.signal).then((): typeof LATE => LATE)]);
+    if (first === LATE) throw error();
+    return first;
   } finally {
     // A reason of our own: without one a DOMException with its stack is made for every call that came back in time.
     timer.abort('done');

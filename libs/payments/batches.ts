@@ -103,7 +103,7 @@ const recordListed = async (
   recorded: BatchSummary[],
   signal: AbortSignal,
 ): Promise<void> => {
-  const reader = readAhead(gateway.settlements(account, cursor, signal), ports.payments, account);
+  const reader = readWhilePossible(gateway.settlements(account, cursor, signal), ports.payments, account);
   for await (const batch of batchesOf(reader)) {
     const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
     recorded.push({ batchId, count, amountCents });
@@ -116,7 +116,7 @@ const recordListed = async (
 export class ImpossibleBatch extends Error {}
 
 /** The processor's own troubles end the account's round; ours are thrown by whoever consumes. */
-const readAhead = async function* (
+const readWhilePossible = async function* (
   records: AsyncIterable<SettlementRecord>,
   { log }: PaymentPorts,
   { merchantAccount }: GatewayAccount,

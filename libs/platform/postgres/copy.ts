@@ -11,30 +11,44 @@ export interface RowCopy {
 }
 
 /** Rows are handed to the socket in pieces of about this size. */
-const FLUSH_CHARACTERS = 256 * 1024;
+const PIECE_BYTES = 256 * 1024;
+/** UTF-8 takes no more than this for a character of a JavaScript string. */
+const CHARACTER_BYTES = 3;
 
 export const copyInto = (client: Client, table: string, columns: readonly string[]): RowCopy => {
   const stream = client.query(copyFrom(`copy ${table} (${columns.join(', ')}) from stdin`));
   let failure: Error | undefined;
   stream.once('error', (error: Error) => (failure = error));
-  let buffer = '';
+  let piece = Buffer.allocUnsafe(PIECE_BYTES);
+  let filled = 0;
+  /** The piece before, on its way: the next one is filled meanwhile. */
+  let drained: Promise<unknown> = Promise.resolve();
   const flush = async () => {
+    await drained;
     if (failure) throw failure;
-    const text = buffer;
-    buffer = '';
-    if (stream.write(text)) return;
+    const full = piece.subarray(0, filled);
+    piece = Buffer.allocUnsafe(PIECE_BYTES);
+    filled = 0;
+    if (stream.write(full)) return;
     const waiting = new AbortController();
-    await Promise.race([once(stream, 'drain', { signal: waiting.signal }), once(stream, 'close', { signal: waiting.signal })]).finally(() =>
+    drained = Promise.race([once(stream, 'drain', { signal: waiting.signal }), once(stream, 'close', { signal: waiting.signal })]).finally(() =>
       waiting.abort(),
     );
+    // Whoever writes or ends next hears of it.
+    drained.catch(() => undefined);
   };
   return {
     write: async (row) => {
-      buffer += `${row.map(copyText).join('\t')}\n`;
-      if (buffer.length >= FLUSH_CHARACTERS) await flush();
+      const line = `${row.map(copyText).join('\t')}\n`;
+      const most = line.length * CHARACTER_BYTES;
+      if (filled > 0 && filled + most > piece.length) await flush();
+      if (most > piece.length) piece = Buffer.allocUnsafe(most);
+      filled += piece.write(line, filled);
     },
     end: async () => {
-      await flush();
+      if (filled > 0) await flush();
+      await drained;
+      if (failure) throw failure;
       const finished = once(stream, 'finish');
       stream.end();
       await finished;

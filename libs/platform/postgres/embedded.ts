@@ -3,7 +3,7 @@
  * Its own wrapper is not used: it installs exit hooks that stop the database before we have drained, and cannot take over after a crash.
  */
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
-import { randomBytes } from 'node:crypto';
+import { randomBytes, randomInt } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { chmod, chown, mkdir, open, readdir, readFile, rename, rm, rmdir, stat, symlink, writeFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
@@ -138,16 +138,27 @@ const serveOnce = async (child: ChildProcess, said: string[], onLog: ((line: str
 /** The line that names the fault; hints may follow it. */
 const reason = (said: readonly string[]) => said.findLast((line) => line.includes('FATAL:')) ?? lastLine(said);
 
-/** A port that nobody listens on at this moment. */
-export const freePort = (): Promise<number> =>
-  new Promise((found, fail) => {
+/**
+ * Below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere): one of those may be taken by the time that its listener
+ * starts, a few seconds and a hundred connections later.
+ */
+const FREE_PORTS = { from: 10_000, below: 32_768 } as const;
+const FREE_PORT_TRIES = 50;
+
+/** A port of loopback that nobody listens on at this moment. */
+export const freePort = async (): Promise<number> => {
+  for (let tries = 1; ; tries++) {
+    const port = randomInt(FREE_PORTS.from, FREE_PORTS.below);
     const server = createServer();
-    server.once('error', fail);
-    server.listen(0, '127.0.0.1', () => {
-      const { port } = server.address() as { port: number };
-      server.close(() => found(port));
-    });
-  });
+    try {
+      await new Promise<void>((listening, fail) => server.once('error', fail).listen(port, '127.0.0.1', listening));
+      await new Promise((closed) => server.close(closed));
+      return port;
+    } catch (error) {
+      if (tries === FREE_PORT_TRIES) throw error;
+    }
+  }
+};
 
 /** The platform package's `native` folder, its library symlinks in place (npm may have been told to run no install scripts). */
 const findBinaries = async (): Promise<string> => {
