@@ -19,13 +19,16 @@ export const copyInto = (client: Client, table: string, columns: readonly string
   const stream = client.query(copyFrom(`copy ${table} (${columns.join(', ')}) from stdin`));
   let failure: Error | undefined;
   stream.once('error', (error: Error) => (failure = error));
+  const check = () => {
+    if (failure) throw failure;
+  };
   let piece = Buffer.allocUnsafe(PIECE_BYTES);
   let filled = 0;
   /** The piece before, on its way: the next one is filled meanwhile. */
   let drained: Promise<unknown> = Promise.resolve();
   const flush = async () => {
     await drained;
-    if (failure) throw failure;
+    check();
     const full = piece.subarray(0, filled);
     piece = Buffer.allocUnsafe(PIECE_BYTES);
     filled = 0;
@@ -48,11 +51,11 @@ export const copyInto = (client: Client, table: string, columns: readonly string
     end: async () => {
       if (filled > 0) await flush();
       await drained;
-      if (failure) throw failure;
+      check();
       const finished = once(stream, 'finish');
       stream.end();
       await finished;
-      if (failure) throw failure;
+      check();
     },
   };
 };
