@@ -4,7 +4,7 @@
  * because all of them share the same cores: what no service made of these parts could pass here; then the books are checked.
  */
 import { closedLoop, openLoop, percentile } from './load.js';
-import { refuseWithoutFsync, pgbenchBest, printSettings } from './pgbench.js';
+import { pgbenchBest, pgbenchTogether, printSettings, refuseWithoutFsync } from './pgbench.js';
 import { createRequest, rssMib, startService } from './service.js';
 
 const CONNECTIONS = 64;
@@ -76,9 +76,10 @@ try {
   if (refused.statuses.get(401) === undefined || processor.statuses.get(200) === undefined) throw new Error('a part did not answer as it should');
   console.log(`parts alone: ${refused.perSecond.toFixed(0)} refused creates/s, ${processor.perSecond.toFixed(0)} charges/s at the processor`);
   if (yardsticks.length > 0) {
-    const inserts = median(yardsticks);
-    const together = 1 / (1 / refused.perSecond + CHARGES_PER_CREATE / processor.perSecond + ROWS_PER_CREATE / inserts);
-    console.log(`HTTP in, ${CHARGES_PER_CREATE} charges and ${ROWS_PER_CREATE} rows at those rates on these cores: ${together.toFixed(0)} creates/s, ratio ${(together / inserts).toFixed(2)}, with no work of our own`); // prettier-ignore
+    const rows = await pgbenchTogether(service.databaseUrl, service.pool, CONNECTIONS);
+    const together = 1 / (1 / refused.perSecond + CHARGES_PER_CREATE / processor.perSecond + ROWS_PER_CREATE / rows);
+    console.log(`pgbench, ${CONNECTIONS} rows to a commit: ${rows.toFixed(0)} rows/s`);
+    console.log(`HTTP in, ${CHARGES_PER_CREATE} charges and ${ROWS_PER_CREATE} such rows at those rates on these cores: ${together.toFixed(0)} creates/s, ratio ${(together / median(yardsticks)).toFixed(2)}, with no work of our own`); // prettier-ignore
   }
 
   const { rows } = await service.pool.query<{ created: string; gaps: string }>(

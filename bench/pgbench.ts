@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import type { Pool } from '#platform';
 
 const CLIENTS = [16, 64];
+const BATCHES_AT_ONCE = 2;
 const SECONDS = 5;
 const PAYLOAD_CHARACTERS = 700;
 
@@ -30,12 +31,22 @@ export const printSettings = async (pool: Pool): Promise<void> => {
   console.log(`Postgres ${version}, fsync ${fsync}, synchronous_commit ${commit}, ${events} events stored, Node ${process.version}\n`);
 };
 
-/** Best of 16 and 64 clients; null, and a line that says so, where pgbench is missing. */
+/** Best of 16 and 64 clients, one row to a commit; null, and a line that says so, where pgbench is missing. */
 export const pgbenchBest = async (databaseUrl: string, pool: Pool): Promise<Yardstick | null> => {
   if (spawnSync('pgbench', ['--version']).status !== 0) {
     console.log('pgbench is not installed here (Debian: postgresql-contrib); no ratio');
     return null;
   }
+  const results = [];
+  for (const clients of CLIENTS) results.push({ clients, perSecond: await pgbench(databaseUrl, pool, clients, 1) });
+  return results.reduce((best, one) => (one.perSecond > best.perSecond ? one : best));
+};
+
+/** Rows a second where `rows` share a commit, as those of a batch of appends or claims do. */
+export const pgbenchTogether = (databaseUrl: string, pool: Pool, rows: number): Promise<number> => pgbench(databaseUrl, pool, BATCHES_AT_ONCE, rows);
+
+/** Rows a second. */
+const pgbench = async (databaseUrl: string, pool: Pool, clients: number, rowsPerCommit: number): Promise<number> => {
   await pool.query(`
     create table if not exists bench_insert (
       position bigint generated always as identity primary key, stream_id text not null, revision bigint not null, event_id uuid not null,
@@ -46,17 +57,14 @@ export const pgbenchBest = async (databaseUrl: string, pool: Pool): Promise<Yard
     const data = JSON.stringify({ text: 'x'.repeat(PAYLOAD_CHARACTERS - 12) });
     writeFileSync(
       script,
-      `insert into bench_insert (stream_id, revision, event_id, type, data, meta) values ('payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentCreated', '${data}', '{}');\n`,
+      `insert into bench_insert (stream_id, revision, event_id, type, data, meta) select 'payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentCreated', '${data}', '{}' from generate_series(1, ${rowsPerCommit});\n`,
     );
-    const results = CLIENTS.map((clients): Yardstick => {
-      const run = spawnSync('pgbench', ['-n', '-M', 'prepared', '-c', String(clients), '-j', '2', '-T', String(SECONDS), '-f', script, databaseUrl], {
-        encoding: 'utf8',
-      });
-      const perSecond = Number(/tps = ([\d.]+)/.exec(run.stdout)?.[1]);
-      if (!perSecond) throw new Error(`pgbench: ${run.stderr}`);
-      return { clients, perSecond };
+    const run = spawnSync('pgbench', ['-n', '-M', 'prepared', '-c', String(clients), '-j', '2', '-T', String(SECONDS), '-f', script, databaseUrl], {
+      encoding: 'utf8',
     });
-    return results.reduce((best, one) => (one.perSecond > best.perSecond ? one : best));
+    const perSecond = Number(/tps = ([\d.]+)/.exec(run.stdout)?.[1]);
+    if (!perSecond) throw new Error(`pgbench: ${run.stderr}`);
+    return perSecond * rowsPerCommit;
   } finally {
     rmSync(folder, { recursive: true, force: true });
   }

@@ -86,9 +86,16 @@ export const positionNumber = (position: Position | null): bigint => {
   return BigInt(position);
 };
 
-/** A checkpoint that the log never reached: the store was wiped or replaced under it. Following it would be silent for ever. */
-export const beyondTheEnd = (after: Position, head: Position | null): Error =>
-  new Error(`position ${after} lies beyond the end of the log (${head ?? 'empty'}): this is not the event store that the checkpoint was taken from`);
+/** A place that the log never reached, or does not reach any more: the store was wiped, restored or replaced. Following it would be silent for ever. */
+export class BeyondTheEnd extends Error {
+  constructor(
+    readonly after: Position,
+    head: Position | null,
+  ) {
+    super(`position ${after} lies beyond the end of the log (${head ?? 'empty'}): this is not the event store that the checkpoint was taken from`);
+    this.name = 'BeyondTheEnd';
+  }
+}
 
 /** True when the stream is one that a filter asks for; no filter asks for every stream. */
 export const matchesPrefix = (stream: string, prefixes: readonly string[] | undefined): boolean =>

@@ -9,6 +9,8 @@ export interface Page {
   /** Everything up to here was looked at, whether it passed the filter or not; null while the log is empty. */
   readonly through: Position | null;
   readonly atEnd: boolean;
+  /** Length of the events as text, where it is known. */
+  readonly characters?: number;
 }
 
 export interface PagedLog {
@@ -59,6 +61,8 @@ async function* follow(log: PagedLog, after: Position | null, signal: AbortSigna
 
 /** Held at least; twice as many at most. */
 const TAIL_EVENTS = 1_000;
+/** Of events as text. Far beyond the events of every day; where bodies as large as they may be come one after the other, only what was read last is held. */
+const TAIL_CHARACTERS = 16_000_000;
 /** The end of the log is looked at this often at most: under load one query then brings what many appends wrote. */
 const TAIL_PACE_MS = 20;
 
@@ -72,6 +76,7 @@ export class Tail {
   private from: Position | null = null;
   private through: Position | null = null;
   private atEnd = false;
+  private characters = 0;
   private reading: Promise<void> = Promise.resolve();
   private next: Promise<void> | null = null;
   private lookedAt = Number.NEGATIVE_INFINITY;
@@ -88,15 +93,22 @@ export class Tail {
 
   /** As {@link PagedLog.page}, of at most `max` events before the filter; null where the caller must look for itself. */
   async page(after: Position, max: number, prefixes: readonly string[] | undefined): Promise<Page | null> {
-    if (this.through !== null && after >= this.through) await this.lookAgain();
+    const looks = this.through !== null && after >= this.through;
+    if (looks) await this.lookAgain();
     const { from, through } = this;
-    if (from === null || through === null || after < from || after > through) return null;
+    if (from === null || through === null || after < from) return null;
+    if (after > through) {
+      // Nobody followed here for so long that a page does not reach its reader. It begins again where one comes to the end.
+      this.forget();
+      return null;
+    }
     // From the end, where readers stand.
     const first = this.events.findLastIndex(({ position }) => position <= after) + 1;
     const looked = this.events.slice(first, first + max);
     const all = first + looked.length === this.events.length;
     const events = looked.filter(({ stream }) => matchesPrefix(stream, prefixes));
-    return { events, through: all ? through : looked.at(-1)!.position, atEnd: all && this.atEnd };
+    // Without a look this may have been the end before the wake-up that the caller counts as heard.
+    return { events, through: all ? through : looked.at(-1)!.position, atEnd: all && looks && this.atEnd };
   }
 
   /** Resolves after a read that began after the call; whom the same wake-up has woken reads along. What is held afterwards is still in the log. */
@@ -114,20 +126,36 @@ export class Tail {
     return wait > 0 ? this.clock.sleep(wait) : new Promise((turned) => setImmediate(turned));
   }
 
+  private forget(): void {
+    this.events = [];
+    this.from = this.through = null;
+    this.characters = 0;
+  }
+
   private async append(): Promise<void> {
-    if (this.through === null) return;
+    const { through } = this;
+    if (through === null) return;
     try {
       // From one before the end: where another event lies there now, a database was restored, or its standby took over, without the end that was read here.
       const last = this.events.at(-1);
-      const page = await this.read(last ? (this.events.at(-2)?.position ?? this.from!) : this.through);
+      const page = await this.read(last ? (this.events.at(-2)?.position ?? this.from!) : through);
+      if (this.through !== through) return;
       if (last && page.events[0]?.id !== last.id) throw new Error('the log was replaced');
       this.events.push(...page.events.slice(last ? 1 : 0));
-      this.through = page.through ?? this.through;
+      this.characters += page.characters ?? 0;
+      this.through = page.through ?? through;
       this.atEnd = page.atEnd;
-      if (this.events.length > 2 * TAIL_EVENTS) this.from = this.events.splice(0, this.events.length - TAIL_EVENTS).at(-1)!.position;
+      if (this.characters > TAIL_CHARACTERS) this.keep(page.events.length);
+      else if (this.events.length > 2 * TAIL_EVENTS) this.keep(TAIL_EVENTS);
     } catch {
-      this.events = [];
-      this.from = this.through = null;
+      this.forget();
     }
+  }
+
+  private keep(count: number): void {
+    const { length } = this.events;
+    if (count >= length) return;
+    this.from = this.events.splice(0, length - count).at(-1)!.position;
+    this.characters *= count / length;
   }
 }

@@ -11,7 +11,7 @@ const event = (number: number, timeline: string): Recorded =>
 
 /** A log of numbered events, and a tail that begins at its end. */
 const tailed = (length: number) => {
-  const log = { length, timeline: 'first', reads: 0, broken: false, gate: null as Promise<void> | null };
+  const log = { length, timeline: 'first', reads: 0, broken: false, characters: 0, gate: null as Promise<void> | null };
   const read = async (after: Position): Promise<Page> => {
     log.reads += 1;
     const { length } = log;
@@ -19,7 +19,8 @@ const tailed = (length: number) => {
     if (log.broken) throw new Error('the log has a gap');
     const from = Number(after);
     const to = Math.min(length, from + 500);
-    return { events: Array.from({ length: to - from }, (_, index) => event(from + index + 1, log.timeline)), through: at(to), atEnd: to === length };
+    const events = Array.from({ length: to - from }, (_, index) => event(from + index + 1, log.timeline));
+    return { events, through: at(to), atEnd: to === length, characters: log.characters };
   };
   const tail = new Tail(systemClock, read);
   tail.beginAt(at(length));
@@ -68,6 +69,37 @@ test('who stands before what it holds, or behind the end of the log, must look f
   expect(await tail.page(at(3_000), 500, undefined)).toBeNull();
   expect(positions(await tail.page(at(4_998), 500, undefined))).toEqual([4_999, 5_000]);
   expect(await tail.page(at(6_000), 500, undefined)).toBeNull();
+});
+
+test('what was the end at an earlier look is not said to be the end: the wake-up for what came since may have been heard already', async () => {
+  const { log, tail } = tailed(10);
+  log.length = 12;
+  expect((await tail.page(at(10), 500, undefined))!.atEnd).toBe(true);
+  log.length = 13;
+  const held = await tail.page(at(11), 500, undefined);
+  expect([positions(held), held!.atEnd]).toEqual([[12], false]);
+  const looked = await tail.page(held!.through!, 500, undefined);
+  expect([positions(looked), looked!.atEnd]).toEqual([[13], true]);
+});
+
+test('far behind whoever follows, it begins again where one comes to the end', async () => {
+  const { log, tail } = tailed(10);
+  log.length = 5_000;
+  expect(await tail.page(at(5_000), 500, undefined)).toBeNull();
+  tail.beginAt(at(5_000));
+  log.length = 5_001;
+  expect(positions(await tail.page(at(5_000), 500, undefined))).toEqual([5_001]);
+});
+
+test('of events that are large it holds what was read last', async () => {
+  const { log, tail } = tailed(10);
+  log.characters = 9_000_000;
+  for (const length of [12, 14]) {
+    log.length = length;
+    await tail.page(at(length - 2), 500, undefined);
+  }
+  expect(await tail.page(at(10), 500, undefined)).toBeNull();
+  expect(positions(await tail.page(at(12), 500, undefined))).toEqual([13, 14]);
 });
 
 test('a log that cannot be read is nothing that it knows about; it begins again where a reader comes to the end', async () => {

@@ -14,7 +14,7 @@
 import type { EventData, KurrentDBClient, Position as LogPosition, ResolvedEvent } from '@kurrent/kurrentdb-client';
 import { Writable } from 'node:stream';
 import { systemClock, within, type Clock } from '#kernel';
-import { beyondTheEnd, matchesPrefix, serialise, sizeOf, type Serialised } from './codec.js';
+import { BeyondTheEnd, matchesPrefix, serialise, sizeOf, type Serialised } from './codec.js';
 import {
   Conflict,
   OutcomeUnknown,
@@ -746,7 +746,7 @@ class Follower implements Subscription {
       this.target = head;
       this.wake.abort();
       if (this.seen === null || (head !== null && this.seen <= head)) return;
-      if (look === 2) throw new Fault(beyondTheEnd(this.seen, head).message);
+      if (look === 2) throw new Fault(new BeyondTheEnd(this.seen, head).message);
       await this.ports.clock.sleep(this.ports.timings.retryMs, this.stop.signal);
     }
   }

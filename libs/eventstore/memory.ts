@@ -2,7 +2,7 @@
  * The event store in memory: for unit tests and the deterministic simulation. Same rules as the others, no timers, no randomness.
  * What it hands out is frozen, so a reader that alters a fact fails here instead of in production.
  */
-import { beyondTheEnd, deserialise, matchesPrefix, numericPosition, positionNumber, serialise } from './codec.js';
+import { BeyondTheEnd, deserialise, matchesPrefix, numericPosition, positionNumber, serialise } from './codec.js';
 import { followPages, type Page } from './following.js';
 import { Conflict, Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
 
@@ -23,7 +23,7 @@ export const memoryEventStore = (options: { now?: () => number } = {}): EventSto
   const page = (after: Position | null, max: number, until: Position | undefined, prefixes: readonly string[] | undefined): Page => {
     open();
     const from = Number(positionNumber(after));
-    if (after !== null && from > log.length) throw beyondTheEnd(after, head());
+    if (after !== null && from > log.length) throw new BeyondTheEnd(after, head());
     const to = Math.min(from + max, log.length, until === undefined ? log.length : Number(positionNumber(until)));
     const events = log.slice(from, to).filter(({ stream }) => matchesPrefix(stream, prefixes));
     return { events, through: to > from ? numericPosition(to) : after, atEnd: to >= log.length };

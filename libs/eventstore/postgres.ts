@@ -7,7 +7,7 @@
  */
 import { systemClock, within, type Clock } from '#kernel';
 import { ALL_AS_TEXT, createPool, isUnavailable, type Client, type Migration, type Pool } from '#platform';
-import { beyondTheEnd, deserialise, numericPosition, positionNumber, serialise, sizeOf, type Serialised } from './codec.js';
+import { BeyondTheEnd, deserialise, numericPosition, positionNumber, serialise, sizeOf, type Serialised } from './codec.js';
 import { followPages, type Page, Tail } from './following.js';
 import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Expected, type NewEvent, type Position, type Recorded } from './event-store.js';
 
@@ -675,8 +675,14 @@ class Reads {
       patterns,
     ]);
     const head = BigInt(rows[0]![0]);
-    if (from > head) throw beyondTheEnd(after!, head === 0n ? null : numericPosition(head));
-    const events = rows.filter((row) => row[1] !== null).map(([, ...row]) => recorded(row));
+    if (from > head) throw new BeyondTheEnd(after!, head === 0n ? null : numericPosition(head));
+    let characters = 0;
+    const events = rows
+      .filter((row) => row[1] !== null)
+      .map(([, ...row]) => {
+        characters += row[5].length + row[6].length;
+        return recorded(row);
+      });
     const bounds = [from + BigInt(max), head, ...(until === undefined ? [] : [positionNumber(until)])];
     const to = bounds.reduce((least, bound) => (bound < least ? bound : least));
     if (prefixes === undefined)
@@ -684,7 +690,7 @@ class Reads {
       for (let index = 0; index < Math.max(events.length, Number(to - from)); index++)
         if (events[index]?.position !== numericPosition(from + BigInt(index + 1)))
           throw new Error(`the log has a gap: position ${numericPosition(from + BigInt(index + 1))} is missing`);
-    return { events, through: to > from ? numericPosition(to) : after, atEnd: to >= head };
+    return { events, through: to > from ? numericPosition(to) : after, atEnd: to >= head, characters };
   }
 
   async head(): Promise<Position | null> {

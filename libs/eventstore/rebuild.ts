@@ -50,6 +50,8 @@ export const rebuild = async (
   const guard = await pool.connect();
   const client = await pool.connect();
   const late = await pool.connect();
+  // A connection that is lost fails the statement on it; reported besides to nobody it would end the process.
+  for (const connection of [guard, client, late]) connection.on('error', () => undefined);
   let events = 0;
   let clean = false;
   try {
@@ -108,11 +110,12 @@ export const rebuild = async (
     clean = true;
     return { name: projection.name, ...swapped, events, seconds: (now() - started) / 1000 };
   } finally {
+    // Session settings and the advisory lock must not travel to the next user of these connections. First those that may hold the tables, in a COPY that broke off.
+    for (const connection of [client, late]) connection.release(true);
     if (!clean) await guard.query(`drop schema if exists ${schema} cascade`).catch(() => undefined);
     // The server hears of a closed connection a moment later; the next rebuild would find the lock taken.
     await guard.query('select pg_advisory_unlock($1)', [REBUILD_LOCK]).catch(() => undefined);
-    // Session settings and the advisory lock must not travel to the next user of these connections.
-    for (const connection of [guard, client, late]) connection.release(true);
+    guard.release(true);
   }
 };
 

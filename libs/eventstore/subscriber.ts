@@ -15,6 +15,7 @@
 import { systemClock, type Clock } from '#kernel';
 import { isUnavailable, transaction, uuidV7, type Client, type Migration, type Pool, type Queryable } from '#platform';
 import { OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded, type SubscriptionItem } from './event-store.js';
+import { BeyondTheEnd } from './codec.js';
 import { tolerateLostConnections } from './postgres.js';
 
 /** Checkpoints with their leases, and the events that stopped a projection. Position '' is the start of the log. */
@@ -250,8 +251,12 @@ class LogSubscriber implements Subscriber {
         this.state = 'active';
         tries = 0;
         await this.follow(place, signal);
-      } catch (error) {
-        if (error instanceof Lost || error instanceof Moved) continue;
+      } catch (thrown) {
+        const error = thrown instanceof BeyondTheEnd ? await this.lostOr(thrown) : thrown;
+        if (error instanceof Lost || error instanceof Moved) {
+          this.watch.forget();
+          continue;
+        }
         if (isTransient(error)) {
           await this.pause(error as Error, tries++, signal);
           continue;
@@ -263,6 +268,14 @@ class LogSubscriber implements Subscriber {
     await this.releaseLease();
     // A failed subscriber may be started again.
     if (this.state === 'failed') this.running = null;
+  }
+
+  /** The log ends before our place. Where the checkpoint does not reach it either, database and log went back together, and the checkpoint says where to go on. */
+  private lostOr(beyond: BeyondTheEnd): Promise<unknown> {
+    return this.lookUp().then(
+      ({ position }) => (position < beyond.after ? new Lost() : beyond),
+      (error: unknown) => error,
+    );
   }
 
   private async follow(place: Place, stop: AbortSignal): Promise<void> {
@@ -312,7 +325,8 @@ class LogSubscriber implements Subscriber {
               next = pull();
               if (more.value.kind === 'events') events.push(...more.value.events);
               else if (more.value.kind === 'checkpoint') seen = more.value.position;
-              else break;
+              // The end of the page that came before: what others have waited for meanwhile is behind it.
+              else if (this.watch.awaited) break;
             }
             full = events.length >= this.batchEvents;
           }
@@ -623,10 +637,14 @@ export interface ProjectionWatch {
 
 export const watchProjection = (pool: Queryable, name: string, clock: Clock = systemClock): ProjectionWatch => new Watch(pool, name, clock);
 
+/** What was seen longer ago is asked for again where it lies beyond the log's end: a database that was restored went back. */
+const TRUST_SEEN_MS = 1_000;
+
 class Watch implements ProjectionWatch {
   private seen = '';
+  private seenAt = Number.NEGATIVE_INFINITY;
   private polling = false;
-  private readonly waiting = new Set<{ readonly position: Position; readonly wake: AbortController }>();
+  private readonly waiting = new Set<{ readonly position: Position; readonly wake: AbortController; passed: boolean }>();
 
   constructor(
     private readonly pool: Queryable,
@@ -639,19 +657,33 @@ class Watch implements ProjectionWatch {
   }
 
   passed(position: Position): void {
-    if (position <= this.seen) return;
-    this.seen = position;
-    for (const waiter of this.waiting) if (waiter.position <= position) waiter.wake.abort('passed');
+    if (position > this.seen) this.learn(position);
+  }
+
+  /** The checkpoint is no longer where it was. */
+  forget(): void {
+    this.seen = '';
   }
 
   async caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean> {
-    if (position === null || this.seen >= position) return true;
-    const waiter = { position, wake: new AbortController() };
+    if (position === null || this.seen === position) return true;
+    if (this.seen > position && this.clock.monotonic() - this.seenAt < TRUST_SEEN_MS) return true;
+    const waiter = { position, wake: new AbortController(), passed: false };
     this.waiting.add(waiter);
     if (!this.polling) void this.poll();
     await this.clock.sleep(timeoutMs, waiter.wake.signal);
     this.waiting.delete(waiter);
-    return this.seen >= position;
+    return waiter.passed;
+  }
+
+  private learn(position: string): void {
+    this.seen = position;
+    this.seenAt = this.clock.monotonic();
+    for (const waiter of this.waiting)
+      if (waiter.position <= position) {
+        waiter.passed = true;
+        waiter.wake.abort('passed');
+      }
   }
 
   private async poll(): Promise<void> {
@@ -659,7 +691,7 @@ class Watch implements ProjectionWatch {
     while (this.waiting.size > 0) {
       try {
         const { rows } = await this.pool.query<{ position: string }>('select position from projection_checkpoint where name = $1', [this.name]);
-        if (rows[0] && rows[0].position !== '') this.passed(rows[0].position as Position);
+        if (rows[0]) this.learn(rows[0].position);
       } catch {
         // The waiters end by their own time.
       }

@@ -3,7 +3,7 @@
  * Postgres, in the transaction that moves its checkpoint. Never rebuilt: a tree that is made again from changed events would prove nothing. Its heads are
  * signed every minute while events arrive, after looking that the last signed one is still a beginning of the tree.
  */
-import { type EventStore, type Projection, projectionPlace, type Recorded } from '#eventstore';
+import type { EventStore, Projection, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
 import type { KeyRing, Migration, Queryable } from '#platform';
 import { ForgedHead, type Head, headKeys, newestHeadFile, openHead, readHeadFile, signHead, writeHead, writeKeys } from './head.js';
@@ -170,28 +170,37 @@ export interface ProvePorts extends HeadPorts {
 
 /**
  * A seal that was lost with its database, while events and heads were not, goes on under the origin that the heads name: made again from the log, it has to come to
- * them again. Before the sealer starts. Heads that none of our keys signed change nothing.
+ * them again. Before the sealer starts. Heads that cannot be read, or that none of our keys signed, change nothing.
  */
 export const resumeSeal = async ({ db, keys, folder }: Pick<HeadPorts, 'db' | 'keys' | 'folder'>): Promise<void> => {
   // Without its state the seal stops; the service need not.
   if ((await db.query('select from log_state where size = 0')).rowCount === 0) return;
-  const file = newestHeadFile(folder);
-  if (file === null) return;
-  const note = readHeadFile(file);
-  const origin = note.slice(0, note.indexOf('\n'));
-  try {
-    openHead(note, headKeys(origin, keys));
-  } catch (error) {
-    if (error instanceof ForgedHead) return;
-    throw error;
-  }
+  const origin = signedOrigin(folder, keys);
+  if (origin === null) return;
   await db.query(`update log_state set origin = $1 where size = 0`, [origin]);
 };
 
-/** The sealer has not come to the end of the log, and its own place says so too: what is missing in the tree is not missing in the log. */
-const isBeingSealed = async ({ db, store }: ProvePorts, position: string): Promise<boolean> => {
-  const place = await projectionPlace(store, db, LOG_SEAL);
-  return (place.position ?? '') === position && place.head !== null && position < place.head;
+const signedOrigin = (folder: string, keys: KeyRing): string | null => {
+  try {
+    const file = newestHeadFile(folder);
+    if (file === null) return null;
+    const note = readHeadFile(file);
+    return openHead(note, headKeys(note.slice(0, note.indexOf('\n')), keys)).origin;
+  } catch (error) {
+    if (error instanceof ForgedHead || (error as NodeJS.ErrnoException).syscall !== undefined) return null;
+    throw error;
+  }
+};
+
+/**
+ * The sealer has not come to what was signed, but the log reaches it, and the sealer's own place says the same as the tree: what is missing in the tree is not
+ * missing in the log.
+ */
+const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<boolean> => {
+  const end = await store.head();
+  if (end === null || end < signed.position) return false;
+  const { rowCount } = await db.query('select from log_state s join projection_checkpoint c on c.name = $1 and c.position = s.position', [LOG_SEAL]);
+  return rowCount === 1;
 };
 
 /** What was signed does not begin the tree any more: the log was changed, and nothing may be signed over it. */
@@ -216,7 +225,7 @@ export const signLog = async (ports: ProvePorts): Promise<{ head: Head; note: st
   const { origin, size, position } = await logState(db);
   const before = await lastHead(ports);
   if (size === 0 && !before) return null;
-  if (before && before.head.size > size && (await isBeingSealed(ports, position))) return null;
+  if (before && before.head.size > size && (await isBeingSealed(ports, before.head))) return null;
   const tiles = rememberingTiles(storedTiles(db));
   if (before && (before.head.size > size || !(await rootOf(tiles, before.head.size)).equals(before.head.root)))
     throw new BrokenPromise(`the log of ${size} events does not begin with the ${before.head.size} that were signed at ${before.head.at}`);

@@ -28,6 +28,36 @@ describe('drift', () => {
     expect(await findDrift(ports())).toEqual(report);
   });
 
+  test.each([
+    [
+      'loses its connection',
+      async (session: number) => void (await sql('select pg_terminate_backend($1)', session)),
+      /terminat|EPIPE|ECONNRESET|closed/,
+    ],
+    ['cannot read on', () => Promise.reject(new Error('the log is damaged')), /the log is damaged/],
+  ])('a rebuild that %s while it loads ends with that, and leaves nothing behind', async (_name, happens, told) => {
+    const { models, store, pool, clock } = service.services;
+    const { load, ...list } = models.paymentList;
+    const hit: typeof load = (client, late, batches) =>
+      load!(
+        client,
+        late,
+        (async function* () {
+          for await (const batch of batches) {
+            yield batch;
+            await happens((client as unknown as { processID: number }).processID);
+          }
+        })(),
+      );
+    const rows = async () => (await sql('select * from payment_list order by payment_id')).rows;
+    const before = await rows();
+    await expect(rebuild({ ...list, load: hit }, { store, pool, now: () => clock.now() })).rejects.toThrow(told);
+    expect((await sql(`select from pg_namespace where nspname like 'rebuild%'`)).rowCount).toBe(0);
+    expect(await rows()).toEqual(before);
+    await rebuild(models.paymentList, { store, pool, now: () => clock.now() });
+    expect(await rows()).toEqual(before);
+  });
+
   const settledPayment = () => day.payments.find(({ amountCents }) => amountCents === 777)!.id;
   const tampered = async (table: string, change: () => Promise<unknown>) => {
     await sql(`create table kept as table ${table}`);

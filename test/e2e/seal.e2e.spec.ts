@@ -5,7 +5,7 @@ import { mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'n
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { resetCheckpoint } from '#eventstore';
+import { type Position, resetCheckpoint } from '#eventstore';
 import { timestamp } from '#kernel';
 import {
   BrokenPromise,
@@ -269,6 +269,23 @@ test('a later head only appended to an earlier one', async () => {
     });
     expect(ok).toBe(true);
     await sealed();
+  });
+  test('a log that was restored from before a signed head is told while its sealer is behind; a seal that is being made again is not', async () => {
+    const { seal, pool } = service.services;
+    await signLog(seal);
+    const undo = new Error('undo');
+    const looked = transaction(pool, async (client) => {
+      await client.query(`delete from log_tile where not (level = 0 and number = 0)`);
+      await client.query(`update log_tile set hashes = substr(hashes, 1, 250 * 32)`);
+      await client.query(`update log_state set size = 250, position = $1`, [at(250)]);
+      await client.query(`update projection_checkpoint set position = $1 where name = $2`, [at(250), LOG_SEAL]);
+      const behind = { ...seal, db: client };
+      expect(await signLog(behind)).toBeNull();
+      const restored = { ...seal.store, head: () => Promise.resolve(at(253) as Position) };
+      await expect(signLog({ ...behind, store: restored })).rejects.toThrow(BrokenPromise);
+      throw undo;
+    });
+    await expect(looked).rejects.toBe(undo);
   });
   test('and when all is as it was, nothing', async () => {
     expect(await verify()).toMatchObject({ ok: true, found: {} });

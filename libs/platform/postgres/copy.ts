@@ -18,7 +18,7 @@ const CHARACTER_BYTES = 3;
 export const copyInto = (client: Client, table: string, columns: readonly string[]): RowCopy => {
   const stream = client.query(copyFrom(`copy ${table} (${columns.join(', ')}) from stdin`));
   let failure: Error | undefined;
-  stream.once('error', (error: Error) => (failure = error));
+  stream.on('error', (error: Error) => (failure ??= error));
   const check = () => {
     if (failure) throw failure;
   };
