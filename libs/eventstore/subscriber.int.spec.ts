@@ -351,7 +351,7 @@ describe('a database that went back, as a standby without its last commits does'
     expect(await both(position, 5_000)).toEqual([true, true]);
     await worker.stop();
     await goBack(5);
-    await systemClock.sleep(1_100);
+    await systemClock.sleep(2_100);
     const more = await append(1);
     expect(await both(more.position, 300)).toEqual([false, false]);
     worker.start();

@@ -637,8 +637,11 @@ export interface ProjectionWatch {
 
 export const watchProjection = (pool: Queryable, name: string, clock: Clock = systemClock): ProjectionWatch => new Watch(pool, name, clock);
 
-/** What was seen longer ago is asked for again where it lies beyond the log's end: a database that was restored went back. */
-const TRUST_SEEN_MS = 1_000;
+/**
+ * What was seen longer ago, and lies beyond what somebody waits for, is asked for again: a database that was restored went back. Longer than a worker may take to save
+ * a place that it has passed already.
+ */
+const TRUST_SEEN_MS = 2_000;
 
 class Watch implements ProjectionWatch {
   private seen = '';
@@ -667,13 +670,17 @@ class Watch implements ProjectionWatch {
 
   async caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean> {
     if (position === null || this.seen === position) return true;
-    if (this.seen > position && this.clock.monotonic() - this.seenAt < TRUST_SEEN_MS) return true;
+    if (this.seen > position && this.isFresh) return true;
     const waiter = { position, wake: new AbortController(), passed: false };
     this.waiting.add(waiter);
     if (!this.polling) void this.poll();
     await this.clock.sleep(timeoutMs, waiter.wake.signal);
     this.waiting.delete(waiter);
     return waiter.passed;
+  }
+
+  private get isFresh(): boolean {
+    return this.clock.monotonic() - this.seenAt < TRUST_SEEN_MS;
   }
 
   private learn(position: string): void {
@@ -691,7 +698,8 @@ class Watch implements ProjectionWatch {
     while (this.waiting.size > 0) {
       try {
         const { rows } = await this.pool.query<{ position: string }>('select position from projection_checkpoint where name = $1', [this.name]);
-        if (rows[0]) this.learn(rows[0].position);
+        const position = rows[0]?.position ?? '';
+        if (position >= this.seen || !this.isFresh) this.learn(position);
       } catch {
         // The waiters end by their own time.
       }
