@@ -656,7 +656,8 @@ describe('resolving what recovery may not (C29, C69)', () => {
         { type: 'Resolve', resolution: 'settles', portalId: null, feeCents: 0, reason: 'ours', by: 'Dana' },
         staff('Dana', 'spec'),
       );
-    await service.services.openExceptions();
+    // A round opens some hundreds; more than those came from the tests before.
+    while ((await service.services.openExceptions()) > 0);
     for (const as of ['voided', 'failed'] as const)
       expect((await refused(resolve(id, { as, force: true })))?.message).toContain(
         `A batch has settled the combined leg (${exception!.transactionId})`,
