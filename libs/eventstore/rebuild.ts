@@ -68,6 +68,8 @@ export const rebuild = async (
       if (head === null) return;
       for await (const batch of readAhead(store.readAll(null, { until: head, ...prefixes }))) {
         events += batch.length;
+        // Folding never leaves its turn of the event loop: the question for the next page would be sent when this one is done.
+        await new Promise((turned) => setImmediate(turned));
         yield batch;
         onProgress?.({ events, position: batch.at(-1)!.position });
       }

@@ -618,8 +618,6 @@ export async function* readAhead<T>(pages: AsyncIterable<T>): AsyncGenerator<T, 
       const item = await next;
       if (item.done) return;
       next = pull();
-      // Work that never waits for anything outside would keep the question from being sent until it is done.
-      await new Promise((turned) => setImmediate(turned));
       yield item.value;
     }
   } finally {
