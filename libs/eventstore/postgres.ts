@@ -161,7 +161,6 @@ export const createPostgresEventStore = (url: string, options: { clock?: Clock; 
     listen: createPool(url, { name: 'event listen', max: 1 }),
   };
   pools.append.options.pipeline = true;
-  Object.values(pools).forEach(tolerateLostConnections);
   const reads = new Reads(pools.read, clock);
   const tail = new Tail(clock, (after) => reads.page(after, PAGE_EVENTS, undefined, undefined));
   const appends: Appends = new Appends(pools.append, clock, () => growth.announce());
@@ -242,15 +241,6 @@ const withClient = async <T>(pool: Pool, work: (client: Client) => Promise<T>): 
     client.off('error', onError);
     client.release(broken);
   }
-};
-
-const guarded = new WeakSet<Pool>();
-
-/** A connection that is thrown away may report its death afterwards, when nobody listens; that must not end the process. */
-export const tolerateLostConnections = (pool: Pool): void => {
-  if (guarded.has(pool)) return;
-  guarded.add(pool);
-  pool.on('connect', (client) => client.on('error', () => undefined));
 };
 
 // ---- appends

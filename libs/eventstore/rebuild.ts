@@ -50,8 +50,6 @@ export const rebuild = async (
   const guard = await pool.connect();
   const client = await pool.connect();
   const late = await pool.connect();
-  // A connection that is lost fails the statement on it; reported besides to nobody it would end the process.
-  for (const connection of [guard, client, late]) connection.on('error', () => undefined);
   let events = 0;
   let clean = false;
   try {

@@ -16,7 +16,6 @@ import { systemClock, type Clock } from '#kernel';
 import { isUnavailable, transaction, uuidV7, type Client, type Migration, type Pool, type Queryable } from '#platform';
 import { OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded, type SubscriptionItem } from './event-store.js';
 import { BeyondTheEnd } from './codec.js';
-import { tolerateLostConnections } from './postgres.js';
 
 /** Checkpoints with their leases, and the events that stopped a projection. Position '' is the start of the log. */
 export const projectionCheckpointMigration: Migration = {
@@ -206,7 +205,6 @@ class LogSubscriber implements Subscriber {
     this.owner = uuidV7(this.clock.now());
     this.leaseMs = options.leaseMs ?? LEASE_MS;
     this.batchEvents = options.batchEvents ?? BATCH_EVENTS;
-    tolerateLostConnections(options.pool);
     this.watch = new Watch(options.pool, this.name, this.clock);
   }
 

@@ -244,9 +244,10 @@ export const repairReceivers = async (outside: Outside): Promise<void> => {
     if (status === 'disabled') continue;
     if (status === 'paused') await outside.persist({ kind: 'change endpoint', endpointId, verb: 'resume' });
     // A staged secret whose activation was never confirmed may sign or not: both are known. One that nobody has seen is replaced.
-    let staged = await outside.persist({ kind: 'stage secret', endpointId });
     // Two crashes in a row outlast the patience of one who asks; staff asks again.
-    while (!staged) staged = await outside.persist({ kind: 'stage secret', endpointId });
+    let staged;
+    do staged = await outside.persist({ kind: 'stage secret', endpointId });
+    while (!staged);
     receiver.secrets.push((staged.data as unknown as EndpointSecret).secret);
     await outside.persist({ kind: 'activate secret', endpointId });
   }

@@ -64,6 +64,8 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   });
   // An idle connection that dies is replaced at the next query; without a listener it would end the process.
   pool.on('error', () => undefined);
+  // So is one in use: the statement on it fails, and it may report its death once more when nobody listens.
+  pool.on('connect', (client) => client.on('error', () => undefined));
   return pool;
 };
 
