@@ -587,7 +587,6 @@ export const simulatedPool = (sim: Simulator, process: Process, tables: Tables, 
     open.delete(transaction);
   };
   const pool = {
-    on: () => pool,
     query: (query: string | Query, bound?: readonly unknown[]) => {
       const { text, values } = parsed(query, bound);
       const transaction = begin();
