@@ -1,6 +1,6 @@
 /** ESM mode (NODE_OPTIONS=--experimental-vm-modules): NestJS 12 has no CommonJS build. */
 export default {
-  testEnvironment: 'node',
+  testEnvironment: '<rootDir>/test/support/take-turns.mjs',
   roots: ['<rootDir>/libs', '<rootDir>/apps', '<rootDir>/test'],
   testRegex: String.raw`\.(unit|int|e2e|fault)\.spec\.ts$|architecture\.spec\.ts$`,
   extensionsToTreatAsEsm: ['.ts', '.tsx'],

@@ -13,8 +13,9 @@ const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
 /** How much of the log a broken disk and a forger together could take without a signed head to tell of it. */
 const HEAD_EVERY_MS = 60_000;
-/** A page of payments at a time: a million in a few hours, next to nothing of a core. */
+/** A round of payments at a time, and of it a handful between two pauses: a million in a few hours, next to nothing of a core. */
 const DRIFT_EVERY_MS = 5_000;
+const DRIFT_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
 const BATCH = 100;
 const PURGE_BATCH = 1_000;
@@ -42,7 +43,7 @@ export const startWorker = (services: Services): Worker => {
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
     { name: 'checkout finisher', everyMs: FINISH_CHECKOUTS_EVERY_MS, run: () => finishSessions(checkout, pool, { stop: stop.signal }) },
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },
-    { name: 'drift', everyMs: DRIFT_EVERY_MS, run: () => lookForDrift(services) },
+    { name: 'drift', everyMs: DRIFT_EVERY_MS, run: () => lookForDrift(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },
     { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool) },
@@ -113,7 +114,8 @@ const signHeads = async ({ seal, log }: Services): Promise<void> => {
 };
 
 /** A difference between what is shown and what the events say is a fault of ours, or tampering. */
-const lookForDrift = async ({ seal: { store, db, now }, log }: Services): Promise<void> => {
-  for (const { paymentId, kind, position, message } of (await sweepDrift({ store, db, now })) ?? [])
+const lookForDrift = async ({ seal: { store, db, now }, clock, log }: Services, stop: AbortSignal): Promise<void> => {
+  const found = await sweepDrift({ store, db, now }, () => clock.sleep(DRIFT_PAUSE_MS, stop));
+  for (const { paymentId, kind, position, message } of found ?? [])
     log.error({ paymentId, kind, position, difference: message }, 'a payment is shown otherwise than its events say');
 };

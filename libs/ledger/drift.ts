@@ -529,7 +529,7 @@ const checkBooks = async (db: Queryable, until: string, expectedEntries: number)
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Without end, at low priority: a page of payments at a time, by whichever worker is there.
+// Without end, at low priority: a round of payments at a time, by whichever worker is there.
 
 export const driftMigration: Migration = {
   name: '0102-drift',
@@ -555,20 +555,29 @@ create table drift_difference (
 };
 
 /** Payments of one round of the sweep. */
-const SWEPT_PAYMENTS = 400;
-/** A worker that died in the middle of a page is replaced after this long. */
-const PAGE_SECONDS = 60;
+const SWEPT_PAYMENTS = 800;
+/** Looked at together: milliseconds of the processor, which a request that comes just then can wait. */
+const SWEPT_AT_ONCE = 40;
+/** A worker that died in the middle of a round is replaced after this long. */
+const ROUND_SECONDS = 60;
 
-/** Checks the next page of payments, and begins again after the last; null while another worker is at it. What is no difference any more is forgotten. */
-export const sweepDrift = async (ports: DriftPorts): Promise<readonly Difference[] | null> => {
+/**
+ * Checks the next round of payments, and begins again after the last; null while another worker is at it. What is no difference any more is forgotten.
+ * `pause` is waited for between one handful and the next, so that payments are never kept waiting by a whole round.
+ */
+export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> = async () => undefined): Promise<readonly Difference[] | null> => {
   const { db } = ports;
   const { rows } = await db.query<{ after: string | null }>(
     `update drift_sweep set busy_until = now() + $1::int * interval '1 second' where busy_until is null or busy_until < now() returning after`,
-    [PAGE_SECONDS],
+    [ROUND_SECONDS],
   );
   if (!rows[0]) return null;
   const ids = await paymentIdsAfter(db, rows[0].after, SWEPT_PAYMENTS);
-  const { differences } = await checkPayments(ports, ids);
+  const differences: Difference[] = [];
+  for (let from = 0; from < ids.length; from += SWEPT_AT_ONCE) {
+    if (from > 0) await pause();
+    differences.push(...(await checkPayments(ports, ids.slice(from, from + SWEPT_AT_ONCE))).differences);
+  }
   await db.query('delete from drift_difference where payment_id = any($1::uuid[]) and not (payment_id::text || kind = any($2::text[]))', [
     ids,
     differences.map(({ paymentId, kind }) => `${paymentId}${kind}`),

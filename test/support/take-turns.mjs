@@ -1,0 +1,44 @@
+/**
+ * The environment of every spec file, with a place to run in: as many files run at once on a machine as it has cores, however many runs were started on it.
+ * Two runs on two cores so take turns, where side by side all would be slow and what waits for a process or a connection would give up.
+ */
+import { once } from 'node:events';
+import { createServer } from 'node:net';
+import { availableParallelism } from 'node:os';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { TestEnvironment } from 'jest-environment-node';
+
+/** At least what one run takes by itself (`maxWorkers`). */
+const PLACES = Math.max(2, availableParallelism());
+const LOOK_AGAIN_MS = 250;
+
+/** A name in Linux's abstract namespace: one process has it at a time, and the kernel takes it back from one that dies. null where it is taken. */
+const tryPlace = async (number) => {
+  const server = createServer().listen(`\0payfold-test-place-${number}`);
+  try {
+    await once(server, 'listening');
+    return server;
+  } catch (error) {
+    if (error.code === 'EADDRINUSE') return null;
+    throw error;
+  }
+};
+
+export default class TakeTurns extends TestEnvironment {
+  async setup() {
+    await super.setup();
+    // Other systems have no such names; there each run is on its own.
+    while (process.platform === 'linux' && !this.place) {
+      for (let number = 0; number < PLACES && !this.place; number++) this.place = await tryPlace(number);
+      if (!this.place) await sleep(LOOK_AGAIN_MS);
+    }
+  }
+
+  async teardown() {
+    try {
+      await super.teardown();
+    } finally {
+      this.place?.close();
+    }
+  }
+}
