@@ -7,15 +7,15 @@
  * `--events` fills the log first, since plans and caches differ on a large table; `--pause` waits so many seconds before each run, on a machine that is shared. Starts a Postgres of its own; refuses one that does not fsync.
  * Exit 1 where the median ratio is below the gate. Without pgbench it prints rates, and no ratio.
  */
-import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { closeSync, fdatasyncSync, openSync, writeSync } from 'node:fs';
-import { chmod, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { chmod, mkdtemp, rm } from 'node:fs/promises';
 import { cpus, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { createPostgresEventStore, eventStoreMigrations, type EventStore, type NewEvent } from '#eventstore';
 import { createPool, migrate, startEmbeddedPostgres, type Pool } from '#platform';
+import { CLIENTS, pgbench, SAMPLE, SAMPLE_BYTES } from './pgbench.js';
 
 const { values } = parseArgs({
   options: {
@@ -35,8 +35,6 @@ const options = {
   pause: Number(values.pause),
   gate: Number(values.gate),
 };
-/** pgbench is given the better of these; more clients than cores help it, up to a point. */
-const PGBENCH_CLIENTS = [16, 64];
 const WARM_UP_SECONDS = 2;
 
 const print = (line: string) => process.stdout.write(`${line}\n`);
@@ -44,30 +42,7 @@ const rate = (perSecond: number) => `${(perSecond / 1000).toFixed(1)} k/s`;
 const median = (numbers: readonly number[]) => [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)]!;
 const quantile = (sorted: Float64Array, q: number) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * q))]!;
 
-/** About 700 bytes of JSON, the size of a PaymentInitiated. */
-const DATA = {
-  paymentId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c11',
-  confirmationNumber: '7K3M-Q9ZD-4T',
-  portalId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c12',
-  referenceId: 'CASE-2026-000123',
-  lines: [
-    { lineId: '1', description: 'Citation 4471-A', amountCents: 12_500 },
-    { lineId: '2', description: 'Late fee', amountCents: 2_500 },
-  ],
-  principalCents: 15_000,
-  feeCents: 425,
-  chargeMode: 'separate',
-  feeVersion: 3,
-  card: { brand: 'visa', last4: '4242', expiry: '2029-04' },
-  references: { principal: 'c-0190c1f2-principal-1', fee: 'c-0190c1f2-fee-1' },
-};
-const META = {
-  recordedAt: '2026-01-02T03:04:05.678Z',
-  actor: { type: 'partner', id: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c13' },
-  correlationId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c14',
-} as const;
-const event = (): NewEvent => ({ id: randomUUID(), type: 'PaymentInitiated', v: 1, data: DATA, meta: META });
-const PAYLOAD_BYTES = Buffer.byteLength(JSON.stringify(DATA)) + Buffer.byteLength(JSON.stringify({ v: 1, ...META }));
+const event = (): NewEvent => ({ id: randomUUID(), type: 'PaymentInitiated', v: 1, ...SAMPLE });
 
 interface Run {
   readonly perSecond: number;
@@ -99,33 +74,6 @@ const appendFor = async (store: EventStore, writers: number, seconds: number): P
     p99Ms: quantile(sorted, 0.99),
   };
 };
-
-/** Same columns, same indexes, same bytes; the position from a sequence, which is the cheapest that Postgres has. */
-const PGBENCH_TABLE = `
-create sequence single_position;
-create table single_insert (
-  position bigint primary key, stream_id text collate "C" not null, revision bigint not null, event_id uuid not null,
-  type text not null, data json not null, meta json not null, stored_at timestamptz not null default clock_timestamp(),
-  unique (stream_id, revision)
-)`;
-const quoted = (value: unknown) => `'${JSON.stringify(value)}'`;
-const PGBENCH_SCRIPT = `insert into single_insert (position, stream_id, revision, event_id, type, data, meta) values (nextval('single_position'), 'payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentInitiated', ${quoted(DATA)}, ${quoted({ v: 1, ...META })});\n`;
-
-/** Transactions per second; null where pgbench is not installed. */
-const pgbench = (url: string, script: string, clients: number, seconds: number): Promise<number | null> =>
-  new Promise((resolve, reject) => {
-    const args = ['-n', '-M', 'prepared', '-f', script, '-c', String(clients), '-j', '2', '-T', String(seconds), url];
-    const child = spawn('pgbench', args, { stdio: ['ignore', 'pipe', 'pipe'] });
-    let output = '';
-    child.stdout.on('data', (chunk: Buffer) => (output += chunk.toString()));
-    child.stderr.on('data', (chunk: Buffer) => (output += chunk.toString()));
-    child.once('error', (error: NodeJS.ErrnoException) => (error.code === 'ENOENT' ? resolve(null) : reject(error)));
-    child.once('close', () => {
-      const tps = /^tps = ([\d.]+) \(without/m.exec(output)?.[1];
-      if (tps) resolve(Number(tps));
-      else reject(new Error(`pgbench failed: ${output.trim().split('\n').at(-1)}`));
-    });
-  });
 
 /** What one durable write costs here: 8 KiB and fdatasync, as a commit writes. */
 const fsyncMs = (directory: string): number => {
@@ -177,22 +125,19 @@ const run = async (directory: string): Promise<boolean> => {
       settings[name] = await setting(pool, name);
     if (settings.fsync !== 'on' || settings.synchronous_commit === 'off') throw new Error('this Postgres does not make commits durable: no figures');
     await migrate(pool, eventStoreMigrations);
-    await pool.query(PGBENCH_TABLE);
-    const script = join(directory, 'single-insert.sql');
-    await writeFile(script, PGBENCH_SCRIPT);
     print(
       Object.entries(settings)
         .map(([name, value]) => `${name}=${value}`)
         .join(' '),
     );
     print(
-      `${cpus().length} cores (${cpus()[0]?.model ?? 'unknown'}), Node ${process.version}, fdatasync of 8 KiB ${fsyncMs(directory).toFixed(2)} ms, payload ${PAYLOAD_BYTES} bytes`,
+      `${cpus().length} cores (${cpus()[0]?.model ?? 'unknown'}), Node ${process.version}, fdatasync of 8 KiB ${fsyncMs(directory).toFixed(2)} ms, payload ${SAMPLE_BYTES} bytes`,
     );
 
     let acknowledged = 0;
     while (acknowledged < options.events) acknowledged += (await appendFor(store, 256, 2)).acknowledged;
     acknowledged += (await appendFor(store, options.writers, WARM_UP_SECONDS)).acknowledged;
-    await pgbench(postgres.url, script, PGBENCH_CLIENTS[0]!, WARM_UP_SECONDS);
+    await pgbench(postgres.url, pool, { clients: CLIENTS[0], seconds: WARM_UP_SECONDS });
 
     const ratios: number[] = [];
     const rates: number[] = [];
@@ -204,11 +149,11 @@ const run = async (directory: string): Promise<boolean> => {
       };
       await settle();
       // Ours stands between the two of pgbench, so that a machine that slows down favours neither.
-      const before = await pgbench(postgres.url, script, PGBENCH_CLIENTS[0]!, options.seconds);
+      const before = await pgbench(postgres.url, pool, { clients: CLIENTS[0], seconds: options.seconds });
       await settle();
       const ours = await appendFor(store, options.writers, options.seconds);
       await settle();
-      const after = await pgbench(postgres.url, script, PGBENCH_CLIENTS[1]!, options.seconds);
+      const after = await pgbench(postgres.url, pool, { clients: CLIENTS[1], seconds: options.seconds });
       await settle();
       acknowledged += ours.acknowledged;
       rates.push(ours.perSecond);
@@ -217,7 +162,7 @@ const run = async (directory: string): Promise<boolean> => {
       else {
         ratios.push(ours.perSecond / Math.max(before, after));
         print(
-          `round ${round}: ${own}, pgbench c=${PGBENCH_CLIENTS.join('/')} ${rate(before)} / ${rate(after)}, ratio ${ratios.at(-1)!.toFixed(2)}, other work ${Math.round(others * 100)} %`,
+          `round ${round}: ${own}, pgbench c=${CLIENTS.join('/')} ${rate(before)} / ${rate(after)}, ratio ${ratios.at(-1)!.toFixed(2)}, other work ${Math.round(others * 100)} %`,
         );
       }
     }

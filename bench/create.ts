@@ -75,11 +75,11 @@ try {
   const processor = await closedLoop({ host: service.simulatorUrl.hostname, port: Number(service.simulatorUrl.port), connections: CONNECTIONS, request: charges }, PART_SECONDS); // prettier-ignore
   if (refused.statuses.get(401) === undefined || processor.statuses.get(200) === undefined) throw new Error('a part did not answer as it should');
   console.log(`parts alone: ${refused.perSecond.toFixed(0)} refused creates/s, ${processor.perSecond.toFixed(0)} charges/s at the processor`);
-  if (yardsticks.length > 0) {
-    const rows = await pgbenchTogether(service.databaseUrl, service.pool, CONNECTIONS);
-    const together = 1 / (1 / refused.perSecond + CHARGES_PER_CREATE / processor.perSecond + ROWS_PER_CREATE / rows);
-    console.log(`pgbench, ${CONNECTIONS} rows to a commit: ${rows.toFixed(0)} rows/s`);
-    console.log(`HTTP in, ${CHARGES_PER_CREATE} charges and ${ROWS_PER_CREATE} such rows at those rates on these cores: ${together.toFixed(0)} creates/s, ratio ${(together / median(yardsticks)).toFixed(2)}, with no work of our own`); // prettier-ignore
+  const together = await pgbenchTogether(service.databaseUrl, service.pool, CONNECTIONS);
+  if (together !== null) {
+    const bound = 1 / (1 / refused.perSecond + CHARGES_PER_CREATE / processor.perSecond + ROWS_PER_CREATE / together);
+    console.log(`pgbench, ${CONNECTIONS} rows to a commit: ${together.toFixed(0)} rows/s`);
+    console.log(`HTTP in, ${CHARGES_PER_CREATE} charges and ${ROWS_PER_CREATE} such rows at those rates on these cores: ${bound.toFixed(0)} creates/s, ratio ${(bound / median(yardsticks)).toFixed(2)}, with no work of our own`); // prettier-ignore
   }
 
   const { rows } = await service.pool.query<{ created: string; gaps: string }>(

@@ -3,12 +3,40 @@ import { spawnSync } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import type { NewEvent } from '#eventstore';
 import type { Pool } from '#platform';
 
-const CLIENTS = [16, 64];
+/** pgbench is given the better of these; more clients than cores help it, up to a point. */
+export const CLIENTS = [16, 64] as const;
 const BATCHES_AT_ONCE = 2;
 const SECONDS = 5;
-const PAYLOAD_CHARACTERS = 700;
+
+/** About 700 bytes of JSON, the size of a PaymentInitiated. */
+export const SAMPLE: Pick<NewEvent, 'data' | 'meta'> = {
+  data: {
+    paymentId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c11',
+    confirmationNumber: '7K3M-Q9ZD-4T',
+    portalId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c12',
+    referenceId: 'CASE-2026-000123',
+    lines: [
+      { lineId: '1', description: 'Citation 4471-A', amountCents: 12_500 },
+      { lineId: '2', description: 'Late fee', amountCents: 2_500 },
+    ],
+    principalCents: 15_000,
+    feeCents: 425,
+    chargeMode: 'separate',
+    feeVersion: 3,
+    card: { brand: 'visa', last4: '4242', expiry: '2029-04' },
+    references: { principal: 'c-0190c1f2-principal-1', fee: 'c-0190c1f2-fee-1' },
+  },
+  meta: {
+    recordedAt: '2026-01-02T03:04:05.678Z',
+    actor: { type: 'partner', id: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c13' },
+    correlationId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c14',
+  },
+};
+const META = JSON.stringify({ v: 1, ...SAMPLE.meta });
+export const SAMPLE_BYTES = Buffer.byteLength(JSON.stringify(SAMPLE.data)) + Buffer.byteLength(META);
 
 export interface Yardstick {
   readonly clients: number;
@@ -33,35 +61,45 @@ export const printSettings = async (pool: Pool): Promise<void> => {
 
 /** Best of 16 and 64 clients, one row to a commit; null, and a line that says so, where pgbench is missing. */
 export const pgbenchBest = async (databaseUrl: string, pool: Pool): Promise<Yardstick | null> => {
-  if (spawnSync('pgbench', ['--version']).status !== 0) {
-    console.log('pgbench is not installed here (Debian: postgresql-contrib); no ratio');
-    return null;
+  let best: Yardstick | null = null;
+  for (const clients of CLIENTS) {
+    const perSecond = await pgbench(databaseUrl, pool, { clients });
+    if (perSecond === null) {
+      console.log('pgbench is not installed here (Debian: postgresql-contrib); no ratio');
+      return null;
+    }
+    if (!best || perSecond > best.perSecond) best = { clients, perSecond };
   }
-  const results = [];
-  for (const clients of CLIENTS) results.push({ clients, perSecond: await pgbench(databaseUrl, pool, clients, 1) });
-  return results.reduce((best, one) => (one.perSecond > best.perSecond ? one : best));
+  return best;
 };
 
-/** Rows a second where `rows` share a commit, as those of a batch of appends or claims do. */
-export const pgbenchTogether = (databaseUrl: string, pool: Pool, rows: number): Promise<number> => pgbench(databaseUrl, pool, BATCHES_AT_ONCE, rows);
+/** Rows a second where `rows` share a commit, as those of a batch of appends or claims do; null where pgbench is missing. */
+export const pgbenchTogether = (databaseUrl: string, pool: Pool, rows: number): Promise<number | null> =>
+  pgbench(databaseUrl, pool, { clients: BATCHES_AT_ONCE, rowsPerCommit: rows });
 
-/** Rows a second. */
-const pgbench = async (databaseUrl: string, pool: Pool, clients: number, rowsPerCommit: number): Promise<number> => {
+/** Rows a second; null where pgbench is missing. Same columns, same indexes, same bytes as an event; the position from a sequence, which is the cheapest that Postgres has. */
+export const pgbench = async (
+  databaseUrl: string,
+  pool: Pool,
+  { clients, rowsPerCommit = 1, seconds = SECONDS }: { clients: number; rowsPerCommit?: number; seconds?: number },
+): Promise<number | null> => {
   await pool.query(`
     create table if not exists bench_insert (
-      position bigint generated always as identity primary key, stream_id text not null, revision bigint not null, event_id uuid not null,
+      position bigint generated always as identity primary key, stream_id text collate "C" not null, revision bigint not null, event_id uuid not null,
       type text not null, data json not null, meta json not null, stored_at timestamptz not null default clock_timestamp(), unique (stream_id, revision))`);
   const folder = mkdtempSync(join(tmpdir(), 'payfold-pgbench-'));
   try {
     const script = join(folder, 'insert.sql');
-    const data = JSON.stringify({ text: 'x'.repeat(PAYLOAD_CHARACTERS - 12) });
+    // A colon begins a variable of pgbench only before a letter; in this text digits, quotes and brackets follow it.
     writeFileSync(
       script,
-      `insert into bench_insert (stream_id, revision, event_id, type, data, meta) select 'payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentCreated', '${data}', '{}' from generate_series(1, ${rowsPerCommit});\n`,
+      `insert into bench_insert (stream_id, revision, event_id, type, data, meta) select 'payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentInitiated', '${JSON.stringify(SAMPLE.data)}', '${META}' from generate_series(1, ${rowsPerCommit});\n`,
     );
-    const run = spawnSync('pgbench', ['-n', '-M', 'prepared', '-c', String(clients), '-j', '2', '-T', String(SECONDS), '-f', script, databaseUrl], {
+    const run = spawnSync('pgbench', ['-n', '-M', 'prepared', '-c', String(clients), '-j', '2', '-T', String(seconds), '-f', script, databaseUrl], {
       encoding: 'utf8',
     });
+    const failure: NodeJS.ErrnoException | undefined = run.error;
+    if (failure?.code === 'ENOENT') return null;
     const perSecond = Number(/tps = ([\d.]+)/.exec(run.stdout)?.[1]);
     if (!perSecond) throw new Error(`pgbench: ${run.stderr}`);
     return perSecond * rowsPerCommit;
