@@ -37,7 +37,7 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
     beforeAll(async () => {
       store = await createKurrentDbEventStore(KURRENTDB_URL, { onTrouble: (message) => troubles.set(message, (troubles.get(message) ?? 0) + 1) });
       start = await eventually(async () => ({ head: await store.head() }), { timeoutMs: 60_000 }).then(({ head }) => head);
-    }, 90_000);
+    });
     afterAll(() => store?.close());
 
     /** Writers, each on streams of its own, three events each; what fails is repeated under the same ids until it is known. */
@@ -105,7 +105,7 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
         }
       const missing = [...acknowledged.keys()].filter((id) => !places.has(id));
       const moved = [...acknowledged].filter(([id, told]) => places.has(id) && JSON.stringify(places.get(id), text) !== JSON.stringify(told, text));
-      await eventually(() => reader.events().length >= places.size, { timeoutMs: 30_000 });
+      await eventually(() => reader.events().length >= places.size);
       const seen = reader.events();
       print(
         `acknowledged ${acknowledged.size}, missing ${missing.length}, doubled ${doubled}, elsewhere than told ${moved.length}; ` +

@@ -369,7 +369,7 @@ describe('a projection over it', () => {
     await worker.stop();
     await store.append(newStream(), 'no_stream', newEvents(1));
     expect(await worker.status()).toMatchObject({ lagEvents: null });
-  }, 60_000);
+  });
 });
 
 describe('a cluster', () => {
@@ -394,7 +394,7 @@ describe('a cluster', () => {
     await eventually(() => reader.events().length === 2);
     expect(second.calls.append).toBeGreaterThan(0);
     expect(await logAfter(cluster, null)).toHaveLength(2);
-  }, 30_000);
+  });
 });
 
 describe('opening', () => {

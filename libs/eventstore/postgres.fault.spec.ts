@@ -32,7 +32,7 @@ beforeAll(async () => {
   await start();
   admin = createPool(postgres.url, { name: 'admin', max: 2 });
   await migrate(admin, eventStoreMigrations);
-}, 60_000);
+});
 afterAll(async () => {
   await admin.end();
   await postgres.stop();
@@ -113,7 +113,7 @@ describe('connections that break', () => {
     await eventually(() => reader.events().length === work.acknowledged.length);
     expect(new Set(reader.events().map(({ id }) => id))).toEqual(new Set(work.acknowledged.map(({ event }) => event.id)));
     await reader.close();
-  }, 60_000);
+  });
 
   test('an append without a revision is not repeated: its caller is told that nobody knows', async () => {
     const store = createPostgresEventStore(postgres.url);
@@ -230,13 +230,13 @@ describe('Postgres is killed (SIGKILL) under load and started again', () => {
     const work = load(store, 32);
     for (let kill = 0; kill < 3; kill++) {
       const before = work.acknowledged.length;
-      await eventually(() => work.acknowledged.length > before + 1_000, { timeoutMs: 30_000 });
+      await eventually(() => work.acknowledged.length > before + 1_000);
       process.kill(postgres.pid, 'SIGKILL');
       // Until its children are gone the cluster's shared memory is still in use.
-      await eventually(start, { timeoutMs: 30_000, everyMs: 200 });
+      await eventually(start, { everyMs: 200 });
     }
     const before = work.acknowledged.length;
-    await eventually(() => work.acknowledged.length > before + 500, { timeoutMs: 30_000 });
+    await eventually(() => work.acknowledged.length > before + 500);
     await work.stop();
     await verify(store, work.acknowledged);
     const log = (await logAfter(store, from)).map(({ id }) => id);

@@ -194,7 +194,7 @@ describe('a worker', () => {
     let asleep = true;
     const sleeper = subscriber({
       apply: async (client, events) => {
-        await eventually(() => !asleep, { timeoutMs: 20_000 });
+        await eventually(() => !asleep);
         await write(client, events);
       },
     });

@@ -61,7 +61,8 @@ const GATHER_MS = 5;
 const WATCH_MS = 25;
 /** A command waits for the worker that holds the lease as long as it moves on this often; else it takes part. */
 const PATIENCE_MS = 250;
-const BACKOFF_MS = { first: 50, most: 5_000 } as const;
+/** Also how far behind a projection may be when a database that was away is back. */
+const BACKOFF_MS = { first: 50, most: 1_000 } as const;
 /** A single event that fails is tried once more before it counts as poison. */
 const POISON_ATTEMPTS = 2;
 

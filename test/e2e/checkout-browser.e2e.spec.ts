@@ -31,7 +31,7 @@ afterAll(async () => {
   await browser?.close();
   await service?.stop();
   await sites?.close();
-}, 60_000);
+});
 beforeEach(() => {
   sites.visits.length = 0;
   sites.lead(service.urls[0]!);
@@ -364,51 +364,48 @@ describe('other sites', () => {
 });
 
 describe('everybody can use it', () => {
-  test.each(['en', 'es'])(
-    'axe finds nothing on any page (%s)',
-    (locale) =>
-      inWindow(async (page) => {
-        const found: Record<string, string[]> = {};
-        const look = async (name: string) => {
-          const list = await violations(page);
-          if (list.length > 0) found[name] = list;
-        };
-        const fields = ask({ locale });
-        const path = await toPayPage(page, fields);
-        await look('pay');
-        await page.fill('#email', 'nobody');
-        await page.click(payButton);
-        await page.waitForSelector('.problem li');
-        await look('mistakes');
-        await page.fill('#email', '');
-        await payWith(page, CARD.declined, '.problem p');
-        await look('declined');
-        await payWith(page, CARD.approved, '.receipt');
-        await look('receipt');
-        await page.goto(`${sites.payUrl}${path}/paid`);
-        await look('already paid');
-        await toPayPage(page, fields);
-        await payWith(page, CARD.unresolvable, '.sign.wait');
-        await look('processing');
-        service.clock.advance(31_000);
-        await page.reload();
-        await look('processing, late');
-        const left = await toPayPage(page, fields);
-        await page.click('.aside a');
-        await page.waitForURL(`${sites.shopUrl}/pay/**`);
-        await page.goto(sites.payUrl + left);
-        await look('cancelled');
-        await toPayPage(page, fields);
-        service.clock.advance(3_600_000);
-        await page.reload();
-        await look('expired');
-        for (const address of ['/checkout/error?code=PORTAL_ACCESS_DENIED&ref=1', '/checkout/cs_x']) {
-          await page.goto(sites.payUrl + address).catch(() => undefined);
-          await look(address);
-        }
-        expect(found).toEqual({});
-      }),
-    60_000,
+  test.each(['en', 'es'])('axe finds nothing on any page (%s)', (locale) =>
+    inWindow(async (page) => {
+      const found: Record<string, string[]> = {};
+      const look = async (name: string) => {
+        const list = await violations(page);
+        if (list.length > 0) found[name] = list;
+      };
+      const fields = ask({ locale });
+      const path = await toPayPage(page, fields);
+      await look('pay');
+      await page.fill('#email', 'nobody');
+      await page.click(payButton);
+      await page.waitForSelector('.problem li');
+      await look('mistakes');
+      await page.fill('#email', '');
+      await payWith(page, CARD.declined, '.problem p');
+      await look('declined');
+      await payWith(page, CARD.approved, '.receipt');
+      await look('receipt');
+      await page.goto(`${sites.payUrl}${path}/paid`);
+      await look('already paid');
+      await toPayPage(page, fields);
+      await payWith(page, CARD.unresolvable, '.sign.wait');
+      await look('processing');
+      service.clock.advance(31_000);
+      await page.reload();
+      await look('processing, late');
+      const left = await toPayPage(page, fields);
+      await page.click('.aside a');
+      await page.waitForURL(`${sites.shopUrl}/pay/**`);
+      await page.goto(sites.payUrl + left);
+      await look('cancelled');
+      await toPayPage(page, fields);
+      service.clock.advance(3_600_000);
+      await page.reload();
+      await look('expired');
+      for (const address of ['/checkout/error?code=PORTAL_ACCESS_DENIED&ref=1', '/checkout/cs_x']) {
+        await page.goto(sites.payUrl + address).catch(() => undefined);
+        await look(address);
+      }
+      expect(found).toEqual({});
+    }),
   );
   test('axe finds nothing in the dark either', () =>
     inWindow(

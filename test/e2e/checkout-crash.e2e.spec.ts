@@ -47,13 +47,13 @@ beforeAll(async () => {
   const { position } = await admin.configureCheckout(portalId, { enabled: true, allow: [`${SHOP}/pay`] });
   await stores.projections.directory.runUntil(position!, { timeoutMs: 10_000 });
   [healthy] = await Promise.all([start('api', dataDir, env), start('worker', dataDir, env)]);
-}, 60_000);
+});
 
 afterAll(async () => {
   await stores?.close();
   await dataDir?.remove();
   await database?.drop();
-}, 30_000);
+});
 
 const at = (url: string, payer?: Payer): Payer => {
   const moved = new Payer(url, PUBLIC);
@@ -90,45 +90,41 @@ test.each<{ point: string; card?: string; sees: 'processing' | 'receipt' | 'open
   { point: 'append.PaymentOutcomeUnknown:after', card: CARD.unreadable, sees: 'processing', ends: 'open' },
   { point: 'append.OutcomeUnknown:before', card: CARD.unreadable, sees: 'processing', ends: 'open' },
   { point: 'append.OutcomeUnknown:after', card: CARD.unreadable, sees: 'processing', ends: 'open' },
-])(
-  'killed at $point: $sees at once, then $ends',
-  async ({ point, card = CARD.approved, sees, ends }) => {
-    const referenceId = `CRASH-${randomBytes(6).toString('hex')}`;
-    const before = at(healthy.url);
-    const id = await before.begin(intakeOf({ portalId }, { reference_id: referenceId }));
-    const form = { ...formOf((await before.send(`/checkout/${id}`)).text), ...CARD_FORM, card_number: card };
-    const doomed = await start('api', dataDir, { ...env, FAILPOINT: point });
-    const answer = await at(doomed.url, before)
-      .submit(id, form)
-      .then(
-        ({ status }) => `answered ${status}`,
-        () => 'cut off',
-      );
-    expect(answer).toBe('cut off');
-    expect((await doomed.exited).signal).toBe('SIGKILL');
+])('killed at $point: $sees at once, then $ends', async ({ point, card = CARD.approved, sees, ends }) => {
+  const referenceId = `CRASH-${randomBytes(6).toString('hex')}`;
+  const before = at(healthy.url);
+  const id = await before.begin(intakeOf({ portalId }, { reference_id: referenceId }));
+  const form = { ...formOf((await before.send(`/checkout/${id}`)).text), ...CARD_FORM, card_number: card };
+  const doomed = await start('api', dataDir, { ...env, FAILPOINT: point });
+  const answer = await at(doomed.url, before)
+    .submit(id, form)
+    .then(
+      ({ status }) => `answered ${status}`,
+      () => 'cut off',
+    );
+  expect(answer).toBe('cut off');
+  expect((await doomed.exited).signal).toBe('SIGKILL');
 
-    const payer = at(healthy.url, before);
-    const shown = await payer.open(`/checkout/${id}/processing`);
-    expect(shown.path).toBe(`/checkout/${id}${sees === 'open' ? '' : `/${sees}`}`);
-    // Whatever it shows, the same form again charges nothing twice.
-    const again = await payer.submit(id, form);
-    if (point !== 'append.AttemptStarted:before') expect(again.location).toBe(shown.path);
-    await aMinuteLater();
-    if (ends === 'open') {
-      const page = await payer.open(`/checkout/${id}/processing`);
-      expect(page.path).toBe(`/checkout/${id}`);
-      if (point !== 'append.AttemptStarted:before') expect(textOf(page.text)).toContain('No money has been taken.');
-      expect((await payer.pay(id)).location).toBe(`/checkout/${id}/receipt`);
-    }
-    const done = readReturn(signingSecret, 'return', (await payer.send(`/checkout/${id}/done`)).location);
-    expect(done).toMatchObject({ right: true, result: 'paid', checkout_id: id, reference_id: referenceId });
-    // In the end exactly one payment of this bill stands, at the bank and in the log.
-    const books = await readBooks(stores, bank);
-    const standing = books.for(referenceId).filter(({ netAtBankCents }) => netAtBankCents > 0);
-    expect(standing.map(({ paymentId, netAtBankCents }) => [paymentId, netAtBankCents])).toEqual([[done.payment_id, 12_863]]);
-  },
-  60_000,
-);
+  const payer = at(healthy.url, before);
+  const shown = await payer.open(`/checkout/${id}/processing`);
+  expect(shown.path).toBe(`/checkout/${id}${sees === 'open' ? '' : `/${sees}`}`);
+  // Whatever it shows, the same form again charges nothing twice.
+  const again = await payer.submit(id, form);
+  if (point !== 'append.AttemptStarted:before') expect(again.location).toBe(shown.path);
+  await aMinuteLater();
+  if (ends === 'open') {
+    const page = await payer.open(`/checkout/${id}/processing`);
+    expect(page.path).toBe(`/checkout/${id}`);
+    if (point !== 'append.AttemptStarted:before') expect(textOf(page.text)).toContain('No money has been taken.');
+    expect((await payer.pay(id)).location).toBe(`/checkout/${id}/receipt`);
+  }
+  const done = readReturn(signingSecret, 'return', (await payer.send(`/checkout/${id}/done`)).location);
+  expect(done).toMatchObject({ right: true, result: 'paid', checkout_id: id, reference_id: referenceId });
+  // In the end exactly one payment of this bill stands, at the bank and in the log.
+  const books = await readBooks(stores, bank);
+  const standing = books.for(referenceId).filter(({ netAtBankCents }) => netAtBankCents > 0);
+  expect(standing.map(({ paymentId, netAtBankCents }) => [paymentId, netAtBankCents])).toEqual([[done.payment_id, 12_863]]);
+});
 
 test('killed after CheckoutStarted: the payer starts again from the shop', async () => {
   const doomed = await start('api', dataDir, { ...env, FAILPOINT: 'append.CheckoutStarted:after' });
@@ -137,4 +133,4 @@ test('killed after CheckoutStarted: the payer starts again from the shop', async
   const payer = at(healthy.url);
   const id = await payer.begin(intakeOf({ portalId }));
   expect((await payer.pay(id)).location).toBe(`/checkout/${id}/receipt`);
-}, 30_000);
+});

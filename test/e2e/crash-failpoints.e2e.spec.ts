@@ -50,13 +50,13 @@ beforeAll(async () => {
 
   [healthy] = await Promise.all([start('api', dataDir, env), start('worker', dataDir, env)]);
   partner = new Partner(healthy.url + PARTNER, apiKey);
-}, 60_000);
+});
 
 afterAll(async () => {
   await stores?.close();
   await dataDir?.remove();
   await database?.drop();
-}, 30_000);
+});
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 

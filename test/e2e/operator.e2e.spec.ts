@@ -433,7 +433,7 @@ describe('the stores of a command', () => {
     expect(listed.map(({ name }) => name).sort()).toEqual(['A', 'B']);
     expect(await readdir(directory)).not.toContain('lock');
     expect(await readdir(join(directory, 'postgres'))).not.toContain('postmaster.pid');
-  }, 60_000);
+  });
   test('an interrupted command stops the Postgres that it started', async () => {
     const directory = await mkdtemp(join(dataDir, 'interrupted-'));
     const child = spawn(process.execPath, [LAUNCHER, 'accounts', 'list'], { env: { PATH: process.env.PATH, DATA_DIR: directory }, stdio: 'ignore' });
@@ -444,5 +444,5 @@ describe('the stores of a command', () => {
     expect(await exited).toBe(143);
     expect(await readdir(directory)).not.toContain('lock');
     expect(await readdir(join(directory, 'postgres'))).not.toContain('postmaster.pid');
-  }, 60_000);
+  });
 });

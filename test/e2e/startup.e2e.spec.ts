@@ -155,16 +155,16 @@ describe('a child that is killed under the running service', () => {
         else refused.push(`${reply.status} ${reply.code}`);
       }
     });
-    for (let kills = 0; kills < 3; kills++) {
+    // It is back within moments, and all 16 may be past their claim at the kill: then nobody meets a store of keys that is down.
+    for (let kills = 0; kills < 3 || !refused.includes('503 IDEMPOTENCY_UNAVAILABLE'); kills++) {
       const before = paidFor.length;
       await eventually(() => paidFor.length > before + 20);
       const postmaster = postmasterOf(dataDir.data)!;
       kill(postmaster);
-      await eventually(() => refused.includes('503 IDEMPOTENCY_UNAVAILABLE'));
-      await eventually(() => postmasterOf(dataDir.data) !== null && postmasterOf(dataDir.data) !== postmaster, { timeoutMs: 20_000 });
+      await eventually(() => postmasterOf(dataDir.data) !== null && postmasterOf(dataDir.data) !== postmaster);
     }
     const before = paidFor.length;
-    await eventually(() => paidFor.length > before + 20, { timeoutMs: 20_000 });
+    await eventually(() => paidFor.length > before + 20);
     running_ = false;
     await Promise.all(payers);
 
@@ -181,8 +181,8 @@ describe('a child that is killed under the running service', () => {
       expect([reply.status, reply.replayed, reply.text]).toEqual([200, true, text]);
       expect((await by.get(`payments/${reply.data.id as string}`)).data).toEqual(reply.data);
     }
-    await eventually(async () => (await fetch(`${first.url}/readyz`)).status === 200, { timeoutMs: 15_000 });
-  }, 90_000);
+    await eventually(async () => (await fetch(`${first.url}/readyz`)).status === 200);
+  });
 
   test('the processor: started again with its books; charges fail clearly meanwhile', async () => {
     const first = await running();
@@ -195,11 +195,11 @@ describe('a child that is killed under the running service', () => {
     await eventually(() => !isAlive(simulator.pid));
     const down = await create(by);
     expect([200, 502, 504]).toContain(down.status);
-    await eventually(async () => (await create(by)).status === 200, { timeoutMs: 20_000 });
+    await eventually(async () => (await create(by)).status === 200);
     expect(runtimeOf(dataDir)).toEqual(before);
     expect((await bank.truth()).length).toBeGreaterThan(charged);
     expect(first.children().filter(({ args }) => args.includes('simulator'))).toHaveLength(1);
-  }, 60_000);
+  });
 });
 
 describe('stopping', () => {
@@ -207,9 +207,11 @@ describe('stopping', () => {
     const process = await running();
     const children = process.children();
     expect(children.some(({ args }) => args.includes('postgres'))).toBe(true);
-    await createSimulatorControl(runtimeOf(dataDir).simulatorUrl).arm({ match: { call: 'charge', leg: 'principal' }, delayAfterMs: 1_500 });
+    const bank = createSimulatorControl(runtimeOf(dataDir).simulatorUrl);
+    const charged = (await bank.truth()).length;
+    await bank.arm({ match: { call: 'charge', leg: 'principal' }, delayAfterMs: 1_500 });
     const inFlight = create(partner(process));
-    await eventually(async () => ((await partner(process).get('payments?status=pending')).data.payments as unknown[]).length > 0);
+    await eventually(async () => (await bank.truth()).length > charged, { everyMs: 1 });
     how(process);
     const begun = performance.now();
     expect((await inFlight).status).toBe(200);
@@ -223,9 +225,9 @@ describe('stopping', () => {
     expect(existsSync(join(dataDir.data, 'lock'))).toBe(false);
   };
 
-  test('SIGTERM delivers what is in flight, and leaves no process behind', () => leavesNothing((process) => process.signal('SIGTERM')), 60_000);
+  test('SIGTERM delivers what is in flight, and leaves no process behind', () => leavesNothing((process) => process.signal('SIGTERM')));
 
-  test('Ctrl-C reaches the whole process group, as in a terminal: the same', () => leavesNothing(({ pid }) => process.kill(-pid, 'SIGINT')), 60_000);
+  test('Ctrl-C reaches the whole process group, as in a terminal: the same', () => leavesNothing(({ pid }) => process.kill(-pid, 'SIGINT')));
 
   test('SIGTERM at any moment of the start leaves no process behind, and the next start works', async () => {
     for (const afterMs of [150, 350, 550, 750, 950]) {
@@ -238,7 +240,7 @@ describe('stopping', () => {
       nothingRunsOn(dataDir);
     }
     await running();
-  }, 60_000);
+  });
 });
 
 describe('the second start', () => {
@@ -259,7 +261,7 @@ describe('the second start', () => {
       const again = await running();
       expect((await create(partner(again))).status).toBe(200);
     }
-  }, 60_000);
+  });
 
   test('works when the pid in postmaster.pid is another living process by now, as happens in containers', async () => {
     const before = await running();
@@ -270,7 +272,7 @@ describe('the second start', () => {
     await writeFile(file, text.replace(/^\d+/, String(process.ppid)));
     const again = await running();
     expect((await partner(again).get(`payments/${paid.id}`)).status).toBe(200);
-  }, 60_000);
+  });
 });
 
 describe('a first start that is killed at any moment', () => {
@@ -285,7 +287,7 @@ describe('a first start that is killed at any moment', () => {
     } finally {
       await fresh.remove();
     }
-  }, 90_000);
+  });
 
   test('leaves nothing that keeps the next one from being a first start', async () => {
     const fresh = await DataDir.create();
@@ -303,7 +305,7 @@ describe('a first start that is killed at any moment', () => {
     } finally {
       await fresh.remove();
     }
-  }, 90_000);
+  });
 });
 
 describe('it does not start, says so in one line and changes nothing', () => {
@@ -362,11 +364,7 @@ describe('it does not start, says so in one line and changes nothing', () => {
     );
   });
 
-  test(
-    'KurrentDB cannot be reached',
-    () => refuses(/KurrentDB/, { KURRENTDB_URL: 'kurrentdb://127.0.0.1:9?tls=false' }, { untouched: false }),
-    60_000,
-  );
+  test('KurrentDB cannot be reached', () => refuses(/KurrentDB/, { KURRENTDB_URL: 'kurrentdb://127.0.0.1:9?tls=false' }, { untouched: false }));
 
   test('the database was written by a newer version', async () => {
     await running();
@@ -379,7 +377,7 @@ describe('it does not start, says so in one line and changes nothing', () => {
       { untouched: false },
     );
     expect(await readFile(join(dataDir.data, 'simulator', 'journal.ndjson'), 'utf8')).toBe(journal);
-  }, 60_000);
+  });
 
   test('configuration: every fault is named at once', async () => {
     const before = await checksums(dataDir.path);
@@ -430,5 +428,5 @@ describe('it does not start, says so in one line and changes nothing', () => {
     } finally {
       await apart.remove();
     }
-  }, 60_000);
+  });
 });

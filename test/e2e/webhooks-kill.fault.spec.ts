@@ -91,14 +91,14 @@ beforeAll(async () => {
   const sender = createSender({ settings: config.webhooks, resolve: createResolve(config.webhooks.dnsServers, clock), clock });
   const endpoints = new Endpoints({ pool, store, clock, ids, keys, sender, actor });
   for (const [index, url] of urls.entries()) receivers[index]!.accept((await endpoints.add(accountId, url)).secret);
-}, 60_000);
+});
 afterAll(async () => {
   await services?.close();
   await dataDir?.remove();
   for (const receiver of receivers) await receiver.close();
   names?.close();
   await database?.drop();
-}, 30_000);
+});
 
 /** So many events for the account: a dispute that moves on. */
 const moveOn = async (count: number, name: string): Promise<void> => {

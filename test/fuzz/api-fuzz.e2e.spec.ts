@@ -15,7 +15,7 @@ beforeAll(async () => {
   const { apiKey, portalId } = welcomeOf(service.stdout())!;
   const { apiUrl, simulatorUrl } = runtimeOf(dataDir);
   target = { url: apiUrl, apiKey, portalId, bank: createSimulatorControl(simulatorUrl) };
-}, 60_000);
+});
 afterAll(() => dataDir.remove());
 
 const options: FuzzOptions = { seed: 20_261_121, requests: REQUESTS, milliseconds: FUZZ_MS, parallel: 8 };
@@ -35,4 +35,4 @@ test(
 test('a document that lies about one word is found out', async () => {
   const { violations } = await fuzzApi(target, { ...options, requests: 300, planted: true });
   expect(violations.map(({ check }) => check)).toContain('answers are as documented');
-}, 60_000);
+});

@@ -1,6 +1,7 @@
 /**
  * The environment of every spec file, with a place to run in: as many files run at once on a machine as it has cores, however many runs were started on it.
- * Two runs on two cores so take turns, where side by side all would be slow and what waits for a process or a connection would give up.
+ * Two runs on two cores so take turns, where side by side all would be slow and what waits for a process or a connection would give up. Unit specs start
+ * nothing, and need no place.
  */
 import { once } from 'node:events';
 import { createServer } from 'node:net';
@@ -10,7 +11,10 @@ import { TestEnvironment } from 'jest-environment-node';
 
 /** At least what one run takes by itself (`maxWorkers`). */
 const PLACES = Math.max(2, availableParallelism());
-const LOOK_AGAIN_MS = 250;
+const LOOK_AGAIN_MS = 50;
+/** Who has just given a place back lets those go first who wait for one. */
+const AFTER_YOU_MS = 100;
+let hadOne = false;
 
 /** A name in Linux's abstract namespace: one process has it at a time, and the kernel takes it back from one that dies. null where it is taken. */
 const tryPlace = async (number) => {
@@ -25,13 +29,21 @@ const tryPlace = async (number) => {
 };
 
 export default class TakeTurns extends TestEnvironment {
+  constructor(config, context) {
+    super(config, context);
+    // Other systems have no such names; there each run is on its own.
+    this.needsPlace = process.platform === 'linux' && !context.testPath.endsWith('.unit.spec.ts');
+  }
+
   async setup() {
     await super.setup();
-    // Other systems have no such names; there each run is on its own.
-    while (process.platform === 'linux' && !this.place) {
+    if (!this.needsPlace) return;
+    if (hadOne) await sleep(AFTER_YOU_MS);
+    while (!this.place) {
       for (let number = 0; number < PLACES && !this.place; number++) this.place = await tryPlace(number);
       if (!this.place) await sleep(LOOK_AGAIN_MS);
     }
+    hadOne = true;
   }
 
   async teardown() {
