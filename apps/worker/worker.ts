@@ -2,7 +2,7 @@
 import { finishSessions } from '#checkout';
 import { Deadline, timestamp } from '#kernel';
 import { BrokenPromise, ForgedHead, signLog, sweepDrift } from '#ledger';
-import { purgeVelocity, recordSettlements, settleCreate } from '#payments';
+import { purgeTries, purgeVelocity, recordSettlements, settleCreate } from '#payments';
 import { purgeAttempts } from '#webhooks';
 import type { Services } from '../services.js';
 
@@ -45,6 +45,7 @@ export const startWorker = (services: Services): Worker => {
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },
     { name: 'drift', everyMs: DRIFT_EVERY_MS, run: () => lookForDrift(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
+    { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },
     { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool) },
   ];
@@ -86,7 +87,7 @@ export const sweepKeys = async ({ payments, clock, ids, log }: KeyWork): Promise
 /** Expired keys; one whose payment is still open stays reserved, so that it can never charge again (C16, T12). */
 export const purgeKeys = async ({ payments, clock, ids }: KeyWork): Promise<void> => {
   const { idempotency, ports } = payments;
-  await idempotency.purge(PURGE_BATCH, async (paymentId) => {
+  await idempotency.purge(PURGE_BATCH, async ({ accountId, paymentId, attemptId }) => {
     const loaded = await ports.streams.load(paymentId);
     if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
     // An intent of long ago that may still arrive would have no key to guard it: fence the stream first.
@@ -94,8 +95,8 @@ export const purgeKeys = async ({ payments, clock, ids }: KeyWork): Promise<void
     const abandon = {
       type: 'Abandon' as const,
       at: timestamp(clock.now()),
-      attemptId: paymentId,
-      accountId: '',
+      attemptId,
+      accountId,
       reason: 'the key expired before anything began',
     };
     await ports.streams.execute(loaded, [abandon], owner, new Deadline(clock, SWEEP_DEADLINE_MS));

@@ -288,7 +288,7 @@ interface GrantColumns {
 const toAccess = ({ active, once_granted }: GrantColumns): PortalAccess => (active ? 'granted' : once_granted ? 'revoked' : null);
 
 /** Two statements of each kind at once, so that a slow one does not hold all requests. */
-const LOOKUPS = { maxItems: 200, inFlight: 2 } as const;
+const LOOKUPS = { maxItems: 200, inFlight: 2, maxWaitMs: 5_000 } as const;
 
 interface KeyRow {
   readonly lookup_id: string;

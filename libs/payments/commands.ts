@@ -9,7 +9,7 @@ import type { ListFilters } from './cursor.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import { type ListedPage, listPayments, type PaymentListPorts } from './list.js';
-import { isVisible, payment as decider } from './payment.js';
+import { isVisible, openOf, payment as decider } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
 import { reverse, type ReverseRequest } from './reverse.js';
@@ -159,7 +159,9 @@ const reverseKeyed = (services: PaymentServices, request: ReverseRequest, receiv
   const { ports } = services;
   const paymentId = request.paymentId.toLowerCase();
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
-  return keyed(services, keySpace, `${request.operation}:${paymentId}`, received, {
+  // No payment has another id, and none is kept with the key: the path may hold what no column can (C63: the key is claimed before anybody is told 404).
+  const named = isUuid(paymentId) ? paymentId : '';
+  return keyed(services, keySpace, `${request.operation}:${named}`, received, {
     run: async (owned) => {
       if (!isUuid(paymentId)) throw notFound();
       const { result, replayed } = await reverse(ports, { ...request, paymentId }, owned, owner, deadline);
@@ -202,8 +204,8 @@ export class FindPaymentHandler implements IQueryHandler<FindPayment> {
     const { payment } = await ports.streams.load(id);
     if (!isVisible(payment) || payment.terms.accountId !== accountId) throw notFound();
     // Whoever asks about an open payment would rather know: resolve it now, but answer from the stream (recovery.md 2.3).
-    if ((payment.phase === 'pending' || payment.phase === 'unknown') && ageMs(ports.clock, payment.createdAt) >= RECOVERY_STARTS_AFTER_MS)
-      recovery.look(id);
+    const open = openOf(payment);
+    if (open && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
     return paymentView(id, payment);
   }
 }

@@ -7,7 +7,7 @@ import type { Position, ReadModel, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { type Client, copyInto, type KeyRing, type Migration, type Queryable } from '#platform';
 import { type ListFilters, openCursor, type PagePlace, sealCursor } from './cursor.js';
-import { isVisible, openAttempt, payment as decider, type Payment, statusOf } from './payment.js';
+import { isVisible, openOf, payment as decider, type Payment, statusOf } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { LONG_STREAM_EVENTS, paymentIdOf, toPaymentEvent } from './stream.js';
 
@@ -160,13 +160,6 @@ export const paymentListRow = ({ paymentId, revision, payment }: PaymentRow): (s
     revision.toString(),
     JSON.stringify(payment),
   ];
-};
-
-/** What recovery would look at: a charge without outcome, or a reversal without end. */
-const openOf = (payment: Payment): { attemptId: string; since: string } | null => {
-  if (payment.phase === 'pending' || payment.phase === 'unknown') return { attemptId: payment.attemptId, since: payment.createdAt };
-  const attempt = payment.phase === 'charged' ? openAttempt(payment) : undefined;
-  return attempt ? { attemptId: attempt.attemptId, since: attempt.requestedAt } : null;
 };
 
 const writeRows = async (client: Queryable, rows: readonly PaymentRow[]): Promise<void> => {

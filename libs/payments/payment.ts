@@ -556,6 +556,13 @@ export const resultOf = (payment: Charged, attemptId: string): ReversalAttempt |
 /** The one reversal in progress, or left open by a request that ended without knowing. */
 export const openAttempt = (payment: Charged): ReversalAttempt | undefined => payment.attempts.find((attempt) => attempt.ended === null);
 
+/** What recovery would look at: a charge without outcome, or a reversal without end. */
+export const openOf = (payment: Payment): { attemptId: string; since: string } | null => {
+  if (payment.phase === 'pending' || payment.phase === 'unknown') return { attemptId: payment.attemptId, since: payment.createdAt };
+  const attempt = payment.phase === 'charged' ? openAttempt(payment) : undefined;
+  return attempt ? { attemptId: attempt.attemptId, since: attempt.requestedAt } : null;
+};
+
 /** The refund whose principal came back and whose fee did not (PARTIAL_REFUND_PENDING), while the fee is still there to return. */
 export const partialRefund = (payment: Charged, initiatedBy: Initiator): ReversalAttempt | undefined =>
   remaining(payment).fee === 0
@@ -728,7 +735,7 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
       return endReversal(payment, command);
     case 'AcknowledgeReversal': {
       const attempt = attemptOf(payment, command.attemptId);
-      return attempt && attempt.fenced && !attempt.acknowledged
+      return attempt && (attempt.fenced || attempt.ended) && !attempt.acknowledged
         ? [
             {
               type: 'ReversalAcknowledged',

@@ -928,7 +928,7 @@ describe('legs come back, and an attempt ends (C39, C61)', () => {
         .when(start)
         .thenNothing();
   });
-  test('who was told of a fenced attempt is recorded once (C18)', () => {
+  test('who was told of an attempt that was left open, or lost its first answer, is recorded once (C18)', () => {
     const acknowledge = { type: 'AcknowledgeReversal', at: LATER, attemptId: 'A', toldAs: null } as const;
     const done = [...open, fenced('A'), principal, returned('A', 'fee', 0, 325), ended('A', { outcome: 'completed', amountCents: 10_325 })];
     given(...done)
@@ -938,6 +938,9 @@ describe('legs come back, and an attempt ends (C39, C61)', () => {
       .when(acknowledge)
       .thenNothing();
     given(...charged(), ...voided('A'))
+      .when(acknowledge)
+      .then(acknowledged('A'));
+    given(...open)
       .when(acknowledge)
       .thenNothing();
     for (const facts of [[initiated()], [initiated(), declined], charged()])
@@ -1004,9 +1007,10 @@ describe('an attempt whose caller was told 5xx although it had ended (C18)', () 
     given(...done, fenced('A'))
       .when(told)
       .thenNothing();
-    given(...done, fenced('A'), acknowledged('A'))
-      .when(told)
-      .thenNothing();
+    for (const meanwhile of [[fenced('A')], []])
+      given(...done, ...meanwhile, acknowledged('A'))
+        .when(told)
+        .thenNothing();
     given(...done)
       .when({ ...told, untold: false })
       .thenNothing();

@@ -21,7 +21,8 @@ import {
 import { freshDatabase } from '../../test/support/postgres.js';
 import { FindPaymentHandler, FindPayment } from './commands.js';
 import { paymentListMigration, paymentListModel } from './list.js';
-import { postgresRecoveryWork, recoveryMigration } from './recovery.js';
+import type { Awaiting } from './payment.js';
+import { postgresRecoveryWork, purgeTries, recoveryMigration } from './recovery.js';
 
 let ground: Ground;
 let house: House;
@@ -173,6 +174,19 @@ describe('a charge', () => {
     expect(await house.recovery.resolve(id)).toBe('open');
     expect(await house.history(id)).not.toContain('ReconciliationStarted');
   });
+  test('a leg that staff have had it promised to stand: neither it nor the next one is undone', async () => {
+    const id = await unknown();
+    const [principal, fee] = ((await house.state(id)) as Awaiting).terms.legs;
+    const { account, references } = principal!;
+    const promise = house.services.ports.gateways
+      .find(account)!
+      .finalize({ ref: references.reversal, account, op: 'reversal' }, AbortSignal.timeout(5_000));
+    expect(await promise).toEqual({ kind: 'never' });
+    const held = await house.balance();
+    expect(await resolve(id)).toBe('staff');
+    expect([await house.balance(), (await house.view(id)).status]).toEqual([held, 'unknown']);
+    expect((await house.truth()).map(({ ref }) => ref)).not.toContain(fee!.references.reversal);
+  });
   test('what is resolved, or never was, is left alone', async () => {
     const { id } = await house.charge();
     expect(await resolve(id)).toBe('resolved');
@@ -204,6 +218,12 @@ describe('a refund or void', () => {
     if (state.phase !== 'charged') throw new Error('not charged');
     return state.attempts.at(-1)!;
   };
+  test('whoever reads its payment after 60 s sets recovery off (2.3)', async () => {
+    const id = await open({ match: { call: 'void' }, ...CUT }, (payment) => house.refund(payment, { amountCents: 1_000 }));
+    const handler = new FindPaymentHandler(house.services);
+    house.clock.advance(MINUTE);
+    await eventually(async () => (await handler.execute(new FindPayment(house.accountId, id))).refundedAmountCents === 1_000);
+  });
   test.each([
     ['executed', CUT, 'completed', 9_325],
     ['never executed', NOT_SENT, 'never_executed', 10_325],
@@ -428,8 +448,13 @@ describe('where it finds its work', () => {
     ]);
     house.clock.advance(MINUTE);
     await house.recovery.resolve(refunding);
+    await work.record({ ...due[1]!, tries: 1, nextTryAt: at(MINUTE), outcome: 'open' });
     await list(refunding);
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck]);
+    // Somebody else has resolved it: its tries go, those of what is open stay.
+    await purgeTries(pool);
+    const { rows } = await pool.query<{ payment_id: string }>('select payment_id from recovery_try');
+    expect(rows).toEqual([{ payment_id: stuck }]);
   });
 });
 

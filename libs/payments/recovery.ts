@@ -4,10 +4,10 @@
  */
 import { Conflict, type EventStore } from '#eventstore';
 import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
-import type { Migration, Pool } from '#platform';
+import type { Migration, Pool, Queryable } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
-import { type Awaiting, type ChargeFinding, openAttempt } from './payment.js';
+import { type Awaiting, type ChargeFinding, openOf } from './payment.js';
 import { finalizeReference, resolveReversal } from './reverse.js';
 import { raiseStaffTask } from './staff.js';
 import type { Owner } from './stream.js';
@@ -57,11 +57,11 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     const deadline = new Deadline(clock, RESOLUTION_MS);
     const { payment } = await ports.streams.load(paymentId);
     const old = (since: string) => ageMs(clock, since) >= startsAfterMs;
-    if (payment.phase === 'pending' || payment.phase === 'unknown')
-      return old(payment.createdAt) ? resolveCharge(ports, store, paymentId, owner, deadline) : 'open';
-    const attempt = payment.phase === 'charged' ? openAttempt(payment) : undefined;
-    if (!attempt) return 'resolved';
-    return old(attempt.requestedAt) && (await resolveReversal(ports, paymentId, attempt.attemptId, owner, deadline)) ? 'resolved' : 'open';
+    const open = openOf(payment);
+    if (!open) return 'resolved';
+    if (!old(open.since)) return 'open';
+    if (payment.phase !== 'charged') return resolveCharge(ports, store, paymentId, owner, deadline);
+    return (await resolveReversal(ports, paymentId, open.attemptId, owner, deadline)) ? 'resolved' : 'open';
   };
 
   /** Readers of an open payment may ask for its recovery many times a second; one at a time does. */
@@ -159,7 +159,11 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
           ),
         );
         if (undone.kind === 'approved') findings.push({ leg: leg.leg, found: 'reversed', transactionId: undone.txn.transactionId });
-        else if (undone.kind === 'rejected') kept.push({ leg: leg.leg, transactionId, why: undone.why });
+        else if (undone.kind === 'rejected') {
+          kept.push({ leg: leg.leg, transactionId, why: undone.why });
+          // Staff have had it promised that this leg stands, and are about to record the payment as a success: the others are theirs, too.
+          if (undone.why === 'finalised') break;
+        }
         // Answered under the reference for good: asking again would get the same answer for ever.
         else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
         else return 'open';
@@ -232,3 +236,10 @@ export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
     ]);
   },
 });
+
+/** Tries of what others have resolved: a request, staff, or a reader's look. */
+export const purgeTries = async (db: Queryable): Promise<void> => {
+  await db.query(
+    'delete from recovery_try t where not exists (select from payment_list p where p.payment_id = t.payment_id and p.open_attempt_id = t.attempt_id)',
+  );
+};

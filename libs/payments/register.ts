@@ -67,7 +67,7 @@ export const paymentRegisterModel: ReadModel = {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Writing: a batch of events becomes a handful of statements. Applied twice, each of them leaves the same rows.
+// Writing: a batch of events becomes a handful of statements. Some add to what is there: that no event is applied twice is the checkpoint's promise.
 
 interface TransactionRow {
   readonly ref: string;

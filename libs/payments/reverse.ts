@@ -26,7 +26,7 @@ import {
   voidFailed,
 } from './payment.js';
 import { refundView, type RefundView, voidView, type VoidView } from './payment.view.js';
-import { INTENT, type Loaded, type Owner, retryingConflicts } from './stream.js';
+import { CONFLICT_ROUNDS, INTENT, type Loaded, type Owner, retryingConflicts } from './stream.js';
 
 /** How long a request waits for a running refund or void of the same payment (C31). */
 const WAIT_FOR_OTHER_MS = 10_000;
@@ -287,7 +287,7 @@ const record = async (
     try {
       return await ports.streams.execute(current, commands, owner, deadline);
     } catch (error) {
-      if (!(error instanceof Conflict) || round === 4) {
+      if (!(error instanceof Conflict) || round === CONFLICT_ROUNDS) {
         ports.log.warn(
           { paymentId: loaded.paymentId, attemptId, err: error },
           'the outcome of a reversal could not be recorded; recovery resolves it',
@@ -308,7 +308,8 @@ const MARK_UNTOLD_EVERY_MS = 100;
 
 /**
  * The end of the attempt may be in the log although its caller is told that nobody knows. That this was so is recorded as soon as the log answers again,
- * so that a repeat without a key is told the result instead of being taken for another request (C18). A crash before that leaves the repeat a request of its own.
+ * so that a repeat without a key is told the result instead of being taken for another request (C18). A process that crashes before that, or is cut
+ * off from a log that others reach, leaves the repeat a request of its own.
  */
 const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: string, owner: Owner): Promise<void> => {
   const { clock, streams } = ports;
@@ -385,7 +386,7 @@ export const resolveReversal = async (
 ): Promise<boolean> => {
   const { clock, streams } = ports;
   const at = () => timestamp(clock.now());
-  for (let round = 1; round <= 4; round++) {
+  for (let round = 1; round <= CONFLICT_ROUNDS; round++) {
     let loaded = await streams.load(paymentId);
     const attempt = attemptOf(loaded.payment, attemptId);
     if (!attempt || attempt.ended) return true;

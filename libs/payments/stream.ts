@@ -140,8 +140,11 @@ const effectiveAtOf = ({ type, data }: PaymentEvent): string | null => {
   return null;
 };
 
+/** How often somebody else may append first. */
+export const CONFLICT_ROUNDS = 4;
+
 /** Repeats `work` on Conflict: somebody else appended first, so load and decide again. At most `rounds`; then the payment is too busy to answer. */
-export const retryingConflicts = async <T>(work: () => Promise<T>, rounds = 4): Promise<T> => {
+export const retryingConflicts = async <T>(work: () => Promise<T>, rounds = CONFLICT_ROUNDS): Promise<T> => {
   for (let round = 1; ; round++) {
     try {
       return await work();

@@ -58,4 +58,37 @@ describe('calls that share a statement', () => {
     const outcomes = await Promise.allSettled([call(1), call(2)]);
     expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected']);
   });
+
+  test('an item that the database cannot hold spoils nobody else’s call', async () => {
+    const sent: number[][] = [];
+    const call = batched(
+      async (items: readonly number[]) => {
+        sent.push([...items]);
+        if (items.includes(2)) throw Object.assign(new Error('invalid byte sequence'), { code: '22021' });
+        return items;
+      },
+      { maxItems: 10, inFlight: 1 },
+    );
+    const outcomes = await Promise.allSettled([1, 2, 3].map(call));
+    expect(outcomes.map(({ status }) => status)).toEqual(['fulfilled', 'rejected', 'fulfilled']);
+    expect(sent).toEqual([[1, 2, 3], [1], [2], [3]]);
+  });
+  test('who stood in line for too long is told so, and not sent', async () => {
+    const { sent, ends, run } = held();
+    let now = 0;
+    const call = batched(run, { maxItems: 10, inFlight: 1, maxWaitMs: 100, clock: { monotonic: () => now } });
+    const first = call(1);
+    await turn();
+    const late = call(2);
+    now = 60;
+    const inTime = call(3);
+    now = 101;
+    ends[0]!();
+    expect(await first).toBe(10);
+    await expect(late).rejects.toThrow('timeout');
+    await turn();
+    ends[1]!();
+    expect(await inTime).toBe(30);
+    expect(sent).toEqual([[1], [3]]); // prettier-ignore
+  });
 });

@@ -230,6 +230,8 @@ describe('a refusal before the gateway gives the key back (C15)', () => {
     ['create', 'PORTAL_ACCESS_DENIED', (key) => client.create(paymentOf('018f0000-0000-7000-8000-00000000dead'), { key })],
     ['refund', 'PAYMENT_NOT_FOUND', (key) => client.refund('018f0000-0000-7000-8000-00000000dead', {}, { key })],
     ['refund', 'PAYMENT_NOT_FOUND', (key) => client.refund('nonsense', {}, { key })],
+    ['refund', 'PAYMENT_NOT_FOUND', (key) => client.refund('%00', {}, { key })],
+    ['void', 'PAYMENT_NOT_FOUND', (key) => client.void('x'.repeat(500), {}, { key })],
     ['refund', 'VALIDATION_ERROR', (key) => client.refund('018f0000-0000-7000-8000-00000000dead', { feeType: 'x' }, { key })],
     ['refund', 'INVALID_STATE', async (key) => client.refund((await client.created(paymentOf(portal))).id, { amountCents: 10_001 }, { key })],
     [
@@ -348,7 +350,7 @@ describe('keys are kept for 24 hours (C20)', () => {
     const first = await client.create(body, { key });
     await age(key, 0);
     const { idempotency } = service.services.payments;
-    await idempotency.purge(100, async (paymentId) => (await client.status(paymentId)) !== 'unknown');
+    await idempotency.purge(100, async ({ paymentId }) => (await client.status(paymentId)) !== 'unknown');
     expect((await client.create(body, { key })).details).toEqual({ code: 'IDEMPOTENCY_RECONCILIATION_REQUIRED', id: first.details!.id });
     expect((await client.create(paymentOf(portal), { key })).code).toBe('IDEMPOTENCY_MISMATCH');
   });

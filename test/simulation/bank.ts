@@ -277,11 +277,6 @@ const capabilities = (ability: Ability): GatewayCapabilities => ({
   rawCard: true,
   cardToken: false,
   tokenReusable: false,
-  voidWindow: 'until_batch',
-  idempotency: 'native',
-  lookup: 'strong',
-  lookupVisibilityDelayMs: 0,
-  reverseByReference: false,
   settlement: 'batches',
   ...ability,
 });

@@ -281,7 +281,7 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
       for (let kept = 0; ;) {
         const rows = await statement('purge.reserved', () => table.expiredReserved(limit, kept), true);
         for (const row of rows) {
-          if (await resolved(row.paymentId).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteReserved(row));
+          if (await resolved(row).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteReserved(row));
           else kept += 1;
         }
         if (rows.length < limit) return deleted;

@@ -248,7 +248,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         const { fence, paymentId } = await own(key);
         await store.settle(name(key), fence, { to: 'reserved' });
         const asked: string[] = [];
-        const purge = (resolved: boolean) => store.purge(1_000, async (id) => (asked.push(id), resolved));
+        const purge = (resolved: boolean) => store.purge(1_000, async ({ paymentId: id }) => (asked.push(id), resolved));
         await purge(true);
         expect(asked).not.toContain(paymentId);
         await expires(key);
@@ -295,7 +295,9 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
           await store.settle(name(key), fence, { to: 'reserved' });
           await expires(key, 1_000 - index);
         }
-        await store.purge(1, (id) => (id === paymentIds[0] ? Promise.reject(new Error('the store is away')) : Promise.resolve(true)));
+        await store.purge(1, ({ paymentId }) =>
+          paymentId === paymentIds[0] ? Promise.reject(new Error('the store is away')) : Promise.resolve(true),
+        );
         expect(await stateOf(unreadable)).toBe('reserved');
         expect(await rowOf(resolved)).toBeUndefined();
       });

@@ -4,6 +4,7 @@ import { QueryBus } from '@nestjs/cqrs';
 import { ApiOperation, ApiQuery, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply } from 'fastify';
 import type { Caller } from '#accounts';
+import { MAX_AMOUNT_CENTS } from '#kernel';
 import { QuoteFee } from '#payments';
 import { sendAnswer, successAnswer } from '#platform/http';
 import { Answers, CallerOf, Partner } from './http.js';
@@ -19,7 +20,7 @@ export class FeesController {
   @Get('quote')
   @ApiOperation({ summary: 'Quote the service fee', operationId: 'quoteFee' })
   @ApiQuery({ name: 'portalId', schema: { type: 'string', format: 'uuid' } })
-  @ApiQuery({ name: 'amountCents', schema: { type: 'integer', minimum: 1, maximum: 99_999_999 } })
+  @ApiQuery({ name: 'amountCents', schema: { type: 'integer', minimum: 1, maximum: MAX_AMOUNT_CENTS } })
   @Answers({ result: FeeQuote, errors: [] })
   async quote(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
     const { portalId, amountCents } = quoteQueryOf(query);

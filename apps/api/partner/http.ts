@@ -15,7 +15,7 @@ import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
 import { AuthenticationError, canonicalJson, ServiceError } from '#kernel';
 import type { Received } from '#payments';
 import { isUnavailable } from '#platform';
-import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
+import { headerLines, idempotencyKeyOf, idempotencyUnavailable, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
 import { ErrorEnvelope } from './resources.js';
 
 export const AUTHENTICATION = Symbol('authentication');
@@ -43,14 +43,6 @@ export class AuthGuard implements CanActivate {
     return true;
   }
 }
-
-const idempotencyUnavailable = () =>
-  new ServiceError(
-    'IDEMPOTENCY_UNAVAILABLE',
-    'Requests with an Idempotency-Key cannot be processed safely at the moment; nothing was charged or refunded.',
-    {},
-    { retryAfterSeconds: 1 },
-  );
 
 /** Who asks. */
 export const CallerOf = createParamDecorator(

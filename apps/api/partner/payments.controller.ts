@@ -4,7 +4,7 @@ import { CommandBus, QueryBus } from '@nestjs/cqrs';
 import { ApiOperation, ApiParam, ApiQuery, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply } from 'fastify';
 import type { Caller } from '#accounts';
-import { ChargePayment, FindPayment, ListPayments, type PaymentStatus, ReversePayment } from '#payments';
+import { ChargePayment, DEFAULT_PAGE, FindPayment, ListPayments, MAX_PAGE, type PaymentStatus, ReversePayment } from '#payments';
 import { type Answer, sendAnswer, successAnswer, validated } from '#platform/http';
 import { Answers, CallerOf, Partner, type PartnerRequest, receivedOf, RequestOf } from './http.js';
 import { chargeRequestOf, CreatePaymentRequest, instantOf, listQueryOf, refuseAmount, RefundRequest, VoidRequest } from './requests.js';
@@ -42,7 +42,7 @@ export class PaymentsController {
   @ApiQuery({ name: 'to', required: false, description: 'Exclusive; as from.', schema: { type: 'string' } })
   @ApiQuery({ name: 'status', required: false, schema: { type: 'string' } })
   @ApiQuery({ name: 'cursor', required: false, schema: { type: 'string' } })
-  @ApiQuery({ name: 'limit', required: false, schema: { type: 'integer', minimum: 1, maximum: 100, default: 25 } })
+  @ApiQuery({ name: 'limit', required: false, schema: { type: 'integer', minimum: 1, maximum: MAX_PAGE, default: DEFAULT_PAGE } })
   @Answers({ result: PaymentPage, headers: ['Ledger-Position', 'Ledger-Lag'], errors: [] })
   async list(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
     const { portalId, from, to, status, cursor, limit } = listQueryOf(query);

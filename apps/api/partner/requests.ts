@@ -1,7 +1,7 @@
 /** What partners send: fields and their rules (specification, Endpoints; C4–C9). The decorators are the validator and the OpenAPI document at once. */
 import { ApiPropertyOptional } from '@nestjs/swagger';
-import { isUuid, type Json, ServiceError, sumCents } from '#kernel';
-import { type ChargeRequest, PAYMENT_STATUSES, Secret } from '#payments';
+import { isUuid, type Json, MAX_AMOUNT_CENTS, ServiceError, sumCents } from '#kernel';
+import { type ChargeRequest, DEFAULT_PAGE, MAX_PAGE, PAYMENT_STATUSES, Secret } from '#payments';
 import { passesLuhn } from '#platform';
 import {
   cardInText,
@@ -219,11 +219,14 @@ export class ListQuery {
   @TextField({ optional: true, min: 1, max: 1024, description: '`nextCursor` of the page before, with the same filters.' }) cursor?: string;
   @Field({
     optional: true,
-    schema: { type: 'integer', minimum: 1, maximum: 100, default: 25 },
-    check: (value) => (typeof value === 'string' && /^([1-9]\d?|100)$/.test(value) ? null : 'must be 1 to 100'),
+    schema: { type: 'integer', minimum: 1, maximum: MAX_PAGE, default: DEFAULT_PAGE },
+    check: (value) => (wholeNumber(value) <= MAX_PAGE ? null : `must be 1 to ${MAX_PAGE}`),
   })
   limit?: string;
 }
+
+/** Digits of a query, from 1 on; infinite where they are none. */
+const wholeNumber = (value: unknown): number => (typeof value === 'string' && /^[1-9]\d*$/.test(value) ? Number(value) : Number.POSITIVE_INFINITY);
 
 const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
 const instantFault = (value: unknown): string | null =>
@@ -248,8 +251,8 @@ export const instantOf = (text: string): number | null => {
 export class QuoteQuery {
   @UuidField() portalId!: string;
   @Field({
-    schema: { type: 'integer', minimum: 1, maximum: 99_999_999 },
-    check: (value) => (typeof value === 'string' && /^[1-9]\d{0,7}$/.test(value) ? null : 'must be 1 to 99999999 cents'),
+    schema: { type: 'integer', minimum: 1, maximum: MAX_AMOUNT_CENTS },
+    check: (value) => (wholeNumber(value) <= MAX_AMOUNT_CENTS ? null : `must be 1 to ${MAX_AMOUNT_CENTS} cents`),
   })
   amountCents!: string;
 }

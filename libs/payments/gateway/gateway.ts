@@ -119,13 +119,8 @@ export interface GatewayCapabilities {
   readonly rawCard: boolean;
   readonly cardToken: boolean;
   readonly tokenReusable: boolean;
-  readonly voidWindow: 'until_batch' | 'none';
   readonly partialVoid: boolean;
   readonly refundUnsettled: boolean;
-  readonly idempotency: 'native' | 'dedupe_window' | 'lookup_first';
-  readonly lookup: 'strong' | 'delayed' | 'scan';
-  readonly lookupVisibilityDelayMs: number;
-  readonly reverseByReference: boolean;
   readonly settlement: 'batches' | 'payouts' | 'none';
 }
 

@@ -299,13 +299,8 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
     rawCard: true,
     cardToken: true,
     tokenReusable: true,
-    voidWindow: 'until_batch',
     partialVoid,
     refundUnsettled,
-    idempotency: 'native',
-    lookup: 'strong',
-    lookupVisibilityDelayMs: 0,
-    reverseByReference: false,
     settlement: 'batches',
   };
 

@@ -136,9 +136,12 @@ export const validated = <T extends object>(type: new () => T, body: Record<stri
   return value;
 };
 
+/** So many are named in one answer. */
+const MAX_FAULTS = 50;
+
 export const validationError = (faults: readonly Fault[]): ServiceError => {
   const [first] = faults;
-  return new ServiceError('VALIDATION_ERROR', `${first!.field} ${first!.message}.`, { errors: faults.slice(0, 50) });
+  return new ServiceError('VALIDATION_ERROR', `${first!.field} ${first!.message}.`, { errors: faults.slice(0, MAX_FAULTS) });
 };
 
 const build = <T extends object>(type: new () => T, source: Record<string, unknown>, path: string, faults: Fault[]): T => {

@@ -95,6 +95,13 @@ export interface KeyName {
   readonly keyHash: Buffer;
 }
 
+/** What a key was bound to at its claim. */
+export interface Bound {
+  readonly accountId: string;
+  readonly paymentId: string;
+  readonly attemptId: string;
+}
+
 export interface IdempotencyStore {
   /** Claims or takes over in one statement. Throws when the store cannot be asked: the outcome of the claim is then unknown. */
   claim(request: ClaimRequest): Promise<Claim>;
@@ -106,8 +113,8 @@ export interface IdempotencyStore {
   name(accountId: string, key: string): KeyName;
   /** Claims rows of creates whose lease is over, so that the sweeper can settle them (T7). */
   takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
-  /** Deletes expired rows; a `reserved` one only when `resolved(paymentId)` (C16, T12). */
-  purge(limit: number, resolved: (paymentId: string) => Promise<boolean>): Promise<number>;
+  /** Deletes expired rows; a `reserved` one only when what it is bound to is resolved (C16, T12). */
+  purge(limit: number, resolved: (bound: Bound) => Promise<boolean>): Promise<number>;
   /** True when the store can be written. */
   ping(): Promise<boolean>;
 }
@@ -177,10 +184,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       return rowCount === 1;
     },
     takeOverStale: async (limit) => {
-      const { rows } = await pool.query<{ api_account_id: string; key_hash: Buffer; fence: string; payment_id: string; attempt_id: string }>(
-        TAKE_OVER_STALE,
-        [LEASE_SECONDS, limit],
-      );
+      const { rows } = await pool.query<BoundRow>(TAKE_OVER_STALE, [LEASE_SECONDS, limit]);
       return rows.map((row) => ({
         kind: 'owned',
         tookOver: true,
@@ -196,13 +200,11 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       for (let gone = limit; gone === limit; deleted += gone) gone = (await pool.query(PURGE, [limit])).rowCount ?? 0;
       // Payments that stay open are stepped over, so that they never keep those behind them from leaving.
       for (let kept = 0; ;) {
-        const { rows } = await pool.query<{ api_account_id: string; key_hash: Buffer; fence: string; payment_id: string }>(EXPIRED_RESERVED, [
-          limit,
-          kept,
-        ]);
+        const { rows } = await pool.query<BoundRow>(EXPIRED_RESERVED, [limit, kept]);
         for (const row of rows) {
+          const bound = { accountId: row.api_account_id, paymentId: row.payment_id, attemptId: row.attempt_id };
           // One stream that cannot be read says nothing about the others.
-          if (!(await resolved(row.payment_id).catch(() => false))) {
+          if (!(await resolved(bound).catch(() => false))) {
             kept += 1;
             continue;
           }
@@ -223,6 +225,14 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
   };
 };
 
+interface BoundRow {
+  api_account_id: string;
+  key_hash: Buffer;
+  fence: string;
+  payment_id: string;
+  attempt_id: string;
+}
+
 interface FoundRow {
   operation: string;
   fp: Buffer;
@@ -242,8 +252,11 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Cla
   return { kind: 'in_progress', retryAfterSeconds: Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, Math.ceil(row.lease_left ?? 1))) };
 };
 
-/** Claims and settlements that arrive together share a statement and a commit. */
-const CLAIMS = { maxItems: 100, inFlight: 2 } as const;
+/**
+ * Claims and settlements that arrive together share a statement and a commit. A claim that stood in line until the request's time is over would bind a key to nothing;
+ * a settlement that is given up is made again by the takeover.
+ */
+const CLAIMS = { maxItems: 100, inFlight: 2, maxWaitMs: 5_000 } as const;
 
 interface ClaimRow extends KeyName {
   readonly operation: Operation;
@@ -366,7 +379,7 @@ const PURGE = `
   where k.api_account_id = expired.api_account_id and k.key_hash = expired.key_hash`;
 
 const EXPIRED_RESERVED = `
-  select api_account_id, key_hash, fence::text, payment_id from idempotency_key
+  select api_account_id, key_hash, fence::text, payment_id, attempt_id from idempotency_key
   where expires_at <= clock_timestamp() and state = 'reserved' order by expires_at, api_account_id, key_hash limit $1 offset $2`;
 
 const TAKE_OVER_STALE = `
@@ -413,12 +426,7 @@ export const onceByKey = async (
     claim = await store.claim({ ...request, key });
   } catch (error) {
     log.warn({ err: error }, 'the idempotency store did not answer a claim');
-    throw new ServiceError(
-      'IDEMPOTENCY_UNAVAILABLE',
-      'Requests with an Idempotency-Key cannot be processed safely at the moment; nothing was charged or refunded.',
-      {},
-      { retryAfterSeconds: 1 },
-    );
+    throw idempotencyUnavailable();
   }
   switch (claim.kind) {
     case 'mismatch':
@@ -467,6 +475,15 @@ const settleTakenOver = async (store: IdempotencyStore, log: Logger, name: KeyNa
   await settleOrLeave(store, log, name, owned, { to: 'completed', answer: found.answer });
   return { ...found.answer, replayed: true };
 };
+
+/** C19. */
+export const idempotencyUnavailable = () =>
+  new ServiceError(
+    'IDEMPOTENCY_UNAVAILABLE',
+    'Requests with an Idempotency-Key cannot be processed safely at the moment; nothing was charged or refunded.',
+    {},
+    { retryAfterSeconds: 1 },
+  );
 
 const inProgress = (retryAfterSeconds: number) =>
   new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'The first request with this Idempotency-Key is still being processed.', {}, { retryAfterSeconds });

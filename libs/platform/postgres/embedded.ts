@@ -7,7 +7,7 @@ import { randomBytes, randomInt } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { chmod, chown, mkdir, open, readdir, readFile, rename, rm, rmdir, stat, symlink, writeFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
-import { connect, createServer } from 'node:net';
+import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { basename, dirname, join, resolve } from 'node:path';
 
@@ -386,13 +386,3 @@ const createDatabase = async (adminUrl: string) => {
 };
 
 const lastLine = (lines: readonly string[]) => lines.at(-1) ?? 'no output';
-
-/** True when something accepts connections at that port; used to name the culprit of a port in use. */
-export const isListening = (host: string, port: number): Promise<boolean> =>
-  new Promise((answer) => {
-    const socket = connect({ host, port }, () => {
-      socket.destroy();
-      answer(true);
-    });
-    socket.once('error', () => answer(false));
-  });

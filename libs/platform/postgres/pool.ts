@@ -7,6 +7,8 @@ export type Client = pg.PoolClient;
 export type Queryable = Pick<pg.Pool, 'query'>;
 
 const STATEMENT_TIMEOUT_MS = 10_000;
+const LOCK_TIMEOUT_MS = 10_000;
+const IDLE_IN_TRANSACTION_MS = 60_000;
 
 /** For `types` of a query: every column comes as Postgres writes it, exact and without the cost of parsing. */
 export const ALL_AS_TEXT = { getTypeParser: () => (value: string) => value } as unknown as pg.CustomTypesConfig;
@@ -47,9 +49,9 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   const settings = [
     '-c jit=off',
     `-c statement_timeout=${statementTimeoutMs}`,
-    `-c lock_timeout=${options.lockTimeoutMs ?? 10_000}`,
+    `-c lock_timeout=${options.lockTimeoutMs ?? LOCK_TIMEOUT_MS}`,
     `-c synchronous_commit=${options.synchronousCommit ?? 'on'}`,
-    '-c idle_in_transaction_session_timeout=60000',
+    `-c idle_in_transaction_session_timeout=${IDLE_IN_TRANSACTION_MS}`,
     '-c timezone=UTC',
     ...(options.byKey ? BY_KEY : []),
   ];
@@ -90,6 +92,9 @@ export const transaction = async <T>(pool: Pool, work: (client: Client) => Promi
     client.release(broken);
   }
 };
+
+/** True where a value was one that its column cannot hold: the statement did nothing, and would do nothing again. */
+export const isDataException = (error: unknown): boolean => /^22/.test((error as { code?: string }).code ?? '');
 
 /** True for a failure of the connection or the server rather than of the statement: worth trying again later. */
 export const isUnavailable = (error: unknown): boolean => {
