@@ -5,7 +5,7 @@
  * Rows are folds by the deciders' own `evolve`; nothing else interprets the events. Two implementations, one contract spec: Postgres, and memory
  * for the simulation.
  */
-import { type Decider, isUuid } from '#kernel';
+import { type Decider, isUuid, systemClock } from '#kernel';
 import { batched, type Migration, type Queryable } from '#platform';
 import type { Projection, Recorded } from '#eventstore';
 import { account, type Account, type AccountEvent, type AccountStatus, type KeyEnvironment } from './account.js';
@@ -288,7 +288,7 @@ interface GrantColumns {
 const toAccess = ({ active, once_granted }: GrantColumns): PortalAccess => (active ? 'granted' : once_granted ? 'revoked' : null);
 
 /** Two statements of each kind at once, so that a slow one does not hold all requests. */
-const LOOKUPS = { maxItems: 200, inFlight: 2, maxWaitMs: 5_000 } as const;
+const LOOKUPS = { maxItems: 200, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
 interface KeyRow {
   readonly lookup_id: string;

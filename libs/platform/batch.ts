@@ -1,4 +1,4 @@
-import { type Clock, systemClock } from '#kernel';
+import type { Clock } from '#kernel';
 import { isDataException } from './postgres/pool.js';
 
 /**
@@ -11,8 +11,7 @@ export interface BatchOptions {
   /** Statements on their way at once. */
   readonly inFlight: number;
   /** A call that stood in line for longer is refused and never sent: who waits for a slow database hears of it while there is time left. Default: it waits on. */
-  readonly maxWaitMs?: number;
-  readonly clock?: Pick<Clock, 'monotonic'>;
+  readonly patience?: { readonly ms: number; readonly clock: Pick<Clock, 'monotonic'> };
 }
 
 /**
@@ -21,11 +20,12 @@ export interface BatchOptions {
  */
 export const batched = <Item, Result>(
   run: (items: readonly Item[]) => Promise<readonly Result[]>,
-  { maxItems, inFlight, maxWaitMs = Number.POSITIVE_INFINITY, clock = systemClock }: BatchOptions,
+  { maxItems, inFlight, patience }: BatchOptions,
 ): ((item: Item) => Promise<Result>) => {
   interface Call {
     readonly item: Item;
-    readonly since: number;
+    /** When its patience ends. */
+    readonly until: number;
     readonly resolve: (result: Result) => void;
     readonly reject: (error: unknown) => void;
   }
@@ -42,8 +42,10 @@ export const batched = <Item, Result>(
     }
   };
   const pump = (): void => {
-    const oldest = clock.monotonic() - maxWaitMs;
-    while (queue.length > 0 && queue[0]!.since < oldest) queue.shift()!.reject(new Error('timeout while waiting for a turn'));
+    if (patience) {
+      const now = patience.clock.monotonic();
+      while (queue.length > 0 && queue[0]!.until < now) queue.shift()!.reject(new Error('timeout while waiting for a turn'));
+    }
     while (running < inFlight && queue.length > 0) {
       const batch = queue.splice(0, maxItems);
       running += 1;
@@ -55,7 +57,7 @@ export const batched = <Item, Result>(
   };
   return (item) =>
     new Promise<Result>((resolve, reject) => {
-      queue.push({ item, since: clock.monotonic(), resolve, reject });
+      queue.push({ item, until: patience ? patience.clock.monotonic() + patience.ms : Number.POSITIVE_INFINITY, resolve, reject });
       // After this turn of the event loop: requests that were read together are asked together.
       if (queue.length === 1) setImmediate(pump);
     });

@@ -76,7 +76,7 @@ describe('calls that share a statement', () => {
   test('who stood in line for too long is told so, and not sent', async () => {
     const { sent, ends, run } = held();
     let now = 0;
-    const call = batched(run, { maxItems: 10, inFlight: 1, maxWaitMs: 100, clock: { monotonic: () => now } });
+    const call = batched(run, { maxItems: 10, inFlight: 1, patience: { ms: 100, clock: { monotonic: () => now } } });
     const first = call(1);
     await turn();
     const late = call(2);

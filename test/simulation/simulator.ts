@@ -445,7 +445,10 @@ const brief = (value: unknown): string => {
 
 const briefError = ({ name, message }: Error): string => `${name}: ${message}`;
 
-/** Runs `work` while whatever reads the real time, sets a real timer or rolls real dice throws: what the product does outside of its ports is a leak. */
+/**
+ * Runs `work` while whatever reads the real time, sets a real timer or rolls real dice throws: what the product does outside of its ports is a leak. So does this
+ * function in the end, since the product may have taken the throw for a fault of its surroundings, and gone on without what it was about to do.
+ */
 export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => {
   const places: readonly (readonly [object, string])[] = [
     [Date, 'now'],
@@ -458,12 +461,16 @@ export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => 
   const { setImmediate: realImmediate } = globalThis;
   // What the product leaves for after this turn of the event loop belongs to the event at hand, before time goes on.
   Reflect.set(globalThis, 'setImmediate', (run: () => void) => queueMicrotask(run));
+  let leak: Error | null = null;
   for (const [place, name] of places)
     Reflect.set(place, name, () => {
-      throw new Error(`${name} inside the simulation: not through a port`);
+      leak ??= new Error(`${name} inside the simulation: not through a port`);
+      throw leak;
     });
   try {
-    return await work();
+    const result = await work();
+    if (leak) throw leak;
+    return result;
   } finally {
     for (const [place, name, before] of real) Reflect.set(place, name, before);
     Reflect.set(globalThis, 'setImmediate', realImmediate);

@@ -3,7 +3,7 @@
  * The row answers "same key again?"; "did anybody talk to the gateway?" is answered by the payment's own stream.
  */
 import { timingSafeEqual } from 'node:crypto';
-import { type Ids, ServiceError } from '#kernel';
+import { type Ids, ServiceError, systemClock } from '#kernel';
 import { batched } from '../batch.js';
 import type { KeyRing } from '../keys.js';
 import type { Logger } from '../logging.js';
@@ -256,7 +256,7 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Cla
  * Claims and settlements that arrive together share a statement and a commit. A claim that stood in line until the request's time is over would bind a key to nothing;
  * a settlement that is given up is made again by the takeover.
  */
-const CLAIMS = { maxItems: 100, inFlight: 2, maxWaitMs: 5_000 } as const;
+const CLAIMS = { maxItems: 100, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
 interface ClaimRow extends KeyName {
   readonly operation: Operation;
