@@ -16,6 +16,7 @@ import {
   type EventStore,
   eventStoreMigrations,
   openEventStore,
+  requireOwnStore,
   OutcomeUnknown,
   type ReadModel,
   type Subscriber,
@@ -211,6 +212,7 @@ export const openServices = async (
     await resumeSeal(heads);
     const bare = await openEventStore(config.kurrentdbUrl, databaseUrl, (message, error) => log.warn({ err: error }, message));
     opened.push(() => bare.close());
+    await requireOwnStore(pool, config.kurrentdbUrl !== null);
     const appends = { failedAt: Number.NEGATIVE_INFINITY };
     const store = withFailpoint(config.failpoint, watchAppends(bare, clock, appends));
     const directory = postgresDirectory(pool);

@@ -8,7 +8,7 @@ import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Administration, type Directory, directoryProjection, directorySchema, openSigningSecret, postgresDirectory } from '#accounts';
-import { createSubscriber, type EventStore, eventStoreMigrations, openEventStore, type Position } from '#eventstore';
+import { createSubscriber, type EventStore, eventStoreMigrations, openEventStore, type Position, requireOwnStore } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
 import {
   type Config,
@@ -110,6 +110,7 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   await prepareSchema(pool);
   const store = await openEventStore(config.kurrentdbUrl, databaseUrl, (message, error) => logger.warn({ err: error }, message));
   closers.push(() => store.close());
+  await requireOwnStore(pool, config.kurrentdbUrl !== null);
 
   const directory = postgresDirectory(pool);
   const keys = await openKeyRing(config, await store.head());

@@ -1,10 +1,10 @@
 /** `payfold ledger`: balances of the books, and the journal as text for other tools. */
 import { type Command, Option } from 'commander';
-import { decimal, timestamp } from '#kernel';
+import { decimal, ServiceError, timestamp } from '#kernel';
 import type { JournalFormat, JournalPlace } from '#ledger';
 import type { Services } from '../services.js';
 import { periodPorts } from './audit.js';
-import { moment, print, table, type Terminal, UsageError, wholeNumber } from './terminal.js';
+import { moment, print, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 /** A journal that never ran reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -66,8 +66,9 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
     .option('--effective-at <time>', 'when it took effect; now otherwise', moment)
     .requiredOption('--reason <reason>', 'why; for the record')
     .requiredOption('--by <name>', 'who decides')
+    .option('--id <adjustment>', 'an id of your own, a UUID: sent again it posts nothing a second time', uuid)
     .action(
-      action(async ({ services, clock }, { debit, credit, amountCents: cents, effectiveAt, reason, by }: AdjustOptions) => {
+      action(async ({ services, clock, ids }, { debit, credit, amountCents: cents, effectiveAt, reason, by, id }: AdjustOptions) => {
         const all = await services();
         const { adjustBooks } = await import('#ledger');
         const { refuseStaffText } = await import('#payments');
@@ -76,7 +77,12 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
           { account: debit, cents },
           { account: credit, cents: -cents },
         ];
-        const adjustmentId = await adjustBooks(periodPorts(all), { postings, effectiveAt: effectiveAt ?? timestamp(clock.now()), reason, by });
+        const adjustmentId = id ?? ids.uuid();
+        const adjustment = { adjustmentId, postings, effectiveAt: effectiveAt ?? timestamp(clock.now()), reason, by };
+        await adjustBooks(periodPorts(all), adjustment).catch((error: unknown) => {
+          if (error instanceof ServiceError) throw error;
+          throw new Error(`adjustment ${adjustmentId} may have been posted; repeat the command with --id ${adjustmentId}: ${(error as Error).message}`, { cause: error }); // prettier-ignore
+        });
         return { json: { adjustmentId, postings }, text: `adjustment ${adjustmentId}` };
       }),
     );
@@ -89,6 +95,7 @@ interface AdjustOptions {
   readonly effectiveAt?: string;
   readonly reason: string;
   readonly by: string;
+  readonly id?: string;
 }
 
 /** Brings the journal up to everything that has been appended; resolves with the place that it stands at. */

@@ -48,20 +48,23 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
         // Loading and indexing take as long as they take.
         const pool = createPool(context.databaseUrl, { name: 'rebuild', max: REBUILD_CONNECTIONS, statementTimeoutMs: 0 });
         const reports = [];
-        for (const key of Object.keys(models) as (keyof typeof models)[]) {
-          const model = models[key];
-          if (!all && model.projection.name !== name) continue;
-          const { lagEvents, head } = await running[key].status();
-          // Positions count events on Postgres; KurrentDB's do not, and only what is done can be shown.
-          const bar = progressBar(model.projection.name, lagEvents === null || head === null ? null : Number(head));
-          try {
-            const onProgress = (done: { events: number; position: string }) => bar.update(lagEvents === null ? done.events : Number(done.position));
-            reports.push(await rebuild(model, { store, pool, now: () => clock.now(), onProgress }));
-          } finally {
-            bar.stop();
+        try {
+          for (const key of Object.keys(models) as (keyof typeof models)[]) {
+            const model = models[key];
+            if (!all && model.projection.name !== name) continue;
+            const { lagEvents, head } = await running[key].status();
+            // Positions count events on Postgres; KurrentDB's do not, and only what is done can be shown.
+            const bar = progressBar(model.projection.name, lagEvents === null || head === null ? null : Number(head));
+            try {
+              const onProgress = (done: { events: number; position: string }) => bar.update(lagEvents === null ? done.events : Number(done.position));
+              reports.push(await rebuild(model, { store, pool, now: () => clock.now(), onProgress }));
+            } finally {
+              bar.stop();
+            }
           }
+        } finally {
+          await pool.end();
         }
-        await pool.end();
         const json = await Promise.all(
           reports.map(async (report) => {
             const { lagEvents } = await Object.values(running)

@@ -19,7 +19,10 @@ const FIRST_ACCOUNT_MS = 10_000;
 const start = async (config: Config, log: Logger): Promise<Running> => {
   const stops: (() => Promise<unknown>)[] = [];
   const stop = async () => {
-    for (const one of stops.splice(0).reverse()) await one();
+    const failures: unknown[] = [];
+    // What cannot be stopped keeps nothing else from being stopped.
+    for (const one of stops.splice(0).reverse()) await one().catch((error: unknown) => failures.push(error));
+    if (failures.length > 0) throw failures[0];
   };
   try {
     // Postgres may run as another user than we do, and has to pass through.
@@ -37,17 +40,17 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
     stops.push(() => services.close());
     const worker = startWorker(services);
     stops.push(() => worker.stop());
-    const first = config.environment === 'sandbox' ? await firstAccount(services) : null;
     const metrics = createMetrics(services);
     const metricsServer = await metrics.listen(config.metricsPort);
     stops.push(async () => metricsServer.close());
     const api = await createApi({ ...services, publicUrl: config.publicUrl, onAnswer: metrics.answered });
-    const url = await api.listen(config.port, config.host);
-    stops.push(() => drained(api.close(LINGER_MS)));
-
     const audit = await createAudit(services);
+    // Together: as long as one drains the other must take nothing new.
+    stops.push(() => drained(Promise.all([api.close(LINGER_MS), audit.close(LINGER_MS)])));
+    const url = await api.listen(config.port, config.host);
     const auditUrl = await audit.listen(config.auditPort, config.auditHost);
-    stops.push(() => drained(audit.close(LINGER_MS)));
+    // After everything that may refuse to start: the key is shown once, and must be seen.
+    const first = config.environment === 'sandbox' ? await firstAccount(services) : null;
 
     const runtime = join(config.dataDir, 'runtime.json');
     await writeFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, auditUrl, databaseUrl, simulatorUrl }), { mode: 0o600 });

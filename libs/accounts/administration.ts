@@ -5,7 +5,7 @@
 import { createHash } from 'node:crypto';
 import { type Clock, type Decider, type Ids, type Json, ServiceError, timestamp } from '#kernel';
 import { hashedUuid, holdsCardNumber, type KeyRing } from '#platform';
-import { type Actor, Conflict, type EventStore, type NewEvent, OutcomeUnknown, type Position, type Recorded } from '#eventstore';
+import { type Actor, appendAgain, Conflict, type EventStore, type NewEvent, type Position, type Recorded } from '#eventstore';
 import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
 import { keyEnvironment, newApiKey, newSecret } from './api-key.js';
 import { type Case, type CaseCommand, type CaseEvent, caseRestriction } from './case-restriction.js';
@@ -28,8 +28,6 @@ import {
 /** Rounds of load and decide before a stream counts as too busy; operators do not race each other often. */
 const MAX_ROUNDS = 5;
 /** Repetitions of an append whose outcome the store could not tell. */
-const MAX_APPEND_TRIES = 5;
-const RETRY_APPEND_MS = 250;
 
 export const accountStream = (accountId: string): string => `account-${accountId}`;
 export const portalStream = (portalId: string): string => `portal-${portalId}`;
@@ -272,19 +270,11 @@ export class Administration {
     }
   }
 
-  /** Appends; while the store cannot say whether it did, repeats the same ids at the same revision, which it recognises. */
   private async append(stream: string, revision: bigint | null, events: readonly AnyEvent[], correlationId: string): Promise<Position> {
     const { store, clock, ids, actor } = this.deps;
     const meta = { recordedAt: timestamp(clock.now()), actor, correlationId };
     const written = events.map(({ type, data }): NewEvent => ({ id: ids.uuid(), type, v: newestVersion(type), data: data as unknown as Json, meta }));
-    for (let tries = 1; ; tries++) {
-      try {
-        return (await store.append(stream, revision ?? 'no_stream', written)).position;
-      } catch (error) {
-        if (!(error instanceof OutcomeUnknown) || tries >= MAX_APPEND_TRIES) throw error;
-        await clock.sleep(RETRY_APPEND_MS);
-      }
-    }
+    return (await appendAgain(store, clock, stream, revision ?? 'no_stream', written)).position;
   }
 
   private checkText(field: string, text: string | null) {

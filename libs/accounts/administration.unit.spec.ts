@@ -121,6 +121,16 @@ describe('an append whose outcome the store cannot tell', () => {
     await expect(administration.createAccount('City')).rejects.toThrow(OutcomeUnknown);
     expect(calls).toHaveLength(5);
   });
+  test.each([new Unavailable('away'), new Error('refused')])('nor does what comes after it say that it did not happen: %s', async (after) => {
+    let calls = 0;
+    const append: EventStore['append'] = async (stream, expected, events) => {
+      if (calls++ > 0) throw after;
+      await store.append(stream, expected, events);
+      throw new OutcomeUnknown('timeout');
+    };
+    const cut = new Administration({ ...deps, store: Object.assign(Object.create(store) as EventStore, { append }) });
+    await expect(cut.createAccount('City')).rejects.toThrow(OutcomeUnknown);
+  });
   test('a store that is away is not asked again', async () => {
     let calls = 0;
     const append: EventStore['append'] = async () => {

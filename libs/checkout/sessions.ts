@@ -1,5 +1,5 @@
 /** Checkout streams: loading is a fold, appending is at the loaded revision, and an append of which nobody knows the outcome is repeated under the same ids. */
-import { type Actor, type EventStore, type NewEvent, OutcomeUnknown, type Position, type Recorded, upcast, upcasters } from '#eventstore';
+import { type Actor, appendAgain, type EventStore, type NewEvent, type Recorded, upcast, upcasters } from '#eventstore';
 import { type Clock, type Ids, type Json, timestamp } from '#kernel';
 import type { KeyRing } from '#platform';
 import { type Checkout, checkout as decider, type CheckoutCommand, type CheckoutEvent, type KnownCheckout } from './checkout.js';
@@ -21,8 +21,6 @@ const CHECKOUT_EVENT_TYPES: readonly CheckoutEvent['type'][] = [
 upcasters.register(Object.fromEntries(CHECKOUT_EVENT_TYPES.map((type) => [type, []])));
 
 /** Repetitions of an append whose outcome the store could not tell. */
-const MAX_APPEND_TRIES = 5;
-const RETRY_APPEND_MS = 250;
 
 const PREFIX = 'checkout-';
 export const CHECKOUT_STREAMS: readonly string[] = [PREFIX];
@@ -103,16 +101,9 @@ export class CheckoutSessions {
       data: data as unknown as Json,
       meta: { recordedAt: at, ...by },
     }));
-    for (let tries = 1; ; tries++) {
-      try {
-        const appended: { revision: bigint; position: Position } = await this.store.append(PREFIX + checkoutId, revision ?? 'no_stream', written);
-        const after = events.reduce((state, event) => decider.evolve(state, event), before);
-        return { checkoutId, checkout: after as KnownCheckout, revision: appended.revision };
-      } catch (error) {
-        if (!(error instanceof OutcomeUnknown) || tries >= MAX_APPEND_TRIES) throw error;
-        await this.clock.sleep(RETRY_APPEND_MS);
-      }
-    }
+    const appended = await appendAgain(this.store, this.clock, PREFIX + checkoutId, revision ?? 'no_stream', written);
+    const after = events.reduce((state, event) => decider.evolve(state, event), before);
+    return { checkoutId, checkout: after as KnownCheckout, revision: appended.revision };
   }
 }
 

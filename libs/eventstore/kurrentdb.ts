@@ -406,7 +406,11 @@ class KurrentDbEventStore implements EventStore {
           maybe ||= verdict === 'lost';
           // Without a revision the server recognises a repetition only while it remembers the id: nobody may rely on that.
           if (verdict === 'lost' && expected === 'any') throw new OutcomeUnknown(`${stream}: ${describe(error)}`, { cause: error });
-        } else throw new Error(`${stream}: KurrentDB refused the append: ${describe(error)}`, { cause: error });
+        } else {
+          const message = `${stream}: KurrentDB refused the append: ${describe(error)}`;
+          // After an answer that was lost, a refusal says nothing about the append that came before it.
+          throw maybe ? new OutcomeUnknown(message, { cause: error }) : new Error(message, { cause: error });
+        }
       }
       if (this.closed || this.clock.monotonic() + this.timings.retryMs >= deadline)
         throw maybe
@@ -812,7 +816,9 @@ class Follower implements Subscription {
     try {
       await Promise.race([ended, watched()]);
     } catch (error) {
-      if (isTransport(judge(error))) connection.failed(client, begun, error);
+      // One that was well until now has failed just now.
+      const since = confirmed && !(error instanceof NoAnswer) ? clock.monotonic() : begun;
+      if (isTransport(judge(error))) connection.failed(client, since, error);
       throw error;
     } finally {
       over.abort();

@@ -216,6 +216,10 @@ export const createPostgresEventStore = (url: string, options: { clock?: Clock; 
 
 const backoff = (tries: number): number => Math.min(BACKOFF_MS.most, BACKOFF_MS.first * 2 ** Math.min(tries, 10));
 
+/** After an answer that was lost, a refusal says nothing about the append that came before it. */
+const refusedOrUnknown = (ambiguous: boolean, message: string, cause: Error): Error =>
+  ambiguous ? new OutcomeUnknown(message, { cause }) : new Error(message, { cause });
+
 /** True when the server itself refused the statement, so that nothing of it can have been committed. */
 const certainlyRolledBack = (error: unknown): boolean => {
   const { code } = error as { code?: unknown };
@@ -439,7 +443,7 @@ class Appends {
         // Without a revision the store cannot tell a repetition from a second append.
         this.fail(append, new OutcomeUnknown(`${append.stream}: the connection was lost during the append`, { cause }));
       else if (!transient && appends.length === 1)
-        this.fail(append, new Error(`${append.stream}: Postgres refused the append: ${cause.message}`, { cause }));
+        this.fail(append, refusedOrUnknown(append.ambiguous, `${append.stream}: Postgres refused the append: ${cause.message}`, cause));
       else {
         append.alone ||= !transient;
         again.push(append);

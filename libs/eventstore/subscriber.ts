@@ -772,6 +772,23 @@ export const projectionPlace = async (
 const eventsBetween = (position: Position | null, head: Position): number | null =>
   /^\d+$/.test(head) && /^\d*$/.test(position ?? '') ? Number(BigInt(head) - BigInt(position ?? 0)) : null;
 
+/**
+ * Refuses an event store that the read models have never followed: payments would be begun in a log that nobody reads. Places of KurrentDB have two parts, those of
+ * Postgres one.
+ */
+export const requireOwnStore = async (db: Queryable, onKurrentdb: boolean): Promise<void> => {
+  const { rows } = await db.query<{ kurrentdb: boolean }>(
+    `select position like '%:%' as kurrentdb from projection_checkpoint where position <> '' order by updated_at desc limit 1`,
+  );
+  const [known] = rows;
+  if (!known || known.kurrentdb === onKurrentdb) return;
+  throw new Error(
+    known.kurrentdb
+      ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'
+      : 'the events of this database lie in Postgres; unset KURRENTDB_URL, or take another database',
+  );
+};
+
 export interface Checkpoint {
   readonly name: string;
   readonly position: Position | null;

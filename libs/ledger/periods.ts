@@ -3,8 +3,9 @@
  * time. The trial balance before the period and at its end, and a digest of its entries, are recorded with it, and verified ever after.
  */
 import { createHash } from 'node:crypto';
-import { Conflict, type EventStore, type Position, type Recorded } from '#eventstore';
-import { type Clock, type Ids, type Json, timestamp } from '#kernel';
+import { isDeepStrictEqual } from 'node:util';
+import { appendAgain, Conflict, type EventStore, type Position, type Recorded } from '#eventstore';
+import { type Clock, type Ids, type Json, ServiceError, timestamp } from '#kernel';
 import { type Owner, staff } from '#payments';
 import type { Queryable } from '#platform';
 import {
@@ -76,7 +77,7 @@ const loadPeriods = async (store: EventStore) => {
 };
 
 const append = async (
-  { store, ids }: PeriodPorts,
+  { store, clock, ids }: PeriodPorts,
   revision: bigint | null,
   events: readonly AdjustmentEvent[],
   { actor, correlationId }: Owner,
@@ -87,7 +88,7 @@ const append = async (
     const effectiveAt = type === 'ManualAdjustment' ? { effectiveAt: data.effectiveAt } : {};
     return { id: ids.uuid(), type, v: 1, data: data as unknown as Json, meta: { recordedAt: at, ...effectiveAt, actor, correlationId } };
   });
-  return (await store.append(stream, revision ?? 'no_stream', written)).position;
+  return (await appendAgain(store, clock, stream, revision ?? 'no_stream', written)).position;
 };
 
 /** Balances before `to`, of what had been posted up to a place (null: everything). */
@@ -140,16 +141,23 @@ export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | '
   };
 };
 
-/** Posts an adjustment by hand. Refuses with VALIDATION_ERROR what does not balance or names no account of the chart. */
+/**
+ * Posts an adjustment by hand, once under its id: whoever does not know what became of one repeats it. Refuses with VALIDATION_ERROR what does not balance or names no
+ * account of the chart, and with INVALID_STATE another adjustment under an id that is taken.
+ */
 export const adjustBooks = async (
   ports: PeriodPorts,
-  { postings, effectiveAt, reason, by }: Omit<Extract<AdjustmentEvent, { type: 'ManualAdjustment' }>['data'], 'adjustmentId'>,
-): Promise<string> => {
-  const { clock, ids } = ports;
-  const adjustmentId = ids.uuid();
+  { adjustmentId, postings, effectiveAt, reason, by }: Extract<AdjustmentEvent, { type: 'ManualAdjustment' }>['data'],
+): Promise<void> => {
+  const { clock, ids, store } = ports;
   const owner = staff(by, ids.uuid());
   const event = adjust(timestamp(clock.now()), { adjustmentId, postings, effectiveAt, reason, by });
-  const position = await append(ports, null, [event], owner, adjustmentStream(adjustmentId));
+  const stream = adjustmentStream(adjustmentId);
+  const position = await append(ports, null, [event], owner, stream).catch(async (error: unknown) => {
+    if (!(error instanceof Conflict)) throw error;
+    for await (const { data, position: posted } of store.read(stream))
+      if (isDeepStrictEqual((data as { postings: unknown }).postings, postings)) return posted;
+    throw new ServiceError('INVALID_STATE', `Another adjustment has the id ${adjustmentId}.`);
+  });
   await ports.journalReached(position!);
-  return adjustmentId;
 };

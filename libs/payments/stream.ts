@@ -1,6 +1,6 @@
 /** Payment streams: loading is a fold, appending is at an exact revision, and an append of which nobody knows the outcome is repeated under the same ids. */
 import { type Clock, type Deadline, type Ids, type Json, ServiceError } from '#kernel';
-import { type Actor, Conflict, type EventStore, type NewEvent, OutcomeUnknown, type Recorded, Unavailable, upcast, upcasters } from '#eventstore';
+import { type Actor, appendAgain, Conflict, type EventStore, type NewEvent, type Recorded, Unavailable, upcast, upcasters } from '#eventstore';
 import { payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
 
 /** Schema version of each payment event type; only the newest is written. The steps from older versions stand here when there are any. */
@@ -32,7 +32,6 @@ upcasters.register(Object.fromEntries(PAYMENT_EVENT_TYPES.map((type) => [type, [
 export const LONG_STREAM_EVENTS = 200;
 
 /** Pause before an append is repeated; KurrentDB drops a retry that comes before the original is replicated. */
-const RETRY_APPEND_MS = 250;
 /** Milliseconds that an append may be repeated for, of what is left of the request. */
 export type AppendBudget = (leftMs: number) => number;
 /** An outcome is worth trying to record for 4 s even when the request's own time is up. */
@@ -110,20 +109,8 @@ export class PaymentStreams {
     const written = events.map((event) => this.toNewEvent(event, owner));
     const leftMs = budget(deadline.leftMs);
     if (leftMs <= 0) throw new Unavailable('no time left to append');
-    const until = this.clock.monotonic() + leftMs;
-    let maybeAppended = false;
-    for (;;) {
-      try {
-        const { revision } = await this.store.append(stream, expected, written);
-        return { paymentId: loaded.paymentId, payment, revision };
-      } catch (error) {
-        if (error instanceof OutcomeUnknown) maybeAppended = true;
-        else if (!(error instanceof Unavailable)) throw error;
-        if (this.clock.monotonic() + RETRY_APPEND_MS >= until)
-          throw maybeAppended && error instanceof Unavailable ? new OutcomeUnknown(error.message, { cause: error }) : error;
-        await this.clock.sleep(RETRY_APPEND_MS);
-      }
-    }
+    const { revision } = await appendAgain(this.store, this.clock, stream, expected, written, leftMs);
+    return { paymentId: loaded.paymentId, payment, revision };
   }
 
   private toNewEvent({ type, at, data }: PaymentEvent, { actor, correlationId }: Owner): NewEvent {

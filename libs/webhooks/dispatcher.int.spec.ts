@@ -236,7 +236,8 @@ describe('redelivery', () => {
     await redeliver(stage.staff, [row.id]);
     await eventually(async () => (await stage.rows())[0]!.round === 3 && (await inState('delivered')).length === 2);
     const recorded = [];
-    for await (const { type, data } of stage.house.store.read('staff-webhooks')) if (type === 'WebhookRedeliveryRequested') recorded.push(data);
+    for await (const page of stage.house.store.readAll(null, { streamPrefixes: ['staff-webhook-'] }))
+      for (const { type, data } of page) if (type === 'WebhookRedeliveryRequested') recorded.push(data);
     expect(recorded).toMatchObject([{ deliveries: [{ round: 2 }, { round: 2 }] }, { deliveries: [{ deliveryId: Number(row.id), round: 3 }] }]);
   });
 });

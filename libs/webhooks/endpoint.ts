@@ -1,6 +1,6 @@
 /**
  * Where an account wants to be told: its endpoints, their secrets, and what staff may do with them. Kept in Postgres beside the deliveries, not rebuilt from
- * the log; every change by staff is a fact in the stream `staff-webhooks` too, appended inside the transaction that makes the change: a change without its
+ * the log; every change by staff is a fact in a stream `staff-webhook-<id>` too, appended inside the transaction that makes the change: a change without its
  * record cannot be, and a record whose commit was lost is repeated with the command.
  *
  * A secret is shown once, `whsec_` and 256 random bits, and kept sealed (AES-256-GCM under the master key ring). Rotation without a gap: *stage* a new one,
@@ -9,7 +9,7 @@
 import { newSecret } from '#accounts';
 import { type Clock, type Ids, type Json, ServiceError, timestamp } from '#kernel';
 import { type Client, type KeyRing, type Migration, type Pool, type Queryable, transaction } from '#platform';
-import { type Actor, type EventStore, OutcomeUnknown, upcasters } from '#eventstore';
+import { type Actor, appendAgain, type EventStore, upcasters } from '#eventstore';
 import { NoAddress, Refused } from './target.js';
 import type { Sender } from './safe-request.js';
 
@@ -82,9 +82,7 @@ const STAFF_EVENTS = {
 export type WebhookStaffEvent = keyof typeof STAFF_EVENTS;
 upcasters.register(STAFF_EVENTS);
 
-export const STAFF_STREAM = 'staff-webhooks';
-const MAX_APPEND_TRIES = 5;
-const RETRY_APPEND_MS = 250;
+export const STAFF_STREAM = 'staff-webhook-';
 const MAX_DESCRIPTION_LENGTH = 200;
 const HINT_LENGTH = 4;
 
@@ -109,16 +107,8 @@ export const announceDue = (client: Queryable) => client.query(`select pg_notify
 export const recordStaffAction = async ({ store, clock, ids, actor }: StaffDeps, type: WebhookStaffEvent, data: Json): Promise<void> => {
   const meta = { recordedAt: timestamp(clock.now()), actor, correlationId: ids.uuid() };
   const event = { id: ids.uuid(), type, v: STAFF_EVENTS[type].length + 1, data, meta };
-  for (let tries = 1; ; tries++) {
-    try {
-      await store.append(STAFF_STREAM, 'any', [event]);
-      return;
-    } catch (error) {
-      // The same id again: the store recognises it.
-      if (!(error instanceof OutcomeUnknown) || tries >= MAX_APPEND_TRIES) throw error;
-      await clock.sleep(RETRY_APPEND_MS);
-    }
-  }
+  // A stream of its own, so that the store recognises a repetition by its revision.
+  await appendAgain(store, clock, STAFF_STREAM + event.id, 'no_stream', [event]);
 };
 
 const secretContext = (secretId: string) => `webhook_endpoint_secret/${secretId}/ciphertext`;

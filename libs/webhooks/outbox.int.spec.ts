@@ -193,7 +193,8 @@ describe('what staff do is recorded', () => {
     await stage.endpoints.activateSecret(endpointId);
     await stage.endpoints.disable(endpointId);
     const events = [];
-    for await (const { type, data, meta } of stage.house.store.read(STAFF_STREAM)) events.push([type, data, meta.actor.id]);
+    for await (const page of stage.house.store.readAll(null, { streamPrefixes: [STAFF_STREAM] }))
+      for (const { type, data, meta } of page) events.push([type, data, meta.actor.id]);
     const { accountId } = stage.house;
     expect(events).toEqual([
       ['WebhookEndpointAdded', { endpointId, accountId, url, secretId: expect.any(String) }, 'spec'],

@@ -378,7 +378,13 @@ describe('closed periods', () => {
     expect(closed.entries).toBeGreaterThan(20);
     expect(await closePeriod(ports(), end, 'Dana')).toEqual(closed);
     const late = monthAgo(1);
-    await adjustBooks(ports(), { postings: [{ account: 'assets:bank:operating', cents: 700 }, { account: 'equity:adjustment', cents: -700 }], effectiveAt: late, reason: 'found later', by: 'Dana' }); // prettier-ignore
+    const adjustment = { adjustmentId: service.services.ids.uuid(), postings: [{ account: 'assets:bank:operating', cents: 700 }, { account: 'equity:adjustment', cents: -700 }], effectiveAt: late, reason: 'found later', by: 'Dana' }; // prettier-ignore
+    await adjustBooks(ports(), adjustment);
+    // Whoever does not know what became of it repeats it, and posts nothing a second time.
+    await adjustBooks(ports(), adjustment);
+    await expect(adjustBooks(ports(), { ...adjustment, postings: [{ account: 'assets:bank:operating', cents: 7 }, { account: 'equity:adjustment', cents: -7 }] })).rejects.toMatchObject({ code: 'INVALID_STATE' }); // prettier-ignore
+    const { rows: booked } = await service.services.pool.query(`select from journal_entry where rule = 'R17'`);
+    expect(booked).toHaveLength(1);
     const entry = (await journalPage(service.services.pool, JOURNAL_START, { from: end, to: null, until: null }, 1_000)).at(-1)!;
     expect(entry).toMatchObject({ rule: 'R17', effectiveAt: late, bookedAt: end });
     expect(await verifyPeriods(ports())).toMatchObject({ ok: true, detail: '1 closed periods are what they were' });

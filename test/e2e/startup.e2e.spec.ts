@@ -275,6 +275,18 @@ describe('the second start', () => {
   });
 });
 
+test('a first start that finds its port taken leaves the key to the one that succeeds', async () => {
+  const fresh = await DataDir.create();
+  const server = createServer().listen(0, '127.0.0.1');
+  await new Promise((listening) => server.once('listening', listening));
+  const { port } = server.address() as { port: number };
+  for (const name of ['PORT', 'AUDIT_PORT', 'METRICS_PORT']) expect((await runToEnd('standalone', fresh, { [name]: String(port) })).code).toBe(1);
+  server.close();
+  const begun = await start('standalone', fresh);
+  expect(welcomeOf(begun.stdout())).not.toBeNull();
+  await fresh.remove();
+});
+
 describe('a first start that is killed at any moment', () => {
   test('leaves a draft that the next start clears away, also when the cluster was in its place already', async () => {
     const fresh = await DataDir.create();
@@ -364,7 +376,15 @@ describe('it does not start, says so in one line and changes nothing', () => {
     );
   });
 
-  test('KurrentDB cannot be reached', () => refuses(/KurrentDB/, { KURRENTDB_URL: 'kurrentdb://127.0.0.1:9?tls=false' }, { untouched: false }));
+  const KURRENTDB = { KURRENTDB_URL: 'kurrentdb://127.0.0.1:9?tls=false' };
+  test('KURRENTDB_URL is set, but the events lie in Postgres', () =>
+    refuses(/the events of this database lie in Postgres; unset KURRENTDB_URL/, KURRENTDB, { untouched: false }));
+  test('KurrentDB cannot be reached', async () => {
+    const fresh = await DataDir.create();
+    const ended = await runToEnd('standalone', fresh, KURRENTDB);
+    expect([ended.code, complaint(ended)]).toEqual([1, [expect.stringMatching(/KurrentDB/)]]);
+    await fresh.remove();
+  });
 
   test('the database was written by a newer version', async () => {
     await running();

@@ -250,7 +250,11 @@ const initialise = async (binaries: string, cluster: string, passwordFile: strin
   await mkdir(draft, { recursive: true, mode: 0o700 });
   if (user) await chown(draft, user.uid, user.gid);
   const password = randomBytes(18).toString('base64url');
-  await writeFile(passwordFile, `${password}\n`, { mode: 0o600 });
+  const file = await open(passwordFile, 'w', 0o600);
+  await file
+    .writeFile(`${password}\n`)
+    .then(() => file.sync())
+    .finally(() => file.close());
   if (user) await chown(passwordFile, user.uid, user.gid);
   const child = launcher(user, [draft, binaries])(
     join(binaries, 'bin', 'initdb'),
