@@ -1,5 +1,5 @@
 import { describe, expect, test } from '@jest/globals';
-import { batched } from './batch.js';
+import { batched, Convoy } from './batch.js';
 
 describe('calls that share a statement', () => {
   /** Statements that end when told to. */
@@ -90,5 +90,51 @@ describe('calls that share a statement', () => {
     ends[1]!();
     expect(await inTime).toBe(30);
     expect(sent).toEqual([[1], [3]]); // prettier-ignore
+  });
+});
+
+describe('a convoy', () => {
+  /** A door, a clock that stands, and what opens the door. */
+  const door = () => {
+    const time = { now: 0, asleep: [] as (() => void)[] };
+    const sleep = () => new Promise<void>((wake) => time.asleep.push(wake));
+    return { time, convoy: new Convoy({ monotonic: () => time.now, sleep }) };
+  };
+  const turn = () => new Promise((done) => setImmediate(done));
+  const enter = (convoy: Convoy, entered: number[], number: number) =>
+    convoy.enter().then((leave) => {
+      entered.push(number);
+      return leave;
+    });
+
+  test('few, or one after the other, never wait', async () => {
+    const { time, convoy } = door();
+    const leave = await Promise.all(Array.from({ length: 5 }, () => convoy.enter()));
+    leave.forEach((go) => go());
+    for (let number = 0; number < 20; number++) (await convoy.enter())();
+    expect(time.asleep).toEqual([]);
+  });
+  test('a crowd enters together, and for a while after', async () => {
+    const { time, convoy } = door();
+    const entered: number[] = [];
+    const inside = await Promise.all(Array.from({ length: 5 }, () => convoy.enter()));
+    for (const number of [1, 2, 3]) void enter(convoy, entered, number);
+    await turn();
+    expect([entered, time.asleep.length]).toEqual([[], 1]);
+    for (const go of inside) go();
+    // The door opens for all of them at once, and closes again behind them.
+    time.asleep.pop()!();
+    await turn();
+    expect(entered).toEqual([1, 2, 3]);
+    time.now = 99;
+    void enter(convoy, entered, 4);
+    await turn();
+    expect([entered, time.asleep.length]).toEqual([[1, 2, 3], 1]);
+    time.asleep.pop()!();
+    await turn();
+    time.now = 100;
+    void enter(convoy, entered, 5);
+    await turn();
+    expect([entered, time.asleep.length]).toEqual([[1, 2, 3, 4, 5], 0]);
   });
 });

@@ -10,11 +10,11 @@ import {
   UseGuards,
 } from '@nestjs/common';
 import { ApiBody, ApiHeader, ApiResponse, ApiSecurity } from '@nestjs/swagger';
-import type { FastifyRequest } from 'fastify';
+import type { FastifyReply, FastifyRequest } from 'fastify';
 import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
-import { AuthenticationError, canonicalJson, ServiceError } from '#kernel';
+import { AuthenticationError, canonicalJson, ServiceError, systemClock } from '#kernel';
 import type { Received } from '#payments';
-import { isUnavailable } from '#platform';
+import { Convoy, isUnavailable } from '#platform';
 import { headerLines, idempotencyKeyOf, idempotencyUnavailable, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
 import { ErrorEnvelope } from './resources.js';
 
@@ -24,10 +24,13 @@ export type AuthenticatedRequest = FastifyRequest & { caller?: Caller };
 
 @Injectable()
 export class AuthGuard implements CanActivate {
+  private readonly convoy = new Convoy(systemClock);
+
   constructor(@Inject(AUTHENTICATION) private readonly deps: AuthenticationDeps) {}
 
   async canActivate(context: ExecutionContext): Promise<boolean> {
     const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
+    if (request.method === 'POST') await this.takeTurn(context.switchToHttp().getResponse<FastifyReply>().raw);
     try {
       request.caller = await authenticate(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
     } catch (error) {
@@ -41,6 +44,13 @@ export class AuthGuard implements CanActivate {
       throw error;
     }
     return true;
+  }
+
+  /** Inside until it is answered, or its caller has gone. */
+  private async takeTurn(response: FastifyReply['raw']): Promise<void> {
+    const leave = await this.convoy.enter();
+    if (response.closed || response.destroyed) leave();
+    else response.once('close', leave);
   }
 }
 
