@@ -461,14 +461,16 @@ export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => 
   const { setImmediate: realImmediate } = globalThis;
   // What the product leaves for after this turn of the event loop belongs to the event at hand, before time goes on.
   Reflect.set(globalThis, 'setImmediate', (run: () => void) => queueMicrotask(run));
-  let leak: Error | null = null;
+  const leaks: Error[] = [];
   for (const [place, name] of places)
     Reflect.set(place, name, () => {
-      leak ??= new Error(`${name} inside the simulation: not through a port`);
+      const leak = new Error(`${name} inside the simulation: not through a port`);
+      leaks.push(leak);
       throw leak;
     });
   try {
     const result = await work();
+    const [leak] = leaks;
     if (leak) throw leak;
     return result;
   } finally {
