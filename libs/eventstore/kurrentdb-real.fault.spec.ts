@@ -2,7 +2,7 @@
  * A real KurrentDB, or EventStoreDB, killed and stalled under load: nothing that was acknowledged is missing, nothing is there twice, a reader misses nothing,
  * and writes come back. Runs where a server is named together with the commands that harm it; anybody with a server can run it:
  *
- *   KURRENTDB_URL=kurrentdb://…        one node or several
+ *   KURRENTDB_URL=kurrentdb://…        one node or several, which nobody else uses meanwhile (`--runInBand`)
  *   KURRENTDB_KILL='…'                 kills the node (with several: the present leader) without a farewell (SIGKILL)
  *   KURRENTDB_RESTART='…'              starts it again on its data; leave it out where a supervisor does that by itself
  *   KURRENTDB_PAUSE='…' KURRENTDB_RESUME='…'   SIGSTOP and SIGCONT of the node (the leader)
