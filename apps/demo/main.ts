@@ -110,7 +110,8 @@ const pay = async (partner: Partner, plan: Plan, faults: string[]): Promise<Book
 const reverse = async (partner: Partner, book: Book, faults: string[]): Promise<void> => {
   const { plan, id } = book;
   const { operation, body } = plan.afterwards!;
-  const answer = await partner.post(`payments/${id}/${operation}`, body, `${plan.key}-${operation}`);
+  // Unlike a create's, the key of a reversal goes on with what it began, whatever became of the first request (C17).
+  const answer = await partner.post(`payments/${id}/${operation}`, body, `${plan.key}-${operation}`, 'INTERNAL_ERROR');
   if (answer.status === 200) {
     book.refundedCents += Number(answer.data.amountCents);
     book.voided = operation === 'void';
