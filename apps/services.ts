@@ -156,6 +156,8 @@ export interface Services {
 const POOL_CONNECTIONS = 20;
 const KEY_POOL_CONNECTIONS = 6;
 const PROJECTION_POOL_CONNECTIONS = 8;
+/** Attempts of one case or card wait for each other: where many do, they shall not hold what everybody needs. */
+const VELOCITY_POOL_CONNECTIONS = 4;
 /** A claim, two that write down, one that listens, one that looks after leases. */
 const WEBHOOK_POOL_CONNECTIONS = 5;
 const KEY_STATEMENT_TIMEOUT_MS = 2_000;
@@ -197,8 +199,9 @@ export const openServices = async (
   // A claim must survive a crash of Postgres that its owner survives: lost, the key would charge again. A settlement need not: the takeover makes it
   // again from the stream (recovery.md 1.4, T7).
   const settlePool = createPool(databaseUrl, { name: 'keys, settled', ...keySettings, synchronousCommit: 'off' });
+  const velocityPool = createPool(databaseUrl, { name: 'velocity', max: VELOCITY_POOL_CONNECTIONS, byKey: true });
   const webhookPool = createPool(databaseUrl, { name: 'webhooks', max: WEBHOOK_POOL_CONNECTIONS, byKey: true });
-  const opened = [pool, projectionPool, keyPool, settlePool, webhookPool].map(
+  const opened = [pool, projectionPool, keyPool, settlePool, velocityPool, webhookPool].map(
     (one): (() => Promise<unknown>) =>
       () =>
         one.end(),
@@ -225,7 +228,7 @@ export const openServices = async (
       streams,
       gateways: withFailpoint(config.failpoint, gateways),
       directory,
-      velocity: postgresVelocity(pool, keys, clock),
+      velocity: postgresVelocity(velocityPool, keys, clock),
       log,
     };
     const idempotency = withFailpoint(config.failpoint, postgresIdempotency(keyPool, keys, ids, { settlements: settlePool }));

@@ -89,9 +89,12 @@ const openShop = async (): Promise<{ apiUrl: string; apiKey: string; portals: st
   }
 };
 
+/** C19: the same request may be sent again. */
+const NOTHING_BEGAN = 'IDEMPOTENCY_UNAVAILABLE';
+
 const pay = async (partner: Partner, plan: Plan, faults: string[]): Promise<Book> => {
   const book = { plan, id: null as string | null, serviceFeeCents: 0, capturedCents: 0, refundedCents: 0, unknown: false, voided: false };
-  const answer = await partner.post('payments', plan.body, plan.key);
+  const answer = await partner.post('payments', plan.body, plan.key, [NOTHING_BEGAN]);
   if (plan.sentTwice) {
     const again = await partner.post('payments', plan.body, plan.key);
     const replayed = again.replayed && again.text === answer.text;
@@ -111,7 +114,7 @@ const reverse = async (partner: Partner, book: Book, faults: string[]): Promise<
   const { plan, id } = book;
   const { operation, body } = plan.afterwards!;
   // Unlike a create's, the key of a reversal goes on with what it began, whatever became of the first request (C17).
-  const answer = await partner.post(`payments/${id}/${operation}`, body, `${plan.key}-${operation}`, 'INTERNAL_ERROR');
+  const answer = await partner.post(`payments/${id}/${operation}`, body, `${plan.key}-${operation}`, [NOTHING_BEGAN, 'INTERNAL_ERROR']);
   if (answer.status === 200) {
     book.refundedCents += Number(answer.data.amountCents);
     book.voided = operation === 'void';

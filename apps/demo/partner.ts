@@ -1,4 +1,4 @@
-/** A partner's HTTP client: keeps connections, asks again where that is safe, and knows an answer when it sees one. */
+/** A partner's HTTP client: keeps connections, waits out `IDEMPOTENCY_IN_PROGRESS`, and knows an answer when it sees one. */
 import { Agent, request } from 'node:http';
 
 export interface Reply {
@@ -12,8 +12,6 @@ export interface Reply {
 }
 
 const MAX_WAITS = 20;
-/** Codes after which the same request under the same key is right: nobody has an answer yet, or nothing was begun. */
-const NOT_YET: readonly string[] = ['IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE'];
 const REQUEST_TIMEOUT_MS = 60_000;
 
 export class Partner {
@@ -28,11 +26,11 @@ export class Partner {
     return this.send('GET', path, null, null);
   }
 
-  /** `orAfter`: a code after which this operation, too, may be sent again under its key. */
-  async post(path: string, body: unknown, idempotencyKey: string, orAfter?: string): Promise<Reply> {
+  /** `again`: further codes after which it is sent again under its key. */
+  async post(path: string, body: unknown, idempotencyKey: string, again: readonly string[] = []): Promise<Reply> {
     for (let waits = 0; ; waits++) {
       const reply = await this.send('POST', path, JSON.stringify(body), idempotencyKey);
-      if (reply.code === null || ![...NOT_YET, orAfter].includes(reply.code) || waits === MAX_WAITS) return reply;
+      if ((reply.code !== 'IDEMPOTENCY_IN_PROGRESS' && !again.includes(reply.code ?? '')) || waits === MAX_WAITS) return reply;
       await new Promise((wake) => setTimeout(wake, 1_000));
     }
   }

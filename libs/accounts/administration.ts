@@ -27,7 +27,6 @@ import {
 
 /** Rounds of load and decide before a stream counts as too busy; operators do not race each other often. */
 const MAX_ROUNDS = 5;
-/** Repetitions of an append whose outcome the store could not tell. */
 
 export const accountStream = (accountId: string): string => `account-${accountId}`;
 export const portalStream = (portalId: string): string => `portal-${portalId}`;

@@ -174,10 +174,16 @@ const keyed = (
   services: PaymentServices,
   accountId: string,
   operation: Operation,
-  { idempotencyKey: key, fingerprintText }: Received,
+  { idempotencyKey: key, fingerprintText, requestId }: Received,
   work: KeyedWork,
 ): Promise<Answer> =>
-  onceByKey(services.idempotency, services.log, () => services.ports.ids.uuid(), { accountId, key, operation, fingerprintText }, work);
+  onceByKey(
+    services.idempotency,
+    services.log.child({ requestId }),
+    () => services.ports.ids.uuid(),
+    { accountId, key, operation, fingerprintText },
+    work,
+  );
 
 const partner = (accountId: string, { requestId }: Received): Owner => ({ actor: { type: 'partner', id: accountId }, correlationId: requestId });
 

@@ -34,15 +34,39 @@ export const passesLuhn = (digits: string): boolean => {
 
 const looksLikeCard = (digits: string) => brandOf(digits) !== 'unknown' && passesLuhn(digits);
 
-/** Runs of 13–19 digits that stand alone among letters and digits, or the groups in which a card shows them (4-4-4-4…, 4-6-5). */
-const CANDIDATE = /(?<![\p{L}\p{N}])(?:\d{13,19}|\d{4}([ -])\d{4}\1\d{4}\1\d{1,4}(?:\1\d{1,3})?|\d{4}([ -])\d{6}\2\d{4,5})(?![\p{L}\p{N}])/gu;
+/**
+ * Runs of 13–19 digits that stand alone among letters and digits, or the groups in which a card shows them (4-4-4-4…, 4-6-5). Each is looked for at every place, since
+ * other groups may stand beside those of a card: a year before it, its security code behind it.
+ */
+const SHAPES = [
+  String.raw`\d{13,19}`,
+  String.raw`\d{4}(?<sep>[ -])\d{4}\k<sep>\d{4}\k<sep>\d{4}\k<sep>\d{1,3}`,
+  String.raw`\d{4}(?<sep>[ -])\d{4}\k<sep>\d{4}\k<sep>\d{1,4}`,
+  String.raw`\d{4}(?<sep>[ -])\d{6}\k<sep>\d{4,5}`,
+].map((shape) => new RegExp(String.raw`(?<![\p{L}\p{N}])(?=(?<digits>${shape})(?![\p{L}\p{N}]))`, 'gu'));
+/** The least that all of them have; most texts have not. */
+const ENOUGH_DIGITS = /(?:\d[ -]?){13}/;
 
-/** True when the text holds what C9 refuses. */
-export const holdsCardNumber = (text: string): boolean => {
-  for (const [candidate] of text.matchAll(CANDIDATE)) if (looksLikeCard(candidate.replace(/[ -]/g, ''))) return true;
-  return false;
+/** From and to of each card number in the text. */
+const cardsIn = function* (text: string): Generator<readonly [from: number, to: number]> {
+  if (!ENOUGH_DIGITS.test(text)) return;
+  for (const shape of SHAPES)
+    for (const { index, groups } of text.matchAll(shape)) {
+      const { digits } = groups as { digits: string };
+      if (looksLikeCard(digits.replace(/[ -]/g, ''))) yield [index, index + digits.length];
+    }
 };
 
+/** True when the text holds what C9 refuses. */
+export const holdsCardNumber = (text: string): boolean => !cardsIn(text).next().done;
+
 /** The text with any card number replaced by `[card]`. */
-export const maskCardNumbers = (text: string): string =>
-  text.replace(CANDIDATE, (candidate) => (looksLikeCard(candidate.replace(/[ -]/g, '')) ? '[card]' : candidate));
+export const maskCardNumbers = (text: string): string => {
+  let masked = '';
+  let end = 0;
+  for (const [from, to] of [...cardsIn(text)].sort(([a], [b]) => a - b)) {
+    if (from >= end) masked += `${text.slice(end, from)}[card]`;
+    end = Math.max(end, to);
+  }
+  return masked + text.slice(end);
+};

@@ -58,6 +58,9 @@ describe('card numbers in free text (C9)', () => {
     '(4242424242424242)',
     '_4242424242424242_',
     'first 1234567890123, then 4242424242424242',
+    '4242 4242 4242 4242 123',
+    'Case 2024 4242 4242 4242 4242',
+    '2024-3782-822463-10005 12',
   ])('refused: %s', (text) => {
     expect(holdsCardNumber(text)).toBe(true);
     expect(maskCardNumbers(text)).toContain('[card]');

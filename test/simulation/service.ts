@@ -444,5 +444,6 @@ const logger = (sim: Simulator, process: Process): Logger => {
     sim.note(process.id, `log: ${message}${reason} ${JSON.stringify(rest)}`);
   };
   const silent = () => undefined;
-  return { debug: silent, info: silent, trace: silent, warn: write, error: write, fatal: write } as unknown as Logger;
+  const logger = { debug: silent, info: silent, trace: silent, warn: write, error: write, fatal: write, child: () => logger } as unknown as Logger;
+  return logger;
 };

@@ -9,6 +9,7 @@ import {
   Injectable,
   UseGuards,
 } from '@nestjs/common';
+import type { Socket } from 'node:net';
 import { ApiBody, ApiHeader, ApiResponse, ApiSecurity } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
@@ -30,7 +31,7 @@ export class AuthGuard implements CanActivate {
 
   async canActivate(context: ExecutionContext): Promise<boolean> {
     const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
-    if (request.method === 'POST') await this.takeTurn(context.switchToHttp().getResponse<FastifyReply>().raw);
+    if (request.method === 'POST') await this.takeTurn(request.raw.socket, context.switchToHttp().getResponse<FastifyReply>().raw);
     try {
       request.caller = await authenticate(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
     } catch (error) {
@@ -46,11 +47,17 @@ export class AuthGuard implements CanActivate {
     return true;
   }
 
-  /** Inside until it is answered, or its caller has gone. */
-  private async takeTurn(response: FastifyReply['raw']): Promise<void> {
+  /** Inside until it is answered, or its caller has gone: the answers to requests that were sent in a row never close without their connection. */
+  private async takeTurn(socket: Socket, response: FastifyReply['raw']): Promise<void> {
     const leave = await this.convoy.enter();
-    if (response.closed || response.destroyed) leave();
-    else response.once('close', leave);
+    const end = () => {
+      response.off('close', end);
+      socket.off('close', end);
+      leave();
+    };
+    if (response.closed || response.destroyed || socket.destroyed) return end();
+    response.once('close', end);
+    socket.once('close', end);
   }
 }
 

@@ -58,8 +58,9 @@ const MAX_METADATA_DEPTH = 8;
 export const checkMetadata = (value: unknown): string | null => {
   if (value === null || typeof value !== 'object' || Array.isArray(value)) return 'must be an object';
   if (Object.keys(value).length > MAX_METADATA_KEYS) return `must have at most ${MAX_METADATA_KEYS} keys`;
-  if (depthOf(value) > MAX_METADATA_DEPTH) return `must be nested at most ${MAX_METADATA_DEPTH} levels deep`;
+  // First, so that whatever looks at each value has few to look at.
   if (Buffer.byteLength(JSON.stringify(value)) > MAX_METADATA_BYTES) return `must be at most ${MAX_METADATA_BYTES} bytes`;
+  if (depthOf(value) > MAX_METADATA_DEPTH) return `must be nested at most ${MAX_METADATA_DEPTH} levels deep`;
   return holdsCard(value) ? 'must not hold a card number' : null;
 };
 
@@ -182,7 +183,7 @@ const payerOf = ({ address, ...payer }: PayerRequest): ChargeRequest['payer'] =>
 
 const defined = <T extends object>(fields: T): T => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined)) as T;
 
-/** The exact key `amount` is refused in any object of a body, except inside `lineItems[].metadata` (C3). */
+/** The exact key `amount` is refused in any object of a body, except inside `lineItems[].metadata` (C3). Names that are no field's are not echoed. */
 export const refuseAmount = (value: unknown, path: readonly (string | number)[] = []): void => {
   if (Array.isArray(value)) value.forEach((item, index) => refuseAmount(item, [...path, index]));
   else if (value !== null && typeof value === 'object')
@@ -194,7 +195,9 @@ export const refuseAmount = (value: unknown, path: readonly (string | number)[] 
 };
 const isLineItem = (path: readonly (string | number)[]) => path.length === 2 && path[0] === 'lineItems' && typeof path[1] === 'number';
 const fieldOf = (path: readonly (string | number)[]) =>
-  path.map((name, index) => (typeof name === 'number' ? `[${name}]` : index === 0 ? name : `.${name}`)).join('');
+  path.map((name, index) => (typeof name === 'number' ? `[${name}]` : (index === 0 ? '' : '.') + (FIELD_NAME.test(name) ? name : '…'))).join('');
+/** Long enough for every field of a request; without digits, so that no card number is one. */
+const FIELD_NAME = /^[A-Za-z]{1,40}$/;
 
 export class RefundRequest {
   @CentsField({ optional: true, description: 'Principal cents; left out, all remaining principal.' }) amountCents?: number;

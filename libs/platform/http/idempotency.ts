@@ -131,7 +131,7 @@ export interface IdempotencyOptions {
 
 export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options: IdempotencyOptions = {}): IdempotencyStore => {
   const keepHours = Math.max(options.keepHours ?? KEEP_HOURS, KEEP_HOURS);
-  // The current key's hash names a row. Keys are renamed by rotation only after the rows of the old one have expired.
+  // The oldest key's hash names a row: a new one is not used for names before the rows of the old one have expired and it has left the ring.
   const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
 
   const claimOnce = batched((rows: readonly ClaimRow[]) => claimRows(pool, rows), CLAIMS);
