@@ -10,7 +10,8 @@ import { createRequest, rssMib, startService } from './service.js';
 
 const CONNECTIONS = 32;
 const STEP = 10_000;
-const IDLE_MS = 15_000;
+/** V8 gives memory back once it has had nothing to do for a while. */
+const IDLE_MS = 30_000;
 const CEILING_IDLE_MIB = 220;
 /** Of the creates: until then caches fill and the code is compiled. */
 const WARM_UP_SHARE = 0.25;

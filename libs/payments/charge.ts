@@ -118,7 +118,12 @@ export const charge = async (
     throw timeout(attempt.paymentId);
   }
   // The outcome first: a decline that is not counted costs less than one that is not recorded.
-  if (outcome.kind === 'declined') await velocity.recordDecline(subject, limits, attempt.attemptId);
+  if (outcome.kind === 'declined')
+    await velocity
+      .recordDecline(subject, limits, attempt.attemptId)
+      .catch((error: unknown) =>
+        ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'a decline could not be counted; limits know nothing of it'),
+      );
   return chargeAnswer(attempt.paymentId, loaded.payment);
 };
 

@@ -30,7 +30,7 @@ type Limits = Portal['limits'];
 export interface Velocity {
   /** Counts the attempt, or refuses it: DECLINE_BLOCKED first, then VELOCITY_LIMIT. */
   admit(subject: VelocitySubject, limits: Limits, entryId: string): Promise<void>;
-  /** Counts a decline; never throws, since the outcome of the charge matters more. */
+  /** Counts a decline. Rejects where it could not be counted: no reason to answer otherwise, as the outcome of the charge matters more. */
   recordDecline(subject: VelocitySubject, limits: Limits, entryId: string): Promise<void>;
 }
 
@@ -79,7 +79,7 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
       if (checks.length === 0) return;
       await transaction(pool, async (client) => {
         for (const check of checks) await record(client, subject.portalId, check, 'decline', entryId);
-      }).catch(() => undefined);
+      });
     },
   };
 };

@@ -67,7 +67,7 @@ export const batched = <Item, Result>(
 const CROWD = 5;
 const CROWD_LASTS_MS = 100;
 /** How long a convoy gathers, from its first on. */
-const GATHER_MS = 20;
+const GATHER_MS = 10;
 
 /**
  * Lets a crowd in by the convoy. Those who enter together take every step together, and so share statements, commits and wake-ups all the way, where one after the

@@ -336,6 +336,21 @@ describe('velocity, off by default (C53, C70)', () => {
     expect((await pay('C')).status).toBe(200);
   });
 
+  test('a decline that cannot be counted is answered as the decline that it is', async () => {
+    const { pool } = service.services;
+    const pay = await limited('card', { declines: 1 });
+    await pool.query(`
+      create function refuse_declines() returns trigger language plpgsql as $$ begin raise 'no room'; end $$;
+      create trigger refuse_declines before insert on velocity_entry for each row when (new.kind = 'decline') execute function refuse_declines()`);
+    try {
+      expect((await pay('C', CARD.declined)).status).toBe(402);
+    } finally {
+      await pool.query('drop function refuse_declines cascade');
+    }
+    expect((await pay('C', CARD.declined)).status).toBe(402);
+    expectLimited(await pay('C', CARD.declined), 'card', HOUR);
+  });
+
   test('declines of a card with a block: 409 DECLINE_BLOCKED with retryAt, before the card’s outcome', async () => {
     const pay = await limited('card', { declines: 2, windowSeconds: 600, blockSeconds: 7_200 });
     expect([(await pay('A', CARD.declined)).status, (await pay('B', CARD.declined)).status]).toEqual([402, 402]);

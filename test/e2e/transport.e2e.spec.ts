@@ -7,13 +7,14 @@ import { card, CARD, type Client, PARTNER, paymentOf, PAYMENTS, type Service, st
 const UUID_V7 = /^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
 const STRANGER = '018f0000-0000-7000-8000-00000000dead';
 const KIB = 1024;
+const SILENT_MS = 1_500;
 
 let service: Service;
 let partner: TestAccount;
 let client: Client;
 let portal: string;
 beforeAll(async () => {
-  service = await startService({ timeouts: { headersMs: 1_000, requestMs: 1_500 } });
+  service = await startService({ timeouts: { headersMs: 1_000, requestMs: 1_500, silentMs: SILENT_MS } });
   partner = await service.account();
   client = partner.client;
   portal = await service.portal(partner);
@@ -161,6 +162,22 @@ describe('limits', () => {
 
   test('a body that does not come → 408', async () => {
     expectTransport(await raw(head('POST', PAYMENTS, ['content-type: application/json', 'content-length: 100']), { dripMs: 200 }), 408);
+  });
+  test('answers that nobody reads: the connection ends, and what waited in it with it', async () => {
+    const { hostname, port } = new URL(service.urls[0]!);
+    const socket = connect(Number(port), hostname);
+    const asked = 200;
+    let received = 0;
+    const closed = new Promise<void>((close) => socket.on('close', () => close()).on('error', () => undefined));
+    socket.pause().write('GET /openapi.json HTTP/1.1\r\nhost: test\r\n\r\n'.repeat(asked));
+    // Node looks twice whether a write goes on.
+    await new Promise((later) => setTimeout(later, 3 * SILENT_MS));
+    // Whoever is still served reads everything now, and is then kept for more.
+    socket.on('data', (chunk) => (received += chunk.length)).resume();
+    await closed;
+    const document = await (await fetch(`${service.urls[0]!}/openapi.json`)).text();
+    expect(received).toBeLessThan((asked * document.length) / 2);
+    expect((await client.list()).status).toBe(200);
   });
   test('headers that do not end → 408', async () => {
     expectTransport(await raw(`GET ${PAYMENTS} HTTP/1.1\r\nhost: test\r\nx-slow: `, { dripMs: 200 }), 408);

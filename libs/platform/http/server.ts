@@ -19,6 +19,8 @@ const MAX_HEADERS = 64;
 const HEADERS_TIMEOUT_MS = 10_000;
 const REQUEST_TIMEOUT_MS = 30_000;
 const CHECK_TIMEOUTS_EVERY_MS = 1_000;
+/** How long a connection may stand still within a request: longer than any answer is worked on, so that it ends only callers who do not read theirs. */
+const SILENT_MS = 120_000;
 const KEEP_ALIVE_MS = 65_000;
 const MAX_CONNECTIONS = 4_096;
 const MAX_REQUESTS_PER_SOCKET = 10_000;
@@ -33,7 +35,7 @@ export interface ServerOptions {
   /** Called once per answered request, for metrics. */
   readonly onAnswer?: (request: { method: string; route: string; status: number; seconds: number }) => void;
   /** Shorter limits for tests of slow clients. */
-  readonly timeouts?: { readonly headersMs?: number; readonly requestMs?: number };
+  readonly timeouts?: { readonly headersMs?: number; readonly requestMs?: number; readonly silentMs?: number };
 }
 
 /** A Fastify adapter for Nest. */
@@ -91,6 +93,7 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
   );
   // Node would drop the headers beyond a count without a word, and among them may be the one that money depends on.
   server.maxHeadersCount = 0;
+  server.setTimeout(timeouts.silentMs ?? SILENT_MS);
   server.maxConnections = MAX_CONNECTIONS;
   server.maxRequestsPerSocket = MAX_REQUESTS_PER_SOCKET;
   server.on('clientError', refuseClient);
