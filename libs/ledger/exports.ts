@@ -4,8 +4,9 @@
  */
 import type { EventStore, Position } from '#eventstore';
 import { ServiceError, sumCents } from '#kernel';
-import { type Charged, isVisible, type Payment, statusOf, remaining } from '#payments';
+import { type Charged, isVisible, type Payment, PAYMENT_LIST, PAYMENT_REGISTER, statusOf, remaining } from '#payments';
 import type { Pool } from '#platform';
+import { JOURNAL } from './journal.js';
 import type { Cell } from './text.js';
 
 export interface ReportQuery {
@@ -34,6 +35,8 @@ interface Report {
   readonly columns: readonly string[];
   /** Of the cents columns, which a control total makes sense of. */
   readonly totals: readonly string[];
+  /** Whose place in the log says how complete the report is. */
+  readonly projection: string;
   /** Only for auditors. */
   readonly auditorsOnly?: true;
   pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
@@ -107,6 +110,7 @@ const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[
   title,
   columns: columns.map(([name]) => name),
   totals: columns.filter(([name, kind]) => kind === 'cents' && name.endsWith('_cents')).map(([name]) => name),
+  projection: JOURNAL,
   pages: async function* ({ db }, { from, to, asOf, after }) {
     const select = [...columns.map(([, kind, sql]) => SPELLED[kind](sql)), ...key.map(([sql]) => `(${sql})::text`)].join(', ');
     const place = after === null ? null : keyOf(after, key.length);
@@ -134,6 +138,7 @@ const paymentReport = (
   title,
   columns,
   totals,
+  projection: PAYMENT_LIST,
   pages: async function* ({ db }, { from, to, after }) {
     // Ids are drawn in the order of time, and have an index.
     const [place] = after === null ? [null] : keyOf(after, 1);
@@ -160,6 +165,7 @@ const staffActions: Report = {
   title: 'Staff actions: who did what, and why',
   columns: ['recorded_at', 'actor_type', 'actor', 'event', 'stream', 'reason', 'event_id', 'position'],
   totals: [],
+  projection: JOURNAL,
   auditorsOnly: true,
   pages: async function* ({ store }, { from, to, after }) {
     if (after !== null && (!/^\d{20}(:\d{20})?$/.test(after) || after > ((await store.head()) ?? ''))) throw notAPlace();
@@ -231,6 +237,7 @@ export const REPORTS = {
     ],
     [['ref', 'text']],
     'gateway_transaction where transaction_id is not null and moved_at >= $1::timestamptz and moved_at < $2::timestamptz and $3::timestamptz is not null',
+    { projection: PAYMENT_REGISTER },
   ),
   reversals: paymentReport(
     'Refund and void register',
@@ -324,6 +331,7 @@ export const REPORTS = {
           sum(case when kind in ('FEE_MISMATCH', 'LATE', 'FUNDING_MISMATCH', 'SOURCE_MISMATCH') then 0 else gross_cents - coalesce(expected_cents, 0) end) as differing
         from settlement_exception where not superseded group by 1, 2, 3) x using (gateway, merchant_account, batch_id)
       where closed_at >= $1::timestamptz and closed_at < $2::timestamptz and recorded_at <= $3::timestamptz) as batches`,
+    { projection: PAYMENT_REGISTER },
   ),
   disputes: sqlReport(
     'Disputes: ageing and due dates',
@@ -344,6 +352,7 @@ export const REPORTS = {
       ['dispute_id', 'uuid'],
     ],
     `dispute where opened_on < $2::timestamptz and (status <> 'recovered' or updated_at >= $1::timestamptz) and $3::timestamptz is not null`,
+    { projection: PAYMENT_REGISTER },
   ),
   open: sqlReport(
     'Unknown outcomes and incomplete operations, and since when',
@@ -358,6 +367,7 @@ export const REPORTS = {
       ['payment_id', 'uuid'],
     ],
     'payment_list where open_since is not null and $1::timestamptz is not null and open_since < $2::timestamptz and $3::timestamptz is not null',
+    { projection: PAYMENT_LIST },
   ),
   'trial-balance': sqlReport(
     'Trial balance',

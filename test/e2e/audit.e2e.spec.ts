@@ -31,7 +31,7 @@ import { createMetrics } from '../../apps/lifecycle.js';
 import { addHledger, type BusyDay, busyDay } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
 import { createOpenApiJudge, type OpenApiJudge } from '../support/openapi.js';
-import { PAYMENTS, type Service, startService } from '../support/service.js';
+import { paymentOf, PAYMENTS, type Service, startService } from '../support/service.js';
 
 const VERIFIER = join(import.meta.dirname, '../../apps/operator/verify.mjs');
 const OPERATOR = { type: 'operator' as const, id: 'spec' };
@@ -437,4 +437,24 @@ test('a listener that closes lets an export come to its end, and lets nobody in 
   expect((await response.text()).trim().split('\n')).toHaveLength((await day.partner.client.list({ limit: 100 })).data.payments.length);
   await closed;
   await expect(fetch(`${base}/audit/v1/payments`, { headers: { authorization: finance } })).rejects.toThrow('fetch failed');
+});
+
+test('how complete a report is, says the read model that it is read from: the register held up makes its own late, no others', async () => {
+  const { pool, projections, store } = service.services;
+  const lagOf = async (report: string) => (await get(`/audit/v1/exports/${report}`)).headers.get('ledger-lag');
+  const held = await pool.connect();
+  try {
+    await held.query('begin');
+    await held.query('lock table gateway_transaction in exclusive mode');
+    await day.partner.client.created(paymentOf(day.separate));
+    const head = (await store.head())!;
+    for (const one of [projections.journal, projections.paymentList]) await one.runUntil(head, { timeoutMs: 20_000 });
+    for (const late of ['transactions', 'batches', 'disputes']) expect([late, await lagOf(late)]).toEqual([late, '2']);
+    for (const whole of ['payments', 'open', 'fees', 'trial-balance']) expect([whole, await lagOf(whole)]).toEqual([whole, '0']);
+  } finally {
+    await held.query('rollback');
+    held.release();
+  }
+  await caughtUp();
+  expect(await lagOf('transactions')).toBe('0');
 });

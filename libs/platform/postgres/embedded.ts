@@ -61,7 +61,8 @@ export const startEmbeddedPostgres = async (
     // A statement that fails may carry parameters; they must not reach the log (security.md 1).
     log_min_error_statement: 'panic',
     log_parameter_max_length_on_error: '0',
-    max_connections: '100',
+    // A process and a command that opens the whole service beside it.
+    max_connections: '200',
     shared_buffers: '128MB',
     max_wal_size: '1GB',
     ...options.settings,
