@@ -70,6 +70,7 @@ try {
 const WIDTH = 760;
 const HEIGHT = 420;
 const MARGIN = { left: 64, right: 190, top: 36, bottom: 44 } as const;
+const LABEL_HEIGHT = 14;
 const COLOURS = ['#1f6feb', '#1a7f37', '#9a6700', '#cf222e', '#8250df'];
 
 const plot = (measured: readonly Costs[]): string => {
@@ -87,14 +88,21 @@ const plot = (measured: readonly Costs[]): string => {
   const ticks = measured.map(
     ({ events }) => `<text x="${x(events).toFixed(1)}" y="${HEIGHT - MARGIN.bottom + 20}" text-anchor="middle">${events.toLocaleString('en')}</text>`,
   );
+  const last = measured.at(-1)!;
+  // Names stand where their lines end, one below the other where these meet.
+  const heights = new Map<string, number>();
+  let above = -LABEL_HEIGHT;
+  for (const name of names.toSorted((a, b) => last.costs[b]! - last.costs[a]!)) {
+    above = Math.max(y(last.costs[name]!) + 4, above + LABEL_HEIGHT);
+    heights.set(name, above);
+  }
   const lines = names.map((name, index) => {
     const points = measured.map(({ events, costs }) => [x(events), y(costs[name]!)] as const);
     const colour = COLOURS[index % COLOURS.length]!;
-    const [endX, endY] = points.at(-1)!;
     return (
       `<polyline fill="none" stroke="${colour}" stroke-width="2" points="${points.map((point) => point.map((one) => one.toFixed(1)).join(',')).join(' ')}"/>` +
       points.map(([cx, cy]) => `<circle cx="${cx.toFixed(1)}" cy="${cy.toFixed(1)}" r="3" fill="${colour}"/>`).join('') +
-      `<text x="${(endX + 10).toFixed(1)}" y="${(endY + 4).toFixed(1)}" fill="${colour}">${name}</text>`
+      `<text x="${(x(last.events) + 10).toFixed(1)}" y="${heights.get(name)!.toFixed(1)}" fill="${colour}">${name}</text>`
     );
   });
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${HEIGHT}" font-family="system-ui, sans-serif" font-size="12" fill="#1f2328">
