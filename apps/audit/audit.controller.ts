@@ -290,9 +290,10 @@ export class AuditController {
     const { format = 'csv', from, to, asOf, after = null } = known(query, 'format', 'from', 'to', 'asOf', 'after');
     if (!isReport(report)) throw fault('report', `must be one of ${Object.keys(REPORTS).join(', ')}`);
     if (format !== 'csv' && format !== 'ndjson') throw fault('format', 'must be csv or ndjson');
-    if (reportOf(report).auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
+    const { auditorsOnly, projection } = reportOf(report);
+    if (auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
     const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after };
-    const position = await this.standing(reply, reportOf(report).projection);
+    const position = await this.standing(reply, projection);
     const { store, pool } = this.services;
     const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
     // What is wrong with the question shows with the first piece, while it can still be answered by a status.

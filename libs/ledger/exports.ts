@@ -35,7 +35,7 @@ interface Report {
   readonly columns: readonly string[];
   /** Of the cents columns, which a control total makes sense of. */
   readonly totals: readonly string[];
-  /** Whose place in the log says how complete the report is. */
+  /** The read model whose place in the log says how complete the report is; the journal where it is read from none (keys, deliveries, the log itself). */
   readonly projection: string;
   /** Only for auditors. */
   readonly auditorsOnly?: true;

@@ -56,7 +56,7 @@ const moved = Object.values(GROUPS)
 if (moved.length > 0) throw new Error(`no such file: ${moved.join(', ')}`);
 
 const directory = await mkdtemp(join(tmpdir(), 'payfold-mutation-'));
-const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off', max_connections: '200' } });
+const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off' } });
 process.env.TEST_POSTGRES_URL = postgres.url;
 const { default: jestConfig } = (await import(new URL('../../../jest.config.mjs', import.meta.url).href)) as { default: object };
 

@@ -12,7 +12,7 @@ export default async function setup() {
   if (process.env.TEST_POSTGRES_URL) return;
   const directory = await mkdtemp(join(tmpdir(), 'payfold-test-'));
   // The specs of crashes start clusters of their own with fsync on; these databases live no longer than the run.
-  const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off', max_connections: '200' } });
+  const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off' } });
   process.env.TEST_POSTGRES_URL = postgres.url;
   globalThis.testPostgres = { postgres, directory };
 }
