@@ -1,17 +1,7 @@
 /** What the formatter cannot see: types, promises nobody waits for, and the walls of the house (the arrows themselves: test/architecture.spec.ts). */
 import eslint from '@eslint/js';
 import tseslint from 'typescript-eslint';
-
-/** Files that may know nothing but the kernel and each other: no time, no chance, no machine (architecture.md). */
-const PURE = [
-  'libs/kernel/**/*.ts',
-  'libs/payments/{payment,payment.view,fee}.ts',
-  'libs/accounts/{account,portal,case-restriction}.ts',
-  'libs/webhooks/{notification,schedule}.ts',
-  'libs/checkout/{checkout,addresses}.ts',
-  'libs/checkout/pages/{text,format}.ts',
-  'libs/checkout/pages/{layout,pay,outcome}.tsx',
-];
+import { PURE_FILES } from './pure-files.mjs';
 
 export default tseslint.config(
   { ignores: ['dist/**', 'coverage/**', 'node_modules/**', '.payfold/**'] },
@@ -42,7 +32,7 @@ export default tseslint.config(
     },
   },
   {
-    files: PURE,
+    files: PURE_FILES,
     ignores: ['libs/kernel/clock.ts', '**/*.spec.ts'],
     rules: {
       'no-restricted-globals': ['error', 'setTimeout', 'setInterval', 'setImmediate', 'performance', 'process', 'fetch', 'crypto'],

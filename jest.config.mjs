@@ -11,7 +11,7 @@ export default {
   },
   transformIgnorePatterns: ['/node_modules/(?!.*content-disposition/)'],
   moduleNameMapper: {
-    '^#(kernel|platform|eventstore|accounts|payments|webhooks|checkout|ledger)$': '<rootDir>/libs/$1/index.ts',
+    '^#(kernel|platform|eventstore|accounts|payments|settlement|ledger|audit|gateways|webhooks|checkout)$': '<rootDir>/libs/$1/index.ts',
     '^#platform/http$': '<rootDir>/libs/platform/http/index.ts',
     '^(\\.{1,2}/.*)\\.js$': '$1',
   },

@@ -24,39 +24,32 @@ import {
   watchProjection,
 } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
+import { auditKeyMigration, auditKeyModel, driftMigration, logSeal, logSealMigration, type ProvePorts, resumeSeal } from '#audit';
 import {
-  auditKeyMigration,
-  auditKeyModel,
-  driftMigration,
   exceptionMigration,
   exceptionModel,
-  journalMigration,
-  journalModel,
-  logSeal,
-  logSealMigration,
   openExceptions,
-  type ProvePorts,
-  resumeSeal,
-} from '#ledger';
+  paymentRegisterMigration,
+  paymentRegisterModel,
+  postgresRegister,
+  type SettlementPorts,
+} from '#settlement';
+import { journalMigration, journalModel } from '#ledger';
 import {
   createRecovery,
-  createSimulatorGateway,
   type Gateways,
   PAYMENT_LIST,
   paymentListMigration,
   paymentListModel,
-  paymentRegisterMigration,
-  paymentRegisterModel,
   type PaymentPorts,
   type PaymentServices,
   PaymentStreams,
   postgresRecoveryWork,
-  postgresRegister,
   postgresVelocity,
   recoveryMigration,
-  type SettlementPorts,
   velocityMigration,
 } from '#payments';
+import { createSimulatorGateway } from '#gateways';
 import {
   type Config,
   createPool,

@@ -2,6 +2,7 @@
 import { describe, expect, test } from '@jest/globals';
 import { readdirSync, readFileSync } from 'node:fs';
 import { dirname, join, relative, resolve } from 'node:path';
+import { PURE_FILES } from '../pure-files.mjs';
 
 const ROOT = resolve(import.meta.dirname, '..');
 
@@ -17,16 +18,21 @@ const importsOf = (file: string): string[] =>
     ),
   ].map((match) => (match[1] ?? match[2] ?? match[3])!);
 
+const BELOW_PAYMENTS = ['kernel', 'platform', 'eventstore', 'accounts'];
+
 /** Each lib, and what it may import of the others. */
 const ARROWS: Readonly<Record<string, readonly string[]>> = {
   kernel: [],
   platform: ['kernel'],
   eventstore: ['kernel', 'platform'],
   accounts: ['kernel', 'platform', 'eventstore'],
-  payments: ['kernel', 'platform', 'eventstore', 'accounts'],
-  webhooks: ['kernel', 'platform', 'eventstore', 'accounts', 'payments'],
-  checkout: ['kernel', 'platform', 'eventstore', 'accounts', 'payments'],
-  ledger: ['kernel', 'platform', 'eventstore', 'accounts', 'payments'],
+  payments: BELOW_PAYMENTS,
+  settlement: [...BELOW_PAYMENTS, 'payments'],
+  ledger: [...BELOW_PAYMENTS, 'payments', 'settlement'],
+  audit: [...BELOW_PAYMENTS, 'payments', 'settlement', 'ledger'],
+  gateways: ['kernel', 'platform', 'payments'],
+  checkout: [...BELOW_PAYMENTS, 'payments'],
+  webhooks: [...BELOW_PAYMENTS, 'payments'],
 };
 
 describe('arrows between libs', () => {
@@ -54,6 +60,11 @@ describe('arrows between libs', () => {
         .map((specifier) => `${file} → ${specifier}`),
     );
     expect(wrong).toEqual([]);
+  });
+
+  test.each(Object.keys(ARROWS))('the door of %s names what others may use', (lib) => {
+    const door = readFileSync(join(ROOT, 'libs', lib, 'index.ts'), 'utf8');
+    expect(door).not.toMatch(/export \*/);
   });
 
   test('no lib is entered past its door', () => {
@@ -86,24 +97,30 @@ describe('who may import what from outside', () => {
 });
 
 describe('pure files', () => {
-  const PURE = [
-    ...filesBelow('libs/kernel'),
-    ...['payment.ts', 'payment.view.ts', 'fee.ts'].map((name) => `libs/payments/${name}`),
-    ...['account.ts', 'portal.ts', 'case-restriction.ts'].map((name) => `libs/accounts/${name}`),
-    ...['notification.ts', 'schedule.ts'].map((name) => `libs/webhooks/${name}`),
-    ...['chart.ts', 'postings.ts', 'adjustment.ts', 'exception.ts'].map((name) => `libs/ledger/${name}`),
-    ...['checkout.ts', 'addresses.ts'].map((name) => `libs/checkout/${name}`),
-    ...['text.ts', 'format.ts', 'layout.tsx', 'pay.tsx', 'outcome.tsx'].map((name) => `libs/checkout/pages/${name}`),
-  ];
-  /** Events of a payment are facts; a file that takes nothing but their types knows nothing of how they came about. */
-  const onlyTypes = (file: string, specifier: string) =>
-    [...readFileSync(join(ROOT, file), 'utf8').matchAll(/import (type )?[^;]*? from '([^']+)'/g)].every(
-      ([, type, from]) => from !== specifier || type !== undefined,
+  const PURE: readonly string[] = PURE_FILES;
+
+  test('every file of the kernel is listed', () => {
+    expect(PURE).toEqual(expect.arrayContaining(filesBelow('libs/kernel')));
+  });
+
+  /** Names that a door takes from pure files. */
+  const pureNamesOf = (lib: string): ReadonlySet<string> =>
+    new Set(
+      [...readFileSync(join(ROOT, 'libs', lib, 'index.ts'), 'utf8').matchAll(/export (?:type )?\{([^}]*)\} from '\.\/([^']+)\.js'/g)]
+        .filter(([, , file]) => PURE.includes(`libs/${lib}/${file}.ts`))
+        .flatMap(([, names]) => names!.split(',').map((name) => name.replace('type ', '').trim())),
     );
+  /** Types are no way to anything; a value must come from a pure file. */
+  const takesOnlyPure = (file: string, specifier: string): boolean =>
+    [...readFileSync(join(ROOT, file), 'utf8').matchAll(/import (type )?\{([^}]*)\} from '([^']+)'/g)]
+      .filter(([, type, , from]) => from === specifier && type === undefined)
+      .flatMap(([, , names]) => names!.split(',').map((name) => name.trim()))
+      .filter((name) => name !== '' && !name.startsWith('type '))
+      .every((name) => pureNamesOf(specifier.slice(1)).has(name));
   /** Types of the gateway port are facts, not a way to it. */
   const isPure = (specifier: string, file: string) =>
     specifier === '#kernel' ||
-    (specifier === '#payments' && onlyTypes(file, specifier)) ||
+    (/^#(payments|settlement)$/.test(specifier) && takesOnlyPure(file, specifier)) ||
     // A page is a function of its properties; the types of its elements are no way to anything.
     (specifier === 'preact' && file.endsWith('.tsx')) ||
     (specifier.startsWith('.') &&

@@ -17,26 +17,10 @@ import { once } from 'node:events';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { projectionPlace } from '#eventstore';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
-import {
-  type AuditCaller,
-  authenticateAudit,
-  balances,
-  bookSumCents,
-  batchesAsOf,
-  driftFound,
-  exportReport,
-  exceptionRows,
-  EXCEPTIONS,
-  isReport,
-  JOURNAL,
-  journalPage,
-  listAsOf,
-  paymentAsOf,
-  REPORTS,
-  reportOf,
-  timeline,
-} from '#ledger';
-import { PAYMENT_LIST, PAYMENT_REGISTER, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
+import { type AuditCaller, authenticateAudit, driftFound, exportReport, isReport, listAsOf, paymentAsOf, REPORTS, reportOf, timeline } from '#audit';
+import { balances, bookSumCents, JOURNAL, journalPage } from '#ledger';
+import { batchesAsOf, exceptionRows, EXCEPTIONS, PAYMENT_REGISTER } from '#settlement';
+import { PAYMENT_LIST, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
 import { headerLines, sendAnswer, successAnswer, validationError } from '#platform/http';
 import { instantOf } from '../api/partner/requests.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';

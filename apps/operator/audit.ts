@@ -3,7 +3,8 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
-import type { AuditKeyPorts, AuditRole, Check, Difference, DriftKind, DriftReport, PeriodPorts, ReportName } from '#ledger';
+import type { AuditKeyPorts, AuditRole, Difference, DriftKind, DriftReport, ReportName } from '#audit';
+import type { Check, PeriodPorts } from '#ledger';
 import type { Services } from '../services.js';
 import { anyText, moment, operator, print, progressBar, table, type Terminal, UsageError, uuid } from './terminal.js';
 
@@ -19,7 +20,8 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }) => {
         const all = await services();
-        const { verifyLog, verifyPeriods } = await import('#ledger');
+        const { verifyLog } = await import('#audit');
+        const { verifyPeriods } = await import('#ledger');
         const sealing = await sealed(all);
         const bar = progressBar('events', Number((await all.projections.logSeal.status()).position ?? 0) || null);
         const log = await verifyLog({ ...all.seal, headFolder: all.seal.folder }, (events) => bar.update(events)).finally(() => bar.stop());
@@ -63,7 +65,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }, paymentId: string, { out }: { out: string }) => {
         const all = await services();
-        const { provePayment, openHead, headKeys } = await import('#ledger');
+        const { provePayment, openHead, headKeys } = await import('#audit');
         const checks = await sealed(all);
         const proofs = await provePayment(all.seal, paymentId);
         const head = openHead(proofs.head, headKeys(proofs.head.split('\n')[0]!, all.keys));
@@ -86,7 +88,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       action(async ({ services }, first: string, second: string, { out }: { out?: string }) => {
         const notes = [first, second].map(readHead);
         const all = await services();
-        const { proveConsistency } = await import('#ledger');
+        const { proveConsistency } = await import('#audit');
         const { heads, ...proof } = await proveConsistency(all.seal, notes[0]!, notes[1]!);
         if (out !== undefined) writeFileSync(out, `${JSON.stringify(proof, null, 1)}\n`);
         const [before, after] = heads;
@@ -106,7 +108,8 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       action(
         async ({ services }, { to, by }: { to: string; by: string }) => {
           const all = await services();
-          const { closePeriod, signLog } = await import('#ledger');
+          const { signLog } = await import('#audit');
+          const { closePeriod } = await import('#ledger');
           const balance = await closePeriod(periodPorts(all), to, by);
           const checks = await sealed(all);
           const signed = await signLog(all.seal);
@@ -127,7 +130,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }, { from, to, out }: { from: string; to: string; out: string }) => {
         const all = await services();
-        const { writePack } = await import('#ledger');
+        const { writePack } = await import('#audit');
         const checks = await sealed(all);
         await allCaughtUp(all);
         const verifier = fileURLToPath(new URL('../../../apps/operator/verify.mjs', import.meta.url));
@@ -155,7 +158,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }, name: ReportName, { format, from = null, to = null, asOf = null, after = null, digest = false }: ExportOptions) => {
         const all = await services();
-        const { exportReport, projectionDigest } = await import('#ledger');
+        const { exportReport, projectionDigest } = await import('#audit');
         const projected = digest ? projectionDigest(await driftOf(all, null)) : null;
         const position = await allCaughtUp(all);
         const ports = { store: all.store, db: all.pool };
@@ -175,7 +178,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }, { name, role }: { name: string; role: AuditRole }) => {
         const all = await services();
-        const { issueAuditKey } = await import('#ledger');
+        const { issueAuditKey } = await import('#audit');
         const { position, keyId, auditKey } = await issueAuditKey(keyPorts(all), { name, role }, { type: 'operator', id: operator() });
         await all.projections.auditKeys.runUntil(position, { timeoutMs: KEY_MS });
         return { json: { keyId, auditKey, name, role }, text: `${auditKey}\n\nIt is shown this once (key ${keyId}, ${role}).` };
@@ -189,7 +192,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const all = await services();
         const head = await all.store.head();
         if (head !== null) await all.projections.auditKeys.runUntil(head, { timeoutMs: KEY_MS });
-        const { listAuditKeys } = await import('#ledger');
+        const { listAuditKeys } = await import('#audit');
         const rows = await listAuditKeys(all.pool);
         return {
           json: rows,
@@ -208,7 +211,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       action(
         async ({ services }, keyId: string) => {
           const all = await services();
-          const { revokeAuditKey, listAuditKeys } = await import('#ledger');
+          const { revokeAuditKey, listAuditKeys } = await import('#audit');
           const position = await revokeAuditKey(keyPorts(all), keyId, { type: 'operator', id: operator() });
           await all.projections.auditKeys.runUntil(position, { timeoutMs: KEY_MS });
           const row = (await listAuditKeys(all.pool)).find((one) => one.keyId === keyId)!;
@@ -260,7 +263,7 @@ const allCaughtUp = async ({ store, projections }: Services): Promise<string | n
 
 /** Brings the read models up to everything that has been appended, and compares them. */
 const driftOf = async (all: Services, streams: number | null): Promise<DriftReport> => {
-  const { findDrift } = await import('#ledger');
+  const { findDrift } = await import('#audit');
   await allCaughtUp(all);
   const { rows } = await all.pool.query<{ count: string }>('select count(*) as count from journal_payment');
   const bar = progressBar('payments', Number(rows[0]!.count));

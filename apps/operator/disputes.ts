@@ -48,7 +48,8 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     .option('--by <name>', 'who records it; otherwise who is logged in')
     .action(
       action(async ({ services, ids }, { id, payment: paymentId, amountCents, by, ...rest }: OpenOptions) => {
-        const { openDispute, staff } = await import('#payments');
+        const { openDispute } = await import('#settlement');
+        const { staff } = await import('#payments');
         const { payments, settlement } = await services();
         const terms = { disputeId: id ?? ids.uuid(), disputedAmountCents: amountCents, ...rest };
         const dispute = await openDispute(payments.ports, paymentId, terms, staff(by ?? operator(), ids.uuid()));
@@ -67,7 +68,8 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services, ids }, disputeId: string, { status, stage, by }: UpdateOptions) => {
         if (status === undefined && stage === undefined) throw new UsageError('name a --status, a --stage or both');
-        const { staff, updateDispute } = await import('#payments');
+        const { updateDispute } = await import('#settlement');
+        const { staff } = await import('#payments');
         const { payments, settlement } = await services();
         const change = { status: status ?? null, stage: stage ?? null };
         return answer(await updateDispute(payments.ports, settlement.register, disputeId, change, staff(by ?? operator(), ids.uuid())));

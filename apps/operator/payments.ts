@@ -73,14 +73,14 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--all', 'also those whose payment has come to an end since')
     .action(
       action(async ({ store }, { all = false }: { all?: boolean }) => {
-        const { isTaskOpen, isVisible, payment: decider, paymentStream, statusOf, toPaymentEvent } = await import('#payments');
+        const { isTaskOpen, isVisible, payment: decider, paymentStream, statusOf, paymentEvents } = await import('#payments');
         const rows = [];
         for await (const events of store.readAll(null, { streamPrefixes: ['staff-'] }))
           for (const { type, data, meta } of events) {
             if (type !== 'StaffTaskRaised') continue;
             const { paymentId, reason, evidence } = data as { paymentId: string; reason: StaffTaskReason; evidence: Json };
             let payment = decider.initial;
-            for await (const event of store.read(paymentStream(paymentId))) payment = decider.evolve(payment, toPaymentEvent(event));
+            for await (const event of store.read(paymentStream(paymentId))) payment = decider.evolve(payment, paymentEvents.read(event));
             const status = isVisible(payment) ? statusOf(payment) : 'none';
             const open = isTaskOpen(reason, payment);
             if (open || all) rows.push({ paymentId, reason, status, open, raisedAt: meta.recordedAt, evidence });
@@ -134,14 +134,14 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
       action(async ({ store }, id: string, { asOf, revision, events: withEvents = false }: ShowOptions) => {
         if (asOf !== undefined && revision !== undefined) throw new UsageError('--as-of and --revision exclude each other');
         if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw new UsageError('--revision must be a whole number');
-        const { isVisible, payment: decider, paymentStream, paymentView, toPaymentEvent } = await import('#payments');
+        const { isVisible, payment: decider, paymentStream, paymentView, paymentEvents } = await import('#payments');
         const events = [];
         for await (const event of store.read(paymentStream(id))) {
           if (revision !== undefined && event.revision > BigInt(revision)) break;
           if (asOf !== undefined && event.meta.recordedAt > asOf) break;
           events.push(event);
         }
-        const payment = events.map(toPaymentEvent).reduce(decider.evolve, decider.initial);
+        const payment = events.map(paymentEvents.read).reduce(decider.evolve, decider.initial);
         if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
         const view = { ...paymentView(id, payment), accountId: payment.terms.accountId };
         const history = events.map((event) => ({

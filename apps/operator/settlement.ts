@@ -1,8 +1,8 @@
 /** `payfold settlement`: batches of the processor, and the lines of them that fit no payment. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
-import type { ExceptionChange, Resolution } from '#ledger';
-import type { BatchSummary, SimulatorGateway } from '#payments';
+import type { BatchSummary, ExceptionChange, Resolution } from '#settlement';
+import type { SimulatorGateway } from '#gateways';
 import type { Context } from './context.js';
 import { anyText, operator, progressBar, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
@@ -20,7 +20,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
       action(async ({ config, directory, caughtUp, services }, { portal: portalId }: { portal?: string }) => {
         if (config.environment !== 'sandbox')
           throw new UsageError('batches are closed by hand in the sandbox only; the worker records what the processor closes');
-        const { recordSettlements } = await import('#payments');
+        const { recordSettlements } = await import('#settlement');
         const all = await services({ withGateway: true });
         const { register } = all.settlement;
         await caughtUp();
@@ -59,7 +59,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
       action(
         async ({ services, ids }, file: string, { merchantAccount = null, again = false }: { merchantAccount?: string | null; again?: boolean }) => {
           const all = await services();
-          const { importSettlementFile } = await import('#ledger');
+          const { importSettlementFile } = await import('#settlement');
           const bar = progressBar('lines', null);
           const by = { actor: { type: 'operator', id: operator() } as const, correlationId: ids.uuid() };
           const imported = await importSettlementFile(
@@ -100,7 +100,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
         const all = await context.services();
         await all.settlement.register.caughtUp();
         await all.openExceptions();
-        const { exceptionRows } = await import('#ledger');
+        const { exceptionRows } = await import('#settlement');
         const rows = await exceptionRows(all.pool, { status, now: context.clock.now() });
         return {
           json: rows,
@@ -128,7 +128,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     // What a corrected file has superseded meanwhile is refused.
     await all.settlement.register.caughtUp();
     await all.openExceptions();
-    const { changeException } = await import('#ledger');
+    const { changeException } = await import('#settlement');
     const { staff } = await import('#payments');
     await changeException(all.settlement, exceptionId, change, staff(change.by, context.ids.uuid()));
     await all.openExceptions();

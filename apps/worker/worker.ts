@@ -1,8 +1,9 @@
 /** The worker: the subscribers that follow the log, the loops that look at the clock, and the dispatcher of webhooks. Any number may run; each piece of work is guarded by itself. */
 import { finishSessions } from '#checkout';
 import { Deadline, timestamp } from '#kernel';
-import { BrokenPromise, ForgedHead, signLog, sweepDrift } from '#ledger';
-import { purgeTries, purgeVelocity, recordSettlements, settleCreate } from '#payments';
+import { BrokenPromise, ForgedHead, signLog, sweepDrift } from '#audit';
+import { purgeTries, purgeVelocity, settleCreate } from '#payments';
+import { recordSettlements } from '#settlement';
 import { purgeAttempts } from '#webhooks';
 import type { Services } from '../services.js';
 

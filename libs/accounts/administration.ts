@@ -2,37 +2,25 @@
  * What an operator does with accounts, keys, portals and cases: load, fold, decide, append at the exact revision. The command line calls these, and so
  * does the first start of a sandbox.
  */
-import { createHash } from 'node:crypto';
-import { type Clock, type Decider, type Ids, type Json, ServiceError, timestamp } from '#kernel';
+import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
 import { hashedUuid, holdsCardNumber, type KeyRing } from '#platform';
-import { type Actor, appendAgain, Conflict, type EventStore, type NewEvent, type Position, type Recorded } from '#eventstore';
-import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
+import { type Actor, change, type DecidedStreamType, type DomainEvent, type EventStore, load, type Position } from '#eventstore';
+import type { Account, AccountCommand } from './account.js';
 import { keyEnvironment, newApiKey, newSecret } from './api-key.js';
-import { type Case, type CaseCommand, type CaseEvent, caseRestriction } from './case-restriction.js';
-import { factOf, newestVersion } from './events.js';
+import type { Case, CaseCommand } from './case-restriction.js';
+import { ACCOUNT_STREAM, CASE_STREAM, caseStreamId, PORTAL_STREAM } from './events.js';
 import {
   type CheckoutConfig,
   type FeeConfig,
   type LimitScope,
   NO_FEE,
-  portal,
   type Portal,
   type PortalCommand,
-  type PortalEvent,
   type PortalGateway,
   type PortalRules,
   type SealedSecret,
   type VelocityLimits,
 } from './portal.js';
-
-/** Rounds of load and decide before a stream counts as too busy; operators do not race each other often. */
-const MAX_ROUNDS = 5;
-
-export const accountStream = (accountId: string): string => `account-${accountId}`;
-export const portalStream = (portalId: string): string => `portal-${portalId}`;
-/** Hashed, because a reference id is any text and a stream name is not. */
-export const caseStream = (portalId: string, referenceId: string): string =>
-  `case-${portalId}-${createHash('sha256').update(referenceId, 'utf8').digest('hex').slice(0, 32)}`;
 
 export interface AdministrationDeps {
   readonly store: EventStore;
@@ -74,14 +62,6 @@ export interface CaseChange {
   readonly reason: string | null;
 }
 
-interface Loaded<State> {
-  readonly state: State;
-  readonly revision: bigint | null;
-  readonly position: Position | null;
-}
-
-type AnyEvent = AccountEvent | PortalEvent | CaseEvent;
-
 /**
  * Every method throws a ServiceError for what the operator did wrong (unknown account 404, unknown portal PORTAL_ACCESS_DENIED, values out of range
  * VALIDATION_ERROR) and the store's own errors where it could not be reached. Doing again what is already so appends nothing and is a success.
@@ -93,7 +73,7 @@ export class Administration {
 
   /** Present state, folded from the stream. */
   async account(accountId: string): Promise<Account> {
-    const { state } = await this.load<Account | null, AccountEvent>(account, accountStream(accountId));
+    const { state } = await load(this.deps.store, ACCOUNT_STREAM, accountId);
     if (!state) throw new ServiceError('VALIDATION_ERROR', 'There is no such account.', {}, { status: 404 });
     return state;
   }
@@ -127,7 +107,7 @@ export class Administration {
   }
 
   private async changeAccount(accountId: string, command: AccountCommand): Promise<Done<Account>> {
-    const { state, position } = await this.execute<Account | null, AccountCommand, AccountEvent>(account, accountStream(accountId), command);
+    const { state, position } = await this.change(ACCOUNT_STREAM, accountId, command);
     return { state: state!, position };
   }
 
@@ -135,7 +115,7 @@ export class Administration {
 
   /** Present state, folded from the stream. */
   async portal(portalId: string): Promise<Portal> {
-    const { state } = await this.load<Portal | null, PortalEvent>(portal, portalStream(portalId));
+    const { state } = await load(this.deps.store, PORTAL_STREAM, portalId);
     if (!state) throw new ServiceError('PORTAL_ACCESS_DENIED', 'There is no such portal.');
     return state;
   }
@@ -213,7 +193,7 @@ export class Administration {
   }
 
   private async changePortal(portalId: string, command: PortalCommand): Promise<Done<Portal>> {
-    const { state, position } = await this.execute<Portal | null, PortalCommand, PortalEvent>(portal, portalStream(portalId), command);
+    const { state, position } = await this.change(PORTAL_STREAM, portalId, command);
     return { state: state!, position };
   }
 
@@ -229,51 +209,18 @@ export class Administration {
       kind === 'allow'
         ? { type: 'AllowCase', portalId, referenceId, reason }
         : { type: kind === 'block' ? 'BlockCase' : 'HoldCase', portalId, referenceId, until, reason, at };
-    const stream = caseStream(portalId, referenceId);
-    const { state, position } = await this.execute<Case | null, CaseCommand, CaseEvent>(caseRestriction, stream, command);
+    const { state, position } = await this.change(CASE_STREAM, caseStreamId(portalId, referenceId), command);
     return { state: state ?? { portalId, referenceId, restriction: null }, position };
   }
 
-  // Streams.
-
-  private async load<State, Event extends AnyEvent>(
-    decider: Pick<Decider<State, never, Event>, 'initial' | 'evolve'>,
-    stream: string,
-  ): Promise<Loaded<State>> {
-    let { initial: state } = decider;
-    let last: Recorded | null = null;
-    for await (const recorded of this.deps.store.read(stream)) {
-      state = decider.evolve(state, factOf<Event>(recorded));
-      last = recorded;
-    }
-    return { state, revision: last?.revision ?? null, position: last?.position ?? null };
-  }
-
-  private async execute<State, Command, Event extends AnyEvent>(
-    decider: Decider<State, Command, Event>,
-    stream: string,
+  private change<State, Command, Event extends DomainEvent>(
+    type: DecidedStreamType<State, Command, Event>,
+    id: string,
     command: Command,
   ): Promise<Done<State>> {
-    const correlationId = this.deps.ids.uuid();
-    for (let round = 1; ; round++) {
-      const { state, revision, position } = await this.load<State, Event>(decider, stream);
-      const events = decider.decide(state, command);
-      if (events.length === 0) return { state, position };
-      try {
-        const appended = await this.append(stream, revision, events, correlationId);
-        return { state: events.reduce((before, event) => decider.evolve(before, event), state), position: appended };
-      } catch (error) {
-        if (!(error instanceof Conflict)) throw error;
-        if (round >= MAX_ROUNDS) throw new ServiceError('INVALID_STATE', 'Somebody else keeps changing this; try again.');
-      }
-    }
-  }
-
-  private async append(stream: string, revision: bigint | null, events: readonly AnyEvent[], correlationId: string): Promise<Position> {
-    const { store, clock, ids, actor } = this.deps;
-    const meta = { recordedAt: timestamp(clock.now()), actor, correlationId };
-    const written = events.map(({ type, data }): NewEvent => ({ id: ids.uuid(), type, v: newestVersion(type), data: data as unknown as Json, meta }));
-    return (await appendAgain(store, clock, stream, revision ?? 'no_stream', written)).position;
+    const { actor, ids } = this.deps;
+    const busy = () => new ServiceError('INVALID_STATE', 'Somebody else keeps changing this; try again.');
+    return change(this.deps, type, id, command, { actor, correlationId: ids.uuid() }, busy);
   }
 
   private checkText(field: string, text: string | null) {
@@ -294,7 +241,7 @@ const gatewayOf = (portalId: string, gateway: NewPortal['gateway']): PortalGatew
         environment: 'sandbox',
       };
 
-const signingSecretContext = (portalId: string) => `${portalStream(portalId)}/signingSecret`;
+const signingSecretContext = (portalId: string) => `portal-${portalId}/signingSecret`;
 
 /** The portal's signing secret in the clear, for `sig` of hosted checkout (C60). Never log it. */
 export const openSigningSecret = (keys: KeyRing, { portalId, signingSecret }: Pick<Portal, 'portalId' | 'signingSecret'>): string =>

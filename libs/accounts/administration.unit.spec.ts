@@ -2,7 +2,8 @@ import { beforeEach, describe, expect, test } from '@jest/globals';
 import { type Clock, ServiceError, systemClock } from '#kernel';
 import { newKeyRing, systemIds } from '#platform';
 import { Conflict, type EventStore, memoryEventStore, type NewEvent, OutcomeUnknown, Unavailable } from '#eventstore';
-import { Administration, type AdministrationDeps, caseStream, createSandboxDefaults, openSigningSecret } from './administration.js';
+import { Administration, type AdministrationDeps, createSandboxDefaults, openSigningSecret } from './administration.js';
+import { caseStreamId } from './events.js';
 import { NO_FEE } from './portal.js';
 
 const NOW = Date.parse('2026-01-05T10:00:00.000Z');
@@ -191,7 +192,7 @@ describe('cases', () => {
     const { portalId } = (await newPortal((await administration.createAccount('City')).state.accountId)).state;
     const { state } = await administration.restrictCase({ portalId, referenceId: 'Fälle/3', kind: 'hold', until: null, reason: 'audit' });
     expect(state).toEqual({ portalId, referenceId: 'Fälle/3', restriction: { kind: 'held', until: null, reason: 'audit' } });
-    const stream = caseStream(portalId, 'Fälle/3');
+    const stream = `case-${caseStreamId(portalId, 'Fälle/3')}`;
     expect(stream).toMatch(new RegExp(`^case-${portalId}-[0-9a-f]{32}$`));
     expect((await eventsOf(stream))[0]!.data).toEqual({ portalId, referenceId: 'Fälle/3', until: null, reason: 'audit' });
   });

@@ -5,13 +5,13 @@
  * Rows are folds by the deciders' own `evolve`; nothing else interprets the events. Two implementations, one contract spec: Postgres, and memory
  * for the simulation.
  */
-import { type Decider, isUuid, systemClock } from '#kernel';
+import { isUuid, systemClock } from '#kernel';
 import { batched, type Migration, type Queryable } from '#platform';
-import type { Projection, Recorded } from '#eventstore';
-import { account, type Account, type AccountEvent, type AccountStatus, type KeyEnvironment } from './account.js';
-import { type Case, type CaseEvent, caseRestriction, type CaseRestriction } from './case-restriction.js';
-import { factOf } from './events.js';
-import { asNow, portal, type Portal, type PortalEvent } from './portal.js';
+import type { DomainEvent, Projection, Recorded, StreamType } from '#eventstore';
+import type { Account, AccountStatus, KeyEnvironment } from './account.js';
+import type { Case, CaseRestriction } from './case-restriction.js';
+import { ACCOUNT_STREAM, CASE_STREAM, PORTAL_STREAM } from './events.js';
+import { asNow, type Portal } from './portal.js';
 
 /** The streams that the directory folds. */
 export const DIRECTORY_STREAMS = ['account-', 'portal-', 'case-'] as const;
@@ -71,13 +71,18 @@ interface Row<State> {
   readonly revision: bigint;
 }
 
-const advance = <State, Event>(decider: Decider<State | null, never, Event>, rows: Map<string, Row<State>>, key: string, recorded: Recorded) => {
+const advance = <State, Event extends DomainEvent>(
+  { decider, events }: StreamType<State | null, Event>,
+  rows: Map<string, Row<State>>,
+  key: string,
+  recorded: Recorded,
+) => {
   const { stream, revision, type } = recorded;
   const row = rows.get(key);
   if (row && revision <= row.revision) return;
   if (revision !== (row ? row.revision + 1n : 0n))
     throw new Error(`${stream}: revision ${revision} does not follow ${row?.revision ?? 'an empty row'}`);
-  const state = decider.evolve(row?.state ?? null, factOf<Event>(recorded));
+  const state = decider.evolve(row?.state ?? null, events.read(recorded));
   if (state === null) throw new Error(`${stream}: ${type} leaves nothing`);
   rows.set(key, { state, revision });
 };
@@ -105,9 +110,9 @@ const keyOf = (recorded: Recorded): { readonly kind: keyof Rows; readonly key: s
 
 const foldInto = (rows: Rows, recorded: Recorded) => {
   const place = keyOf(recorded);
-  if (place?.kind === 'accounts') advance<Account, AccountEvent>(account, rows.accounts, place.key, recorded);
-  if (place?.kind === 'portals') advance<Portal, PortalEvent>(portal, rows.portals, place.key, recorded);
-  if (place?.kind === 'cases') advance<Case, CaseEvent>(caseRestriction, rows.cases, place.key, recorded);
+  if (place?.kind === 'accounts') advance(ACCOUNT_STREAM, rows.accounts, place.key, recorded);
+  if (place?.kind === 'portals') advance(PORTAL_STREAM, rows.portals, place.key, recorded);
+  if (place?.kind === 'cases') advance(CASE_STREAM, rows.cases, place.key, recorded);
 };
 
 // Postgres. Names are unqualified on purpose: a rebuild writes the same tables in a schema of its own.

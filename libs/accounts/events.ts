@@ -1,17 +1,19 @@
-/** The event types of this lib, each at its newest version, and how a stored one is read. */
-import { type Recorded, type Upcast, upcast, upcasters } from '#eventstore';
-import type { AccountEvent } from './account.js';
-import type { CaseEvent } from './case-restriction.js';
-import { checkoutConfiguredFromV1, type PortalEvent } from './portal.js';
+/** The events of this lib, and the kinds of streams that hold them. */
+import { createHash } from 'node:crypto';
+import { type DecidedStreamType, defineEvents } from '#eventstore';
+import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
+import { type Case, type CaseCommand, type CaseEvent, caseRestriction } from './case-restriction.js';
+import { checkoutConfiguredFromV1, portal, type Portal, type PortalCommand, type PortalEvent } from './portal.js';
 
-type EventType = (AccountEvent | PortalEvent | CaseEvent)['type'];
-
-const TYPES = {
+export const accountEvents = defineEvents<AccountEvent>({
   AccountCreated: [],
   ApiKeyIssued: [],
   ApiKeysRotated: [],
   AccountDeactivated: [],
   AccountReactivated: [],
+});
+
+export const portalEvents = defineEvents<PortalEvent>({
   PortalCreated: [],
   PortalFeeChanged: [],
   PortalAccessGranted: [],
@@ -22,18 +24,28 @@ const TYPES = {
   PortalCheckoutConfigured: [checkoutConfiguredFromV1],
   PortalSigningSecretStaged: [],
   PortalSigningSecretActivated: [],
-  CaseBlocked: [],
-  CaseHeld: [],
-  CaseAllowed: [],
-} satisfies Record<EventType, readonly Upcast[]>;
+});
 
-upcasters.register(TYPES);
+export const caseEvents = defineEvents<CaseEvent>({ CaseBlocked: [], CaseHeld: [], CaseAllowed: [] });
 
-/** The schema version that is written. */
-export const newestVersion = (type: EventType): number => TYPES[type].length + 1;
-
-/** The fact in a stored event, in its newest version. The deciders refuse types that they do not know. */
-export const factOf = <Event>(recorded: Recorded): Event => {
-  const { type, data } = upcast(recorded);
-  return { type, data } as unknown as Event;
+export const ACCOUNT_STREAM: DecidedStreamType<Account | null, AccountCommand, AccountEvent> = {
+  prefix: 'account-',
+  events: accountEvents,
+  decider: account,
 };
+
+export const PORTAL_STREAM: DecidedStreamType<Portal | null, PortalCommand, PortalEvent> = {
+  prefix: 'portal-',
+  events: portalEvents,
+  decider: portal,
+};
+
+export const CASE_STREAM: DecidedStreamType<Case | null, CaseCommand, CaseEvent> = {
+  prefix: 'case-',
+  events: caseEvents,
+  decider: caseRestriction,
+};
+
+/** Id of a case's stream. Hashed, because a reference id is any text and a stream name is not. */
+export const caseStreamId = (portalId: string, referenceId: string): string =>
+  `${portalId}-${createHash('sha256').update(referenceId, 'utf8').digest('hex').slice(0, 32)}`;

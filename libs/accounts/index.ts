@@ -1,9 +1,42 @@
-export * from './access-token.js';
-export * from './account.js';
-export * from './administration.js';
-export * from './api-key.js';
-export * from './case-restriction.js';
-export * from './directory.js';
-export * from './events.js';
-export * from './key-use.js';
-export * from './portal.js';
+export { AccessTokens, authenticate, type AuthenticationDeps, type Caller, exchange } from './access-token.js';
+export type { Account } from './account.js';
+export {
+  Administration,
+  type CaseChange,
+  createSandboxDefaults,
+  type Done,
+  type NewKey,
+  openAcceptedSecrets,
+  openSigningSecret,
+  type SandboxDefaults,
+} from './administration.js';
+export { keyEnvironment, newApiKey, newSecret } from './api-key.js';
+export { restrictionInForce } from './case-restriction.js';
+export {
+  type AccountFacts,
+  type ChargeTerms,
+  type Directory,
+  directoryProjection,
+  directorySchema,
+  MemoryDirectory,
+  type PortalAccess,
+  postgresDirectory,
+} from './directory.js';
+export { lastKeyUses, postgresKeyUse } from './key-use.js';
+export {
+  type ChargeMode,
+  CHECKOUT_LOCALES,
+  type CheckoutConfig,
+  type CheckoutLocale,
+  type FeeConfig,
+  LIMIT_SCOPES,
+  type LimitScope,
+  NO_FEE,
+  type Portal,
+  type PortalEvent,
+  type PortalGateway,
+  type PortalRules,
+  RULE_BRANDS,
+  type RuleBrand,
+  type VelocityLimits,
+} from './portal.js';

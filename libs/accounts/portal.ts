@@ -3,7 +3,7 @@
  *
  * Configuration is history, not a row: a payment's intent names the fee version that it was charged under, and this stream can still show it.
  */
-import { canonicalJson, type Cents, type Decider, isCents, type Json, MAX_AMOUNT_CENTS, ServiceError, unreachable } from '#kernel';
+import { canonicalJson, type Cents, type Decider, isCents, MAX_AMOUNT_CENTS, ServiceError, unreachable } from '#kernel';
 import { validName } from './account.js';
 
 /** 100 %: a percentage above it is a slip of the decimal point. */
@@ -120,11 +120,18 @@ export type PortalEvent =
   /** The staged secret took the active one's place, which counts no more. */
   | { readonly type: 'PortalSigningSecretActivated'; readonly data: { readonly portalId: string } };
 
-/** Steps of event types whose shape has changed (events.ts registers them). Version 1 knew neither colour nor language. */
-export const checkoutConfiguredFromV1 = (data: Json): Json => {
-  const { checkout, ...rest } = data as { checkout: Record<string, Json> };
-  return { ...rest, checkout: { ...checkout, colour: null, locale: null } };
-};
+type CheckoutConfigured = Extract<PortalEvent, { type: 'PortalCheckoutConfigured' }>['data'];
+
+/** Version 1 knew neither colour nor language. */
+interface CheckoutConfiguredV1 {
+  readonly portalId: string;
+  readonly checkout: Omit<CheckoutConfig, 'colour' | 'locale'>;
+}
+
+export const checkoutConfiguredFromV1 = ({ portalId, checkout }: CheckoutConfiguredV1): CheckoutConfigured => ({
+  portalId,
+  checkout: { ...checkout, colour: null, locale: null },
+});
 
 // State.
 

@@ -1,9 +1,8 @@
 import { describe, expect, test } from '@jest/globals';
 import { fileURLToPath } from 'node:url';
-import { upcasters } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
 import { goldenEvents } from '../../test/support/event-store.contract.js';
-import './events.js';
+import { portalEvents } from './events.js';
 import {
   asNow,
   type CheckoutConfig,
@@ -18,7 +17,7 @@ import {
   type VelocityLimits,
 } from './portal.js';
 
-goldenEvents(fileURLToPath(new URL('./golden/', import.meta.url)), upcasters);
+goldenEvents(fileURLToPath(new URL('./golden/', import.meta.url)), portalEvents);
 
 const portalId = '018f0000-0000-7000-8000-00000000000a';
 const [owner, other, stranger] = [

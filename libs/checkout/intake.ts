@@ -3,15 +3,14 @@
  * `cancel_url` is known to be the portal's, a refusal ends on our own error page; from then on it goes back to the partner with a code (checkout.md 3).
  */
 import { openAcceptedSecrets, type Portal } from '#accounts';
-import { Conflict } from '#eventstore';
+import { Conflict, type Origin } from '#eventstore';
 import { type Cents, type ErrorCode, isUuid, ServiceError } from '#kernel';
 import { refuseByTerms } from '#payments';
 import { holdsCardNumber, type KeyRing } from '#platform';
 import { vetAddress } from './addresses.js';
-import type { CheckoutLine, CheckoutPayer, IntakeKind } from './checkout.js';
-import { viewOf } from './checkout.js';
+import { type CheckoutLine, type CheckoutPayer, type IntakeKind, viewOf } from './checkout.js';
 import type { CheckoutPorts } from './pay.js';
-import { type By, newCheckoutId, type Session } from './sessions.js';
+import { newCheckoutId, type Session } from './sessions.js';
 import { canonical, isSigned } from './signature.js';
 import { cancelAddress } from './way-back.js';
 
@@ -49,7 +48,7 @@ export type IntakeOutcome =
   | { readonly to: 'cancel_url'; readonly location: string; readonly code: ErrorCode; readonly message: string }
   | { readonly to: 'error_page'; readonly code: ErrorCode; readonly message: string };
 
-export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: IntakeRequest, by: By): Promise<IntakeOutcome> => {
+export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: IntakeRequest, origin: Origin): Promise<IntakeOutcome> => {
   const { pairs } = request;
   const portalId = pairs.get('portal_id')?.toLowerCase();
   if (!isUuid(portalId)) return { to: 'error_page', code: 'VALIDATION_ERROR', message: 'portal_id must be a UUID.' };
@@ -60,7 +59,7 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
   const cancelUrl = vetAddress(pairs.get('cancel_url'), portal.checkout.allow);
   if (!cancelUrl.accepted) return { to: 'error_page', code: 'VALIDATION_ERROR', message: `cancel_url ${cancelUrl.why}.` };
   try {
-    return await accepted(ports, keys, portal, request, cancelUrl.address, by);
+    return await accepted(ports, keys, portal, request, cancelUrl.address, origin);
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
     const told = {
@@ -88,7 +87,7 @@ const accepted = async (
   portal: Portal,
   request: IntakeRequest,
   cancelUrl: string,
-  by: By,
+  origin: Origin,
 ): Promise<IntakeOutcome> => {
   const { kind, pairs } = request;
   refuseWrongSignature(keys, portal, request);
@@ -102,7 +101,7 @@ const accepted = async (
       : keys.mac('fingerprint', canonical(kind === 'link' ? 'link' : 'intake', request.address, pairs), keys.kids[0]).toString('base64url');
 
   const known = nonce === undefined ? null : await ports.sessions.load(checkoutId);
-  if (known) return resumed(ports, known, fingerprint, request, by);
+  if (known) return resumed(ports, known, fingerprint, request, origin);
   refuseLapsed(request, ports.payments.clock.now());
   const content = request.content();
   const returnUrl = vetAddress(pairs.get('return_url'), portal.checkout.allow);
@@ -112,13 +111,13 @@ const accepted = async (
   try {
     const { portalId, ownerAccountId: accountId } = portal;
     const begun = { checkoutId, intake: kind, portalId, accountId, ...content, returnUrl: returnUrl.address, cancelUrl, fingerprint };
-    const session = await ports.sessions.start({ type: 'Start', terms: begun }, by);
+    const session = await ports.sessions.start({ type: 'Start', terms: begun }, origin);
     return { to: 'session', session, bound: kind !== 'json' };
   } catch (error) {
     // The same nonce at the same moment, in another request.
     const other = error instanceof Conflict && nonce !== undefined ? await ports.sessions.load(checkoutId) : null;
     if (!other) throw error;
-    return resumed(ports, other, fingerprint, request, by);
+    return resumed(ports, other, fingerprint, request, origin);
   }
 };
 
@@ -150,7 +149,13 @@ const refuseLapsed = ({ kind, pairs }: IntakeRequest, nowMs: number): void => {
  * The same nonce again: the checkout that it began, never another one. One that merely ran out of time goes on while the link is good: a mail scanner may have
  * opened it first. A browser is bound to what can still be paid, not to a receipt.
  */
-const resumed = async (ports: CheckoutPorts, known: Session, fingerprint: string | null, request: IntakeRequest, by: By): Promise<IntakeOutcome> => {
+const resumed = async (
+  ports: CheckoutPorts,
+  known: Session,
+  fingerprint: string | null,
+  request: IntakeRequest,
+  origin: Origin,
+): Promise<IntakeOutcome> => {
   if (known.checkout.terms.fingerprint !== fingerprint) throw invalid('This nonce was used with other content.');
   const nowMs = ports.payments.clock.now();
   const { phase } = known.checkout;
@@ -159,8 +164,8 @@ const resumed = async (ports: CheckoutPorts, known: Session, fingerprint: string
   const lapsed = viewOf(known.checkout, nowMs) === 'expired';
   if (lapsed) refuseLapsed(request, nowMs);
   try {
-    const awake = lapsed ? await ports.sessions.execute(known, { type: 'Extend' }, by) : known;
-    return { to: 'session', session: bound ? await ports.sessions.execute(awake, { type: 'Open' }, by) : awake, bound };
+    const awake = lapsed ? await ports.sessions.execute(known, { type: 'Extend' }, origin) : known;
+    return { to: 'session', session: bound ? await ports.sessions.execute(awake, { type: 'Open' }, origin) : awake, bound };
   } catch (error) {
     // Somebody else went on with it at the same moment; what it is now, its page shows.
     if (error instanceof Conflict) return { to: 'session', session: known, bound };

@@ -3,7 +3,7 @@
  * The same look at that stream serves the request itself, a page that waits, and the worker after a crash: a session is never stuck in `processing`.
  */
 import type { Directory, Portal } from '#accounts';
-import { Conflict } from '#eventstore';
+import { Conflict, type Origin } from '#eventstore';
 import { ageMs, type Cents, Deadline, type ErrorCode, ServiceError, timestamp, unreachable } from '#kernel';
 import {
   charge,
@@ -17,7 +17,7 @@ import {
   serviceFee,
 } from '#payments';
 import type { Attempt, CheckoutPayer, CheckoutTerms, Refusal } from './checkout.js';
-import type { By, CheckoutSessions, Session } from './sessions.js';
+import type { CheckoutSessions, Session } from './sessions.js';
 
 /** Longer than any request may live (C42): whoever began the attempt and left no payment behind is gone, or will find it fenced. */
 export const ABANDONED_AFTER_MS = 60_000;
@@ -55,34 +55,34 @@ export interface PayRequest {
  * One attempt. Resolves with the session as it is afterwards: paid, open again, unknown, or still processing where the outcome could not be written down (the
  * worker does it then). Throws Conflict and ServiceError INVALID_STATE before anything has happened: look at the session again and show what it shows.
  */
-export const pay = async (ports: CheckoutPorts, session: Session, request: PayRequest, by: By): Promise<Session> => {
+export const pay = async (ports: CheckoutPorts, session: Session, request: PayRequest, origin: Origin): Promise<Session> => {
   const { payments, sessions } = ports;
   const { terms } = session.checkout;
   const deadline = new Deadline(payments.clock, REQUEST_DEADLINE_MS);
   const { attemptId } = request;
   const paymentId = payments.ids.uuid();
-  const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, by);
+  const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, origin);
   let refused: Refusal | null = null;
   try {
-    await charge(payments, chargeRequestOf(terms, request), { paymentId, attemptId }, by, deadline);
+    await charge(payments, chargeRequestOf(terms, request), { paymentId, attemptId }, origin, deadline);
   } catch (error) {
     if (!(error instanceof ServiceError))
-      payments.log.error({ requestId: by.correlationId, paymentId, err: error }, 'a checkout attempt was cut short');
+      payments.log.error({ requestId: origin.correlationId, paymentId, err: error }, 'a checkout attempt was cut short');
     else if (REFUSED_BEFORE_THE_INTENT.has(error.code)) refused = refusalOf(error);
   }
-  return retold(ports, begun, by, (latest) =>
+  return retold(ports, begun, origin, (latest) =>
     // Drawn here and refused before its intent: nobody can ever begin that payment.
-    refused ? sessions.execute(latest, { type: 'RecordDeclined', attemptId, ...refused }, by) : follow(ports, latest, by),
+    refused ? sessions.execute(latest, { type: 'RecordDeclined', attemptId, ...refused }, origin) : follow(ports, latest, origin),
   );
 };
 
 /** The outcome is in the payment's stream; that this session cannot repeat it now must not look like a failure to the payer. */
-const retold = async (ports: CheckoutPorts, session: Session, by: By, tell: (latest: Session) => Promise<Session>): Promise<Session> => {
+const retold = async (ports: CheckoutPorts, session: Session, origin: Origin, tell: (latest: Session) => Promise<Session>): Promise<Session> => {
   try {
     return await tell(session);
   } catch (error) {
     if (!(error instanceof Conflict))
-      ports.payments.log.warn({ requestId: by.correlationId, err: error }, 'a checkout cannot repeat an outcome yet; the worker does it');
+      ports.payments.log.warn({ requestId: origin.correlationId, err: error }, 'a checkout cannot repeat an outcome yet; the worker does it');
     return (await ports.sessions.load(session.checkoutId).catch(() => null)) ?? session;
   }
 };
@@ -130,7 +130,7 @@ const chargeRequestOf = (terms: CheckoutTerms, { instrument, payer, quotedTotalC
 export const follow = async (
   ports: CheckoutPorts,
   session: Session,
-  by: By,
+  origin: Origin,
   { abandonedAfterMs = ABANDONED_AFTER_MS }: { abandonedAfterMs?: number } = {},
 ): Promise<Session> => {
   const { sessions, payments } = ports;
@@ -138,10 +138,10 @@ export const follow = async (
   if (checkout.phase !== 'processing' && checkout.phase !== 'unknown') return session;
   const { attempt } = checkout;
   const { payment, revision } = await payments.streams.load(attempt.paymentId);
-  const declined = (refusal: Refusal) => sessions.execute(session, { type: 'RecordDeclined', attemptId: attempt.attemptId, ...refusal }, by);
+  const declined = (refusal: Refusal) => sessions.execute(session, { type: 'RecordDeclined', attemptId: attempt.attemptId, ...refusal }, origin);
   switch (payment.phase) {
     case 'charged':
-      return sessions.execute(session, { type: 'RecordPaid' }, by);
+      return sessions.execute(session, { type: 'RecordPaid' }, origin);
     case 'failed':
       return declined(
         payment.declineCode ? { code: 'PAYMENT_DECLINED', declineCode: payment.declineCode } : { code: 'PAYMENT_GATEWAY_ERROR', declineCode: null },
@@ -149,7 +149,7 @@ export const follow = async (
     case 'voided':
       return declined({ code: 'PAYMENT_TIMEOUT', declineCode: null });
     case 'unknown':
-      return sessions.execute(session, { type: 'RecordUnknown' }, by);
+      return sessions.execute(session, { type: 'RecordUnknown' }, origin);
     case 'pending':
       return session;
     case 'abandoned':
@@ -168,7 +168,7 @@ export const follow = async (
             reason: 'the checkout request vanished before it began',
           },
         ],
-        by,
+        origin,
         new Deadline(payments.clock, FENCE_MS),
       );
       return declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
@@ -178,14 +178,19 @@ export const follow = async (
 };
 
 /** {@link follow}, once more where somebody else was quicker. */
-export const followNow = async (ports: CheckoutPorts, session: Session, by: By, options: { abandonedAfterMs?: number } = {}): Promise<Session> => {
+export const followNow = async (
+  ports: CheckoutPorts,
+  session: Session,
+  origin: Origin,
+  options: { abandonedAfterMs?: number } = {},
+): Promise<Session> => {
   try {
-    return await follow(ports, session, by, options);
+    return await follow(ports, session, origin, options);
   } catch (error) {
     if (!(error instanceof Conflict)) throw error;
     const latest = await ports.sessions.load(session.checkoutId);
     if (!latest) throw new Error('a checkout stream has vanished', { cause: error });
-    return follow(ports, latest, by, options);
+    return follow(ports, latest, origin, options);
   }
 };
 

@@ -1,36 +1,27 @@
-/** Checkout streams: loading is a fold, appending is at the loaded revision, and an append of which nobody knows the outcome is repeated under the same ids. */
-import { type Actor, appendAgain, type EventStore, type NewEvent, type Recorded, upcast, upcasters } from '#eventstore';
-import { type Clock, type Ids, type Json, timestamp } from '#kernel';
+/** Checkout streams. */
+import { type DecidedStreamType, defineEvents, type EventStore, execute, load, type Loaded, type Origin } from '#eventstore';
+import { type Clock, type Ids, timestamp } from '#kernel';
 import type { KeyRing } from '#platform';
 import { type Checkout, checkout as decider, type CheckoutCommand, type CheckoutEvent, type KnownCheckout } from './checkout.js';
 
-/** Schema version of each event type; only the newest is written. */
-const VERSION = 1;
-const CHECKOUT_EVENT_TYPES: readonly CheckoutEvent['type'][] = [
-  'CheckoutStarted',
-  'CheckoutOpened',
-  'CheckoutExtended',
-  'AttemptStarted',
-  'AttemptDeclined',
-  'OutcomeUnknown',
-  'CheckoutPaid',
-  'PayerLeft',
-  'CheckoutCancelled',
-  'CheckoutExpired',
-];
-upcasters.register(Object.fromEntries(CHECKOUT_EVENT_TYPES.map((type) => [type, []])));
-
-/** Repetitions of an append whose outcome the store could not tell. */
+export const checkoutEvents = defineEvents<CheckoutEvent>({
+  CheckoutStarted: [],
+  CheckoutOpened: [],
+  CheckoutExtended: [],
+  AttemptStarted: [],
+  AttemptDeclined: [],
+  OutcomeUnknown: [],
+  CheckoutPaid: [],
+  PayerLeft: [],
+  CheckoutCancelled: [],
+  CheckoutExpired: [],
+});
 
 const PREFIX = 'checkout-';
 export const CHECKOUT_STREAMS: readonly string[] = [PREFIX];
 export const checkoutIdOf = (stream: string): string => stream.slice(PREFIX.length);
 
-/** Types that are not ours stop the fold rather than being guessed at. */
-export const toCheckoutEvent = (recorded: Recorded): CheckoutEvent => {
-  const { type, data, meta } = upcast(recorded);
-  return { type, data, at: meta.recordedAt } as unknown as CheckoutEvent;
-};
+const CHECKOUT_STREAM: DecidedStreamType<Checkout, CheckoutCommand, CheckoutEvent> = { prefix: PREFIX, events: checkoutEvents, decider };
 
 const CHECKOUT_ID = /^cs_[\w-]{32}$/;
 const ID_BYTES = 24;
@@ -48,12 +39,6 @@ export interface Session {
   readonly revision: bigint;
 }
 
-/** Who acts, and in which request. */
-export interface By {
-  readonly actor: Actor;
-  readonly correlationId: string;
-}
-
 export class CheckoutSessions {
   constructor(
     private readonly store: EventStore,
@@ -64,47 +49,31 @@ export class CheckoutSessions {
   /** The session as it is now; null for an id that never was one. Throws Unavailable. */
   async load(checkoutId: string): Promise<Session | null> {
     if (!CHECKOUT_ID.test(checkoutId)) return null;
-    let checkout: Checkout = decider.initial;
-    let revision: bigint | null = null;
-    for await (const recorded of this.store.read(PREFIX + checkoutId)) {
-      checkout = decider.evolve(checkout, toCheckoutEvent(recorded));
-      revision = recorded.revision;
-    }
-    return checkout.phase === 'none' || revision === null ? null : { checkoutId, checkout, revision };
+    const loaded = await load(this.store, CHECKOUT_STREAM, checkoutId);
+    return loaded.revision === null || loaded.state.phase === 'none' ? null : sessionOf(loaded);
   }
 
-  /** Begins the stream. Throws Conflict where it has begun, and what the store throws. */
-  async start(command: Omit<Extract<CheckoutCommand, { type: 'Start' }>, 'at'>, by: By): Promise<Session> {
-    return (await this.append(command.terms.checkoutId, decider.initial, null, { ...command, at: this.now() }, by))!;
+  /** Begins the stream. Throws Conflict if it has begun, and what the store throws. */
+  start(command: Omit<Extract<CheckoutCommand, { type: 'Start' }>, 'at'>, origin: Origin): Promise<Session> {
+    const { checkoutId } = command.terms;
+    return this.executeOn({ id: checkoutId, state: decider.initial, revision: null, position: null }, command, origin);
   }
 
   /**
-   * Decides and appends at the loaded revision; a command from which nothing follows appends nothing. Throws ServiceError INVALID_STATE where the phase does
-   * not allow it, Conflict where somebody else appended first, and what the store throws.
+   * Decides and appends at the loaded revision; a command from which nothing follows appends nothing. Throws ServiceError INVALID_STATE if the phase does
+   * not allow it, Conflict if another writer appended first, and what the store throws.
    */
-  async execute(session: Session, command: WithoutTime<CheckoutCommand>, by: By): Promise<Session> {
-    const appended = await this.append(session.checkoutId, session.checkout, session.revision, { ...command, at: this.now() }, by);
-    return appended ?? session;
+  execute({ checkoutId, checkout, revision }: Session, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
+    return this.executeOn({ id: checkoutId, state: checkout, revision, position: null }, command, origin);
   }
 
-  private now(): string {
-    return timestamp(this.clock.now());
-  }
-
-  private async append(checkoutId: string, before: Checkout, revision: bigint | null, command: CheckoutCommand, by: By): Promise<Session | null> {
-    const events = decider.decide(before, command);
-    if (events.length === 0) return null;
-    const written = events.map(({ type, at, data }): NewEvent => ({
-      id: this.ids.uuid(),
-      type,
-      v: VERSION,
-      data: data as unknown as Json,
-      meta: { recordedAt: at, ...by },
-    }));
-    const appended = await appendAgain(this.store, this.clock, PREFIX + checkoutId, revision ?? 'no_stream', written);
-    const after = events.reduce((state, event) => decider.evolve(state, event), before);
-    return { checkoutId, checkout: after as KnownCheckout, revision: appended.revision };
+  private async executeOn(loaded: Loaded<Checkout>, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
+    const ports = { store: this.store, clock: this.clock, ids: this.ids };
+    return sessionOf(await execute(ports, CHECKOUT_STREAM, loaded, [{ ...command, at: timestamp(this.clock.now()) }], origin));
   }
 }
+
+/** Of a stream that has begun. */
+const sessionOf = ({ id, state, revision }: Loaded<Checkout>): Session => ({ checkoutId: id, checkout: state as KnownCheckout, revision: revision! });
 
 type WithoutTime<Command> = Command extends unknown ? Omit<Command, 'at'> : never;

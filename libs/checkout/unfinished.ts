@@ -2,12 +2,12 @@
  * Sessions whose attempt has no outcome yet: a read model of them, and the worker's round that finishes them. A payer who has closed his browser, a process that
  * died between two appends, a charge that recovery undid an hour later: none leaves a session in `processing` (checkout.md 3).
  */
-import type { ReadModel, Recorded } from '#eventstore';
+import type { Origin, ReadModel, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
 import type { Migration, Pool, Queryable } from '#platform';
 import type { CheckoutEvent } from './checkout.js';
 import { type CheckoutPorts, followNow } from './pay.js';
-import { type By, CHECKOUT_STREAMS, checkoutIdOf, toCheckoutEvent } from './sessions.js';
+import { CHECKOUT_STREAMS, checkoutIdOf, checkoutEvents } from './sessions.js';
 
 /** Name of the projection and of its checkpoint. */
 export const CHECKOUT_UNFINISHED = 'checkout-unfinished';
@@ -36,7 +36,7 @@ const applyUnfinished = async (client: Queryable, events: readonly Recorded[]): 
   const ended = new Set<string>();
   for (const recorded of events) {
     const checkoutId = checkoutIdOf(recorded.stream);
-    const event = toCheckoutEvent(recorded);
+    const event = checkoutEvents.read(recorded);
     if (event.type === BEGINS) {
       ended.delete(checkoutId);
       begun.set(checkoutId, { paymentId: event.data.paymentId, since: event.at });
@@ -73,10 +73,10 @@ export const finishSessions = async (
       if (stop?.aborted) return looked;
       after = { since, checkoutId };
       looked += 1;
-      const by: By = { actor: { type: 'recovery', id: 'checkout' }, correlationId: ids.uuid() };
+      const origin: Origin = { actor: { type: 'recovery', id: 'checkout' }, correlationId: ids.uuid() };
       try {
         const session = await ports.sessions.load(checkoutId);
-        if (session) await followNow(ports, session, by, abandonedAfterMs === undefined ? {} : { abandonedAfterMs });
+        if (session) await followNow(ports, session, origin, abandonedAfterMs === undefined ? {} : { abandonedAfterMs });
       } catch (error) {
         // It comes again in the next round; the others need not wait for it.
         log.warn({ err: error }, 'a checkout cannot be finished yet');

@@ -2,7 +2,7 @@
  * The event store port: append at an expected revision, read a stream, read or follow the log of all streams.
  * Adapters: Postgres (default), KurrentDB/EventStoreDB, memory. One contract suite (`test/support/event-store.contract.ts`) runs against each.
  */
-import type { Clock, Json } from '#kernel';
+import type { Json } from '#kernel';
 
 /** Who appended a fact. Who *initiated* what it is about is data of the event itself. */
 export interface Actor {
@@ -148,37 +148,3 @@ export const STREAM_PREFIXES = [
   'exception-',
   'adjustment-',
 ] as const;
-
-const RETRY_APPEND_MS = 250;
-/** Of who has no time of its own. */
-const MAX_APPEND_TRIES = 5;
-
-/**
- * Appends, and while the store cannot say whether it did, repeats the same events at the same revision, which it recognises. With `forMs` it does so for so long, also
- * where the store cannot be reached. Throws Conflict, which is certain; once an answer was lost, anything else ends in {@link OutcomeUnknown}.
- */
-export const appendAgain = async (
-  store: Pick<EventStore, 'append'>,
-  clock: Clock,
-  stream: string,
-  expected: Exclude<Expected, 'any'>,
-  events: readonly NewEvent[],
-  forMs?: number,
-): ReturnType<EventStore['append']> => {
-  const until = forMs === undefined ? Number.POSITIVE_INFINITY : clock.monotonic() + forMs;
-  let maybe = false;
-  for (let tries = 1; ; tries++) {
-    try {
-      return await store.append(stream, expected, events);
-    } catch (error) {
-      if (error instanceof Conflict) throw error;
-      maybe ||= error instanceof OutcomeUnknown;
-      const again = error instanceof OutcomeUnknown || (error instanceof Unavailable && (maybe || forMs !== undefined));
-      const over = forMs === undefined ? tries >= MAX_APPEND_TRIES : clock.monotonic() + RETRY_APPEND_MS >= until;
-      if (!again || over) throw maybe ? asUnknown(error as Error) : error;
-      await clock.sleep(RETRY_APPEND_MS);
-    }
-  }
-};
-
-const asUnknown = (error: Error): OutcomeUnknown => (error instanceof OutcomeUnknown ? error : new OutcomeUnknown(error.message, { cause: error }));

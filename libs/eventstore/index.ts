@@ -1,23 +1,42 @@
-import type { Migration } from '#platform';
-import type { EventStore } from './event-store.js';
-import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
-import { createPostgresEventStore, eventStoreMigration } from './postgres.js';
-import { projectionCheckpointMigration } from './subscriber.js';
-
-export * from './event-store.js';
-export * from './memory.js';
-export * from './rebuild.js';
-export * from './subscriber.js';
-export * from './upcasters.js';
-export { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
+export {
+  type Actor,
+  Conflict,
+  type EventStore,
+  type Expected,
+  MAX_APPEND_BYTES,
+  MAX_EVENTS_PER_APPEND,
+  type NewEvent,
+  OutcomeUnknown,
+  type Position,
+  readStreams,
+  type Recorded,
+  type SubscriptionItem,
+  Unavailable,
+} from './event-store.js';
+export { defineEvents, type DomainEvent, type EventTypes } from './events.js';
+export { memoryEventStore } from './memory.js';
+export { eventStoreMigrations, openEventStore } from './open.js';
 export { createPostgresEventStore } from './postgres.js';
-
-/** Tables of this lib, for `migrate`. */
-export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration];
-
-/** KurrentDB where an address of it is configured, else Postgres: the one choice, for every process and command. */
-export const openEventStore = async (
-  kurrentdbUrl: string | null,
-  databaseUrl: string,
-  onTrouble: NonNullable<KurrentDbOptions['onTrouble']>,
-): Promise<EventStore> => (kurrentdbUrl === null ? createPostgresEventStore(databaseUrl) : createKurrentDbEventStore(kurrentdbUrl, { onTrouble }));
+export { type ReadModel, rebuild } from './rebuild.js';
+export {
+  append,
+  change,
+  type DecidedStreamType,
+  execute,
+  load,
+  type Loaded,
+  type Origin,
+  recordOnce,
+  retryOnConflict,
+  type StreamType,
+} from './streams.js';
+export {
+  createSubscriber,
+  type Projection,
+  ProjectionFailed,
+  projectionPlace,
+  requireOwnStore,
+  resetCheckpoint,
+  type Subscriber,
+  watchProjection,
+} from './subscriber.js';

@@ -11,7 +11,8 @@
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
-import { Conflict, createKurrentDbEventStore, OutcomeUnknown, Unavailable, type EventStore, type Position } from '#eventstore';
+import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Position } from './event-store.js';
+import { createKurrentDbEventStore } from './kurrentdb.js';
 import { following, newEvent, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 

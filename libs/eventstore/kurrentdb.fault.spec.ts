@@ -5,18 +5,10 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createPool, migrate, type Client } from '#platform';
-import {
-  Conflict,
-  createKurrentDbEventStore,
-  createSubscriber,
-  eventStoreMigrations,
-  OutcomeUnknown,
-  Unavailable,
-  type EventStore,
-  type KurrentDbOptions,
-  type Position,
-  type Recorded,
-} from '#eventstore';
+import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
+import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
+import { createSubscriber } from './subscriber.js';
+import { eventStoreMigrations } from './index.js';
 import { collect, following, logAfter, newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 import { authority, certificate, privateKey } from '../../test/support/kurrentdb-double-certificate.js';

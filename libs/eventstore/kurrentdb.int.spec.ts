@@ -1,5 +1,5 @@
 /** The contract on KurrentDB: against the double always, against the server at KURRENTDB_URL when one is named. */
-import { createKurrentDbEventStore } from '#eventstore';
+import { createKurrentDbEventStore } from './kurrentdb.js';
 import { eventStoreContract } from '../../test/support/event-store.contract.js';
 import { KurrentDbDouble } from '../../test/support/kurrentdb-double.js';
 

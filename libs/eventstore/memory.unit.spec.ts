@@ -1,5 +1,5 @@
 import { expect, test } from '@jest/globals';
-import { memoryEventStore } from '#eventstore';
+import { memoryEventStore } from './memory.js';
 import { collect, eventStoreContract, newEvent, newStream } from '../../test/support/event-store.contract.js';
 
 eventStoreContract('memory', async () => {

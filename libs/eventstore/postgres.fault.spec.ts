@@ -5,16 +5,10 @@ import { createServer, connect, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createPool, freePort, migrate, startEmbeddedPostgres, type EmbeddedPostgres, type Pool } from '#platform';
-import {
-  createPostgresEventStore,
-  createSubscriber,
-  eventStoreMigrations,
-  OutcomeUnknown,
-  Unavailable,
-  type EventStore,
-  type NewEvent,
-  type Position,
-} from '#eventstore';
+import { createPostgresEventStore } from './postgres.js';
+import { createSubscriber } from './subscriber.js';
+import { eventStoreMigrations } from './index.js';
+import { OutcomeUnknown, Unavailable, type EventStore, type NewEvent, type Position } from './event-store.js';
 import { collect, following, logAfter, newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 

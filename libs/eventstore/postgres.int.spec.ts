@@ -1,6 +1,8 @@
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { createPool, migrate, type Pool } from '#platform';
-import { Conflict, createPostgresEventStore, eventStoreMigrations, Unavailable, type EventStore } from '#eventstore';
+import { Conflict, Unavailable, type EventStore } from './event-store.js';
+import { createPostgresEventStore } from './postgres.js';
+import { eventStoreMigrations } from './index.js';
 import { collect, eventStoreContract, following, logAfter, newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 import { freshDatabase } from '../../test/support/postgres.js';

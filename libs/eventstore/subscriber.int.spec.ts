@@ -2,23 +2,20 @@ import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import { systemClock } from '#kernel';
 import { createPool, migrate, transaction, type Client, type Pool } from '#platform';
+import { createPostgresEventStore } from './postgres.js';
 import {
-  createPostgresEventStore,
   createSubscriber,
   dropCheckpoint,
-  eventStoreMigrations,
   lockCheckpoint,
   ProjectionFailed,
   projectionStatus,
   resetCheckpoint,
-  Unavailable,
   watchProjection,
-  type EventStore,
-  type Position,
-  type Recorded,
   type Subscriber,
   type SubscriberOptions,
-} from '#eventstore';
+} from './subscriber.js';
+import { eventStoreMigrations } from './index.js';
+import { Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
 import { newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 import { freshDatabase } from '../../test/support/postgres.js';

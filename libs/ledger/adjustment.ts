@@ -13,18 +13,19 @@ export interface AccountBalance {
   readonly creditCents: number;
 }
 
-export type AdjustmentEvent =
-  | Fact<
-      'ManualAdjustment',
-      {
-        readonly adjustmentId: string;
-        readonly postings: readonly { readonly account: string; readonly cents: number }[];
-        /** RFC 3339: the day that it belongs to. */
-        readonly effectiveAt: string;
-        readonly reason: string;
-        readonly by: string;
-      }
-    >
+export type ManualAdjustment = Fact<
+  'ManualAdjustment',
+  {
+    readonly adjustmentId: string;
+    readonly postings: readonly { readonly account: string; readonly cents: number }[];
+    /** RFC 3339: the day that it belongs to. */
+    readonly effectiveAt: string;
+    readonly reason: string;
+    readonly by: string;
+  }
+>;
+
+export type PeriodEvent =
   /** From this place of the log on nothing is booked before `to` any more. */
   | Fact<'PeriodClosed', { readonly from: string | null; readonly to: string; readonly by: string }>
   /** The books as they stood at the place of the closing: before the period, and at its end. Verified ever after. */
@@ -42,17 +43,14 @@ export type AdjustmentEvent =
       }
     >;
 
-export const ADJUSTMENT_EVENT_TYPES: readonly AdjustmentEvent['type'][] = ['ManualAdjustment', 'PeriodClosed', 'TrialBalanceRecorded'];
-
-export const PERIODS_STREAM = 'adjustment-periods';
-export const adjustmentStream = (adjustmentId: string): string => `adjustment-${adjustmentId}`;
+export type AdjustmentEvent = ManualAdjustment | PeriodEvent;
 
 /** Largest sum of an adjustment: what one person may move in one entry without a typing error being likelier than the sum. */
 const MAX_ADJUSTMENT_CENTS = 100_000_000_000;
 const MAX_ADJUSTMENT_POSTINGS = 20;
 
 /** What is asked for must balance, over accounts of the chart. Refuses with VALIDATION_ERROR. */
-export const adjust = (at: string, data: Extract<AdjustmentEvent, { type: 'ManualAdjustment' }>['data']): AdjustmentEvent => {
+export const adjust = (at: string, data: ManualAdjustment['data']): ManualAdjustment => {
   const refuse = (message: string) => new ServiceError('VALIDATION_ERROR', message);
   const { postings } = data;
   if (postings.length < 2 || postings.length > MAX_ADJUSTMENT_POSTINGS) throw refuse(`An adjustment has 2 to ${MAX_ADJUSTMENT_POSTINGS} postings.`);
@@ -75,9 +73,7 @@ export interface Periods {
   readonly open: { readonly from: string | null; readonly to: string } | null;
 }
 
-export type PeriodEvent = Extract<AdjustmentEvent, { type: 'PeriodClosed' | 'TrialBalanceRecorded' }>;
-
-type PeriodCommand =
+export type PeriodCommand =
   | { readonly type: 'ClosePeriod'; readonly at: string; readonly to: string; readonly by: string }
   | { readonly type: 'RecordTrialBalance'; readonly at: string; readonly balance: Extract<PeriodEvent, { type: 'TrialBalanceRecorded' }>['data'] };
 

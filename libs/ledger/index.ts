@@ -1,19 +1,20 @@
-export * from './adjustment.js';
-export * from './chart.js';
-export * from './exception.js';
-export * from './journal.js';
-export * from './postings.js';
-export * from './text.js';
-export * from './head.js';
-export * from './merkle.js';
-export * from './prove.js';
-export * from './seal.js';
-export * from './verify.js';
-export * from './drift.js';
-export * from './replay.js';
-export * from './audit-key.js';
-export * from './matching.js';
-export * from './settlement-file.js';
-export * from './exports.js';
-export * from './pack.js';
-export * from './periods.js';
+export {
+  balances,
+  bookSumCents,
+  entriesOfPayments,
+  entryLine,
+  ISO,
+  JOURNAL,
+  JOURNAL_START,
+  type JournalEntry,
+  journalise,
+  journalMigration,
+  journalModel,
+  journalPage,
+  type JournalPlace,
+  linesOfPayments,
+  suspenseCents,
+} from './journal.js';
+export { adjustBooks, type Check, closePeriod, type PeriodPorts, verifyPeriods } from './periods.js';
+export { type Books, type Entry, postPayment, postSettlement, type Rule } from './postings.js';
+export { type Cell, csvLine, type JournalFormat, journalHeading, journalText, ndjsonLines } from './text.js';

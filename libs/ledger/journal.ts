@@ -3,11 +3,12 @@
  * we learned of it (recorded), the time at which it took effect, and the time it is booked at, which is the latter unless that period is closed. Entry ids are
  * made of event and rule, so a rebuild gives the same bytes. An entry that does not balance, and a fact that nobody here knows, stop the projection.
  */
-import { type ReadModel, type Recorded, upcast, upcasters } from '#eventstore';
-import { isSettlementStream, paymentIdOf, toPaymentEvent, toSettlementEvent } from '#payments';
+import type { ReadModel, Recorded } from '#eventstore';
+import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEvents } from '#settlement';
+import { paymentIdOf, paymentEvents } from '#payments';
 import { type Migration, type Queryable, uuidV5 } from '#platform';
-import { ADJUSTMENT_EVENT_TYPES, type AdjustmentEvent, bookedAt } from './adjustment.js';
-import { EXCEPTION_EVENT_TYPES, type ExceptionEvent } from './exception.js';
+import { bookedAt } from './adjustment.js';
+import { manualAdjustmentEvents, periodEvents, PERIODS } from './events.js';
 import {
   type Books,
   type Entry,
@@ -24,8 +25,6 @@ import {
 /** Name of the projection and of its checkpoint. */
 export const JOURNAL = 'journal';
 export const JOURNAL_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-'] as const;
-
-upcasters.register(Object.fromEntries([...ADJUSTMENT_EVENT_TYPES, ...EXCEPTION_EVENT_TYPES].map((type) => [type, []])));
 
 const TABLES = `
   create table journal_entry (
@@ -74,10 +73,6 @@ export const journalise = (
   books: Books,
   closedTo: string | null,
 ): { readonly books: Books; readonly entries: readonly JournalEntry[] } => {
-  if (upcasters.newest(recorded.type) === undefined)
-    throw new Error(
-      `${recorded.stream}@${recorded.revision}: ${recorded.type} is no event that this program knows; it was written by another Payfold`,
-    );
   const posted = postingsOf(recorded, books);
   const { position, id: eventId, meta } = recorded;
   const entries = posted.entries.map((made, number): JournalEntry => {
@@ -105,20 +100,13 @@ const instant = (text: string): string => (text.length === 24 && text.endsWith('
 
 const postingsOf = (recorded: Recorded, books: Books): { readonly books: Books; readonly entries: readonly Entry[] } => {
   const { stream } = recorded;
-  if (stream.startsWith('payment-')) return postPayment(paymentIdOf(stream), books, toPaymentEvent(recorded));
-  if (isSettlementStream(stream)) return { books, entries: postSettlement(toSettlementEvent(recorded)) };
-  if (stream.startsWith('exception-')) return { books, entries: postException(toExceptionEvent(recorded)) };
-  if (stream.startsWith('adjustment-')) return { books, entries: postAdjustment(toAdjustmentEvent(recorded)) };
+  if (stream.startsWith('payment-')) return postPayment(paymentIdOf(stream), books, paymentEvents.read(recorded));
+  if (isSettlementStream(stream)) return { books, entries: postSettlement(settlementEvents.read(recorded)) };
+  if (stream.startsWith('exception-')) return { books, entries: postException(exceptionEvents.read(recorded)) };
+  if (stream.startsWith('adjustment-'))
+    return { books, entries: postAdjustment((stream === PERIODS ? periodEvents : manualAdjustmentEvents).read(recorded)) };
+  settlementFileEvents.read(recorded); // posts nothing, but an unknown event must stop the journal
   return { books, entries: [] };
-};
-
-export const toExceptionEvent = (recorded: Recorded): ExceptionEvent => {
-  const { type, data, meta } = upcast(recorded);
-  return { type, data, at: meta.recordedAt } as unknown as ExceptionEvent;
-};
-export const toAdjustmentEvent = (recorded: Recorded): AdjustmentEvent => {
-  const { type, data, meta } = upcast(recorded);
-  return { type, data, at: meta.recordedAt } as unknown as AdjustmentEvent;
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -146,9 +134,9 @@ const advance = (fold: Fold, recorded: Recorded): void => {
   fold.entries.push(...entries);
   if (paymentId !== null) fold.payments.set(paymentId, { revision: recorded.revision, books });
   if (recorded.type === 'PeriodClosed') {
-    const { to } = (toAdjustmentEvent(recorded) as Extract<AdjustmentEvent, { type: 'PeriodClosed' }>).data;
-    fold.closings.push({ position: recorded.position, to });
-    fold.closedTo = to;
+    const event = periodEvents.read(recorded);
+    fold.closings.push({ position: recorded.position, to: event.data.to });
+    fold.closedTo = event.data.to;
   }
 };
 

@@ -4,23 +4,14 @@
  */
 import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
-import { appendAgain, Conflict, type EventStore, type Position, type Recorded } from '#eventstore';
-import { type Clock, type Ids, type Json, ServiceError, timestamp } from '#kernel';
-import { type Owner, staff } from '#payments';
+import { append, Conflict, type EventStore, execute, load, type Position, retryOnConflict } from '#eventstore';
+import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
+import { staff } from '#payments';
 import type { Queryable } from '#platform';
-import {
-  type AccountBalance,
-  adjust,
-  adjustmentStream,
-  type AdjustmentEvent,
-  periods,
-  type PeriodEvent,
-  type Periods,
-  PERIODS_STREAM,
-} from './adjustment.js';
-import { JOURNAL_START, journalPage, type JournalPlace, toAdjustmentEvent } from './journal.js';
+import { type AccountBalance, adjust, type ManualAdjustment, type PeriodEvent } from './adjustment.js';
+import { ADJUSTMENT_STREAM, periodEvents, PERIODS, PERIODS_ID, PERIODS_STREAM } from './events.js';
+import { JOURNAL_START, journalPage, type JournalPlace } from './journal.js';
 import { journalText } from './text.js';
-import type { Check } from './verify.js';
 
 export interface PeriodPorts {
   readonly store: EventStore;
@@ -33,62 +24,41 @@ export interface PeriodPorts {
 
 type Balance = Extract<PeriodEvent, { type: 'TrialBalanceRecorded' }>['data'];
 
-const MAX_ROUNDS = 5;
 const PAGE_ENTRIES = 2_000;
 
-/** Closes the books to `to`; closed before, it completes what was left to do and is the same. Refuses with VALIDATION_ERROR, INVALID_STATE. */
+/** Closes the books to `to`. If they are closed to it already, completes what an earlier call left to do. Refuses with VALIDATION_ERROR, INVALID_STATE. */
 export const closePeriod = async (ports: PeriodPorts, to: string, by: string): Promise<Balance> => {
   const { store, clock, ids } = ports;
-  const owner = staff(by, ids.uuid());
-  for (let round = 1; ; round++) {
-    try {
-      const before = await loadPeriods(store);
-      // One that was closed and whose balance nobody recorded comes first.
-      const command = { type: 'ClosePeriod', at: timestamp(clock.now()), to: before.state.open?.to ?? to, by } as const;
-      await append(ports, before.revision, periods.decide(before.state, command), owner);
-      const { state, revision, closings, recorded } = await loadPeriods(store);
-      if (state.open) {
-        const closing = closings.at(-1)!;
-        await ports.journalReached(closing.position);
-        const balance = await periodBalance(ports.db, state.open.from, state.open.to, closing.position);
-        await append(ports, revision, periods.decide(state, { type: 'RecordTrialBalance', at: timestamp(clock.now()), balance }), owner);
-        if (state.open.to === to) return balance;
-        continue;
-      }
-      return recorded.find((one) => one.to === to)!;
-    } catch (error) {
-      if (!(error instanceof Conflict) || round >= MAX_ROUNDS) throw error;
-    }
+  const origin = staff(by, ids.uuid());
+  const now = () => timestamp(clock.now());
+  for (;;) {
+    const { state, balance } = await retryOnConflict(async () => {
+      const before = await load(store, PERIODS_STREAM, PERIODS_ID);
+      // A closing without its trial balance comes first.
+      const command = { type: 'ClosePeriod', at: now(), to: before.state.open?.to ?? to, by } as const;
+      const closed = await execute(ports, PERIODS_STREAM, before, [command], origin);
+      const { open } = closed.state;
+      if (!open) return { state: closed.state, balance: null };
+      // The closing is the newest event of its stream until its trial balance is recorded.
+      await ports.journalReached(closed.position!);
+      const balance = await periodBalance(ports.db, open.from, open.to, closed.position!);
+      await execute(ports, PERIODS_STREAM, closed, [{ type: 'RecordTrialBalance', at: now(), balance }], origin);
+      return { state: closed.state, balance };
+    }, busy);
+    if (balance?.to === to) return balance;
+    if (!state.open) return (await recordedBalances(store)).find((one) => one.to === to)!;
   }
 };
 
-const loadPeriods = async (store: EventStore) => {
-  let [state, revision]: [Periods, bigint | null] = [periods.initial, null];
-  const closings: Recorded[] = [];
-  const recorded: Balance[] = [];
-  for await (const one of store.read(PERIODS_STREAM)) {
-    const event = toAdjustmentEvent(one) as PeriodEvent;
-    state = periods.evolve(state, event);
-    revision = one.revision;
-    if (event.type === 'PeriodClosed') closings.push(one);
-    else recorded.push(event.data);
-  }
-  return { state, revision, closings, recorded };
-};
+const busy = () => new ServiceError('INVALID_STATE', 'Somebody else is closing periods; try again.');
 
-const append = async (
-  { store, clock, ids }: PeriodPorts,
-  revision: bigint | null,
-  events: readonly AdjustmentEvent[],
-  { actor, correlationId }: Owner,
-  stream = PERIODS_STREAM,
-): Promise<Position | null> => {
-  if (events.length === 0) return null;
-  const written = events.map(({ type, at, data }) => {
-    const effectiveAt = type === 'ManualAdjustment' ? { effectiveAt: data.effectiveAt } : {};
-    return { id: ids.uuid(), type, v: 1, data: data as unknown as Json, meta: { recordedAt: at, ...effectiveAt, actor, correlationId } };
-  });
-  return (await appendAgain(store, clock, stream, revision ?? 'no_stream', written)).position;
+const recordedBalances = async (store: EventStore): Promise<readonly Balance[]> => {
+  const balances: Balance[] = [];
+  for await (const recorded of store.read(PERIODS)) {
+    const event = periodEvents.read(recorded);
+    if (event.type === 'TrialBalanceRecorded') balances.push(event.data);
+  }
+  return balances;
 };
 
 /** Balances before `to`, of what had been posted up to a place (null: everything). */
@@ -123,9 +93,16 @@ const periodBalance = async (db: Queryable, from: string | null, to: string, pos
   };
 };
 
+/** One finding of a verification. */
+export interface Check {
+  readonly name: string;
+  readonly ok: boolean;
+  readonly detail: string;
+}
+
 /** Every closed period is still what was recorded with it. */
 export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | 'db'>): Promise<Check> => {
-  const { recorded } = await loadPeriods(store);
+  const recorded = await recordedBalances(store);
   const changed: string[] = [];
   for (const [index, balance] of recorded.entries()) {
     const now = await periodBalance(db, recorded[index - 1]?.to ?? null, balance.to, balance.position, null);
@@ -147,17 +124,17 @@ export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | '
  */
 export const adjustBooks = async (
   ports: PeriodPorts,
-  { adjustmentId, postings, effectiveAt, reason, by }: Extract<AdjustmentEvent, { type: 'ManualAdjustment' }>['data'],
+  { adjustmentId, postings, effectiveAt, reason, by }: ManualAdjustment['data'],
 ): Promise<void> => {
   const { clock, ids, store } = ports;
-  const owner = staff(by, ids.uuid());
+  const origin = staff(by, ids.uuid());
   const event = adjust(timestamp(clock.now()), { adjustmentId, postings, effectiveAt, reason, by });
-  const stream = adjustmentStream(adjustmentId);
-  const position = await append(ports, null, [event], owner, stream).catch(async (error: unknown) => {
+  const nothing = { id: adjustmentId, state: null, revision: null, position: null };
+  const posted = await append(ports, ADJUSTMENT_STREAM, nothing, [event], origin).catch(async (error: unknown) => {
     if (!(error instanceof Conflict)) throw error;
-    for await (const { data, position: posted } of store.read(stream))
-      if (isDeepStrictEqual((data as { postings: unknown }).postings, postings)) return posted;
+    const before = await load(store, ADJUSTMENT_STREAM, adjustmentId);
+    if (isDeepStrictEqual(before.state?.data.postings, postings)) return before;
     throw new ServiceError('INVALID_STATE', `Another adjustment has the id ${adjustmentId}.`);
   });
-  await ports.journalReached(position!);
+  await ports.journalReached(posted.position!);
 };

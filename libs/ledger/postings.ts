@@ -5,10 +5,10 @@
  * Read from top to bottom: entries, what the rules must remember of a payment, the rules of payments, of settlement, of adjustments.
  */
 import { type Cents, proRata, sumCents, unreachable } from '#kernel';
-import type { Dispute, DisputeStatus, Leg, LegTerms, LineCorrection, PaymentEvent, RecordedLine, SettlementEvent } from '#payments';
+import type { Dispute, DisputeStatus, Leg, LegTerms, PaymentEvent } from '#payments';
+import type { ExceptionEvent, LineCorrection, RecordedLine, SettlementEvent } from '#settlement';
 import type { AdjustmentEvent } from './adjustment.js';
 import { account, OPERATING_BANK } from './chart.js';
-import type { ExceptionEvent } from './exception.js';
 
 /** Counts up when a rule's postings change: entries of both versions keep ids of their own. */
 export const RULE_VERSION = 1;

@@ -2,12 +2,21 @@
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { fold, sumCents } from '#kernel';
-import type { Dispute, Leg, Payment, PaymentCommand, PaymentEvent, PaymentTerms, RecordedLine, SettlementEvent } from '#payments';
-// Past the door of the lib, at a pure file alone: the rules then load without a web server, and mutation testing loads them for every change.
-import { DISPUTE_STATUSES, disputedCents, payment as decider, remaining } from '../payments/payment.js';
+import {
+  type Dispute,
+  DISPUTE_STATUSES,
+  disputedCents,
+  type Leg,
+  type Payment,
+  payment as decider,
+  type PaymentCommand,
+  type PaymentEvent,
+  type PaymentTerms,
+  remaining,
+} from '#payments';
+import { type RecordedLine, type SettlementEvent, settlementException } from '#settlement';
 import { adjust, bookedAt, periods } from './adjustment.js';
 import { account, isAccount, typeOf } from './chart.js';
-import { settlementException } from './exception.js';
 import { type Books, type Entry, postAdjustment, postException, postPayment, postSettlement, refuseUnbalanced } from './postings.js';
 
 const PORTAL = '01890000-0000-7000-8000-000000000001';

@@ -3,7 +3,7 @@
  * success is answered without a durable outcome. Whatever ends without certainty is left to recovery, which undoes it.
  */
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
-import { Conflict } from '#eventstore';
+import { Conflict, type Origin } from '#eventstore';
 import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
 import { brandOf, crockford, type Logger } from '#platform';
 import { createHash } from 'node:crypto';
@@ -32,7 +32,7 @@ import {
   type TakenBack,
 } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
-import { INTENT, type Loaded, type Owner, type PaymentStreams } from './stream.js';
+import { INTENT, type LoadedPayment, type PaymentStreams } from './stream.js';
 import type { Velocity } from './velocity.js';
 
 /** What every payment command works with; handed in, so that the simulation runs the same code over simulated ports. */
@@ -85,7 +85,7 @@ export const charge = async (
   ports: PaymentPorts,
   request: ChargeRequest,
   attempt: ChargeAttempt,
-  owner: Owner,
+  owner: Origin,
   deadline: Deadline,
   asked: Promise<ChargeTerms> = askTerms(ports, request),
 ): Promise<PaymentView> => {
@@ -98,9 +98,9 @@ export const charge = async (
   await velocity.admit(subject, limits, attempt.attemptId);
 
   const at = () => timestamp(clock.now());
-  let loaded: Loaded;
+  let loaded: LoadedPayment;
   try {
-    const none: Loaded = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
+    const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
     loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId: attempt.attemptId, terms: plan }], owner, deadline, INTENT);
   } catch (error) {
     // The stream was fenced by a takeover of our key: this request must never begin (recovery.md 1.8).

@@ -14,7 +14,8 @@ import { type PaymentView, paymentView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
 import { reverse, type ReverseRequest } from './reverse.js';
 import { refuseStaffText, staff } from './staff.js';
-import { type Owner, toPaymentEvent } from './stream.js';
+import { paymentEvents } from './stream.js';
+import type { Origin } from '#eventstore';
 
 /** Everything the handlers need; provided by the process that composes them. */
 export interface PaymentServices {
@@ -76,11 +77,11 @@ export const settleCreate = async (
   ports: PaymentPorts,
   { paymentId, attemptId }: { paymentId: string; attemptId: string },
   accountId: string,
-  owner: Owner,
+  owner: Origin,
   deadline: Deadline,
 ): Promise<{ answer: Answer } | 'reserved'> => {
   const recorded = await ports.streams.events(paymentId);
-  const events = recorded.map(toPaymentEvent);
+  const events = recorded.map(paymentEvents.read);
   const outcome = events[1];
   if (outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined')
     return { answer: answerNow(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2)))) };
@@ -155,7 +156,7 @@ export const reverseByStaff = async (
   return reverseKeyed(services, { ...request, accountId: null, initiatedBy: 'staff' }, received, STAFF_KEY_SPACE, owner);
 };
 
-const reverseKeyed = (services: PaymentServices, request: ReverseRequest, received: Received, keySpace: string, owner: Owner): Promise<Answer> => {
+const reverseKeyed = (services: PaymentServices, request: ReverseRequest, received: Received, keySpace: string, owner: Origin): Promise<Answer> => {
   const { ports } = services;
   const paymentId = request.paymentId.toLowerCase();
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
@@ -185,7 +186,7 @@ const keyed = (
     work,
   );
 
-const partner = (accountId: string, { requestId }: Received): Owner => ({ actor: { type: 'partner', id: accountId }, correlationId: requestId });
+const partner = (accountId: string, { requestId }: Received): Origin => ({ actor: { type: 'partner', id: accountId }, correlationId: requestId });
 
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 

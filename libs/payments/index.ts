@@ -1,20 +1,91 @@
-export * from './batches.js';
-export * from './charge.js';
-export * from './commands.js';
-export * from './cursor.js';
-export * from './dispute.js';
-export * from './fee.js';
-export * from './gateway/call.js';
-export * from './gateway/gateway.js';
-export * from './gateway/simulator.js';
-export * from './list.js';
-export * from './payment.js';
-export * from './payment.view.js';
-export * from './recovery.js';
-export * from './register.js';
-export * from './resolve.js';
-export * from './reverse.js';
-export * from './settlement.js';
-export * from './staff.js';
-export * from './stream.js';
-export * from './velocity.js';
+export { charge, chargeAnswer, type ChargeRequest, gatewayRef, type PaymentPorts, refuseByTerms, refuseExpiredCard } from './charge.js';
+export {
+  chargeOnce,
+  ChargePayment,
+  FindPayment,
+  FindPaymentHandler,
+  ListPayments,
+  PAYMENT_HANDLERS,
+  PAYMENT_SERVICES,
+  type PaymentServices,
+  QuoteFee,
+  type Received,
+  reverseByStaff,
+  reverseOnce,
+  ReversePayment,
+  settleCreate,
+  type StaffReverseRequest,
+} from './commands.js';
+export { type ListFilters, openCursor } from './cursor.js';
+export { serviceFee } from './fee.js';
+export { REQUEST_DEADLINE_MS } from './gateway/call.js';
+export {
+  type ChargeCall,
+  type ChargeTxn,
+  type Check,
+  DECLINE_CODES,
+  type DeclineCode,
+  type Finalized,
+  type GatewayAccount,
+  type GatewayCapabilities,
+  type Gateways,
+  type Leg,
+  type LookedUp,
+  type Op,
+  type Outcome,
+  type PaymentGateway,
+  type PaymentInstrument,
+  type Ref,
+  type ReferenceCall,
+  type RefundCall,
+  type RejectionReason,
+  type ReversalTxn,
+  Secret,
+  type SettlementRecord,
+  UnknownCursor,
+  type VoidCall,
+} from './gateway/gateway.js';
+export { DEFAULT_PAGE, listPayments, MAX_PAGE, PAYMENT_LIST, paymentListMigration, paymentListModel, paymentListRow } from './list.js';
+export {
+  cents,
+  type Charged,
+  type ChargedLeg,
+  type Dispute,
+  DISPUTE_STATUSES,
+  disputedCents,
+  type DisputeStatus,
+  isVisible,
+  type LegMove,
+  type LegTerms,
+  type Means,
+  openAttempt,
+  payment,
+  type Payment,
+  PAYMENT_STATUSES,
+  type PaymentCommand,
+  type PaymentEvent,
+  type PaymentStatus,
+  type PaymentTerms,
+  remaining,
+  type RequestRefund,
+  type RequestVoid,
+  type ReversalEnd,
+  type ReversalRequest,
+  statusOf,
+  type VisiblePayment,
+} from './payment.js';
+export { type PaymentView, paymentView, type RefundView, type VoidView } from './payment.view.js';
+export {
+  createRecovery,
+  postgresRecoveryWork,
+  purgeTries,
+  type Recovery,
+  recoveryMigration,
+  type RecoveryWork,
+  type Resolution,
+} from './recovery.js';
+export { resolvePayment, type ResolveRequest } from './resolve.js';
+export { reverse, type ReverseRequest } from './reverse.js';
+export { isTaskOpen, raiseStaffTask, refuseStaffText, staff, type StaffTaskReason } from './staff.js';
+export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts } from './stream.js';
+export { postgresVelocity, purgeVelocity, type Velocity, velocityMigration } from './velocity.js';

@@ -9,7 +9,7 @@ import { type Client, copyInto, type KeyRing, type Migration, type Queryable } f
 import { type ListFilters, openCursor, type PagePlace, sealCursor } from './cursor.js';
 import { isVisible, openOf, payment as decider, type Payment, statusOf } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
-import { LONG_STREAM_EVENTS, paymentIdOf, toPaymentEvent } from './stream.js';
+import { LONG_STREAM_EVENTS, paymentIdOf, paymentEvents } from './stream.js';
 
 export const DEFAULT_PAGE = 25;
 export const MAX_PAGE = 100;
@@ -49,7 +49,7 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
     rows.set(paymentId, {
       paymentId,
       revision: recorded.revision,
-      payment: decider.evolve(row?.payment ?? decider.initial, toPaymentEvent(recorded)),
+      payment: decider.evolve(row?.payment ?? decider.initial, paymentEvents.read(recorded)),
     });
   }
 };

@@ -2,7 +2,7 @@
  * Recovery: finishes what a request left open. It fences the stream, finalises every reference of the attempt at the gateway, undoes a charge that was
  * executed, and records what it found. `unknown` becomes voided or failed, never succeeded (C29); it never decides by running out of tries.
  */
-import { Conflict, type EventStore } from '#eventstore';
+import { Conflict, type EventStore, type Origin } from '#eventstore';
 import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
 import type { Migration, Pool, Queryable } from '#platform';
 import type { PaymentPorts } from './charge.js';
@@ -10,7 +10,6 @@ import { callGateway } from './gateway/call.js';
 import { type Awaiting, type ChargeFinding, openOf } from './payment.js';
 import { finalizeReference, resolveReversal } from './reverse.js';
 import { raiseStaffTask } from './staff.js';
-import type { Owner } from './stream.js';
 
 /** An intent is left to its request for this long: longer than any request may live (C42). */
 export const RECOVERY_STARTS_AFTER_MS = 60_000;
@@ -53,7 +52,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
   const startsAfterMs = options.startsAfterMs ?? RECOVERY_STARTS_AFTER_MS;
 
   const resolveOne = async (paymentId: string): Promise<Resolution> => {
-    const owner: Owner = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
+    const owner: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
     const deadline = new Deadline(clock, RESOLUTION_MS);
     const { payment } = await ports.streams.load(paymentId);
     const old = (since: string) => ageMs(clock, since) >= startsAfterMs;
@@ -122,7 +121,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
 };
 
 /** Looks at every leg of a charge, undoes what stands, and records what was found. */
-const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: string, owner: Owner, deadline: Deadline): Promise<Resolution> => {
+const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: string, owner: Origin, deadline: Deadline): Promise<Resolution> => {
   const { clock, streams } = ports;
   const at = () => timestamp(clock.now());
   let loaded = await streams.load(paymentId);

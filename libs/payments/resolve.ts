@@ -10,9 +10,9 @@ import type { Leg, LookedUp } from './gateway/gateway.js';
 import { type Awaiting, type Charge, isVisible, type LegTerms, statusOf } from './payment.js';
 import { paymentView, type PaymentView } from './payment.view.js';
 import { finalizeReference } from './reverse.js';
-import type { Register } from './register.js';
 import { refuseStaffText, staff } from './staff.js';
-import { type Owner, retryingConflicts } from './stream.js';
+import { retryingConflicts } from './stream.js';
+import type { Origin } from '#eventstore';
 
 export interface ResolveRequest {
   readonly paymentId: string;
@@ -50,16 +50,20 @@ const IN_WORDS: Readonly<Record<LegEvidence['shows'], string>> = {
   cannot_tell: 'uncertain',
 };
 
+/** Charges that a processor has settled; the register of settlement knows them. */
+export interface SettledCharges {
+  /** Resolves when everything is included that was appended before the call. */
+  caughtUp(): Promise<void>;
+  /** Transactions by leg that a batch settled although the payment was not known to be charged. */
+  settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
+}
+
 /** Resolves a payment that is pending or unknown. Refuses with VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE. */
-export const resolvePayment = async (
-  ports: PaymentPorts,
-  register: Pick<Register, 'caughtUp' | 'settledUnknown'>,
-  request: ResolveRequest,
-): Promise<PaymentView> => {
+export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharges, request: ResolveRequest): Promise<PaymentView> => {
   refuseStaffText('evidence', request.evidence);
   const owner = staff(request.by, ports.ids.uuid());
-  await register.caughtUp();
-  return retryingConflicts(async () => resolveOnce(ports, request, await register.settledUnknown(request.paymentId), owner));
+  await settled.caughtUp();
+  return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), owner));
 };
 
 /** `settled`: legs of which the money has come, whatever the gateway can tell. */
@@ -67,7 +71,7 @@ const resolveOnce = async (
   ports: PaymentPorts,
   request: ResolveRequest,
   settled: ResolveRequest['transactions'],
-  owner: Owner,
+  owner: Origin,
 ): Promise<PaymentView> => {
   const { clock, streams, ids, log } = ports;
   const { paymentId, as, evidence, by, force } = request;

@@ -19,7 +19,7 @@ import {
 import { gatewayRef } from './charge.js';
 import { GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { PaymentView, RefundView, VoidView } from './payment.view.js';
-import { openDispute } from './dispute.js';
+import { openDispute } from '#settlement';
 import { reverseOnce } from './commands.js';
 import { ABANDONED_AFTER_MS, resolveReversal } from './reverse.js';
 

@@ -2,7 +2,7 @@
  * Returning money: refund and void, by partner and staff alike. Intent → gateway, leg by leg → end. An attempt that its request could not finish is
  * resolved before anything else happens to the payment: every reference it might have used is finalised at the gateway (C17, C18, C61).
  */
-import { Conflict, OutcomeUnknown } from '#eventstore';
+import { Conflict, type Origin, OutcomeUnknown } from '#eventstore';
 import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
 import { gatewayRef, type PaymentPorts } from './charge.js';
 import { bounded, callGateway, GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
@@ -26,7 +26,7 @@ import {
   voidFailed,
 } from './payment.js';
 import { refundView, type RefundView, voidView, type VoidView } from './payment.view.js';
-import { CONFLICT_ROUNDS, INTENT, type Loaded, type Owner, retryingConflicts } from './stream.js';
+import { CONFLICT_ROUNDS, INTENT, type LoadedPayment, retryingConflicts } from './stream.js';
 
 /** How long a request waits for a running refund or void of the same payment (C31). */
 const WAIT_FOR_OTHER_MS = 10_000;
@@ -63,7 +63,7 @@ export const reverse = async (
   ports: PaymentPorts,
   request: ReverseRequest,
   key: KeyBinding | null,
-  owner: Owner,
+  owner: Origin,
   deadline: Deadline,
 ): Promise<Reversed> => {
   const { streams, clock, ids } = ports;
@@ -149,7 +149,7 @@ const tell = (
   ports: PaymentPorts,
   request: ReverseRequest,
   attemptId: string,
-  owner: Owner,
+  owner: Origin,
   deadline: Deadline,
   how: 'again' | { readonly as: string | null },
 ): Promise<RefundView | VoidView | null> =>
@@ -167,7 +167,7 @@ const result = (paymentId: string, payment: Charged, attemptId: string): RefundV
   return attempt.operation === 'void' ? voidView(paymentId, payment, attempt) : refundView(paymentId, payment, attempt);
 };
 
-const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: Loaded, attemptId: string, at: string): PaymentCommand => {
+const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: LoadedPayment, attemptId: string, at: string): PaymentCommand => {
   const { initiatedBy, reason } = request;
   const references = (leg: Leg) => ({ void: gatewayRef(attemptId, leg, 'void'), refund: gatewayRef(attemptId, leg, 'refund') });
   const common = { at, attemptId, initiatedBy, reason, references };
@@ -193,9 +193,9 @@ const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
 /** `again`: the same calls were made before, and nobody recorded what they did. */
 const run = async (
   ports: PaymentPorts,
-  begun: Loaded,
+  begun: LoadedPayment,
   attemptId: string,
-  owner: Owner,
+  owner: Origin,
   deadline: Deadline,
   again: boolean,
 ): Promise<RefundView | VoidView> => {
@@ -276,12 +276,12 @@ const moveLeg = async (
 /** Records at the exact revision; a fact of somebody else in between is stepped over, recovery's fence is not (recovery.md 1.8). */
 const record = async (
   ports: PaymentPorts,
-  loaded: Loaded,
+  loaded: LoadedPayment,
   attemptId: string,
   commands: readonly PaymentCommand[],
-  owner: Owner,
+  owner: Origin,
   deadline: Deadline,
-): Promise<Loaded> => {
+): Promise<LoadedPayment> => {
   let current = loaded;
   for (let round = 1; ; round++) {
     try {
@@ -311,7 +311,7 @@ const MARK_UNTOLD_EVERY_MS = 100;
  * so that a repeat without a key is told the result instead of being taken for another request (C18). A process that crashes before that, or is cut
  * off from a log that others reach, leaves the repeat a request of its own.
  */
-const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: string, owner: Owner): Promise<void> => {
+const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: string, owner: Origin): Promise<void> => {
   const { clock, streams } = ports;
   const deadline = new Deadline(clock, MARK_UNTOLD_MS);
   while (deadline.leftMs > 0) {
@@ -381,7 +381,7 @@ export const resolveReversal = async (
   ports: PaymentPorts,
   paymentId: string,
   attemptId: string,
-  owner: Owner,
+  owner: Origin,
   deadline: Deadline,
 ): Promise<boolean> => {
   const { clock, streams } = ports;

@@ -1,18 +1,17 @@
 /** Staff: under which name their commands are recorded, what words those may hold, and the tasks that only a person may decide. */
-import { Conflict, type EventStore } from '#eventstore';
-import { type Json, ServiceError, timestamp } from '#kernel';
+import { defineEvents, type EventStore, type Origin, recordOnce } from '#eventstore';
+import { type Json, ServiceError } from '#kernel';
 import { hashedUuid } from '#platform';
 import { cardInText, NUL_OR_LONE_SURROGATE } from '#platform/http';
 import type { PaymentPorts } from './charge.js';
 import type { Payment } from './payment.js';
-import type { Owner } from './stream.js';
 
 export const MAX_STAFF_NAME_CHARACTERS = 200;
 /** As `reason` of a partner's refund (C8). */
 export const MAX_STAFF_TEXT_CHARACTERS = 1_000;
 
 /** Who is recorded as having appended what a member of staff commands. Refuses a name that cannot be one with VALIDATION_ERROR. */
-export const staff = (name: string, correlationId: string): Owner => {
+export const staff = (name: string, correlationId: string): Origin => {
   refuseStaffText('by', name, MAX_STAFF_NAME_CHARACTERS);
   return { actor: { type: 'staff', id: name.trim() }, correlationId };
 };
@@ -40,21 +39,24 @@ export type StaffTaskReason =
 export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment): boolean =>
   reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged';
 
-/** Raises a task and an alarm in the log; raised before, it does nothing. Throws what the store throws. */
+interface StaffTaskRaised {
+  readonly type: 'StaffTaskRaised';
+  readonly data: { readonly paymentId: string; readonly reason: StaffTaskReason; readonly evidence: Readonly<Record<string, Json>> };
+}
+
+export const staffTaskEvents = defineEvents<StaffTaskRaised>({ StaffTaskRaised: [] });
+
+/** Raises a task and an alarm in the log; a task that was raised before stays as it is. Throws the errors of the store. */
 export const raiseStaffTask = async (
   { clock, log }: PaymentPorts,
   store: EventStore,
   paymentId: string,
   reason: StaffTaskReason,
   evidence: Readonly<Record<string, Json>>,
-  { actor, correlationId }: Owner,
+  origin: Origin,
 ): Promise<void> => {
-  const meta = { recordedAt: timestamp(clock.now()), actor, correlationId };
   const id = hashedUuid('staff-task', paymentId, reason);
-  try {
-    await store.append(`staff-task-${id}`, 'no_stream', [{ id, type: 'StaffTaskRaised', v: 1, data: { paymentId, reason, evidence }, meta }]);
+  const event: StaffTaskRaised = { type: 'StaffTaskRaised', data: { paymentId, reason, evidence } };
+  if (await recordOnce({ store, clock }, staffTaskEvents, `staff-task-${id}`, event, id, origin))
     log.error({ paymentId, reason }, 'a payment needs a decision by staff');
-  } catch (error) {
-    if (!(error instanceof Conflict)) throw error; // raised before
-  }
 };

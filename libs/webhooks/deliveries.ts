@@ -7,7 +7,7 @@
  */
 import { ServiceError } from '#kernel';
 import { type Migration, type Pool, type Queryable, transaction } from '#platform';
-import { announceDue, cancelForDisabled, recordStaffAction, type StaffDeps } from './endpoint.js';
+import { announceDue, cancelForDisabled, recordStaffAction, type Redelivered, type StaffDeps } from './endpoint.js';
 import type { Outcome } from './safe-request.js';
 import { FAILING_AFTER, type Fate, LEASE_MS, MAX_LEASE_LOSSES, RETRY_SPREAD } from './schedule.js';
 
@@ -358,13 +358,6 @@ export const printable = (bytes: Uint8Array): string =>
     byte === 0x5c ? '\\\\' : byte >= 0x20 && byte < 0x7f ? String.fromCharCode(byte) : `\\x${byte.toString(16).padStart(2, '0')}`,
   ).join('');
 
-export interface Redelivered {
-  readonly deliveryId: number;
-  readonly eventId: string;
-  readonly endpointId: string;
-  readonly round: number;
-}
-
 /** So many are redelivered, and recorded, in one transaction. */
 const REDELIVERY_BATCH = 500;
 
@@ -386,7 +379,7 @@ const reopenAll = async (deps: StaffDeps, ids: (client: Queryable) => Promise<st
     const done = rows.map((row) => ({ ...row, deliveryId: Number(row.deliveryId) })).sort((a, b) => a.deliveryId - b.deliveryId);
     if (done.length > 0) {
       await announceDue(client);
-      await recordStaffAction(deps, 'WebhookRedeliveryRequested', { deliveries: done.map((one) => ({ ...one })) });
+      await recordStaffAction(deps, { type: 'WebhookRedeliveryRequested', data: { deliveries: done } });
     }
     return done;
   });

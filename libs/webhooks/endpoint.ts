@@ -7,9 +7,9 @@
  * which the partner adds to what it accepts; *activate* it, which signs everything from the next attempt on; the one before is retired and forgotten.
  */
 import { newSecret } from '#accounts';
-import { type Clock, type Ids, type Json, ServiceError, timestamp } from '#kernel';
+import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
 import { type Client, type KeyRing, type Migration, type Pool, type Queryable, transaction } from '#platform';
-import { type Actor, appendAgain, type EventStore, upcasters } from '#eventstore';
+import { type Actor, defineEvents, type EventStore, recordOnce } from '#eventstore';
 import { NoAddress, Refused } from './target.js';
 import type { Sender } from './safe-request.js';
 
@@ -69,8 +69,26 @@ export interface EndpointSecret {
   readonly secret: string;
 }
 
-/** Everything that staff do with webhooks; the actor is in the event's metadata. */
-const STAFF_EVENTS = {
+/** A delivery that staff opened again. */
+export interface Redelivered {
+  readonly deliveryId: number;
+  readonly eventId: string;
+  readonly endpointId: string;
+  readonly round: number;
+}
+
+interface About {
+  readonly endpointId: string;
+}
+
+/** A change of webhooks by staff; the actor is in the event's metadata. */
+export type WebhookStaffEvent =
+  | { readonly type: 'WebhookEndpointAdded'; readonly data: About & { readonly accountId: string; readonly url: string; readonly secretId: string } }
+  | { readonly type: 'WebhookEndpointPaused' | 'WebhookEndpointResumed' | 'WebhookEndpointDisabled'; readonly data: About }
+  | { readonly type: 'WebhookSecretStaged' | 'WebhookSecretActivated'; readonly data: About & { readonly secretId: string } }
+  | { readonly type: 'WebhookRedeliveryRequested'; readonly data: { readonly deliveries: readonly Redelivered[] } };
+
+export const webhookStaffEvents = defineEvents<WebhookStaffEvent>({
   WebhookEndpointAdded: [],
   WebhookEndpointPaused: [],
   WebhookEndpointResumed: [],
@@ -78,9 +96,7 @@ const STAFF_EVENTS = {
   WebhookSecretStaged: [],
   WebhookSecretActivated: [],
   WebhookRedeliveryRequested: [],
-} as const;
-export type WebhookStaffEvent = keyof typeof STAFF_EVENTS;
-upcasters.register(STAFF_EVENTS);
+});
 
 export const STAFF_STREAM = 'staff-webhook-';
 const MAX_DESCRIPTION_LENGTH = 200;
@@ -103,12 +119,11 @@ export interface EndpointDeps extends StaffDeps {
 export const DUE_CHANNEL = 'webhook_due';
 export const announceDue = (client: Queryable) => client.query(`select pg_notify('${DUE_CHANNEL}', '')`);
 
-/** Writes down what staff did. Called last inside the transaction of the change. */
-export const recordStaffAction = async ({ store, clock, ids, actor }: StaffDeps, type: WebhookStaffEvent, data: Json): Promise<void> => {
-  const meta = { recordedAt: timestamp(clock.now()), actor, correlationId: ids.uuid() };
-  const event = { id: ids.uuid(), type, v: STAFF_EVENTS[type].length + 1, data, meta };
+/** Records a change by staff. Called last inside the transaction of the change. */
+export const recordStaffAction = async ({ store, clock, ids, actor }: StaffDeps, event: WebhookStaffEvent): Promise<void> => {
+  const eventId = ids.uuid();
   // A stream of its own, so that the store recognises a repetition by its revision.
-  await appendAgain(store, clock, STAFF_STREAM + event.id, 'no_stream', [event]);
+  await recordOnce({ store, clock }, webhookStaffEvents, STAFF_STREAM + eventId, event, eventId, { actor, correlationId: ids.uuid() });
 };
 
 const secretContext = (secretId: string) => `webhook_endpoint_secret/${secretId}/ciphertext`;
@@ -150,7 +165,7 @@ export class Endpoints {
         [endpointId, accountId, href, description, now, head ?? ''],
       );
       const secret = await this.insertSecret(client, endpointId, 'active');
-      await recordStaffAction(this.deps, 'WebhookEndpointAdded', { endpointId, accountId, url: href, secretId: secret.secretId });
+      await recordStaffAction(this.deps, { type: 'WebhookEndpointAdded', data: { endpointId, accountId, url: href, secretId: secret.secretId } });
       return secret;
     });
     return { ...made, url: href };
@@ -192,7 +207,11 @@ export class Endpoints {
     return this.change(endpointId, 'disabled', 'WebhookEndpointDisabled');
   }
 
-  private async change(endpointId: string, to: EndpointStatus, event: WebhookStaffEvent): Promise<Endpoint> {
+  private async change(
+    endpointId: string,
+    to: EndpointStatus,
+    event: 'WebhookEndpointPaused' | 'WebhookEndpointResumed' | 'WebhookEndpointDisabled',
+  ): Promise<Endpoint> {
     await transaction(this.deps.pool, async (client) => {
       const { status } = await lockEndpoint(client, endpointId);
       if (status === to) return;
@@ -201,7 +220,7 @@ export class Endpoints {
       await client.query(`update webhook_endpoint set status = $2, consecutive_failures = 0 where id = $1`, [endpointId, to]);
       if (to === 'disabled') await cancelForDisabled(client);
       if (to === 'enabled') await announceDue(client);
-      await recordStaffAction(this.deps, event, { endpointId });
+      await recordStaffAction(this.deps, { type: event, data: { endpointId } });
     });
     return this.find(endpointId);
   }
@@ -213,7 +232,7 @@ export class Endpoints {
       if (status === 'disabled') throw notNow('The endpoint is disabled.');
       await this.retire(client, endpointId, 'staged');
       const made = await this.insertSecret(client, endpointId, 'staged');
-      await recordStaffAction(this.deps, 'WebhookSecretStaged', { endpointId, secretId: made.secretId });
+      await recordStaffAction(this.deps, { type: 'WebhookSecretStaged', data: { endpointId, secretId: made.secretId } });
       return made;
     });
   }
@@ -229,7 +248,7 @@ export class Endpoints {
       if (secretId === undefined) throw notNow('No secret is staged for this endpoint.');
       await this.retire(client, endpointId, 'active');
       await client.query(`update webhook_endpoint_secret set state = 'active', activated_at = $2 where id = $1`, [secretId, this.now()]);
-      await recordStaffAction(this.deps, 'WebhookSecretActivated', { endpointId, secretId });
+      await recordStaffAction(this.deps, { type: 'WebhookSecretActivated', data: { endpointId, secretId } });
     }).then(() => this.find(endpointId));
   }
 

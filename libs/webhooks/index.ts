@@ -1,18 +1,25 @@
-import type { Migration } from '#platform';
-import { webhookDeliveryMigration } from './deliveries.js';
-import { webhookEndpointMigration } from './endpoint.js';
-import { webhookEventMigration } from './outbox.js';
-
-export * from './deliveries.js';
-export * from './dispatcher.js';
-export * from './endpoint.js';
-export * from './listen.js';
-export * from './notification.js';
-export * from './outbox.js';
-export * from './safe-request.js';
-export * from './schedule.js';
-export * from './signature.js';
-export * from './target.js';
-
-/** Tables of this lib, for `migrate`. */
-export const webhookMigrations: readonly Migration[] = [webhookEndpointMigration, webhookEventMigration, webhookDeliveryMigration];
+export {
+  type AttemptRow,
+  type Claimed,
+  type Deliveries,
+  deliveryFigures,
+  type DeliveryRow,
+  type DeliveryState,
+  type Ended,
+  findDelivery,
+  listDeliveries,
+  postgresDeliveries,
+  purgeAttempts,
+  redeliver,
+  redeliverAllHeld,
+} from './deliveries.js';
+export { createDispatcher, type Dispatcher, type DispatcherOptions, type DispatcherPorts, type DispatcherWatch } from './dispatcher.js';
+export { type Endpoint, Endpoints, type EndpointSecret, type EndpointStatus, type StaffDeps } from './endpoint.js';
+export { type Forwarded, listenSecretOf, listenTo } from './listen.js';
+export { webhookMigrations } from './migrations.js';
+export { notificationOf } from './notification.js';
+export { WEBHOOK_OUTBOX, webhookOutbox } from './outbox.js';
+export { createSender, type Outcome, type Posted, type Sender } from './safe-request.js';
+export { ATTEMPT_BUDGET_MS, FAILING_AFTER, type Fate, LEASE_MS, MAX_ATTEMPTS, MAX_LEASE_LOSSES, RETRY_SECONDS, RETRY_SPREAD } from './schedule.js';
+export { headersOf } from './signature.js';
+export { checkUrl, createResolve, Refused } from './target.js';

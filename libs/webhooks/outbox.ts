@@ -3,7 +3,7 @@
  * and to whom: an event with its body, and a delivery for each endpoint of the account that was registered before it happened. A reactor, not a read model:
  * its effects leave the house, so it is never rebuilt; and since ids are a pure function of the fact, even a replay from the start would add nothing.
  */
-import { paymentIdOf, type PaymentTerms, toPaymentEvent } from '#payments';
+import { paymentIdOf, type PaymentTerms, paymentEvents } from '#payments';
 import type { Client, Migration } from '#platform';
 import type { EventStore, Projection, Recorded } from '#eventstore';
 import { announceDue } from './endpoint.js';
@@ -54,7 +54,7 @@ export const webhookOutbox = (store: EventStore): Projection => ({
     for (const recorded of events) {
       if (!(NOTIFYING_EVENTS as readonly string[]).includes(recorded.type)) continue;
       const paymentId = paymentIdOf(recorded.stream);
-      const notification = notificationOf(paymentId, toPaymentEvent(recorded));
+      const notification = notificationOf(paymentId, paymentEvents.read(recorded));
       if (!notification) continue;
       const id = eventIdOf(notification.type, recorded.stream, recorded.revision);
       const body = bodyOf(id, recorded.meta.recordedAt, notification);

@@ -6,7 +6,7 @@ import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Administration, NO_FEE } from '#accounts';
-import { recordSettlements } from '#payments';
+import { recordSettlements } from '#settlement';
 import { freePort, startEmbeddedPostgres } from '#platform';
 import { Random } from '../../apps/demo/city.js';
 import type { Services } from '../../apps/services.js';

@@ -4,7 +4,7 @@
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { canonicalJson } from '#kernel';
-import { findDrift } from '#ledger';
+import { findDrift } from '#audit';
 import { isVisible, paymentView } from '#payments';
 import { LEASE_SECONDS } from '#platform/http';
 import { Random } from '../../apps/demo/city.js';

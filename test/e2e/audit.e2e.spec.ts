@@ -7,25 +7,19 @@ import { get as httpGet } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { adjustBooks, balances, closePeriod, JOURNAL_START, journalPage, type PeriodPorts, verifyPeriods } from '#ledger';
 import {
-  adjustBooks,
-  balances,
-  closePeriod,
   exportReport,
   findDrift,
   issueAuditKey,
-  JOURNAL_START,
-  journalPage,
-  type PeriodPorts,
   projectionDigest,
   type ReportName,
   REPORTS,
   reportText,
   revokeAuditKey,
   signLog,
-  verifyPeriods,
   writePack,
-} from '#ledger';
+} from '#audit';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { createMetrics } from '../../apps/lifecycle.js';
 import { addHledger, type BusyDay, busyDay } from '../support/books.js';

@@ -3,7 +3,7 @@
  * operation joins by itself, and one with a parameter that nobody has told it about fails until somebody does. The audit listener's document joins with its keys.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
-import { issueAuditKey } from '#ledger';
+import { issueAuditKey } from '#audit';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { type Answer, type Client, paymentOf, PAYMENTS, type Service, startService, type TestAccount } from '../support/service.js';
 

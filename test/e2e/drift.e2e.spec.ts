@@ -1,7 +1,7 @@
 /** Replay against what is shown (four accounts of every payment), and the past as it was known then. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { rebuild } from '#eventstore';
-import { checkPayments, findDrift, listAsOf, type ListThenQuery, paymentAsOf, paymentIdsAfter, sweepDrift, timeline } from '#ledger';
+import { checkPayments, findDrift, listAsOf, type ListThenQuery, paymentAsOf, paymentIdsAfter, sweepDrift, timeline } from '#audit';
 import { type BusyDay, busyDay } from '../support/books.js';
 import { type Service, startService } from '../support/service.js';
 

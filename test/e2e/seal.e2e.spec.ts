@@ -19,7 +19,7 @@ import {
   resumeSeal,
   signLog,
   verifyLog,
-} from '#ledger';
+} from '#audit';
 import { newKeyRing, transaction } from '#platform';
 import { type BusyDay, busyDay } from '../support/books.js';
 import { eventsInPostgres } from '../support/kurrentdb-server.js';

@@ -5,17 +5,9 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { writeFileSync } from 'node:fs';
 import { type EventStore, Unavailable } from '#eventstore';
-import { changeException, findDrift, type Resolution } from '#ledger';
-import {
-  batchOf,
-  type PaymentGateway,
-  type PaymentView,
-  recordSettlements,
-  type SettlementPorts,
-  type SettlementRecord,
-  staff,
-  UnknownCursor,
-} from '#payments';
+import { batchOf, changeException, recordSettlements, type Resolution, type SettlementPorts } from '#settlement';
+import { findDrift } from '#audit';
+import { type PaymentGateway, type PaymentView, type SettlementRecord, staff, UnknownCursor } from '#payments';
 import { settle } from '../support/books.js';
 import { CARD, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
 import { FILE_HEAD, type SettlementDesk, settlementDesk } from '../support/settlement.js';

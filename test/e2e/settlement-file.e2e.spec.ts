@@ -1,8 +1,9 @@
 /** The processor's file: imported once, corrected, refused as a whole; each kind of exception provoked, and its life to the posting that ends it. */
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { join } from 'node:path';
-import { changeException, type ExceptionChange, findDrift } from '#ledger';
-import { type PaymentView, recordSettlements, staff } from '#payments';
+import { changeException, type ExceptionChange, recordSettlements } from '#settlement';
+import { findDrift } from '#audit';
+import { type PaymentView, staff } from '#payments';
 import { settle } from '../support/books.js';
 import { CARD, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
 import { FILE_HEAD as HEAD, type SettlementDesk, settlementDesk } from '../support/settlement.js';

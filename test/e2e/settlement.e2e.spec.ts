@@ -4,20 +4,16 @@
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { ServiceError } from '#kernel';
-import { changeException } from '#ledger';
+import { changeException, openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
 import {
-  openDispute,
   type PaymentGateway,
   type PaymentView,
-  recordSettlements,
   type RefundView,
   resolvePayment,
   type ResolveRequest,
   reverseByStaff,
-  type SettlementPorts,
   type SettlementRecord,
   staff,
-  updateDispute,
 } from '#payments';
 import { eventually } from '../support/eventually.js';
 import { CARD, type Client, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';

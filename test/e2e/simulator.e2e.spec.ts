@@ -13,16 +13,8 @@ import { createSimulatorControl } from '../../apps/simulator/control.js';
 import { CARDS } from '../../apps/simulator/fixtures.js';
 import type { Truth } from '../../apps/simulator/processor.js';
 import { findSimulator } from '../../apps/simulator/server.js';
-import {
-  Secret,
-  type ChargeTxn,
-  type GatewayAccount,
-  type Outcome,
-  type PaymentInstrument,
-  type Ref,
-  type ReversalTxn,
-} from '../../libs/payments/gateway/gateway.js';
-import { createSimulatorGateway, type SimulatorGateway } from '../../libs/payments/gateway/simulator.js';
+import { Secret, type ChargeTxn, type GatewayAccount, type Outcome, type PaymentInstrument, type Ref, type ReversalTxn } from '#payments';
+import { createSimulatorGateway, type SimulatorGateway } from '#gateways';
 import { eventually } from '../support/eventually.js';
 import { drawRef } from '../support/gateway.contract.js';
 

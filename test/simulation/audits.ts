@@ -4,7 +4,8 @@
  */
 import type { Recorded } from '#eventstore';
 import { type Books, type Entry, postPayment, postSettlement } from '#ledger';
-import { paymentIdOf, toPaymentEvent, toSettlementEvent } from '#payments';
+import { paymentIdOf, paymentEvents } from '#payments';
+import { settlementEvents } from '#settlement';
 import { notificationOf } from '#webhooks';
 
 export type Check = (holds: boolean, rule: string) => void;
@@ -41,7 +42,7 @@ export const auditLedger = (
     for (const recorded of events)
       entries.push(
         ...posted(recorded.type, () => {
-          const after = postPayment(paymentId, books, toPaymentEvent(recorded));
+          const after = postPayment(paymentId, books, paymentEvents.read(recorded));
           books = after.books;
           return after.entries;
         }),
@@ -54,7 +55,7 @@ export const auditLedger = (
       .reduce((sum, { cents }) => sum - cents, 0);
     check(owedAndEarned === (kept(paymentId) ?? 0), `A4: the ledger has ${owedAndEarned} cents of a payment, the bank ${kept(paymentId) ?? 0}`);
   }
-  for (const recorded of settlement) add(posted(recorded.type, () => postSettlement(toSettlementEvent(recorded))));
+  for (const recorded of settlement) add(posted(recorded.type, () => postSettlement(settlementEvents.read(recorded))));
   check(total === 0, `A4: the trial balance is ${total}`);
 };
 
@@ -66,7 +67,7 @@ export const auditNotifications = (
 ): void => {
   for (const [stream, events] of streams) {
     const paymentId = paymentIdOf(stream);
-    const told = events.flatMap((recorded) => notificationOf(paymentId, toPaymentEvent(recorded)) ?? []);
+    const told = events.flatMap((recorded) => notificationOf(paymentId, paymentEvents.read(recorded)) ?? []);
     const cents = told.reduce((sum, { type, data }) => sum + (type === 'payment.refunded' ? data.amountCents : 0), 0);
     check(cents === staffReturned(paymentId), `C56: notifications tell of ${cents} cents, staff returned ${staffReturned(paymentId)}`);
     const last = new Map<string, string>();

@@ -14,7 +14,7 @@ import {
   quoteOf,
   type Session,
   takeIn,
-  toCheckoutEvent,
+  checkoutEvents,
   type View,
   viewOf,
 } from '#checkout';
@@ -263,7 +263,7 @@ export class PageJudge {
 /** The session as its events make it; null, and a violation, where they cannot follow each other. */
 export const sessionOf = (events: readonly Recorded[], check: Check): KnownCheckout | null => {
   try {
-    const checkout = fold(decider, events.map(toCheckoutEvent));
+    const checkout = fold(decider, events.map(checkoutEvents.read));
     return checkout.phase === 'none' ? null : checkout;
   } catch (error) {
     check(false, `A6: ${(error as Error).message}`);

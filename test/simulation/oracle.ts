@@ -6,7 +6,7 @@
 import { CHECKOUT_STREAMS, CHECKOUT_UNFINISHED, checkoutIdOf } from '#checkout';
 import { type Recorded } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
-import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, PAYMENT_LIST, paymentIdOf, toPaymentEvent } from '#payments';
+import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, PAYMENT_LIST, paymentIdOf, paymentEvents } from '#payments';
 import { WEBHOOK_OUTBOX } from '#webhooks';
 import { errorAnswer, successAnswer } from '#platform/http';
 import { auditLedger, auditNotifications } from './audits.js';
@@ -401,7 +401,7 @@ export class Oracle {
   /** What the product makes of a stream; null where it refuses it as impossible. */
   private folded(events: readonly Recorded[]): Payment | null {
     try {
-      return fold(decider, events.map(toPaymentEvent));
+      return fold(decider, events.map(paymentEvents.read));
     } catch (error) {
       this.check(false, `A6: ${(error as Error).message}`);
       return null;
@@ -871,7 +871,7 @@ export class Oracle {
       if (row.operation === 'create') this.check(row.state !== 'in_progress', 'A9: the key of a create is in progress when everything runs again');
       else this.check(row.state !== 'in_progress' || row.leaseUntil! <= this.world.sim.now, 'A9: a lease runs when everything runs again');
       if (row.operation !== 'create' || row.state !== 'completed') continue;
-      const events = (streams.get(`payment-${row.paymentId}`) ?? []).slice(0, 2).map(toPaymentEvent);
+      const events = (streams.get(`payment-${row.paymentId}`) ?? []).slice(0, 2).map(paymentEvents.read);
       this.check(row.body === rebuilt(row.paymentId, events), 'A7: a stored answer is not the one that its events make');
     }
   }
@@ -920,7 +920,7 @@ const accountOf = (ask: Ask): string =>
   'accountId' in ask ? ask.accountId : 'request' in ask && 'accountId' in ask.request ? (ask.request.accountId ?? '') : '';
 
 /** The answer that the first two events of a payment stand for. */
-const rebuilt = (paymentId: string, events: readonly ReturnType<typeof toPaymentEvent>[]): string | null => {
+const rebuilt = (paymentId: string, events: readonly ReturnType<typeof paymentEvents.read>[]): string | null => {
   try {
     return successAnswer(chargeAnswer(paymentId, fold(decider, events))).body;
   } catch (error) {

@@ -5,10 +5,9 @@
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
 import type { Outside, Paid, Return, Wish } from './partners.js';
-import { ACCOUNTS, PORTALS } from './service.js';
+import { ACCOUNTS, PORTALS, type Seams } from './service.js';
 import { playScenario, type RunResult } from './run.js';
 import type { CrashPoint } from './simulator.js';
-import type { Seams } from './service.js';
 import { repairReceivers, subscribe } from './webhooks.js';
 
 const [LOWERING, PLAIN, REFUNDING, COMBINED, COMBINED_REFUNDING, NO_FEE] = PORTALS as [

@@ -17,24 +17,21 @@ import {
   type GatewayAccount,
   type ListFilters,
   listPayments,
-  openDispute,
   PAYMENT_LIST,
   type PaymentGateway,
   paymentListModel,
   type PaymentPorts,
   type PaymentServices,
   PaymentStreams,
-  recordSettlements,
   type ResolveRequest,
   resolvePayment,
   reverseByStaff,
   reverseOnce,
   type ReverseRequest,
-  type SettlementPorts,
   staff,
   type StaffReverseRequest,
-  updateDispute,
 } from '#payments';
+import { openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
 import { KeyRing, type Logger, type Pool } from '#platform';
 import { type Answer, errorAnswer, type IdempotencyStore, internalErrorAnswer, successAnswer } from '#platform/http';
 import { purgeKeys, sweepKeys } from '../../apps/worker/worker.js';

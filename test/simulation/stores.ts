@@ -7,23 +7,17 @@ import { type EventStore, OutcomeUnknown, type Position, type Recorded, type Sub
 import type { Ids } from '#kernel';
 import {
   type BatchName,
-  type GatewayAccount,
   isSettledLine,
   isSettlementStream,
-  type LegTerms,
-  paymentIdOf,
   type RecordedLine,
-  type RecoveryWork,
   type Register,
   type RegisteredDispute,
   type RegisteredTransaction,
-  type Resolution,
   type SettlementEvent,
-  settlementStream,
-  toPaymentEvent,
-  toSettlementEvent,
-  type Velocity,
-} from '#payments';
+  batchStreamId,
+  settlementEvents,
+} from '#settlement';
+import { type GatewayAccount, type LegTerms, paymentIdOf, type RecoveryWork, type Resolution, paymentEvents, type Velocity } from '#payments';
 import type { Client, KeyRing, Pool } from '#platform';
 import {
   type Answer,
@@ -729,10 +723,10 @@ export const simulatedRegister = (log: EventStore): Register => {
       for (const { paymentId, leg, type, result, accepted, transactionId } of event.data.lines)
         if (paymentId !== null && leg !== null && type === 'sale' && accepted && result === 'STATUS_MISMATCH')
           settledUnknown.set(paymentId, { ...settledUnknown.get(paymentId), [leg]: transactionId });
-    const batch = batches.find((one) => settlementStream(one) === settlementStream(event.data));
+    const batch = batches.find((one) => batchStreamId(one) === batchStreamId(event.data));
     switch (event.type) {
       case 'SettlementLinesRecorded':
-        begun.set(settlementStream(event.data), event.data);
+        begun.set(batchStreamId(event.data), event.data);
         settle(event.data, event.data.lines, true);
         return;
       case 'SettlementBatchRecorded':
@@ -759,9 +753,9 @@ export const simulatedRegister = (log: EventStore): Register => {
     }
   };
   const apply = (recorded: Recorded) => {
-    if (isSettlementStream(recorded.stream)) return applySettlement(toSettlementEvent(recorded));
+    if (isSettlementStream(recorded.stream)) return applySettlement(settlementEvents.read(recorded));
     const paymentId = paymentIdOf(recorded.stream);
-    const event = toPaymentEvent(recorded);
+    const event = paymentEvents.read(recorded);
     if (event.type === 'PaymentInitiated')
       for (const { leg, account, references } of event.data.legs) {
         accounts.set(accountName(account), account);

@@ -6,7 +6,7 @@
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import type { EventStore, Recorded } from '#eventstore';
 import type { Clock, Ids } from '#kernel';
-import { paymentIdOf, toPaymentEvent } from '#payments';
+import { paymentIdOf, paymentEvents } from '#payments';
 import type { KeyRing, Logger, Pool } from '#platform';
 import {
   ATTEMPT_BUDGET_MS,
@@ -336,7 +336,7 @@ const auditEvents = (
   for (const recorded of [...streams.values()].flat()) {
     const fact = `${recorded.stream} ${recorded.revision}`;
     const event = ofFact.get(fact);
-    const isTold = notificationOf(paymentIdOf(recorded.stream), toPaymentEvent(recorded)) !== null;
+    const isTold = notificationOf(paymentIdOf(recorded.stream), paymentEvents.read(recorded)) !== null;
     check(isTold === (event !== undefined), `C56: ${recorded.type}, which is${isTold ? '' : ' not'} to be told, became ${event ? 'an' : 'no'} event`);
     if (!event) continue;
     const { id, createdAt } = JSON.parse(event.payload.toString()) as { id: string; createdAt: string };

@@ -1,5 +1,6 @@
 /** A busy day for specs of the books: payments of every ending, settled, refunded, disputed; and an adder of hledger's text that shares no code with ours. */
-import { type DisputeStatus, openDispute, type PaymentView, recordSettlements, reverseByStaff, staff, updateDispute } from '#payments';
+import { type DisputeStatus, type PaymentView, reverseByStaff, staff } from '#payments';
+import { openDispute, recordSettlements, updateDispute } from '#settlement';
 import { CARD, paymentOf, type Service, type TestAccount } from './service.js';
 
 export interface BusyDay {

@@ -5,8 +5,7 @@
 import { createHmac } from 'node:crypto';
 import { request as httpRequest } from 'node:http';
 import type { CheckoutConfig } from '#accounts';
-import type { Service, TestAccount } from './service.js';
-import { CARD, expiryIn } from './service.js';
+import { CARD, expiryIn, type Service, type TestAccount } from './service.js';
 
 export const SHOP = 'https://shop.test';
 export const INTAKE = '/api/v1/payer/intake';

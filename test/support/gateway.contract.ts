@@ -5,15 +5,7 @@
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { crockford } from '#platform';
-import type {
-  ChargeTxn,
-  GatewayAccount,
-  Outcome,
-  PaymentGateway,
-  PaymentInstrument,
-  Ref,
-  SettlementRecord,
-} from '../../libs/payments/gateway/gateway.js';
+import type { ChargeTxn, GatewayAccount, Outcome, PaymentGateway, PaymentInstrument, Ref, SettlementRecord } from '#payments';
 
 export interface GatewayUnderTest {
   readonly gateway: PaymentGateway;

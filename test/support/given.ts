@@ -2,25 +2,26 @@
 import { expect } from '@jest/globals';
 import { type Cents, fold, ServiceError } from '#kernel';
 // Past the door of the lib, at the pure files alone: specs of rules then load without a web server, and mutation testing loads them for every change.
-import type { Leg } from '../../libs/payments/gateway/gateway.js';
 import {
   type Charged,
   type Dispute,
+  type Leg,
   type LegMove,
   type LegTerms,
   type Means,
   type Payment,
+  payment as decider,
   type PaymentCommand,
   type PaymentEvent,
-  payment as decider,
   type PaymentTerms,
+  paymentView,
+  type PaymentView,
   type RequestRefund,
   type RequestVoid,
   type ReversalEnd,
   type ReversalRequest,
   type VisiblePayment,
-} from '../../libs/payments/payment.js';
-import { paymentView, type PaymentView } from '../../libs/payments/payment.view.js';
+} from '#payments';
 
 export const PAYMENT = '018f0000-0000-7000-8000-000000000001';
 export const ACCOUNT = '018f0000-0000-7000-8000-00000000000a';

@@ -13,7 +13,6 @@ import {
   chargeOnce,
   type ChargeRequest,
   createRecovery,
-  createSimulatorGateway,
   type Leg,
   type Payment,
   type PaymentGateway,
@@ -38,6 +37,7 @@ import {
   type VoidView,
   isVisible,
 } from '#payments';
+import { createSimulatorGateway } from '#gateways';
 import { createLogger, createPool, type KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
 import { type Answer, idempotencyMigrations, postgresIdempotency } from '#platform/http';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';

@@ -2,8 +2,8 @@
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { balances, bookSumCents, type ExceptionRow, exceptionRows, type FileImported, importSettlementFile } from '#ledger';
-import type { SettlementPorts } from '#payments';
+import { balances, bookSumCents } from '#ledger';
+import { type ExceptionRow, exceptionRows, type FileImported, importSettlementFile, type SettlementPorts } from '#settlement';
 import type { Service } from './service.js';
 
 export const FILE_HEAD = 'batch_id,closed_at,transaction_id,ref,type,gross_cents,fee_cents,net_cents,funded_on';

@@ -10,7 +10,7 @@ import {
   paymentIdOf,
   paymentView,
   postgresRecoveryWork,
-  toPaymentEvent,
+  paymentEvents,
 } from '#payments';
 import { createLogger, readConfig, readKeyRing } from '#platform';
 import { openServices, type Services } from '../../apps/services.js';
@@ -97,7 +97,7 @@ export const readBooks = async ({ store, pool }: Services, bank: SimulatorContro
 
   const payments = [...streams].map(([stream, events]): Book => {
     const paymentId = paymentIdOf(stream);
-    const facts = events.map(toPaymentEvent);
+    const facts = events.map(paymentEvents.read);
     const payment = fold(decider, facts);
     const legs = isVisible(payment) ? payment.terms.legs : [];
     const mine = legs.flatMap((leg) => {

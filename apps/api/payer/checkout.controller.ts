@@ -9,7 +9,6 @@ import type { Portal } from '#accounts';
 import {
   assetNamed,
   AttemptsUsedUp,
-  type By,
   cancelAddress,
   cancellationOf,
   Cancelled,
@@ -33,7 +32,7 @@ import {
   viewOf,
   Waiting,
 } from '#checkout';
-import { Conflict } from '#eventstore';
+import { Conflict, type Origin } from '#eventstore';
 import { isUuid, ServiceError } from '#kernel';
 import type { PaymentView } from '#payments';
 import { parseFormBody } from '#platform/http';
@@ -363,6 +362,6 @@ export class CheckoutController {
 
 const isBound = (visit: Visit): visit is Bound => visit.cookie !== null;
 
-const by = (request: FastifyRequest, checkoutId: string): By => ({ actor: { type: 'payer', id: checkoutId }, correlationId: String(request.id) });
+const by = (request: FastifyRequest, checkoutId: string): Origin => ({ actor: { type: 'payer', id: checkoutId }, correlationId: String(request.id) });
 
 const refusedBefore = ({ checkout: { lastRefusal } }: Session): Notice | null => lastRefusal && { kind: 'refused', refusal: lastRefusal };

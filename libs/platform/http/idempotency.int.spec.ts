@@ -2,7 +2,11 @@
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { ServiceError, systemClock } from '#kernel';
-import { createLogger, createPool, KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
+import { createLogger } from '../logging.js';
+import { createPool, type Pool } from '../postgres/pool.js';
+import { KeyRing, newKeyRing } from '../keys.js';
+import { migrate } from '../postgres/schema.js';
+import { systemIds } from '../ids.js';
 import { idempotencyContract, type SeenKey } from '../../../test/support/idempotency.contract.js';
 import { freshDatabase } from '../../../test/support/postgres.js';
 import { type Answer, successAnswer } from './envelope.js';

@@ -1,8 +1,35 @@
-export * from './envelope.js';
-export * from './errors.filter.js';
-export * from './fields.js';
-export * from './form.js';
-export * from './headers.js';
-export * from './idempotency.js';
-export * from './server.js';
-export * from './strict-json.js';
+export { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from './envelope.js';
+export { ErrorsFilter, sendAnswer } from './errors.filter.js';
+export {
+  cardInText,
+  cardInTextCheck,
+  CentsField,
+  EnumField,
+  type Fault,
+  Field,
+  NestedField,
+  TextField,
+  validated,
+  validatedQuery,
+  validationError,
+} from './fields.js';
+export { parseForm, parseFormBody, RepeatedParameter } from './form.js';
+export { headerLines, idempotencyKeyOf, refuseOtherContentTypes } from './headers.js';
+export {
+  type Claim,
+  type ClaimRequest,
+  idempotencyMigrations,
+  type IdempotencyStore,
+  idempotencyUnavailable,
+  KEEP_HOURS,
+  type KeyedWork,
+  type KeyName,
+  LEASE_SECONDS,
+  onceByKey,
+  type Operation,
+  type Owned,
+  postgresIdempotency,
+  Replayed,
+} from './idempotency.js';
+export { createHttpAdapter, type ServerOptions } from './server.js';
+export { type JsonObject, NUL_OR_LONE_SURROGATE, parseStrictJson, parseStrictText } from './strict-json.js';

@@ -1,6 +1,7 @@
 /** Rows by COPY: every character arrives as it was, however rows lie in the pieces that are sent, and what the server refuses is heard. */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
-import { copyInto, createPool, type Client, type Pool } from '#platform';
+import { copyInto } from './copy.js';
+import { createPool, type Client, type Pool } from './pool.js';
 import { freshDatabase } from '../../../test/support/postgres.js';
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;

@@ -4,8 +4,7 @@
  * reported is ever lost; a line that fits no payment stays as an exception for staff.
  */
 import { type Cents, sumCents } from '#kernel';
-import type { Leg, SettlementRecord } from './gateway/gateway.js';
-import { type Charged, type ChargedLeg, cents, type DisputeStatus, openAttempt, type Payment } from './payment.js';
+import { cents, type Charged, type ChargedLeg, type DisputeStatus, type Leg, openAttempt, type Payment, type SettlementRecord } from '#payments';
 
 /**
  * What became of a line. `MISSING_HERE`: no payment of ours. `STATUS_MISMATCH`: its payment is unknown, failed or voided here, or the refund did not happen here.
@@ -94,17 +93,9 @@ export type SettlementEvent =
   /** The net of the batch reached the bank on its day: the operator's, or straight that of the agency whose portal is named. */
   | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number; readonly agencyPortalId?: string }>;
 
-export const SETTLEMENT_EVENT_TYPES: readonly SettlementEvent['type'][] = [
-  'SettlementLinesRecorded',
-  'SettlementBatchRecorded',
-  'SettlementBatchListed',
-  'SettlementLinesCorrected',
-  'BatchFunded',
-];
-
-/** No two batches share a stream, whatever their parts hold. */
-export const settlementStream = ({ gateway, merchantAccount, batchId }: BatchName): string =>
-  ['settlement', ...[gateway, merchantAccount, batchId].map((part) => encodeURIComponent(part).replaceAll('-', '%2D'))].join('-');
+/** Id of a batch's stream. No two batches share a stream, whatever their parts hold. */
+export const batchStreamId = ({ gateway, merchantAccount, batchId }: BatchName): string =>
+  [gateway, merchantAccount, batchId].map((part) => encodeURIComponent(part).replaceAll('-', '%2D')).join('-');
 
 /** Files that were imported have streams of their own among them, of fewer parts. */
 export const isSettlementStream = (stream: string): boolean => stream.startsWith('settlement-') && stream.split('-').length === 4;

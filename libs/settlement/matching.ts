@@ -4,36 +4,23 @@
  */
 import { createHash } from 'node:crypto';
 import { basename } from 'node:path';
-import { Conflict, type EventStore, type NewEvent, type ReadModel, type Recorded, upcasters } from '#eventstore';
-import { fold, type Json, ServiceError, timestamp } from '#kernel';
-import {
-  batchOf,
-  type BatchSummary,
-  type GatewayAccount,
-  LATE_AFTER_DAYS,
-  type Leg,
-  type Owner,
-  recordBatch,
-  recordFunding,
-  refuseStaffText,
-  type SettlementPorts,
-} from '#payments';
+import { change, type EventStore, load, type Origin, type ReadModel, type Recorded, recordOnce } from '#eventstore';
+import { ServiceError, timestamp } from '#kernel';
+import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
+import { type GatewayAccount, type Leg, refuseStaffText } from '#payments';
+import { LATE_AFTER_DAYS } from './register.js';
 import { hashedUuid, type Migration, type Queryable } from '#platform';
 import {
-  exceptionStream,
+  type ExceptionCommand,
   type ExceptionEvent,
   type ExceptionKind,
   type ExceptionStatus,
   isEnded,
   type OpenedException,
   type Resolution,
-  type SettlementCase,
-  settlementException,
 } from './exception.js';
-import { toExceptionEvent } from './journal.js';
-import { type FileBatch, fileBatches, RefusedFile } from './settlement-file.js';
-
-upcasters.register({ SettlementFileImported: [] });
+import { EXCEPTION_STREAM, exceptionEvents, type SettlementFileImported, settlementFileEvents } from './events.js';
+import { type FileBatch, fileBatches, RefusedFile } from './file.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Files.
@@ -55,7 +42,7 @@ export interface ImportOptions {
   readonly merchantAccount: string | null;
   /** Take it although it was taken before: another one has superseded it since. */
   readonly again?: boolean;
-  readonly by: Owner;
+  readonly by: Origin;
   /** Lines that are recorded by now. */
   readonly onLines?: (lines: number) => void;
 }
@@ -109,15 +96,9 @@ export const importSettlementFile = async (
   });
   if (sha256Again !== sha256) throw changed();
   await recordFunding(ports);
-  const data = { sha256, name: basename(file), lines, corrected, batches: batches as unknown as Json };
-  const meta = { recordedAt: timestamp(payments.clock.now()), ...by };
-  try {
-    await store.append(fileStream(sha256), 'no_stream', [
-      { id: hashedUuid('settlement-file', sha256), type: 'SettlementFileImported', v: 1, data, meta },
-    ]);
-  } catch (error) {
-    if (!(error instanceof Conflict)) throw error; // imported by somebody else at the same time: the same file, the same result
-  }
+  const event: SettlementFileImported = { type: 'SettlementFileImported', data: { sha256, name: basename(file), lines, corrected, batches } };
+  // If another process imported the file at the same time, the result is the same.
+  await recordOnce({ store, clock: payments.clock }, settlementFileEvents, fileStream(sha256), event, hashedUuid('settlement-file', sha256), by);
   return { sha256, repeated: false, lines, corrected, batches };
 };
 
@@ -131,8 +112,8 @@ const readFile = async (file: string, onBatch: (batch: FileBatch) => Promise<voi
 const digestOf = (batch: FileBatch): string => createHash('sha256').update(JSON.stringify(batch)).digest('base64');
 
 const importedFile = async (store: EventStore, sha256: string): Promise<Omit<FileImported, 'repeated'> | null> => {
-  for await (const { data } of store.read(fileStream(sha256))) {
-    const { lines, corrected, batches } = data as unknown as FileImported;
+  for await (const recorded of store.read(fileStream(sha256))) {
+    const { lines, corrected, batches } = settlementFileEvents.read(recorded).data;
     return { sha256, lines, corrected, batches };
   }
   return null;
@@ -218,26 +199,20 @@ const DETECTED_PER_ROUND = 500;
  * Safe to repeat. Returns how many were opened.
  */
 export const openExceptions = async (ports: SettlementPorts, db: Queryable, cases: { caughtUp(): Promise<void> }): Promise<number> => {
-  const { store, payments } = ports;
+  const { payments } = ports;
   await cases.caughtUp();
   // First: what lies in suspense for a line is told by cases that have ended, and by those that are open.
   if ((await supersede(ports, db)) > 0) await cases.caughtUp();
   const now = timestamp(payments.clock.now());
   const opened = [...(await newLines(db)), ...(await missing(db, now)), ...(await wrongInSuspense(db))];
-  for (const one of opened) {
-    const [event] = settlementException.decide(null, { type: 'Open', at: now, opened: one });
-    await store
-      .append(exceptionStream(one.exceptionId), 'no_stream', [newEvent(hashedUuid('exception-opened', one.exceptionId), event!, SYSTEM)])
-      .catch((error: unknown) => {
-        if (!(error instanceof Conflict)) throw error; // opened by another worker
-      });
-  }
+  for (const one of opened)
+    await changeCase(ports, one.exceptionId, { type: 'Open', at: now, opened: one }, SYSTEM, hashedUuid('exception-opened', one.exceptionId));
   if (opened.length > 0) await cases.caughtUp();
   return opened.length;
 };
 
 /** What holds no longer ends; what a person resolved at the same moment stays resolved. */
-const supersede = async ({ store, payments: { clock } }: SettlementPorts, db: Queryable): Promise<number> => {
+const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ exception_id: string; reason: string }>(
     `select exception_id, 'its line was corrected by a later file' as reason from settlement_exception d join settlement_case c using (exception_id)
      where d.superseded and c.status not in ('resolved', 'superseded')
@@ -247,10 +222,10 @@ const supersede = async ({ store, payments: { clock } }: SettlementPorts, db: Qu
      limit $1`,
     [DETECTED_PER_ROUND],
   );
-  for (const { exception_id: exceptionId, reason } of rows)
-    await changeCase(store, exceptionId, { type: 'Supersede', at: timestamp(clock.now()), reason, by: 'settlement' }, SYSTEM, () =>
-      hashedUuid('exception-superseded', exceptionId),
-    );
+  for (const { exception_id: exceptionId, reason } of rows) {
+    const command = { type: 'Supersede', at: timestamp(ports.payments.clock.now()), reason, by: 'settlement' } as const;
+    await changeCase(ports, exceptionId, command, SYSTEM, hashedUuid('exception-superseded', exceptionId));
+  }
   return rows.length;
 };
 
@@ -356,15 +331,7 @@ const wrongInSuspense = async (db: Queryable): Promise<OpenedException[]> => {
   }));
 };
 
-const SYSTEM: Owner = { actor: { type: 'system', id: 'settlement' }, correlationId: 'settlement' };
-
-const newEvent = (id: string, { type, at, data }: ExceptionEvent, { actor, correlationId }: Owner): NewEvent => ({
-  id,
-  type,
-  v: 1,
-  data: data as unknown as Json,
-  meta: { recordedAt: at, actor, correlationId },
-});
+const SYSTEM: Origin = { actor: { type: 'system', id: 'settlement' }, correlationId: 'settlement' };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // What people do with them.
@@ -382,17 +349,17 @@ export type ExceptionChange =
     };
 
 /** Refuses with VALIDATION_ERROR (unknown exception 404, bad words) and INVALID_STATE. */
-export const changeException = async (ports: SettlementPorts, exceptionId: string, change: ExceptionChange, owner: Owner): Promise<void> => {
-  const { clock, ids } = ports.payments;
+export const changeException = async (ports: SettlementPorts, exceptionId: string, change: ExceptionChange, owner: Origin): Promise<void> => {
+  const { clock } = ports.payments;
   if (change.type === 'Assign') refuseStaffText('to', change.to, 200);
   else refuseStaffText('reason', change.reason);
   if (change.type === 'Resolve' && change.resolution === 'settles') await refuseNothingToSettle(ports, exceptionId);
-  await changeCase(ports.store, exceptionId, { ...change, at: timestamp(clock.now()) }, owner, () => ids.uuid());
+  await changeCase(ports, exceptionId, { ...change, at: timestamp(clock.now()) }, owner);
 };
 
 /** Money settles what stands here as unsettled: the leg of a charged payment that no batch has settled, or a refund of it. */
 const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, exceptionId: string): Promise<void> => {
-  const opened = (await loadCase(store, exceptionId)).state?.opened;
+  const opened = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.opened;
   // Refused where the rules stand, with their words.
   if (!opened || opened.suspenseCents === 0) return;
   const payment = opened.paymentId === null ? null : (await payments.streams.load(opened.paymentId)).payment;
@@ -407,38 +374,15 @@ const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, excep
     );
 };
 
-/** `revision` null: nobody has opened it. */
-const loadCase = async (store: EventStore, exceptionId: string): Promise<{ state: SettlementCase | null; revision: bigint | null }> => {
-  const events: Recorded[] = [];
-  for await (const event of store.read(exceptionStream(exceptionId))) events.push(event);
-  return { state: fold(settlementException, events.map(toExceptionEvent)), revision: events.at(-1)?.revision ?? null };
-};
-
-const MAX_ROUNDS = 5;
-
 const changeCase = async (
-  store: EventStore,
+  { store, payments: { clock, ids } }: SettlementPorts,
   exceptionId: string,
-  command: Parameters<typeof settlementException.decide>[1],
-  owner: Owner,
-  id: () => string,
+  command: ExceptionCommand,
+  origin: Origin,
+  eventId?: string,
 ): Promise<void> => {
-  for (let round = 1; ; round++) {
-    const { state, revision } = await loadCase(store, exceptionId);
-    const decided = settlementException.decide(state, command);
-    if (decided.length === 0) return;
-    try {
-      await store.append(
-        exceptionStream(exceptionId),
-        revision!,
-        decided.map((event) => newEvent(id(), event, owner)),
-      );
-      return;
-    } catch (error) {
-      if (!(error instanceof Conflict)) throw error;
-      if (round >= MAX_ROUNDS) throw new ServiceError('INVALID_STATE', 'The exception is being changed by somebody else; try again.');
-    }
-  }
+  const busy = () => new ServiceError('INVALID_STATE', 'The exception is being changed by somebody else; try again.');
+  await change({ store, clock, ids }, EXCEPTION_STREAM, exceptionId, command, origin, busy, eventId === undefined ? {} : { eventId });
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -472,7 +416,7 @@ const STATUS_AFTER = {
 
 const applyExceptions = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
   for (const recorded of events) {
-    const event = toExceptionEvent(recorded);
+    const event = exceptionEvents.read(recorded);
     const exceptionId = recorded.stream.slice('exception-'.length);
     if (event.type === 'ExceptionOpened') {
       const { kind, gateway, merchantAccount, batchId, line, transactionId, ref, paymentId, leg, grossCents, expectedCents, suspenseCents } =

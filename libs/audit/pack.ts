@@ -12,11 +12,10 @@ import type { KeyRing, Pool } from '#platform';
 import { type DriftReport, findDrift } from './drift.js';
 import { REPORTS, type ReportName, reportOf, type ReportQuery } from './exports.js';
 import { headKeys } from './head.js';
-import { JOURNAL_START, journalPage, type JournalPlace } from './journal.js';
-import { exceptionRows } from './matching.js';
+import { csvLine, JOURNAL_START, type JournalFormat, journalHeading, journalPage, type JournalPlace, journalText, ndjsonLines } from '#ledger';
+import { exceptionRows } from '#settlement';
 import { proveEvents } from './prove.js';
 import { newestHead, signLog } from './seal.js';
-import { csvLine, type JournalFormat, journalHeading, journalText, ndjsonLines } from './text.js';
 
 export interface ExportedFile {
   readonly file: string;

@@ -5,11 +5,9 @@
 import type { ReadModel, Recorded } from '#eventstore';
 import type { Cents } from '#kernel';
 import { hashedUuid, type Migration, type Pool, type Queryable } from '#platform';
-import type { GatewayAccount, Leg } from './gateway/gateway.js';
-import type { Dispute, DisputeStatus, PaymentEvent } from './payment.js';
-import { toSettlementEvent } from './batches.js';
-import { isSettledLine, isSettlementStream, type LineCorrection, type RecordedLine, type SettlementEvent, unexplainedCents } from './settlement.js';
-import { paymentIdOf, toPaymentEvent } from './stream.js';
+import { type Dispute, type DisputeStatus, type GatewayAccount, type Leg, type PaymentEvent, paymentEvents, paymentIdOf } from '#payments';
+import { settlementEvents } from './events.js';
+import { isSettledLine, isSettlementStream, type LineCorrection, type RecordedLine, type SettlementEvent, unexplainedCents } from './batch.js';
 
 /** Name of the projection and of its checkpoint. */
 export const PAYMENT_REGISTER = 'payment-register';
@@ -116,11 +114,11 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
 
   for (const recorded of events) {
     if (isSettlementStream(recorded.stream)) {
-      settled.push({ recorded, event: toSettlementEvent(recorded) });
+      settled.push({ recorded, event: settlementEvents.read(recorded) });
       continue;
     }
     const paymentId = paymentIdOf(recorded.stream);
-    const event = toPaymentEvent(recorded);
+    const event = paymentEvents.read(recorded);
     switch (event.type) {
       case 'PaymentInitiated':
         for (const { leg, account, references, principalCents, feeCents } of event.data.legs)

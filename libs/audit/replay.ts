@@ -2,7 +2,7 @@
  * The past, replayed: a payment at a revision, a place in the log or an instant, the list as it was at an instant, and the timeline of a payment with who did what
  * under which version of which rule. Everything is folded with the decider's own `evolve`, from the events alone.
  */
-import { type EventStore, readStreams, type Recorded, upcast } from '#eventstore';
+import { type EventStore, readStreams, type Recorded } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
 import {
   isVisible,
@@ -13,11 +13,10 @@ import {
   paymentView,
   type PaymentView,
   statusOf,
-  toPaymentEvent,
+  paymentEvents,
 } from '#payments';
 import type { Queryable } from '#platform';
-import { journalise } from './journal.js';
-import type { Books } from './postings.js';
+import { type Books, journalise } from '#ledger';
 
 /** Up to where history is told; nothing named: all of it. */
 export interface Until {
@@ -37,7 +36,7 @@ const until = (events: readonly Recorded[], end: Until): readonly Recorded[] => 
 
 const foldPayment = (events: readonly Recorded[]): Payment => {
   let payment: Payment = decider.initial;
-  for (const event of events) payment = decider.evolve(payment, toPaymentEvent(event));
+  for (const event of events) payment = decider.evolve(payment, paymentEvents.read(event));
   return payment;
 };
 
@@ -91,7 +90,7 @@ export const timeline = async (store: EventStore, paymentId: string, end: Until 
   const moments: Moment[] = [];
   for await (const recorded of store.read(paymentStream(paymentId))) {
     if (!isWithin(end, recorded)) continue;
-    const event = toPaymentEvent(recorded);
+    const event = paymentEvents.read(recorded);
     payment = decider.evolve(payment, event);
     const posted = journalise(recorded, books, null);
     books = posted.books;
@@ -109,7 +108,7 @@ export const timeline = async (store: EventStore, paymentId: string, end: Until 
       status: isVisible(payment) ? statusOf(payment) : null,
       feeVersion: event.type === 'PaymentInitiated' ? event.data.feeVersion : null,
       rules: posted.entries.map(({ rule }) => rule),
-      data: upcast(recorded).data,
+      data: event.data as unknown as Json,
     });
   }
   if (moments.length === 0) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');

@@ -4,10 +4,10 @@
  */
 import type { EventStore, Position } from '#eventstore';
 import { ServiceError, sumCents } from '#kernel';
-import { type Charged, isVisible, type Payment, PAYMENT_LIST, PAYMENT_REGISTER, statusOf, remaining } from '#payments';
+import { type Charged, isVisible, type Payment, PAYMENT_LIST, statusOf, remaining } from '#payments';
+import { PAYMENT_REGISTER } from '#settlement';
 import type { Pool } from '#platform';
-import { JOURNAL } from './journal.js';
-import type { Cell } from './text.js';
+import { type Cell, JOURNAL } from '#ledger';
 
 export interface ReportQuery {
   /** RFC 3339; null: unbounded. */

@@ -7,7 +7,7 @@ import { createPool, migrate, type Pool, type Queryable, systemIds, transaction 
 import { MIGRATIONS } from '../../apps/services.js';
 import { freshDatabase } from '../../test/support/postgres.js';
 import { checkPayments } from './drift.js';
-import { journalModel } from './journal.js';
+import { journalModel } from '#ledger';
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
 let pool: Pool;

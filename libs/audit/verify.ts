@@ -3,16 +3,11 @@
  * head with the tree of that size. What differs is named: the first event that was changed, removed, inserted or swapped; the tile; the head.
  */
 import type { EventStore, Position, Recorded } from '#eventstore';
+import type { Check } from '#ledger';
 import type { KeyRing, Queryable } from '#platform';
 import { headFiles, headKeys, openHead, readHeadFile } from './head.js';
 import { eventHash, GrowingTree, HASH_BYTES, TILE_HASHES, tileRoot } from './merkle.js';
 import { logState } from './seal.js';
-
-export interface Check {
-  readonly name: string;
-  readonly ok: boolean;
-  readonly detail: string;
-}
 
 export interface LogVerified {
   readonly position: string | null;

@@ -1,7 +1,8 @@
 /** A processor's settlement file, CSV or NDJSON, read line by line: every fault is named with its line. */
 import { createReadStream } from 'node:fs';
 import { ServiceError } from '#kernel';
-import { MAX_BATCH_LINES, type SettlementRecord } from '#payments';
+import { MAX_BATCH_LINES } from './record.js';
+import { type SettlementRecord } from '#payments';
 import { holdsCardNumber } from '#platform';
 
 const COLUMNS = ['batch_id', 'closed_at', 'transaction_id', 'ref', 'type', 'gross_cents', 'fee_cents', 'net_cents', 'funded_on'] as const;

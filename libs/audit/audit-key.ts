@@ -4,8 +4,8 @@
  */
 import { randomBytes, timingSafeEqual } from 'node:crypto';
 import { keyEnvironment, newSecret } from '#accounts';
-import { type Actor, Conflict, type EventStore, type NewEvent, type Position, type ReadModel, type Recorded, upcasters } from '#eventstore';
-import { AuthenticationError, type Clock, type Ids, type Json, ServiceError, timestamp } from '#kernel';
+import { type Actor, change, type DecidedStreamType, defineEvents, type EventStore, type Position, type ReadModel, type Recorded } from '#eventstore';
+import { AuthenticationError, type Clock, type Ids, ServiceError } from '#kernel';
 import { crockford, type KeyRing, type Migration, type Queryable } from '#platform';
 
 /** Both only read. A finance key does not see who among staff did what, nor how requests were repeated. */
@@ -16,8 +16,6 @@ const PREFIX = 'staff-audit-key-';
 const LOOKUP_LENGTH = 16;
 const MAX_NAME_CHARACTERS = 200;
 const KEY_TEXT = /^pa_(test|live)_([0-9A-HJKMNP-TV-Z]{16})_([0-9A-Za-z]{43})$/;
-
-upcasters.register({ AuditKeyIssued: [], AuditKeyRevoked: [] });
 
 /** Name of the projection and of its checkpoint. */
 export const AUDIT_KEYS = 'audit-keys';
@@ -35,30 +33,50 @@ export const auditKeyModel: ReadModel = {
   createIndexes: '',
 };
 
-interface Issued {
-  readonly keyId: string;
-  readonly name: string;
-  readonly role: AuditRole;
-  readonly lookupId: string;
-  readonly environment: string;
-  readonly secretHash: string;
-  readonly kid: string;
-}
+type AuditKeyEvent =
+  | {
+      readonly type: 'AuditKeyIssued';
+      readonly data: {
+        readonly keyId: string;
+        readonly name: string;
+        readonly role: AuditRole;
+        readonly lookupId: string;
+        readonly environment: string;
+        /** HMAC-SHA256 of the secret under the key ring, base64. */
+        readonly secretHash: string;
+        readonly kid: string;
+      };
+    }
+  | { readonly type: 'AuditKeyRevoked'; readonly data: { readonly keyId: string } };
+
+export const auditKeyEvents = defineEvents<AuditKeyEvent>({ AuditKeyIssued: [], AuditKeyRevoked: [] });
+
+const AUDIT_KEY_STREAM: DecidedStreamType<'absent' | 'valid' | 'revoked', AuditKeyEvent, AuditKeyEvent> = {
+  prefix: PREFIX,
+  events: auditKeyEvents,
+  decider: {
+    initial: 'absent',
+    evolve: (_, { type }) => (type === 'AuditKeyIssued' ? 'valid' : 'revoked'),
+    decide: (state, event) => {
+      if (event.type === 'AuditKeyIssued') return [event];
+      if (state === 'absent') throw new ServiceError('VALIDATION_ERROR', 'There is no such audit key.', {}, { status: 404 });
+      return state === 'revoked' ? [] : [event];
+    },
+  },
+};
 
 const applyKeys = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
-  for (const { type, data, meta } of events) {
+  for (const recorded of events) {
+    const { type, data } = auditKeyEvents.read(recorded);
+    const { recordedAt } = recorded.meta;
     if (type === 'AuditKeyIssued') {
-      const { keyId, lookupId, name, role, environment, secretHash, kid } = data as unknown as Issued;
+      const { keyId, lookupId, name, role, environment, secretHash, kid } = data;
       await client.query(
         `insert into audit_key (key_id, lookup_id, name, role, environment, secret_hash, kid, issued_at) values ($1, $2, $3, $4, $5, $6, $7, $8)
          on conflict do nothing`,
-        [keyId, lookupId, name, role, environment, secretHash, kid, meta.recordedAt],
+        [keyId, lookupId, name, role, environment, secretHash, kid, recordedAt],
       );
-    } else if (type === 'AuditKeyRevoked')
-      await client.query('update audit_key set revoked_at = $2 where key_id = $1 and revoked_at is null', [
-        (data as { keyId: string }).keyId,
-        meta.recordedAt,
-      ]);
+    } else await client.query('update audit_key set revoked_at = $2 where key_id = $1 and revoked_at is null', [data.keyId, recordedAt]);
   }
 };
 
@@ -79,10 +97,10 @@ export interface AuditKeyRow {
   readonly revokedAt: string | null;
 }
 
-const append = (ports: AuditKeyPorts, keyId: string, revision: bigint | null, type: string, data: Json, actor: Actor) => {
-  const meta = { recordedAt: timestamp(ports.clock.now()), actor, correlationId: ports.ids.uuid() };
-  const event: NewEvent = { id: ports.ids.uuid(), type, v: 1, data, meta };
-  return ports.store.append(`${PREFIX}${keyId}`, revision ?? 'no_stream', [event]);
+const changeKey = async (ports: AuditKeyPorts, event: AuditKeyEvent, actor: Actor): Promise<Position> => {
+  const busy = () => new ServiceError('INVALID_STATE', 'The audit key is being changed by another command; try again.');
+  const { position } = await change(ports, AUDIT_KEY_STREAM, event.data.keyId, event, { actor, correlationId: ports.ids.uuid() }, busy);
+  return position!;
 };
 
 /** Issues a key; the text is shown once and kept nowhere. A name that is none → VALIDATION_ERROR. */
@@ -97,31 +115,14 @@ export const issueAuditKey = async (
   const [keyId, lookupId, secret] = [ids.uuid(), crockford(randomBytes(10), LOOKUP_LENGTH), newSecret()];
   const environment = keyEnvironment(ports.environment);
   const secretHash = keys.mac('audit-key', secret).toString('base64');
-  const { position } = await append(
-    ports,
-    keyId,
-    null,
-    'AuditKeyIssued',
-    { keyId, name: name.trim(), role, lookupId, environment, secretHash, kid: keys.current },
-    actor,
-  );
+  const data = { keyId, name: name.trim(), role, lookupId, environment, secretHash, kid: keys.current };
+  const position = await changeKey(ports, { type: 'AuditKeyIssued', data }, actor);
   return { keyId, auditKey: `pa_${environment}_${lookupId}_${secret}`, position };
 };
 
 /** Ends a key; one that was ended before stays ended. Unknown → 404. Returns the place that readers must have passed. */
-export const revokeAuditKey = async (ports: AuditKeyPorts, keyId: string, actor: Actor): Promise<Position> => {
-  const events: Recorded[] = [];
-  for await (const event of ports.store.read(`${PREFIX}${keyId}`)) events.push(event);
-  const last = events.at(-1);
-  if (!last) throw new ServiceError('VALIDATION_ERROR', 'There is no such audit key.', {}, { status: 404 });
-  if (last.type === 'AuditKeyRevoked') return last.position;
-  try {
-    return (await append(ports, keyId, last.revision, 'AuditKeyRevoked', { keyId }, actor)).position;
-  } catch (error) {
-    if (error instanceof Conflict) return revokeAuditKey(ports, keyId, actor);
-    throw error;
-  }
-};
+export const revokeAuditKey = (ports: AuditKeyPorts, keyId: string, actor: Actor): Promise<Position> =>
+  changeKey(ports, { type: 'AuditKeyRevoked', data: { keyId } }, actor);
 
 export const listAuditKeys = async (db: Queryable): Promise<AuditKeyRow[]> => {
   const { rows } = await db.query<{ key_id: string; name: string; role: AuditRole; issued_at: Date; revoked_at: Date | null }>(

@@ -3,8 +3,8 @@ import { spawn } from 'node:child_process';
 import { connect, createServer, type AddressInfo, type Server, type Socket } from 'node:net';
 import { inspect } from 'node:util';
 import { afterEach, describe, expect, test } from '@jest/globals';
-import { eventually } from '../../../test/support/eventually.js';
-import { Secret, type GatewayAccount, type Outcome, type PaymentInstrument } from './gateway.js';
+import { eventually } from '../../test/support/eventually.js';
+import { Secret, type GatewayAccount, type Outcome, type PaymentInstrument } from '#payments';
 import { createSimulatorGateway, GatewayUnreachable, type SimulatorGateway } from './simulator.js';
 
 const NUMBER = '4242424242424242';

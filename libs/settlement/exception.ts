@@ -73,16 +73,6 @@ export type ExceptionEvent =
       }
     >;
 
-export const EXCEPTION_EVENT_TYPES: readonly ExceptionEvent['type'][] = [
-  'ExceptionOpened',
-  'ExceptionAssigned',
-  'ExceptionExplained',
-  'ExceptionSuperseded',
-  'ExceptionResolved',
-];
-
-export const exceptionStream = (exceptionId: string): string => `exception-${exceptionId}`;
-
 export type ExceptionStatus = 'opened' | 'assigned' | 'explained' | 'resolved' | 'superseded';
 
 /** Nothing can happen to it any more. */
@@ -93,7 +83,7 @@ export interface SettlementCase {
   readonly status: ExceptionStatus;
 }
 
-type ExceptionCommand =
+export type ExceptionCommand =
   | { readonly type: 'Open'; readonly at: string; readonly opened: OpenedException }
   | { readonly type: 'Assign'; readonly at: string; readonly to: string; readonly by: string }
   | { readonly type: 'Explain'; readonly at: string; readonly reason: string; readonly by: string }

@@ -3,29 +3,35 @@
  * then the batch's own stream gets the line. Everything may be repeated: a payment's leg settles once, a line is recorded once, and two that record the same
  * batch at the same time share its lines between them.
  */
-import { Conflict, type EventStore, type NewEvent, OutcomeUnknown, type Recorded, Unavailable, upcast, upcasters } from '#eventstore';
-import { Deadline, type Json, sumCents, timestamp } from '#kernel';
+import { append, Conflict, type EventStore, load, type Loaded, type Origin, OutcomeUnknown, Unavailable } from '#eventstore';
+import { Deadline, sumCents, timestamp } from '#kernel';
 import { hashedUuid } from '#platform';
-import type { PaymentPorts } from './charge.js';
-import { REQUEST_DEADLINE_MS } from './gateway/call.js';
-import { type GatewayAccount, type Leg, type PaymentGateway, type SettlementRecord, UnknownCursor } from './gateway/gateway.js';
-import { isVisible, type PaymentCommand } from './payment.js';
+import {
+  type GatewayAccount,
+  isVisible,
+  type Leg,
+  type LoadedPayment,
+  type PaymentCommand,
+  type PaymentGateway,
+  type PaymentPorts,
+  raiseStaffTask,
+  REQUEST_DEADLINE_MS,
+  retryingConflicts,
+  type SettlementRecord,
+  UnknownCursor,
+} from '#payments';
+import { BATCH_STREAM } from './events.js';
 import type { Register, RegisteredTransaction } from './register.js';
 import {
   type BatchName,
-  emptyBatch,
-  evolveBatch,
+  batchStreamId,
   isSettledSale,
   judgeLine,
   type LineCorrection,
   type RecordedLine,
-  SETTLEMENT_EVENT_TYPES,
   type SettlementBatch,
   type SettlementEvent,
-  settlementStream,
-} from './settlement.js';
-import { raiseStaffTask } from './staff.js';
-import { type Loaded, type Owner, retryingConflicts } from './stream.js';
+} from './batch.js';
 
 /** Lines per event: far below what a store takes in one append, and enough to look their payments up in one statement. */
 const LINES_PER_EVENT = 200;
@@ -33,14 +39,6 @@ const LINES_PER_EVENT = 200;
 const PARALLEL_PAYMENTS = 16;
 /** How often somebody else may come between before a batch is left to them. */
 const MAX_CONFLICTS = 50;
-const VERSION = 1;
-
-upcasters.register(Object.fromEntries(SETTLEMENT_EVENT_TYPES.map((type) => [type, []])));
-
-export const toSettlementEvent = (recorded: Recorded): SettlementEvent => {
-  const { type, data, meta } = upcast(recorded);
-  return { type, data, at: meta.recordedAt } as unknown as SettlementEvent;
-};
 
 export interface SettlementPorts {
   readonly payments: PaymentPorts;
@@ -183,34 +181,34 @@ export const recordBatch = async (
   const { gateway, merchantAccount } = account;
   const name = { gateway, merchantAccount, batchId };
   const said: SettlementRecord[] = [];
-  let place = await loadBatch(ports.store, settlementStream(name));
+  let place = await loadBatch(ports.store, name);
   let isAsSaid = false;
-  const head = () => ({ ...name, closedAt: place.batch.closedAt ?? incoming.closedAt });
+  const head = () => ({ ...name, closedAt: place.state.closedAt ?? incoming.closedAt });
   let same = 0;
   /** As far as it is recorded, it is what was said, line by line. What was compared once stays: until a batch is complete, lines are only added. */
   const agrees = (): boolean => {
-    const { complete, lines } = place.batch;
+    const { complete, lines } = place.state;
     while (!complete && same < Math.min(lines.length, said.length) && sameName(lines[same]!, said[same]!) && saysTheSame(lines[same]!, said[same]!))
       same++;
     return !complete && same === Math.min(lines.length, said.length);
   };
   /** Appends at the loaded place; where somebody else was first, the place is loaded again. */
-  const appended = async (event: Written): Promise<boolean> => {
+  const appended = async (event: WithoutTime<SettlementEvent>): Promise<boolean> => {
     try {
-      place = await append(ports, name, place, event);
+      place = await appendTo(ports, place, event);
       return true;
     } catch (error) {
       if (!(error instanceof Conflict)) throw error;
-      place = await loadBatch(ports.store, settlementStream(name));
+      place = await loadBatch(ports.store, name);
       return false;
     }
   };
   const write = async (): Promise<void> => {
-    for (let conflicts = 0; agrees() && place.batch.lines.length < said.length; conflicts++) {
+    for (let conflicts = 0; agrees() && place.state.lines.length < said.length; conflicts++) {
       if (conflicts > MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
-      const from = place.batch.lines.length;
+      const from = place.state.lines.length;
       const missing = said.slice(from).map((line, index) => ({ number: from + index, line }));
-      const lines = await matchLines(ports, account, head(), place.batch, missing);
+      const lines = await matchLines(ports, account, head(), place.state, missing);
       await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } });
     }
   };
@@ -225,12 +223,12 @@ export const recordBatch = async (
   }
   await write();
 
-  while (!place.batch.complete) {
+  while (!place.state.complete) {
     // Whoever broke off had other lines, or another order. What is recorded becomes a batch, and is compared as a whole.
-    const { lines } = place.batch;
+    const { lines } = place.state;
     const isWhole = agrees() && lines.length === said.length;
-    const lacking = isWhole ? [] : compared(place.batch, said).lacking;
-    if (fileId === null && lacking.length > 0) throw contradiction(name, lacking, place.batch, said);
+    const lacking = isWhole ? [] : compared(place.state, said).lacking;
+    if (fileId === null && lacking.length > 0) throw contradiction(name, lacking, place.state, said);
     const data = { ...head(), fundedOn: incoming.fundedOn, lineCount: lines.length, ...sumsOf(lines), listed: isWhole && fileId === null };
     isAsSaid = (await appended({ type: 'SettlementBatchRecorded', data })) && isWhole;
   }
@@ -274,8 +272,8 @@ const listBatch = async (
   const name = { gateway, merchantAccount, batchId };
   let added = 0;
   for (let conflicts = 0; conflicts <= MAX_CONFLICTS; conflicts++) {
-    const place = await loadBatch(ports.store, settlementStream(name));
-    const { batch } = place;
+    const place = await loadBatch(ports.store, name);
+    const { state: batch } = place;
     const { changed, lacking } = compared(batch, said);
     if (changed.length > 0 && lacking.length === 0 && !batch.correctedByFile) {
       added += await correctBatch(ports, account, incoming, said, null);
@@ -295,7 +293,7 @@ const listBatch = async (
     if (batch.listed) return added;
     try {
       const data = { ...name, closedAt: batch.closedAt!, fundedOn, lineCount: said.length, ...sumsOf(said), differing };
-      await append(ports, name, place, { type: 'SettlementBatchListed', data });
+      await appendTo(ports, place, { type: 'SettlementBatchListed', data });
       return added;
     } catch (error) {
       if (!(error instanceof Conflict)) throw error;
@@ -327,7 +325,7 @@ const tellPayment = (
   paymentId: string,
   leg: Leg,
   line: RecordedLine | null,
-): Promise<Loaded> =>
+): Promise<LoadedPayment> =>
   retryingConflicts(async () => {
     const loaded = await streams.load(paymentId);
     const at = timestamp(clock.now());
@@ -337,7 +335,7 @@ const tellPayment = (
     return streams.execute(loaded, [command], ownerOf(merchantAccount, batchId), new Deadline(clock, REQUEST_DEADLINE_MS));
   });
 
-const ownerOf = (merchantAccount: string, batchId: string): Owner => ({
+const ownerOf = (merchantAccount: string, batchId: string): Origin => ({
   actor: { type: 'system', id: 'settlement' },
   correlationId: hashedUuid('settlement', merchantAccount, batchId),
 });
@@ -383,8 +381,8 @@ const correctBatch = async (
   const { gateway, merchantAccount } = account;
   const name = { gateway, merchantAccount, batchId };
   for (let conflicts = 0; ; conflicts++) {
-    let place = await loadBatch(ports.store, settlementStream(name));
-    const { batch } = place;
+    let place = await loadBatch(ports.store, name);
+    const { state: batch } = place;
     const isLastWord = fileId !== null && !batch.funded;
     const head = { ...name, closedAt: batch.closedAt!, fundedOn: (isLastWord ? fundedOn : null) ?? batch.fundedOn ?? fundedOn, fileId };
     const { changed, gone, lacking } = compared(batch, said);
@@ -404,7 +402,7 @@ const correctBatch = async (
         await tellPayment(ports, account, head, before.paymentId!, before.leg!, null);
     try {
       for (let from = 0; from === 0 || from < corrections.length; from += CORRECTIONS_PER_EVENT)
-        place = await append(ports, name, place, {
+        place = await appendTo(ports, place, {
           type: 'SettlementLinesCorrected',
           data: { ...head, corrections: corrections.slice(from, from + CORRECTIONS_PER_EVENT) },
         });
@@ -426,42 +424,23 @@ const sameName = (one: { type: string; transactionId: string }, other: { type: s
   one.type === other.type && one.transactionId === other.transactionId;
 
 /** A batch as its stream tells it. */
-export const batchOf = async (store: EventStore, name: BatchName): Promise<SettlementBatch> => (await loadBatch(store, settlementStream(name))).batch;
+export const batchOf = async (store: EventStore, name: BatchName): Promise<SettlementBatch> => (await loadBatch(store, name)).state;
 
-interface Place {
-  readonly batch: SettlementBatch;
-  readonly revision: bigint | null;
-}
+type LoadedBatch = Loaded<SettlementBatch>;
 
-const loadBatch = async (store: EventStore, stream: string): Promise<Place> => {
-  let place: Place = { batch: emptyBatch, revision: null };
-  for await (const recorded of store.read(stream))
-    place = { batch: evolveBatch(place.batch, toSettlementEvent(recorded)), revision: recorded.revision };
-  return place;
-};
+const loadBatch = (store: EventStore, name: BatchName): Promise<LoadedBatch> => load(store, BATCH_STREAM, batchStreamId(name));
 
-type Written = { [Type in SettlementEvent['type']]: Omit<Extract<SettlementEvent, { type: Type }>, 'at'> }[SettlementEvent['type']];
+type WithoutTime<Event> = Event extends unknown ? Omit<Event, 'at'> : never;
 
-const append = async (
+const appendTo = (
   { store, payments: { clock, ids } }: SettlementPorts,
-  name: Parameters<typeof settlementStream>[0],
-  { batch, revision }: Place,
-  { type, data }: Written,
-): Promise<Place> => {
-  const at = timestamp(clock.now());
-  const closedAt = 'closedAt' in data ? { effectiveAt: data.closedAt } : { effectiveAt: `${data.fundedOn}T00:00:00.000Z` };
-  const event: NewEvent = {
-    id: ids.uuid(),
-    type,
-    v: VERSION,
-    data: data as unknown as Json,
-    meta: { recordedAt: at, ...closedAt, actor: { type: 'system', id: 'settlement' }, correlationId: ids.uuid() },
-  };
-  // Folded before it is appended: what cannot be must never reach the log.
-  const after = evolveBatch(batch, { type, at, data } as SettlementEvent);
-  const appended = await store.append(settlementStream(name), revision ?? 'no_stream', [event]);
-  return { batch: after, revision: appended.revision };
-};
+  loaded: LoadedBatch,
+  event: WithoutTime<SettlementEvent>,
+): Promise<LoadedBatch> =>
+  append({ store, clock, ids }, BATCH_STREAM, loaded, [{ ...event, at: timestamp(clock.now()) }], {
+    actor: { type: 'system', id: 'settlement' },
+    correlationId: ids.uuid(),
+  });
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Matching: by transaction id, else by our reference.
@@ -594,8 +573,8 @@ export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
   for (const { account, batchId, netCents, fundedOn } of await ports.register.fundable(today)) {
     const name = { gateway: account.gateway, merchantAccount: account.merchantAccount, batchId };
     try {
-      const place = await loadBatch(ports.store, settlementStream(name));
-      if (!place.batch.funded) await append(ports, name, place, { type: 'BatchFunded', data: { ...name, fundedOn, netCents } });
+      const place = await loadBatch(ports.store, name);
+      if (!place.state.funded) await appendTo(ports, place, { type: 'BatchFunded', data: { ...name, fundedOn, netCents } });
     } catch (error) {
       // Recorded by another worker, or a batch that somebody has to look at; the others get theirs.
       if (error instanceof Unavailable || error instanceof OutcomeUnknown) throw error;

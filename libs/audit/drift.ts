@@ -6,20 +6,12 @@
 import { createHash } from 'node:crypto';
 import { type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
 import { canonicalJson, sumCents } from '#kernel';
-import {
-  type Charged,
-  isVisible,
-  PAYMENT_LIST,
-  PAYMENT_REGISTER,
-  paymentListRow,
-  payment as decider,
-  type Payment,
-  paymentStream,
-  toPaymentEvent,
-} from '#payments';
+import { type Charged, isVisible, PAYMENT_LIST, paymentListRow, payment as decider, type Payment, paymentStream, paymentEvents } from '#payments';
+import { PAYMENT_REGISTER } from '#settlement';
 import { ALL_AS_TEXT, type Migration, type Queryable } from '#platform';
 import {
   balances,
+  type Books,
   bookSumCents,
   entriesOfPayments,
   entryLine,
@@ -29,8 +21,8 @@ import {
   journalise,
   journalPage,
   linesOfPayments,
-} from './journal.js';
-import type { Books, Rule } from './postings.js';
+  type Rule,
+} from '#ledger';
 
 export type DriftKind = 'list' | 'journal' | 'amounts' | 'settlement' | 'books';
 
@@ -174,7 +166,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
   const expected: JournalEntry[] = [];
   let settledAt = new Map<string, string>();
   for (const recorded of events) {
-    const event = toPaymentEvent(recorded);
+    const event = paymentEvents.read(recorded);
     payment = decider.evolve(payment, event);
     const posted = journalise(recorded, books, closedToAt(at, recorded.position));
     books = posted.books;
@@ -357,7 +349,7 @@ const replay = (paymentId: string, events: readonly Recorded[], at: Checkpoints)
   let books: Books = null;
   const entries: JournalEntry[] = [];
   for (const recorded of events) {
-    payment = decider.evolve(payment, toPaymentEvent(recorded));
+    payment = decider.evolve(payment, paymentEvents.read(recorded));
     const posted = journalise(recorded, books, closedToAt(at, recorded.position));
     books = posted.books;
     entries.push(...posted.entries);

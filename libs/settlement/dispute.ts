@@ -1,18 +1,25 @@
 /** Disputes as staff record them: opened on a charged payment, moved on by status and stage, one event per change (C30, C57). */
 import { Deadline, isUuid, ServiceError, timestamp } from '#kernel';
-import type { PaymentPorts } from './charge.js';
-import { REQUEST_DEADLINE_MS } from './gateway/call.js';
-import { type Charged, type Dispute, DISPUTE_STATUSES, type DisputeStatus, type PaymentCommand } from './payment.js';
+import {
+  type Charged,
+  type Dispute,
+  DISPUTE_STATUSES,
+  type DisputeStatus,
+  type PaymentCommand,
+  type PaymentPorts,
+  refuseStaffText,
+  REQUEST_DEADLINE_MS,
+  retryingConflicts,
+} from '#payments';
+import type { Origin } from '#eventstore';
 import type { Register } from './register.js';
-import { refuseStaffText } from './staff.js';
-import { type Owner, retryingConflicts } from './stream.js';
 
 /** C57. */
 export const MAX_STAGE_CHARACTERS = 64;
 export const MAX_REASON_CODE_CHARACTERS = 64;
 
 /** Opens a dispute; the same id with the same terms again changes nothing. Refuses with VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE. */
-export const openDispute = async (ports: PaymentPorts, paymentId: string, dispute: Dispute, owner: Owner): Promise<Dispute> => {
+export const openDispute = async (ports: PaymentPorts, paymentId: string, dispute: Dispute, owner: Origin): Promise<Dispute> => {
   refuseWrongWords(dispute);
   if (!isUuid(dispute.disputeId)) throw invalid('disputeId must be a UUID.');
   if (!isDay(dispute.openedOn) || !isDay(dispute.dueDate)) throw invalid('openedOn and dueDate must be days like 2026-01-31.');
@@ -26,7 +33,7 @@ export const updateDispute = async (
   register: Register,
   disputeId: string,
   change: { readonly status: DisputeStatus | null; readonly stage: string | null },
-  owner: Owner,
+  owner: Origin,
 ): Promise<Dispute & { readonly paymentId: string }> => {
   refuseWrongWords(change);
   await register.caughtUp();
@@ -36,7 +43,7 @@ export const updateDispute = async (
   return { ...(await execute(ports, found.paymentId, command, found.disputeId, owner)), paymentId: found.paymentId };
 };
 
-const execute = (ports: PaymentPorts, paymentId: string, command: PaymentCommand, disputeId: string, owner: Owner): Promise<Dispute> =>
+const execute = (ports: PaymentPorts, paymentId: string, command: PaymentCommand, disputeId: string, owner: Origin): Promise<Dispute> =>
   retryingConflicts(async () => {
     const loaded = await ports.streams.load(paymentId);
     const { payment } = await ports.streams.execute(loaded, [command], owner, new Deadline(ports.clock, REQUEST_DEADLINE_MS));

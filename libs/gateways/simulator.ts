@@ -35,7 +35,7 @@ import {
   type ReversalTxn,
   type SettlementRecord,
   UnknownCursor,
-} from './gateway.js';
+} from '#payments';
 
 /** No answer comes near this; a gateway that sends more is not read to the end. */
 const MAX_ANSWER_BYTES = 64 * 1024;

@@ -1,8 +1,7 @@
 /** What a settlement line means to a payment (C23, C24, C29, ledger-audit 2.3), and a batch as its stream tells it. */
 import { describe, expect, test } from '@jest/globals';
 import { fold } from '#kernel';
-import type { SettlementRecord } from './gateway/gateway.js';
-import { payment as decider, type PaymentEvent } from './payment.js';
+import { payment as decider, type PaymentEvent, type SettlementRecord } from '#payments';
 import {
   emptyBatch,
   evolveBatch,
@@ -14,9 +13,9 @@ import {
   type RecordedLine,
   type Registered,
   type SettlementEvent,
-  settlementStream,
+  batchStreamId,
   unexplainedCents,
-} from './settlement.js';
+} from './batch.js';
 import {
   AT,
   charged,
@@ -253,13 +252,13 @@ describe('a batch', () => {
   const after = (...events: SettlementEvent[]) => events.reduce(evolveBatch, emptyBatch);
 
   test('has a stream that no other batch shares, whatever is in its names', () => {
-    const stream = (merchantAccount: string, batchId: string) => settlementStream({ gateway: 'simulator', merchantAccount, batchId });
+    const stream = (merchantAccount: string, batchId: string) => batchStreamId({ gateway: 'simulator', merchantAccount, batchId });
     expect(stream('agency-1', '2026-11')).not.toBe(stream('agency', '1-2026-11'));
     expect(stream('a%2Db', 'c')).not.toBe(stream('a-b', 'c'));
-    expect(stream('agency-1', '2026-11')).toBe('settlement-simulator-agency%2D1-2026%2D11');
+    expect(stream('agency-1', '2026-11')).toBe('simulator-agency%2D1-2026%2D11');
     for (const other of ['settlement-file-abc', 'payment-1', 'settlements-a-b-c', 'payment-a-b-c', 'settlement-a-b-c-d'])
       expect(isSettlementStream(other)).toBe(false);
-    expect(isSettlementStream(stream('agency-1', '2026-11'))).toBe(true);
+    expect(isSettlementStream(`settlement-${stream('agency-1', '2026-11')}`)).toBe(true);
   });
   test('told by a file it may be listed by the interface once, after its end, which says its day of funding where nobody had', () => {
     const told = (fundedOn: string | null): SettlementEvent => {

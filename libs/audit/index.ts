@@ -1,0 +1,31 @@
+export {
+  type AuditCaller,
+  auditKeyMigration,
+  auditKeyModel,
+  type AuditKeyPorts,
+  type AuditRole,
+  authenticateAudit,
+  issueAuditKey,
+  listAuditKeys,
+  revokeAuditKey,
+} from './audit-key.js';
+export {
+  checkPayments,
+  type Difference,
+  driftFigures,
+  driftFound,
+  type DriftKind,
+  driftMigration,
+  type DriftReport,
+  findDrift,
+  paymentIdsAfter,
+  sweepDrift,
+} from './drift.js';
+export { isReport, type ReportName, reportOf, REPORTS } from './exports.js';
+export { ForgedHead, headFiles, headKeys, openHead, readHeadFile } from './head.js';
+export { eventHash } from './merkle.js';
+export { exportReport, projectionDigest, reportText, writePack } from './pack.js';
+export { proveConsistency, provePayment } from './prove.js';
+export { listAsOf, type ListThenQuery, paymentAsOf, timeline } from './replay.js';
+export { BrokenPromise, LOG_SEAL, logSeal, logSealMigration, logState, type ProvePorts, resumeSeal, signLog, unsignedEvents } from './seal.js';
+export { verifyLog } from './verify.js';

@@ -1,0 +1,69 @@
+/**
+ * Event types, declared once per lib: `defineEvents<PaymentEvent>({ PaymentInitiated: [], PaymentCreated: [fromV1], … })`.
+ *
+ * The steps of a type bring the data of an older version to the next one. Stored bytes never change, readers know only the newest version, and only the newest
+ * version is written. Each version has a JSON schema and a golden file in the lib's folder `events/`. How to add one: docs/changing.md.
+ */
+import type { Json } from '#kernel';
+import type { Meta, NewEvent, Recorded } from './event-store.js';
+
+/** An event as deciders know it. `at`: RFC 3339, when it was recorded; set on every event that was read. */
+export interface DomainEvent {
+  readonly type: string;
+  readonly at?: string;
+  readonly data: object;
+}
+
+/** Data of one version to data of the next: pure, and total over what the older version allowed. */
+type Step = (data: never) => unknown;
+
+/** Steps from version 1 to the newest one. The last step must return the data of today. */
+type StepsTo<Data> = readonly [] | readonly [...Step[], (data: never) => Data];
+
+/** Each type of a union of events with its steps. The compiler refuses a type that is missing, and a last step that does not return the data of today. */
+export type EventSteps<Event extends DomainEvent> = {
+  readonly [Type in Event['type']]: StepsTo<Extract<Event, { readonly type: Type }>['data']>;
+};
+
+/** A reader met an event that this release cannot read. The reader stops, since the rest would be a guess. */
+export class UnreadableEvent extends Error {
+  constructor(
+    readonly event: Pick<Recorded, 'stream' | 'revision' | 'type' | 'v'>,
+    reason: string,
+  ) {
+    super(`${event.stream}@${event.revision}: ${event.type} ${reason}`);
+    this.name = 'UnreadableEvent';
+  }
+}
+
+export interface EventTypes<Event extends DomainEvent> {
+  readonly names: readonly Event['type'][];
+  /** The version that is written: 1 and one more for each step. */
+  readonly version: (type: Event['type']) => number;
+  /** The event in its newest version. Throws {@link UnreadableEvent} for a type that is not declared and for a version that is newer than this release. */
+  readonly read: (recorded: Recorded) => Event;
+  readonly write: (event: Event, id: string, meta: Meta) => NewEvent;
+}
+
+export const defineEvents = <Event extends DomainEvent>(types: EventSteps<Event>): EventTypes<Event> => {
+  const steps = new Map(Object.entries<readonly Step[]>(types));
+  const version = (type: Event['type']) => steps.get(type)!.length + 1;
+  return {
+    names: [...steps.keys()],
+    version,
+    read: (recorded) => {
+      const { type, v, meta } = recorded;
+      const known = steps.get(type);
+      if (!known) throw new UnreadableEvent(recorded, 'is no event that this program knows; it was written by another Payfold');
+      if (v > known.length + 1)
+        throw new UnreadableEvent(
+          recorded,
+          `has version ${v}, this program knows versions up to ${known.length + 1}; it was written by a newer Payfold`,
+        );
+      let { data }: { data: unknown } = recorded;
+      for (let from = v; from <= known.length; from++) data = known[from - 1]!(data as never);
+      return { type, data, at: meta.recordedAt } as unknown as Event;
+    },
+    write: ({ type, data }, id, meta) => ({ id, type, v: version(type), data: data as Json, meta }),
+  };
+};

@@ -1,0 +1,16 @@
+/** Which event store a process uses, and the tables of this lib. */
+import type { Migration } from '#platform';
+import type { EventStore } from './event-store.js';
+import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
+import { createPostgresEventStore, eventStoreMigration } from './postgres.js';
+import { projectionCheckpointMigration } from './subscriber.js';
+
+/** Tables of this lib, for `migrate`. */
+export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration];
+
+/** KurrentDB if an address of it is configured, else Postgres: the one choice, for every process and command. */
+export const openEventStore = async (
+  kurrentdbUrl: string | null,
+  databaseUrl: string,
+  onTrouble: NonNullable<KurrentDbOptions['onTrouble']>,
+): Promise<EventStore> => (kurrentdbUrl === null ? createPostgresEventStore(databaseUrl) : createKurrentDbEventStore(kurrentdbUrl, { onTrouble }));

@@ -1,0 +1,185 @@
+/**
+ * The one way to use a stream: load it by a fold, decide, append at the loaded revision. An append whose outcome is unknown is repeated under the same event ids,
+ * which the store recognises. Event ids are drawn once per append: a repeat is recognised, and two processes always conflict (T2).
+ */
+import { type Clock, type Decider, type Ids, timestamp } from '#kernel';
+import { type Actor, Conflict, type EventStore, type Expected, type NewEvent, OutcomeUnknown, type Position, Unavailable } from './event-store.js';
+import type { DomainEvent, EventTypes } from './events.js';
+
+export interface StreamPorts {
+  readonly store: Pick<EventStore, 'append' | 'read'>;
+  readonly clock: Clock;
+  readonly ids: Ids;
+}
+
+/** A kind of stream: `prefix` and an id make its name. */
+export interface StreamType<State, Event extends DomainEvent> {
+  readonly prefix: string;
+  readonly events: EventTypes<Event>;
+  readonly decider: Pick<Decider<State, never, Event>, 'initial' | 'evolve'>;
+  /** RFC 3339: when an event took effect in the world, if that differs from when it was recorded; else null. */
+  readonly effectiveAt?: (event: Event) => string | null;
+}
+
+/** A kind of stream with commands. */
+export interface DecidedStreamType<State, Command, Event extends DomainEvent> extends StreamType<State, Event> {
+  readonly decider: Decider<State, Command, Event>;
+}
+
+/** A stream as it was read. `revision` and `position` are those of its last event; null: there is no such stream. */
+export interface Loaded<State> {
+  readonly id: string;
+  readonly state: State;
+  readonly revision: bigint | null;
+  readonly position: Position | null;
+}
+
+/** The actor and the request that events come from. */
+export interface Origin {
+  readonly actor: Actor;
+  readonly correlationId: string;
+}
+
+export interface AppendOptions {
+  /** Milliseconds for which an append may be repeated; without it, {@link MAX_APPEND_TRIES} tries. */
+  readonly forMs?: number;
+  /** Id of the first event. A fixed id lets a repeated command find its own event. Default: drawn. */
+  readonly eventId?: string;
+}
+
+/** Folds a stream. Throws Unavailable, and UnreadableEvent for an event that this release cannot read. */
+export const load = async <State, Event extends DomainEvent>(
+  store: Pick<EventStore, 'read'>,
+  { prefix, events, decider }: StreamType<State, Event>,
+  id: string,
+): Promise<Loaded<State>> => {
+  let loaded: Loaded<State> = { id, state: decider.initial, revision: null, position: null };
+  for await (const recorded of store.read(prefix + id))
+    loaded = { id, state: decider.evolve(loaded.state, events.read(recorded)), revision: recorded.revision, position: recorded.position };
+  return loaded;
+};
+
+/** Appends events that were decided on the loaded state. Throws Conflict, OutcomeUnknown, Unavailable. */
+export const append = async <State, Event extends DomainEvent>(
+  { store, clock, ids }: StreamPorts,
+  { prefix, events: types, decider, effectiveAt }: StreamType<State, Event>,
+  { id, state, revision }: Loaded<State>,
+  events: readonly Event[],
+  { actor, correlationId }: Origin,
+  { forMs, eventId }: AppendOptions = {},
+): Promise<Loaded<State>> => {
+  // Folded first: an impossible event must never reach the log.
+  const after = events.reduce((before, event) => decider.evolve(before, event), state);
+  const written = events.map((event, index) => {
+    const effective = effectiveAt?.(event) ?? null;
+    const meta = {
+      recordedAt: event.at ?? timestamp(clock.now()),
+      ...(effective !== null && { effectiveAt: effective }),
+      actor,
+      correlationId,
+    };
+    return types.write(event, index === 0 && eventId !== undefined ? eventId : ids.uuid(), meta);
+  });
+  const appended = await appendRepeatedly(store, clock, prefix + id, revision ?? 'no_stream', written, forMs);
+  return { id, state: after, revision: appended.revision, position: appended.position };
+};
+
+/** Decides commands, one after the other, and appends what follows from them; without events nothing is appended. Throws also what `decide` throws. */
+export const execute = async <State, Command, Event extends DomainEvent>(
+  ports: StreamPorts,
+  type: DecidedStreamType<State, Command, Event>,
+  loaded: Loaded<State>,
+  commands: readonly Command[],
+  origin: Origin,
+  options: AppendOptions = {},
+): Promise<Loaded<State>> => {
+  const { decider } = type;
+  const events: Event[] = [];
+  let { state } = loaded;
+  for (const command of commands) {
+    const decided = decider.decide(state, command);
+    state = decided.reduce((before, event) => decider.evolve(before, event), state);
+    events.push(...decided);
+  }
+  return events.length === 0 ? loaded : append(ports, type, loaded, events, origin, options);
+};
+
+/** How often another writer may append first before a stream counts as too busy. */
+export const MAX_CONFLICT_ROUNDS = 5;
+
+/** Repeats `work`, which loads and decides again, while another writer appended first. Throws `busy()` after {@link MAX_CONFLICT_ROUNDS} rounds. */
+export const retryOnConflict = async <T>(work: () => Promise<T>, busy: () => Error, rounds = MAX_CONFLICT_ROUNDS): Promise<T> => {
+  for (let round = 1; ; round++) {
+    try {
+      return await work();
+    } catch (error) {
+      if (!(error instanceof Conflict)) throw error;
+      if (round >= rounds) throw busy();
+    }
+  }
+};
+
+/** Loads a stream and executes one command on it; decides again on conflict. Throws `busy()`, what `decide` throws, and the errors of the store. */
+export const change = <State, Command, Event extends DomainEvent>(
+  ports: StreamPorts,
+  type: DecidedStreamType<State, Command, Event>,
+  id: string,
+  command: Command,
+  origin: Origin,
+  busy: () => Error,
+  options: AppendOptions = {},
+): Promise<Loaded<State>> => retryOnConflict(async () => execute(ports, type, await load(ports.store, type, id), [command], origin, options), busy);
+
+/** Begins a stream with one event; false if the stream exists: a repeated command recorded it before. */
+export const recordOnce = async <Event extends DomainEvent>(
+  ports: Omit<StreamPorts, 'ids'>,
+  events: EventTypes<Event>,
+  stream: string,
+  event: Event,
+  eventId: string,
+  { actor, correlationId }: Origin,
+): Promise<boolean> => {
+  const meta = { recordedAt: event.at ?? timestamp(ports.clock.now()), actor, correlationId };
+  try {
+    await appendRepeatedly(ports.store, ports.clock, stream, 'no_stream', [events.write(event, eventId, meta)]);
+    return true;
+  } catch (error) {
+    if (error instanceof Conflict) return false;
+    throw error;
+  }
+};
+
+const RETRY_APPEND_MS = 250;
+/** Tries of an append without a time of its own. */
+const MAX_APPEND_TRIES = 5;
+
+/**
+ * Appends, and repeats the same events at the same revision while the outcome is unknown. With `forMs` it also repeats while the store cannot be reached.
+ * A Conflict is certain. Once an answer was lost, any other error ends in {@link OutcomeUnknown}.
+ */
+export const appendRepeatedly = async (
+  store: Pick<EventStore, 'append'>,
+  clock: Clock,
+  stream: string,
+  expected: Exclude<Expected, 'any'>,
+  events: readonly NewEvent[],
+  forMs?: number,
+): ReturnType<EventStore['append']> => {
+  if (forMs !== undefined && forMs <= 0) throw new Unavailable('no time left to append');
+  const until = forMs === undefined ? Number.POSITIVE_INFINITY : clock.monotonic() + forMs;
+  let maybeAppended = false;
+  for (let tries = 1; ; tries++) {
+    try {
+      return await store.append(stream, expected, events);
+    } catch (error) {
+      if (error instanceof Conflict) throw error;
+      maybeAppended ||= error instanceof OutcomeUnknown;
+      const again = error instanceof OutcomeUnknown || (error instanceof Unavailable && (maybeAppended || forMs !== undefined));
+      const over = forMs === undefined ? tries >= MAX_APPEND_TRIES : clock.monotonic() + RETRY_APPEND_MS >= until;
+      if (!again || over) throw maybeAppended ? asUnknown(error as Error) : error;
+      await clock.sleep(RETRY_APPEND_MS);
+    }
+  }
+};
+
+const asUnknown = (error: Error): OutcomeUnknown => (error instanceof OutcomeUnknown ? error : new OutcomeUnknown(error.message, { cause: error }));

@@ -1,0 +1,1 @@
+export { createSimulatorGateway, type SimulatorGateway } from './simulator.js';

@@ -1,0 +1,21 @@
+/** The events of this lib, and the kinds of streams that hold them. */
+import { type DecidedStreamType, defineEvents, type StreamType } from '#eventstore';
+import { type ManualAdjustment, type PeriodCommand, type PeriodEvent, type Periods, periods } from './adjustment.js';
+
+export const periodEvents = defineEvents<PeriodEvent>({ PeriodClosed: [], TrialBalanceRecorded: [] });
+export const manualAdjustmentEvents = defineEvents<ManualAdjustment>({ ManualAdjustment: [] });
+
+const PREFIX = 'adjustment-';
+
+/** Periods are closed in one stream, so that they are closed in order. */
+export const PERIODS_STREAM: DecidedStreamType<Periods, PeriodCommand, PeriodEvent> = { prefix: PREFIX, events: periodEvents, decider: periods };
+export const PERIODS_ID = 'periods';
+export const PERIODS = PREFIX + PERIODS_ID;
+
+/** Each adjustment by hand is a stream of its own, with one event. */
+export const ADJUSTMENT_STREAM: StreamType<ManualAdjustment | null, ManualAdjustment> = {
+  prefix: PREFIX,
+  events: manualAdjustmentEvents,
+  decider: { initial: null, evolve: (_, event) => event },
+  effectiveAt: ({ data }) => data.effectiveAt,
+};

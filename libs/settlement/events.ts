@@ -1,0 +1,48 @@
+/** The events of this lib, and the kinds of streams that hold them. */
+import { type DecidedStreamType, defineEvents, type StreamType } from '#eventstore';
+import { emptyBatch, evolveBatch, type SettlementBatch, type SettlementEvent } from './batch.js';
+import { type ExceptionCommand, type ExceptionEvent, type SettlementCase, settlementException } from './exception.js';
+
+export const settlementEvents = defineEvents<SettlementEvent>({
+  SettlementLinesRecorded: [],
+  SettlementBatchRecorded: [],
+  SettlementBatchListed: [],
+  SettlementLinesCorrected: [],
+  BatchFunded: [],
+});
+
+export const exceptionEvents = defineEvents<ExceptionEvent>({
+  ExceptionOpened: [],
+  ExceptionAssigned: [],
+  ExceptionExplained: [],
+  ExceptionSuperseded: [],
+  ExceptionResolved: [],
+});
+
+export interface SettlementFileImported {
+  readonly type: 'SettlementFileImported';
+  readonly data: {
+    /** Of the file's bytes, lower-case hexadecimal. */
+    readonly sha256: string;
+    readonly name: string;
+    readonly lines: number;
+    /** Lines and days of funding of batches that were recorded before, and that this file corrected. */
+    readonly corrected: number;
+    readonly batches: readonly { readonly batchId: string; readonly count: number; readonly amountCents: number }[];
+  };
+}
+
+export const settlementFileEvents = defineEvents<SettlementFileImported>({ SettlementFileImported: [] });
+
+export const BATCH_STREAM: StreamType<SettlementBatch, SettlementEvent> = {
+  prefix: 'settlement-',
+  events: settlementEvents,
+  decider: { initial: emptyBatch, evolve: evolveBatch },
+  effectiveAt: ({ data }) => ('closedAt' in data ? data.closedAt : `${data.fundedOn}T00:00:00.000Z`),
+};
+
+export const EXCEPTION_STREAM: DecidedStreamType<SettlementCase | null, ExceptionCommand, ExceptionEvent> = {
+  prefix: 'exception-',
+  events: exceptionEvents,
+  decider: settlementException,
+};

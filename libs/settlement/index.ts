@@ -1,0 +1,35 @@
+export {
+  type BatchName,
+  batchStreamId,
+  isSettledLine,
+  isSettlementStream,
+  type LineCorrection,
+  type RecordedLine,
+  type SettlementEvent,
+} from './batch.js';
+export { openDispute, updateDispute } from './dispute.js';
+export { exceptionEvents, settlementEvents, settlementFileEvents } from './events.js';
+export { type ExceptionEvent, type Resolution, settlementException } from './exception.js';
+export {
+  batchesAsOf,
+  changeException,
+  type ExceptionChange,
+  exceptionMigration,
+  exceptionModel,
+  type ExceptionRow,
+  exceptionRows,
+  EXCEPTIONS,
+  type FileImported,
+  importSettlementFile,
+  openExceptions,
+} from './matching.js';
+export { batchOf, type BatchSummary, recordSettlements, type SettlementPorts } from './record.js';
+export {
+  PAYMENT_REGISTER,
+  paymentRegisterMigration,
+  paymentRegisterModel,
+  postgresRegister,
+  type Register,
+  type RegisteredDispute,
+  type RegisteredTransaction,
+} from './register.js';

@@ -1,0 +1,1 @@
+export const PURE_FILES: readonly string[];

@@ -1,0 +1,11 @@
+/** Files without time, chance, machine or framework: they import the kernel and each other. The linter and test/architecture.spec.ts both read this list. */
+export const PURE_FILES = [
+  ...['clock', 'decider', 'errors', 'ids', 'index', 'json', 'money'].map((name) => `libs/kernel/${name}.ts`),
+  ...['account', 'case-restriction', 'portal'].map((name) => `libs/accounts/${name}.ts`),
+  ...['fee', 'payment', 'payment.view'].map((name) => `libs/payments/${name}.ts`),
+  ...['batch', 'exception'].map((name) => `libs/settlement/${name}.ts`),
+  ...['adjustment', 'chart', 'postings'].map((name) => `libs/ledger/${name}.ts`),
+  ...['notification', 'schedule'].map((name) => `libs/webhooks/${name}.ts`),
+  ...['addresses', 'checkout'].map((name) => `libs/checkout/${name}.ts`),
+  ...['format.ts', 'layout.tsx', 'outcome.tsx', 'pay.tsx', 'text.ts'].map((name) => `libs/checkout/pages/${name}`),
+];
