@@ -128,7 +128,8 @@ export const createMetrics = (services: Services): Metrics => {
     labelNames: ['projection'],
     registers: [registry],
     async collect() {
-      for (const projection of Object.values(services.projections)) this.set({ projection: projection.name }, (await projection.status()).lagMs);
+      for (const projection of [...services.readModels.all(), ...Object.values(services.reactors)])
+        this.set({ projection: projection.name }, (await projection.status()).lagMs);
     },
   });
   new client.Gauge({
@@ -180,7 +181,7 @@ export const createMetrics = (services: Services): Metrics => {
 
 const ATTEMPT_BUCKETS_SECONDS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];
 
-const addWebhookMetrics = (registry: client.Registry, { webhooks, projections, pool }: Services): void => {
+const addWebhookMetrics = (registry: client.Registry, { webhooks, reactors, pool }: Services): void => {
   const registers = [registry];
   const attempts = new client.Counter({
     name: 'payfold_webhook_attempts_total',
@@ -239,14 +240,14 @@ const addWebhookMetrics = (registry: client.Registry, { webhooks, projections, p
     help: 'Events of all streams that the webhook outbox has not looked at; absent where positions do not count events',
     registers,
     async collect() {
-      const { lagEvents } = await projections.webhookOutbox.status();
+      const { lagEvents } = await reactors.webhookOutbox.status();
       if (lagEvents === null) this.remove();
       else this.set(lagEvents);
     },
   });
 };
 
-const addLedgerMetrics = (registry: client.Registry, { projections, pool }: Services): void => {
+const addLedgerMetrics = (registry: client.Registry, { reactors, pool }: Services): void => {
   const registers = [registry];
   let look: ReturnType<typeof driftFigures> | null = null;
   const figures = () => (look ??= driftFigures(pool).finally(() => (look = null)));
@@ -273,7 +274,7 @@ const addLedgerMetrics = (registry: client.Registry, { projections, pool }: Serv
     help: 'Age of the oldest event that is not in the sealed log',
     registers,
     async collect() {
-      this.set((await projections.logSeal.status()).lagMs / 1_000);
+      this.set((await reactors.logSeal.status()).lagMs / 1_000);
     },
   });
   new client.Gauge({

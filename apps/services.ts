@@ -2,44 +2,40 @@
 import { join } from 'node:path';
 import {
   AccessTokens,
-  directoryProjection,
-  directorySchema,
+  apiKeyUseMigration,
+  directoryModel,
   openSigningSecret,
   postgresDirectory,
   postgresKeyUse,
   type AuthenticationDeps,
   type Directory,
 } from '#accounts';
-import { checkoutUnfinishedMigration, checkoutUnfinishedModel, type CheckoutPorts, CheckoutSessions } from '#checkout';
+import { checkoutUnfinishedModel, type CheckoutPorts, CheckoutSessions } from '#checkout';
 import {
+  checkpointOf,
   createSubscriber,
+  dropReadModelsOf010,
   type EventStore,
   eventStoreMigrations,
   openEventStore,
-  requireOwnStore,
   OutcomeUnknown,
+  missingShapes,
+  prepareReadModels,
   type ReadModel,
+  ReadModels,
+  requireOwnStore,
+  searchPathOf,
   type Subscriber,
   Unavailable,
   watchProjection,
 } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
-import { auditKeyMigration, auditKeyModel, driftMigration, logSeal, logSealMigration, type ProvePorts, resumeSeal } from '#audit';
-import {
-  exceptionMigration,
-  exceptionModel,
-  openExceptions,
-  paymentRegisterMigration,
-  paymentRegisterModel,
-  postgresRegister,
-  type SettlementPorts,
-} from '#settlement';
-import { journalMigration, journalModel } from '#ledger';
+import { auditKeyModel, driftMigration, logSeal, logSealMigration, type ProvePorts, resumeSeal } from '#audit';
+import { exceptionModel, openExceptions, paymentRegisterModel, postgresRegister, type SettlementPorts } from '#settlement';
+import { journalModel } from '#ledger';
 import {
   createRecovery,
   type Gateways,
-  PAYMENT_LIST,
-  paymentListMigration,
   paymentListModel,
   type PaymentPorts,
   type PaymentServices,
@@ -58,9 +54,12 @@ import {
   type Logger,
   migrate,
   type Migration,
+  missingMigrations,
   type Pool,
+  processMigration,
   readKeyRing,
   readOrCreateKeyRing,
+  recordProcess,
   systemIds,
 } from '#platform';
 import { cardInTextCheck, idempotencyMigrations, postgresIdempotency } from '#platform/http';
@@ -78,19 +77,26 @@ import { withFailpoint } from './failpoints.js';
 
 export const MIGRATIONS: readonly Migration[] = [
   ...eventStoreMigrations,
-  directorySchema,
+  processMigration,
+  apiKeyUseMigration,
   ...idempotencyMigrations,
   velocityMigration,
   recoveryMigration,
-  paymentListMigration,
-  paymentRegisterMigration,
   ...webhookMigrations,
-  journalMigration,
-  checkoutUnfinishedMigration,
   logSealMigration,
   driftMigration,
-  auditKeyMigration,
-  exceptionMigration,
+  dropReadModelsOf010,
+];
+
+/** Every read model of the service: a new one is a line here. A worker builds them in this order. */
+export const READ_MODELS: readonly ReadModel[] = [
+  directoryModel,
+  auditKeyModel,
+  checkoutUnfinishedModel,
+  paymentListModel,
+  paymentRegisterModel,
+  exceptionModel,
+  journalModel,
 ];
 
 /** The configuration with the addresses filled in that were found or started. */
@@ -114,30 +120,11 @@ export interface Services {
   readonly settlement: SettlementPorts;
   /** Opens an exception for everything of settlement that does not match; resolves with how many. */
   readonly openExceptions: () => Promise<number>;
-  /** What follows the log, by name; a worker starts them, the command line brings the directory up to its own events. */
-  readonly projections: {
-    readonly directory: Subscriber;
-    readonly paymentList: Subscriber;
-    readonly paymentRegister: Subscriber;
-    readonly checkoutUnfinished: Subscriber;
-    readonly webhookOutbox: Subscriber;
-    readonly journal: Subscriber;
-    readonly logSeal: Subscriber;
-    readonly exceptions: Subscriber;
-    readonly auditKeys: Subscriber;
-  };
+  readonly readModels: ReadModels;
+  /** Subscribers whose effects the log cannot make again: they are never rebuilt. */
+  readonly reactors: { readonly webhookOutbox: Subscriber; readonly logSeal: Subscriber };
   /** Webhooks: what a worker runs, and who counts what it does. */
   readonly webhooks: { readonly dispatcher: Dispatcher; watch(watcher: DispatcherWatch): void };
-  /** How each read model is made again from the log. The outbox is none: its effects leave the house; nor is the seal. */
-  readonly models: {
-    readonly directory: ReadModel;
-    readonly paymentList: ReadModel;
-    readonly paymentRegister: ReadModel;
-    readonly checkoutUnfinished: ReadModel;
-    readonly journal: ReadModel;
-    readonly exceptions: ReadModel;
-    readonly auditKeys: ReadModel;
-  };
   /** The sealed log: its tiles, and where its signed heads go. */
   readonly seal: ProvePorts;
   /** Throws when something that payments need cannot be used. */
@@ -160,20 +147,14 @@ const REGISTER_TIMEOUT_MS = 120_000;
 /** An append that failed this recently makes the process not ready. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
 
-/** The directory is small: it is made again through its own handler. */
-const directoryModel: ReadModel = {
-  projection: directoryProjection,
-  tables: ['directory_account', 'directory_api_key', 'directory_portal', 'directory_grant', 'directory_case'],
-  createTables: directorySchema.sql,
-  createIndexes: '',
-};
-
 export const openKeys = (config: Config): KeyRing =>
   config.masterKeyMayBeCreated ? readOrCreateKeyRing(config.masterKeyFile) : readKeyRing(config.masterKeyFile);
 
 /** What a test may replace. */
 export interface OpenOptions {
   readonly clock?: Clock;
+  /** The role of a process that stays: it is recorded, so that `payfold upgrade` knows that it lives. */
+  readonly role?: string;
 }
 
 export const openServices = async (
@@ -181,12 +162,13 @@ export const openServices = async (
   { databaseUrl, simulatorUrl }: Places,
   keys: KeyRing,
   log: Logger,
-  { clock = systemClock }: OpenOptions = {},
+  { clock = systemClock, role }: OpenOptions = {},
 ): Promise<Services> => {
   const ids = systemIds(() => clock.now());
   cardInTextCheck.on = config.cardInTextCheck;
-  const pool = createPool(databaseUrl, { name: 'main', max: POOL_CONNECTIONS });
-  const projectionPool = createPool(databaseUrl, { name: 'projections', max: PROJECTION_POOL_CONNECTIONS, byKey: true });
+  const searchPath = searchPathOf(READ_MODELS);
+  const pool = createPool(databaseUrl, { name: 'main', max: POOL_CONNECTIONS, searchPath });
+  const projectionPool = createPool(databaseUrl, { name: 'projections', max: PROJECTION_POOL_CONNECTIONS, byKey: true, searchPath });
   const keySettings = { max: KEY_POOL_CONNECTIONS, statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS, lockTimeoutMs: KEY_LOCK_TIMEOUT_MS, byKey: true };
   const keyPool = createPool(databaseUrl, { name: 'keys', ...keySettings });
   // A claim must survive a crash of Postgres that its owner survives: lost, the key would charge again. A settlement need not: the takeover makes it
@@ -203,12 +185,14 @@ export const openServices = async (
     for (const one of [...opened].reverse()) await one();
   };
   try {
-    await migrate(pool, MIGRATIONS);
+    if (config.migrate === 'start') await migrate(pool, MIGRATIONS);
+    else await requirePrepared(pool);
     const heads = { db: pool, keys, folder: join(config.dataDir, 'heads'), now: () => clock.now() };
     await resumeSeal(heads);
     const bare = await openEventStore(config.kurrentdbUrl, databaseUrl, (message, error) => log.warn({ err: error }, message));
     opened.push(() => bare.close());
     await requireOwnStore(pool, config.kurrentdbUrl !== null);
+    if (config.migrate === 'start') await prepareReadModels(pool, READ_MODELS, bare);
     const appends = { failedAt: Number.NEGATIVE_INFINITY };
     const store = withFailpoint(config.failpoint, watchAppends(bare, clock, appends));
     const directory = postgresDirectory(pool);
@@ -230,33 +214,20 @@ export const openServices = async (
         { err: error, projection: what.name },
         what.retrying ? 'a projection is retrying' : 'a projection stopped',
       );
-    const models = {
-      directory: directoryModel,
-      paymentList: paymentListModel((paymentId) => log.warn({ paymentId }, 'a payment has an unusually long stream')),
-      paymentRegister: paymentRegisterModel,
-      journal: journalModel,
-      exceptions: exceptionModel,
-      auditKeys: auditKeyModel,
-      checkoutUnfinished: checkoutUnfinishedModel,
-    };
-    const projections = {
-      directory: createSubscriber(models.directory.projection, { store, pool: projectionPool, clock, onError }),
-      paymentList: createSubscriber(models.paymentList.projection, { store, pool: projectionPool, clock, onError }),
-      paymentRegister: createSubscriber(models.paymentRegister.projection, { store, pool: projectionPool, clock, onError }),
-      webhookOutbox: createSubscriber(webhookOutbox(store), { store, pool: projectionPool, clock, onError }),
-      journal: createSubscriber(models.journal.projection, { store, pool: projectionPool, clock, onError }),
-      checkoutUnfinished: createSubscriber(models.checkoutUnfinished.projection, { store, pool: projectionPool, clock, onError }),
-      exceptions: createSubscriber(models.exceptions.projection, { store, pool: projectionPool, clock, onError }),
-      auditKeys: createSubscriber(models.auditKeys.projection, { store, pool: projectionPool, clock, onError }),
-      logSeal: createSubscriber(logSeal, { store, pool: projectionPool, clock, onError }),
-    };
+    const subscribing = { store, pool: projectionPool, clock, log, onError };
+    const readModels = new ReadModels(READ_MODELS, {
+      ...subscribing,
+      onBuild: (building) => log.info(building, 'a read model is being built'),
+    });
+    const reactors = { webhookOutbox: createSubscriber(webhookOutbox(store), subscribing), logSeal: createSubscriber(logSeal, subscribing) };
     // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
-    const watch = watchProjection(pool, PAYMENT_LIST, clock);
+    const watch = watchProjection(pool, checkpointOf(paymentListModel), clock);
+    const list = readModels.of(paymentListModel);
     const caughtUp = (projection: Subscriber) => async () => {
       const head = await store.head();
       if (head !== null) await projection.runUntil(head, { timeoutMs: REGISTER_TIMEOUT_MS });
     };
-    const settlement = { payments: ports, store, register: postgresRegister(pool, caughtUp(projections.paymentRegister)) };
+    const settlement = { payments: ports, store, register: postgresRegister(pool, caughtUp(readModels.of(paymentRegisterModel))) };
     const payments: PaymentServices = {
       ports,
       idempotency,
@@ -265,12 +236,16 @@ export const openServices = async (
         keys,
         directory,
         head: () => store.head(),
-        caughtUpTo: (position, timeoutMs) =>
-          (projections.paymentList.state === 'active' ? projections.paymentList : watch).caughtUpTo(position, timeoutMs),
+        caughtUpTo: (position, timeoutMs) => (list.state === 'active' ? list : watch).caughtUpTo(position, timeoutMs),
       },
       recovery: createRecovery(ports, store, postgresRecoveryWork(pool)),
       log,
     };
+    let built = false;
+    if (role !== undefined) {
+      const recorded = await recordProcess(pool, { id: ids.uuid(), role, pid: process.pid, readModels: READ_MODELS.map(checkpointOf), clock });
+      opened.push(() => recorded.stop());
+    }
     const watchers = new Set<DispatcherWatch>();
     const dispatcher = createDispatcher({
       deliveries: withFailpoint(config.failpoint, postgresDeliveries(webhookPool, ids.uuid())),
@@ -309,14 +284,18 @@ export const openServices = async (
       payments,
       seal: { store, ...heads },
       settlement,
-      openExceptions: () => openExceptions(settlement, pool, { caughtUp: caughtUp(projections.exceptions) }),
+      openExceptions: () => openExceptions(settlement, pool, { caughtUp: caughtUp(readModels.of(exceptionModel)) }),
       checkout: { payments: ports, sessions: new CheckoutSessions(store, clock, ids), directory },
-      projections,
-      models,
+      readModels,
+      reactors,
       webhooks: { dispatcher, watch: (watcher) => void watchers.add(watcher) },
       readiness: {
         idempotency: async () => {
           if (!(await idempotency.ping())) throw new Error('keys cannot be written');
+        },
+        readModels: async () => {
+          // Once they were built, a worker that is away takes no API down.
+          if (!built && !(built = await readModels.areBuilt())) throw new Error('read models are being built');
         },
         schema: async () => {
           if (!(await isMigrated(pool, MIGRATIONS))) throw new Error('the schema is not ours');
@@ -332,6 +311,16 @@ export const openServices = async (
     await close().catch(() => undefined);
     throw error;
   }
+};
+
+/** With MIGRATE=prepare only `payfold upgrade prepare` changes the schema. */
+const requirePrepared = async (pool: Pool): Promise<void> => {
+  const missing = await missingMigrations(pool, MIGRATIONS);
+  const shapes = missing.length === 0 ? await missingShapes(pool, READ_MODELS) : [];
+  if (missing.length + shapes.length > 0)
+    throw new Error(
+      `the database is not prepared for this release (${[...missing, ...shapes.map(checkpointOf)].join(', ')}); run payfold upgrade prepare, or set MIGRATE=start`,
+    );
 };
 
 const targetText = ({ host, port, network }: Config['webhooks']['privateTargets'][number]) => `${host}:${port}=${network.address}/${network.prefix}`;

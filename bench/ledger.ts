@@ -9,13 +9,23 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import { createPostgresEventStore, createSubscriber, type Projection, resetCheckpoint } from '#eventstore';
+import {
+  checkpointOf,
+  createPostgresEventStore,
+  createSubscriber,
+  prepareReadModels,
+  type Projection,
+  projectionOf,
+  type ReadModel,
+  resetCheckpoint,
+  searchPathOf,
+} from '#eventstore';
 import { eventHash, findDrift, logSeal, paymentAsOf, reportText, verifyLog } from '#audit';
 import { journalModel } from '#ledger';
 import { paymentListModel } from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import { createPool, migrate, newKeyRing, startEmbeddedPostgres, transaction } from '#platform';
-import { MIGRATIONS } from '../apps/services.js';
+import { MIGRATIONS, READ_MODELS } from '../apps/services.js';
 import { closedLoop } from './load.js';
 import { printSettings, refuseWithoutFsync } from './pgbench.js';
 import { createRequest, rssMib, startService } from './service.js';
@@ -52,10 +62,11 @@ const modelPayment = async (): Promise<{ revision: string; type: string; data: s
 const model = await modelPayment();
 const directory = await mkdtemp(join(tmpdir(), 'payfold-bench-'));
 const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), {});
-const pool = createPool(postgres.url, { name: 'bench', max: 8, statementTimeoutMs: 0 });
+const pool = createPool(postgres.url, { name: 'bench', max: 8, statementTimeoutMs: 0, searchPath: searchPathOf(READ_MODELS) });
 const store = createPostgresEventStore(postgres.url);
 try {
   await migrate(pool, MIGRATIONS);
+  await prepareReadModels(pool, READ_MODELS, store);
   await refuseWithoutFsync(pool);
   // Each payment gets references and transactions of its own, as the register and settlement know it by them.
   const names = [
@@ -84,12 +95,12 @@ try {
     return (performance.now() - started) / 1_000;
   };
   const project = (projection: Projection) => timed(() => createSubscriber(projection, { store, pool }).runUntil(head, { timeoutMs: RUN_MS }));
-  const again = async (projection: Projection, tables: readonly string[]) => {
+  const again = async (model: ReadModel) => {
     await transaction(pool, async (client) => {
-      await client.query(`truncate ${tables.join(', ')}`);
-      await resetCheckpoint(client, projection.name, null);
+      await client.query(`truncate ${model.tables.join(', ')}`);
+      await resetCheckpoint(client, checkpointOf(model), null);
     });
-    return project(projection);
+    return project(projectionOf(model));
   };
 
   // From all over the log, so that most of what is read is in no cache of the database.
@@ -106,16 +117,15 @@ try {
 
   const measureBooks = async () => {
     // A-B-A: what else the machine does hits both.
-    const list = paymentListModel();
-    const first = await project(list.projection);
-    const journal = await project(journalModel.projection);
-    const second = await again(list.projection, list.tables);
+    const first = await project(projectionOf(paymentListModel));
+    const journal = await project(projectionOf(journalModel));
+    const second = await again(paymentListModel);
     const listRate = events / ((first + second) / 2);
     console.log(
       `projections, ${events} events: list ${listRate.toFixed(0)}/s, journal ${(events / journal).toFixed(0)}/s; ratio ${(events / journal / listRate).toFixed(2)} (floor 0.5)`,
     );
 
-    await project(paymentRegisterModel.projection);
+    await project(projectionOf(paymentRegisterModel));
     // Settlement's lines are not in this history; what they would have written is.
     await pool.query(
       `update gateway_transaction g set settled_batch_id = m.data->>'batchId' from model m where m.type = 'PaymentSettled' and m.data->>'leg' = g.leg`,

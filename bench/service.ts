@@ -5,7 +5,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
+import { searchPathOf } from '#eventstore';
 import { createPool, freePort, type Pool } from '#platform';
+import { READ_MODELS } from '../apps/services.js';
 import { createSimulatorControl, type SimulatorControl } from '../apps/simulator/control.js';
 
 export interface BenchService {
@@ -54,7 +56,7 @@ export const startService = async (options: { dataDir?: string; apiKey?: string;
   const find = (pattern: RegExp) => lines.map((line) => pattern.exec(line)?.[1]).find(Boolean);
   const apiKey = options.apiKey ?? find(/API key\s+(pc_\S+)/)!;
   const portalId = options.portalId ?? find(/Portal\s+([0-9a-f-]{36})/)!;
-  const pool = createPool(databaseUrl, { name: 'bench', max: 4, statementTimeoutMs: 0 });
+  const pool = createPool(databaseUrl, { name: 'bench', max: 4, statementTimeoutMs: 0, searchPath: searchPathOf(READ_MODELS) });
   const end = async () => {
     await pool.end();
     await stopChild(child);

@@ -5,7 +5,7 @@ import { createAudit } from '../audit/audit.js';
 import { createApi } from './api.js';
 
 runRole('api', async (config, log) => {
-  const services = await openServices(config, requirePlaces(config), openKeys(config), log);
+  const services = await openServices(config, requirePlaces(config), openKeys(config), log, { role: 'api' });
   const metrics = createMetrics(services);
   const api = await createApi({ ...services, publicUrl: config.publicUrl, onAnswer: metrics.answered });
   const url = await api.listen(config.port, config.host);

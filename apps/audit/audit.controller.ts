@@ -15,12 +15,12 @@ import {
 import { ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } from '@nestjs/swagger';
 import { once } from 'node:events';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { projectionPlace } from '#eventstore';
+import { checkpointOf, projectionPlace, type ReadModel } from '#eventstore';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
 import { type AuditCaller, authenticateAudit, driftFound, exportReport, isReport, listAsOf, paymentAsOf, REPORTS, reportOf, timeline } from '#audit';
-import { balances, bookSumCents, JOURNAL, journalPage } from '#ledger';
-import { batchesAsOf, exceptionRows, EXCEPTIONS, PAYMENT_REGISTER } from '#settlement';
-import { PAYMENT_LIST, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
+import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
+import { batchesAsOf, exceptionRows, exceptionModel, paymentRegisterModel } from '#settlement';
+import { paymentListModel, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
 import { headerLines, sendAnswer, successAnswer, validationError } from '#platform/http';
 import { instantOf } from '../api/partner/requests.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
@@ -174,7 +174,7 @@ export class AuditController {
     );
     if (status !== undefined && !PAYMENT_STATUSES.includes(status as PaymentStatus))
       throw fault('status', `must be one of ${PAYMENT_STATUSES.join(', ')}`);
-    await this.standing(reply, PAYMENT_LIST);
+    await this.standing(reply, paymentListModel);
     const { payments, next } = await listAsOf(
       { store: this.services.store, db: this.services.pool },
       {
@@ -198,7 +198,7 @@ export class AuditController {
   @Answers({ accounts: LIST, sumCents: { type: 'integer' } })
   async balances(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf, effectiveTo } = known(query, 'asOf', 'effectiveTo');
-    await this.standing(reply, JOURNAL);
+    await this.standing(reply, journalModel);
     const accounts = await balances(this.services.pool, { asOf: time('asOf', asOf), effectiveTo: time('effectiveTo', effectiveTo) });
     sendAnswer(reply, successAnswer({ accounts, sumCents: bookSumCents(accounts) }));
   }
@@ -214,7 +214,7 @@ export class AuditController {
     const { after, from, to, limit } = known(query, 'after', 'from', 'to', 'limit');
     const [, position = '', number = '-1'] = /^([\d:]{0,41})\/(\d{1,6})$/.exec(after ?? '') ?? [];
     if (after !== undefined && position === '') throw fault('after', 'must be the next of a page before');
-    const until = await this.standing(reply, JOURNAL);
+    const until = await this.standing(reply, journalModel);
     const size = count(limit);
     const place = { position, number: Number(number) };
     const entries = until === null ? [] : await journalPage(this.services.pool, place, { from: time('from', from), to: time('to', to), until }, size);
@@ -227,7 +227,7 @@ export class AuditController {
   @Answers({ payments: { type: 'integer' }, completedAt: { type: ['string', 'null'] }, differences: LIST })
   async drift(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     known(query);
-    await this.standing(reply, JOURNAL);
+    await this.standing(reply, journalModel);
     sendAnswer(reply, successAnswer(await driftFound(this.services.pool)));
   }
 
@@ -237,7 +237,7 @@ export class AuditController {
   @Answers({ exceptions: LIST })
   async exceptions(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { status } = known(query, 'status');
-    await this.standing(reply, EXCEPTIONS);
+    await this.standing(reply, exceptionModel);
     const rows = await exceptionRows(this.services.pool, { status: status ?? null, now: this.services.clock.now() });
     sendAnswer(reply, successAnswer({ exceptions: rows }));
   }
@@ -248,7 +248,7 @@ export class AuditController {
   @Answers({ batches: LIST })
   async batches(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf } = known(query, 'asOf');
-    await this.standing(reply, PAYMENT_REGISTER);
+    await this.standing(reply, paymentRegisterModel);
     sendAnswer(reply, successAnswer({ batches: await batchesAsOf(this.services.pool, time('asOf', asOf), this.services.clock.now()) }));
   }
 
@@ -313,9 +313,9 @@ export class AuditController {
   }
 
   /** Says where a read model stands, as the answer is about to be read from it. */
-  private async standing(reply: FastifyReply, name: string): Promise<string | null> {
+  private async standing(reply: FastifyReply, model: ReadModel): Promise<string | null> {
     const { store, pool } = this.services;
-    const { position, head, lagEvents } = await projectionPlace(store, pool, name);
+    const { position, head, lagEvents } = await projectionPlace(store, pool, checkpointOf(model));
     const lag = head === null || (position !== null && position >= head) ? '0' : lagEvents === null ? 'unknown' : String(lagEvents);
     void reply.header('ledger-position', position ?? '').header('ledger-lag', lag);
     return position;

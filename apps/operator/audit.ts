@@ -23,7 +23,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const { verifyLog } = await import('#audit');
         const { verifyPeriods } = await import('#ledger');
         const sealing = await sealed(all);
-        const bar = progressBar('events', Number((await all.projections.logSeal.status()).position ?? 0) || null);
+        const bar = progressBar('events', Number((await all.reactors.logSeal.status()).position ?? 0) || null);
         const log = await verifyLog({ ...all.seal, headFolder: all.seal.folder }, (events) => bar.update(events)).finally(() => bar.stop());
         const { position, size, root } = log;
         const drift = await driftOf(all, log.payments);
@@ -178,9 +178,9 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }, { name, role }: { name: string; role: AuditRole }) => {
         const all = await services();
-        const { issueAuditKey } = await import('#audit');
+        const { auditKeyModel, issueAuditKey } = await import('#audit');
         const { position, keyId, auditKey } = await issueAuditKey(keyPorts(all), { name, role }, { type: 'operator', id: operator() });
-        await all.projections.auditKeys.runUntil(position, { timeoutMs: KEY_MS });
+        await all.readModels.inForce(auditKeyModel, position, KEY_MS);
         return { json: { keyId, auditKey, name, role }, text: `${auditKey}\n\nIt is shown this once (key ${keyId}, ${role}).` };
       }),
     );
@@ -191,8 +191,8 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       action(async ({ services }) => {
         const all = await services();
         const head = await all.store.head();
-        if (head !== null) await all.projections.auditKeys.runUntil(head, { timeoutMs: KEY_MS });
-        const { listAuditKeys } = await import('#audit');
+        const { auditKeyModel, listAuditKeys } = await import('#audit');
+        if (head !== null) await all.readModels.of(auditKeyModel).runUntil(head, { timeoutMs: KEY_MS });
         const rows = await listAuditKeys(all.pool);
         return {
           json: rows,
@@ -211,9 +211,9 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       action(
         async ({ services }, keyId: string) => {
           const all = await services();
-          const { revokeAuditKey, listAuditKeys } = await import('#audit');
+          const { auditKeyModel, revokeAuditKey, listAuditKeys } = await import('#audit');
           const position = await revokeAuditKey(keyPorts(all), keyId, { type: 'operator', id: operator() });
-          await all.projections.auditKeys.runUntil(position, { timeoutMs: KEY_MS });
+          await all.readModels.inForce(auditKeyModel, position, KEY_MS);
           const row = (await listAuditKeys(all.pool)).find((one) => one.keyId === keyId)!;
           return { json: row, text: `${keyId} is revoked` };
         },
@@ -244,20 +244,26 @@ const keyPorts = ({ store, pool, clock, ids, keys, config: { environment } }: Se
   environment,
 });
 
-export const periodPorts = ({ store, pool, clock, ids, projections }: Services): PeriodPorts => ({
+export const periodPorts = ({ store, pool, clock, ids, readModels }: Services): PeriodPorts => ({
   store,
   db: pool,
   clock,
   ids,
-  journalReached: (position) => projections.journal.runUntil(position, { timeoutMs: CATCH_UP_MS }),
+  journalReached: async (position) => {
+    const { journalModel } = await import('#ledger');
+    await readModels.of(journalModel).runUntil(position, { timeoutMs: CATCH_UP_MS });
+  },
 });
 
 /** Brings the read models that reports read up to everything that has been appended; resolves with the place that they stand at. */
-const allCaughtUp = async ({ store, projections }: Services): Promise<string | null> => {
+const allCaughtUp = async ({ store, readModels }: Services): Promise<string | null> => {
   const head = await store.head();
-  const { paymentList, paymentRegister, journal, exceptions } = projections;
+  const { paymentListModel } = await import('#payments');
+  const { exceptionModel, paymentRegisterModel } = await import('#settlement');
+  const { journalModel } = await import('#ledger');
   if (head !== null)
-    for (const projection of [paymentList, paymentRegister, journal, exceptions]) await projection.runUntil(head, { timeoutMs: CATCH_UP_MS });
+    for (const model of [paymentListModel, paymentRegisterModel, journalModel, exceptionModel])
+      await readModels.of(model).runUntil(head, { timeoutMs: CATCH_UP_MS });
   return head;
 };
 
@@ -288,11 +294,11 @@ const readHead = (file: string): string => {
 };
 
 /** Brings the seal up to everything that has been appended. A log that cannot be sealed on is a finding, and what was sealed before can still be verified. */
-const sealed = async ({ store, projections }: Services): Promise<Check[]> => {
+const sealed = async ({ store, reactors }: Services): Promise<Check[]> => {
   const head = await store.head();
   const { ProjectionFailed } = await import('#eventstore');
   try {
-    if (head !== null) await projections.logSeal.runUntil(head, { timeoutMs: CATCH_UP_MS });
+    if (head !== null) await reactors.logSeal.runUntil(head, { timeoutMs: CATCH_UP_MS });
     return [];
   } catch (error) {
     if (!(error instanceof ProjectionFailed)) throw error;

@@ -7,19 +7,30 @@
 import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { Administration, type Directory, directoryProjection, directorySchema, openSigningSecret, postgresDirectory } from '#accounts';
-import { createSubscriber, type EventStore, eventStoreMigrations, openEventStore, type Position, requireOwnStore } from '#eventstore';
+import { Administration, apiKeyUseMigration, type Directory, directoryModel, openSigningSecret, postgresDirectory } from '#accounts';
+import {
+  type EventStore,
+  eventStoreMigrations,
+  openEventStore,
+  type Position,
+  prepareReadModels,
+  ReadModels,
+  requireOwnStore,
+  searchPathOf,
+} from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
 import {
   type Config,
   createLogger,
   createPool,
-  isMigrated,
   isUnavailable,
   type KeyRing,
   type Logger,
   migrate,
+  type Migration,
+  missingMigrations,
   type Pool,
+  processMigration,
   readConfig,
   readKeyRing,
   readOrCreateKeyRing,
@@ -33,13 +44,11 @@ import { operator } from './terminal.js';
 /** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
 const DATA_DIR_WAIT_MS = 60_000;
 const DATA_DIR_POLL_MS = 200;
-/** How long a command takes at most to bring the directory up to its own event. */
+/** How long a command takes at most until its change counts in every process. */
 const PROJECT_TIMEOUT_MS = 30_000;
 /** A key ring that is just being written is complete after milliseconds. */
 const KEY_RING_TRIES = 20;
 const KEY_RING_RETRY_MS = 50;
-/** Postgres: relation does not exist. */
-const UNDEFINED_TABLE = '42P01';
 
 export interface Context {
   readonly config: Config;
@@ -53,6 +62,8 @@ export interface Context {
   /** The service that runs on the same `DATA_DIR`; null where none does, or `DATABASE_URL` was given. */
   readonly runtime: Runtime | null;
   readonly directory: Directory;
+  /** Brings the database to the migrations that a command needs. */
+  readonly prepare: (migrations: readonly Migration[]) => Promise<void>;
   readonly administration: Administration;
   /** Brings the directory up to an event of this command, so that it counts for the next request. null: there is nothing to wait for. */
   readonly inForce: (position: Position | null) => Promise<void>;
@@ -105,12 +116,14 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
   const { url: databaseUrl, runtime, release } = await findDatabase(config);
   closers.push(release);
-  const pool = createPool(databaseUrl, { name: 'operator', max: 3 });
+  const pool = createPool(databaseUrl, { name: 'operator', max: 3, searchPath: searchPathOf([directoryModel]) });
   closers.push(() => pool.end());
-  await prepareSchema(pool);
+  const prepare = (migrations: readonly Migration[]) => prepareSchema(pool, config, migrations);
+  await prepare([...eventStoreMigrations, processMigration, apiKeyUseMigration]);
   const store = await openEventStore(config.kurrentdbUrl, databaseUrl, (message, error) => logger.warn({ err: error }, message));
   closers.push(() => store.close());
   await requireOwnStore(pool, config.kurrentdbUrl !== null);
+  if (config.migrate === 'start') await prepareReadModels(pool, [directoryModel], store);
 
   const directory = postgresDirectory(pool);
   const keys = await openKeyRing(config, await store.head());
@@ -118,9 +131,9 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
 
   const clock = systemClock;
   const ids = systemIds(() => clock.now());
-  const projection = createSubscriber(directoryProjection, { store, pool, clock });
+  const models = new ReadModels([directoryModel], { store, pool, clock });
   const inForce = async (position: Position | null) => {
-    if (position !== null) await projection.runUntil(position, { timeoutMs: PROJECT_TIMEOUT_MS });
+    if (position !== null) await models.inForce(directoryModel, position, PROJECT_TIMEOUT_MS);
   };
   const { environment, cardInTextCheck } = config;
   const actor = { type: 'operator', id: operator() } as const;
@@ -135,6 +148,7 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
     store,
     runtime,
     directory,
+    prepare,
     administration: new Administration({ store, clock, ids, keys, environment, cardInTextCheck, actor }),
     inForce,
     caughtUp: async () => inForce(await store.head()),
@@ -153,12 +167,12 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
  * Brings a database that lacks what every command needs to the whole schema. Where it has that, the list is not even loaded: it comes with all libs, which
  * would make each command a second slower, and each process of the service has checked it at its start.
  */
-const prepareSchema = async (pool: Pool) => {
-  const ready = await isMigrated(pool, [...eventStoreMigrations, directorySchema]).catch((error: { code?: string }) => {
-    if (error.code !== UNDEFINED_TABLE) throw error;
-    return false;
-  });
-  if (!ready) await migrate(pool, (await import('../services.js')).MIGRATIONS);
+const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: readonly Migration[]) => {
+  const missing = await missingMigrations(pool, needed);
+  if (missing.length === 0) return;
+  if (when === 'prepare')
+    throw new Error(`the database is not prepared for this release (${missing.join(', ')}); run payfold upgrade prepare, or set MIGRATE=start`);
+  await migrate(pool, (await import('../services.js')).MIGRATIONS);
 };
 
 /** The key ring; made on the very first use of a sandbox, by a command or by the service, and only while there is no data that would need another one. */
@@ -197,7 +211,8 @@ interface FoundDatabase {
   readonly release: () => Promise<unknown>;
 }
 
-const findDatabase = async ({ databaseUrl, dataDir }: Config): Promise<FoundDatabase> => {
+/** Where the database of this configuration is; started for the time of the command if no service runs. */
+export const findDatabase = async ({ databaseUrl, dataDir }: Pick<Config, 'databaseUrl' | 'dataDir'>): Promise<FoundDatabase> => {
   if (databaseUrl) return { url: databaseUrl, runtime: null, release: async () => undefined };
   const deadline = systemClock.monotonic() + DATA_DIR_WAIT_MS;
   for (;;) {

@@ -99,8 +99,9 @@ interface AdjustOptions {
 }
 
 /** Brings the journal up to everything that has been appended; resolves with the place that it stands at. */
-export const journalCaughtUp = async ({ store, projections }: Services): Promise<string | null> => {
+export const journalCaughtUp = async ({ store, readModels }: Services): Promise<string | null> => {
   const head = await store.head();
-  if (head !== null) await projections.journal.runUntil(head, { timeoutMs: CATCH_UP_MS });
+  const { journalModel } = await import('#ledger');
+  if (head !== null) await readModels.of(journalModel).runUntil(head, { timeoutMs: CATCH_UP_MS });
   return head;
 };

@@ -11,6 +11,7 @@ import { addPayments } from './payments.js';
 import { addPortals } from './portals.js';
 import { addProjections } from './projections.js';
 import { addSettlement } from './settlement.js';
+import { addUpgrade } from './upgrade.js';
 import { addWebhooks } from './webhooks.js';
 import { refuse, refuseUsage, Terminal, wantsJson } from './terminal.js';
 
@@ -39,6 +40,8 @@ addLedger(program, terminal);
 addWebhooks(program, terminal);
 addAudit(program, terminal);
 addProjections(program, terminal);
+// An upgrade works on a database that other commands cannot use yet.
+addUpgrade(program, new Terminal(async () => (await import('./upgrade-context.js')).openUpgrade()));
 
 // Each write hears of its own failure; without a listener a closed pipe would end the process in the middle.
 process.stdout.on('error', () => undefined);

@@ -17,7 +17,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
       action(async (context) => {
         const services = await context.services();
         const rows = await Promise.all(
-          Object.values(services.projections).map(async (projection) => {
+          [...services.readModels.all(), ...Object.values(services.reactors)].map(async (projection) => {
             const { name, position, head, lagEvents, lagMs, leased, failure } = await projection.status();
             return { name, position, head, lagEvents, lagMs, running: leased, failure: failure?.message ?? null };
           }),
@@ -41,20 +41,19 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
     .option('--all', 'every read model')
     .action(
       action(async (context, name: string | undefined, { all = false }: { all?: boolean }) => {
-        const { models, projections: running, store, clock } = await context.services();
-        const names = Object.values(models).map(({ projection }) => projection.name);
+        const { readModels, store, clock } = await context.services();
+        const names = readModels.models.map((model) => model.name);
         if (all === (name !== undefined) || (name !== undefined && !names.includes(name)))
           throw new UsageError(`name one of ${names.join(', ')}, or --all`);
         // Loading and indexing take as long as they take.
         const pool = createPool(context.databaseUrl, { name: 'rebuild', max: REBUILD_CONNECTIONS, statementTimeoutMs: 0 });
         const reports = [];
         try {
-          for (const key of Object.keys(models) as (keyof typeof models)[]) {
-            const model = models[key];
-            if (!all && model.projection.name !== name) continue;
-            const { lagEvents, head } = await running[key].status();
+          for (const model of readModels.models) {
+            if (!all && model.name !== name) continue;
+            const { lagEvents, head } = await readModels.of(model).status();
             // Positions count events on Postgres; KurrentDB's do not, and only what is done can be shown.
-            const bar = progressBar(model.projection.name, lagEvents === null || head === null ? null : Number(head));
+            const bar = progressBar(model.name, lagEvents === null || head === null ? null : Number(head));
             try {
               const onProgress = (done: { events: number; position: string }) => bar.update(lagEvents === null ? done.events : Number(done.position));
               reports.push(await rebuild(model, { store, pool, now: () => clock.now(), onProgress }));
@@ -67,9 +66,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
         }
         const json = await Promise.all(
           reports.map(async (report) => {
-            const { lagEvents } = await Object.values(running)
-              .find((projection) => projection.name === report.name)!
-              .status();
+            const { lagEvents } = await readModels.of(report).status();
             return { ...report, lagEvents };
           }),
         );

@@ -11,6 +11,11 @@ import { ConfigError } from '#platform';
 import { Unavailable } from '#eventstore';
 import type { Context } from './context.js';
 
+/** What a command works on. */
+export interface Opened {
+  readonly close: () => Promise<void>;
+}
+
 /** What a command found or did. */
 export interface Answer {
   /** The one value of `--json`. */
@@ -34,15 +39,15 @@ interface GlobalOptions {
   readonly yes?: boolean;
 }
 
-export class Terminal {
-  constructor(private readonly openContext: () => Promise<Context>) {}
+export class Terminal<Of extends Opened = Context> {
+  constructor(private readonly openContext: () => Promise<Of>) {}
 
   /**
    * Makes an action of `work`: commander's arguments and options come after the context. `asks` names what would be lost; the operator must agree first,
    * or have said `--yes`.
    */
   readonly action =
-    <Args extends unknown[]>(work: (context: Context, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string } = {}) =>
+    <Args extends unknown[]>(work: (context: Of, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string } = {}) =>
     async (...given: unknown[]): Promise<void> => {
       const { json, yes } = (given.at(-1) as Command).optsWithGlobals<GlobalOptions>();
       const args = given.slice(0, -1) as Args;

@@ -1,7 +1,6 @@
 /** `payfold webhooks`: where partners are told of refunds by staff and of disputes, what became of each delivery, and a line to a server under development. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { ServiceError } from '#kernel';
-import { isMigrated, migrate } from '#platform';
 import type { AttemptRow, DeliveryRow, DeliveryState, Endpoint, Endpoints, EndpointSecret, Forwarded, StaffDeps } from '#webhooks';
 import type { Context } from './context.js';
 import { type Answer, fields, operator, table, type Terminal, UsageError, uuid, wantsJson } from './terminal.js';
@@ -26,7 +25,7 @@ const STATES: readonly DeliveryState[] = ['pending', 'in_flight', 'delivered', '
 const open = async (context: Context, by?: string): Promise<typeof import('#webhooks') & { deps: StaffDeps; endpoints: Endpoints }> => {
   const webhooks = await import('#webhooks');
   const { pool, store, clock, ids, keys, config } = context;
-  if (!(await isMigrated(pool, webhooks.webhookMigrations))) await migrate(pool, (await import('../services.js')).MIGRATIONS);
+  await context.prepare(webhooks.webhookMigrations);
   const { staff } = await import('#payments');
   const { actor } = staff(by ?? operator(), ids.uuid());
   const deps = { pool, store, clock, ids, actor };
@@ -235,8 +234,8 @@ const addListen = (webhooks: Command, { action }: Terminal): void => {
         await administration.account(account);
         const signal = untilInterrupted();
         // Where no worker runs, the outbox runs here; beside one it stands by.
-        const { projections } = await services();
-        projections.webhookOutbox.start();
+        const { reactors } = await services();
+        reactors.webhookOutbox.start();
         // The one JSON value comes at the end; what is seen meanwhile is for people.
         const output = wantsJson(process.argv) ? process.stderr : process.stdout;
         const counts = { forwarded: 0, failed: 0 };
@@ -258,7 +257,7 @@ const addListen = (webhooks: Command, { action }: Terminal): void => {
             signal,
           );
         } finally {
-          await projections.webhookOutbox.stop();
+          await reactors.webhookOutbox.stop();
         }
         return { json: { accountId: account, ...counts }, text: `${counts.forwarded} forwarded, ${counts.failed} failed` };
       }),

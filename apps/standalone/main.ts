@@ -2,7 +2,7 @@
 import { existsSync } from 'node:fs';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { Administration, createSandboxDefaults, type SandboxDefaults } from '#accounts';
+import { Administration, createSandboxDefaults, directoryModel, type SandboxDefaults } from '#accounts';
 import { type Config, type EmbeddedPostgres, type Logger, startEmbeddedPostgres } from '#platform';
 import { createApi } from '../api/api.js';
 import { createAudit } from '../audit/audit.js';
@@ -36,7 +36,7 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
 
     const databaseUrl = config.databaseUrl ?? (await embedded(config, log, stops));
     const simulatorUrl = config.simulatorUrl ?? (await simulator(config, log, stops));
-    const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, log);
+    const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, log, { role: 'standalone' });
     stops.push(() => services.close());
     const worker = startWorker(services);
     stops.push(() => worker.stop());
@@ -122,7 +122,7 @@ const afterItsPredecessor = async <T>(begin: () => Promise<T>): Promise<T> => {
 };
 
 const firstAccount = async (services: Services): Promise<SandboxDefaults | null> => {
-  const { store, clock, ids, keys, config, projections } = services;
+  const { store, clock, ids, keys, config, readModels } = services;
   const administration = new Administration({
     store,
     clock,
@@ -133,7 +133,7 @@ const firstAccount = async (services: Services): Promise<SandboxDefaults | null>
     actor: { type: 'system', id: 'first-start' },
   });
   const made = await createSandboxDefaults(administration);
-  if (made?.position) await projections.directory.runUntil(made.position, { timeoutMs: FIRST_ACCOUNT_MS });
+  if (made?.position) await readModels.of(directoryModel).runUntil(made.position, { timeoutMs: FIRST_ACCOUNT_MS });
   return made;
 };
 

@@ -1,5 +1,7 @@
 /** The worker: the subscribers that follow the log, the loops that look at the clock, and the dispatcher of webhooks. Any number may run; each piece of work is guarded by itself. */
+import { setMaxListeners } from 'node:events';
 import { finishSessions } from '#checkout';
+import { dropUnusedShapes } from '#eventstore';
 import { Deadline, timestamp } from '#kernel';
 import { BrokenPromise, ForgedHead, signLog, sweepDrift } from '#audit';
 import { purgeTries, purgeVelocity, settleCreate } from '#payments';
@@ -18,6 +20,7 @@ const HEAD_EVERY_MS = 60_000;
 const DRIFT_EVERY_MS = 5_000;
 const DRIFT_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
+const DROP_UNUSED_EVERY_MS = 60 * 60_000;
 const BATCH = 100;
 const PURGE_BATCH = 1_000;
 const SWEEP_DEADLINE_MS = 20_000;
@@ -34,9 +37,11 @@ export interface Worker {
 }
 
 export const startWorker = (services: Services): Worker => {
-  const { checkout, clock, log, payments, pool, projections, settlement, webhooks } = services;
-  const subscribers = Object.values(projections);
+  const { checkout, clock, log, payments, pool, reactors, readModels, settlement, webhooks } = services;
+  const subscribers = [...Object.values(reactors), ...readModels.all()];
   const stop = new AbortController();
+  // Every loop listens to it.
+  setMaxListeners(0, stop.signal);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
     // Exceptions are opened whatever became of the round: they are of batches that were recorded.
@@ -48,10 +53,19 @@ export const startWorker = (services: Services): Worker => {
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },
+    {
+      name: 'unused read models',
+      everyMs: DROP_UNUSED_EVERY_MS,
+      run: async () => {
+        for (const schema of await dropUnusedShapes(pool, readModels.models))
+          log.info({ schema }, 'a shape of a read model that nobody uses was dropped');
+      },
+    },
     { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool) },
   ];
 
-  for (const subscriber of subscribers) subscriber.start();
+  for (const reactor of Object.values(reactors)) reactor.start();
+  const following = readModels.follow(stop.signal);
   webhooks.dispatcher.start();
   const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
@@ -62,7 +76,7 @@ export const startWorker = (services: Services): Worker => {
   return {
     stop: async () => {
       stop.abort();
-      await Promise.all([...running, webhooks.dispatcher.stop(), ...subscribers.map((subscriber) => subscriber.stop())]);
+      await Promise.all([...running, following, webhooks.dispatcher.stop(), ...subscribers.map((subscriber) => subscriber.stop())]);
     },
   };
 };

@@ -1,11 +1,11 @@
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { systemClock } from '#kernel';
-import { createPool, migrate, newKeyRing, type Pool, systemIds, transaction } from '#platform';
+import { createPool, newKeyRing, type Pool, systemIds, transaction } from '#platform';
 import { type EventStore, memoryEventStore, type Position, type Recorded } from '#eventstore';
-import { freshDatabase } from '../../test/support/postgres.js';
+import { freshDatabase, makeTables } from '../../test/support/postgres.js';
 import { Administration, openSigningSecret } from './administration.js';
 import { parseApiKey } from './api-key.js';
-import { applyDirectory, type Directory, directorySchema, MemoryDirectory, postgresDirectory } from './directory.js';
+import { applyDirectory, type Directory, directoryModel, MemoryDirectory, postgresDirectory } from './directory.js';
 import { NO_FEE } from './portal.js';
 
 const NOBODY = '018f0000-0000-7000-8000-00000000dead';
@@ -16,7 +16,7 @@ let pool: Pool;
 beforeAll(async () => {
   database = await freshDatabase();
   pool = createPool(database.url, { name: 'spec', max: 2 });
-  await migrate(pool, [directorySchema]);
+  await makeTables(pool, directoryModel);
 });
 afterAll(async () => {
   await pool.end();

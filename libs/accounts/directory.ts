@@ -6,8 +6,8 @@
  * for the simulation.
  */
 import { isUuid, systemClock } from '#kernel';
-import { batched, type Migration, type Queryable } from '#platform';
-import type { DomainEvent, Projection, Recorded, StreamType } from '#eventstore';
+import { batched, type Queryable } from '#platform';
+import type { DomainEvent, ReadModel, Recorded, StreamType } from '#eventstore';
 import type { Account, AccountStatus, KeyEnvironment } from './account.js';
 import type { Case, CaseRestriction } from './case-restriction.js';
 import { ACCOUNT_STREAM, CASE_STREAM, PORTAL_STREAM } from './events.js';
@@ -115,11 +115,9 @@ const foldInto = (rows: Rows, recorded: Recorded) => {
   if (place?.kind === 'cases') advance(CASE_STREAM, rows.cases, place.key, recorded);
 };
 
-// Postgres. Names are unqualified on purpose: a rebuild writes the same tables in a schema of its own.
+// Postgres.
 
-export const directorySchema: Migration = {
-  name: '0020-directory',
-  sql: `
+const TABLES = `
 create table directory_account (
   account_id uuid primary key,
   status     text not null check (status in ('active', 'deactivated')),
@@ -155,13 +153,7 @@ create table directory_case (
   until        text,
   reason       text,
   primary key (portal_id, reference_id)
-);
--- Not folded from events (key-use.ts).
-create table api_key_use (
-  key_id       uuid primary key,
-  last_used_at timestamptz not null
-);`,
-};
+)`;
 
 /** Folds a batch into the rows. Runs in the transaction that also moves the checkpoint; what was applied before is passed over. */
 export const applyDirectory = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
@@ -181,8 +173,15 @@ export const applyDirectory = async (client: Queryable, events: readonly Recorde
   if (rows.cases.size > 0) await writeCases(client, [...rows.cases.values()]);
 };
 
-/** The directory as it follows the log. */
-export const directoryProjection: Projection = { name: 'directory', streamPrefixes: DIRECTORY_STREAMS, apply: applyDirectory };
+export const directoryModel: ReadModel = {
+  name: 'directory',
+  shape: 1,
+  streamPrefixes: DIRECTORY_STREAMS,
+  tables: ['directory_account', 'directory_api_key', 'directory_portal', 'directory_grant', 'directory_case'],
+  createTables: TABLES,
+  createIndexes: '',
+  apply: applyDirectory,
+};
 
 const readAccounts = async (client: Queryable, rows: Rows, accountIds: readonly string[]) => {
   const found = await client.query<{ account_id: string; revision: string; state: Account }>(

@@ -16,13 +16,12 @@ export {
   type AccountFacts,
   type ChargeTerms,
   type Directory,
-  directoryProjection,
-  directorySchema,
+  directoryModel,
   MemoryDirectory,
   type PortalAccess,
   postgresDirectory,
 } from './directory.js';
-export { lastKeyUses, postgresKeyUse } from './key-use.js';
+export { apiKeyUseMigration, lastKeyUses, postgresKeyUse } from './key-use.js';
 export {
   type ChargeMode,
   CHECKOUT_LOCALES,

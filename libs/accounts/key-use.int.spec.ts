@@ -2,8 +2,7 @@ import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { createPool, migrate, type Pool } from '#platform';
 import { eventually } from '../../test/support/eventually.js';
 import { freshDatabase } from '../../test/support/postgres.js';
-import { directorySchema } from './directory.js';
-import { lastKeyUses, postgresKeyUse } from './key-use.js';
+import { apiKeyUseMigration, lastKeyUses, postgresKeyUse } from './key-use.js';
 
 const START = Date.parse('2026-01-05T10:00:00.000Z');
 const KEY = '018f0000-0000-7000-8000-000000000001';
@@ -13,7 +12,7 @@ let pool: Pool;
 beforeAll(async () => {
   database = await freshDatabase();
   pool = createPool(database.url, { name: 'spec', max: 2 });
-  await migrate(pool, [directorySchema]);
+  await migrate(pool, [apiKeyUseMigration]);
 });
 afterAll(async () => {
   await pool.end();

@@ -1,9 +1,15 @@
 /**
- * When each API key was last used, for operators who wonder whether an old key can go. Not an event and not exact: written at most once a minute, and never
- * waited for. Its table is made with the directory's but is not of the read model: a rebuild leaves it as it is.
+ * When each API key was last used, for operators who wonder whether an old key can go. Not an event and not exact: written at most once a minute, and no request
+ * waits for it.
  */
 import type { Clock } from '#kernel';
-import type { Queryable } from '#platform';
+import type { Migration, Queryable } from '#platform';
+
+/** Release 0.1.0 made this table with those of the directory. */
+export const apiKeyUseMigration: Migration = {
+  name: '0021-api-key-use',
+  sql: 'create table if not exists api_key_use (key_id uuid primary key, last_used_at timestamptz not null)',
+};
 
 /** The least time between two writes about one key (security.md 2). */
 export const KEY_USE_WRITE_MS = 60_000;

@@ -6,7 +6,7 @@ import { randomBytes, timingSafeEqual } from 'node:crypto';
 import { keyEnvironment, newSecret } from '#accounts';
 import { type Actor, change, type DecidedStreamType, defineEvents, type EventStore, type Position, type ReadModel, type Recorded } from '#eventstore';
 import { AuthenticationError, type Clock, type Ids, ServiceError } from '#kernel';
-import { crockford, type KeyRing, type Migration, type Queryable } from '#platform';
+import { crockford, type KeyRing, type Queryable } from '#platform';
 
 /** Both only read. A finance key does not see who among staff did what, nor how requests were repeated. */
 export const AUDIT_ROLES = ['finance', 'auditor'] as const;
@@ -17,20 +17,19 @@ const LOOKUP_LENGTH = 16;
 const MAX_NAME_CHARACTERS = 200;
 const KEY_TEXT = /^pa_(test|live)_([0-9A-HJKMNP-TV-Z]{16})_([0-9A-Za-z]{43})$/;
 
-/** Name of the projection and of its checkpoint. */
-export const AUDIT_KEYS = 'audit-keys';
 const TABLE = `
   create table audit_key (
     key_id uuid primary key, lookup_id text not null unique, name text not null, role text not null, environment text not null, secret_hash text not null,
     kid text not null, issued_at timestamptz not null, revoked_at timestamptz)`;
 
-export const auditKeyMigration: Migration = { name: '0103-audit-key', sql: TABLE };
-
 export const auditKeyModel: ReadModel = {
-  projection: { name: AUDIT_KEYS, streamPrefixes: [PREFIX], apply: (client, events) => applyKeys(client, events) },
+  name: 'audit-keys',
+  shape: 1,
+  streamPrefixes: [PREFIX],
   tables: ['audit_key'],
   createTables: TABLE,
   createIndexes: '',
+  apply: (client, events) => applyKeys(client, events),
 };
 
 type AuditKeyEvent =

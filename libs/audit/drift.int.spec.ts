@@ -1,10 +1,10 @@
 /** Looking for drift while the database goes away: the caller is told once, and nothing is left that nobody catches, which would end the worker. */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
-import { memoryEventStore, type Recorded } from '#eventstore';
+import { memoryEventStore, prepareReadModels, searchPathOf, type Recorded } from '#eventstore';
 import type { Json } from '#kernel';
 import { paymentListModel, type PaymentTerms } from '#payments';
 import { createPool, migrate, type Pool, type Queryable, systemIds, transaction } from '#platform';
-import { MIGRATIONS } from '../../apps/services.js';
+import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
 import { freshDatabase } from '../../test/support/postgres.js';
 import { checkPayments } from './drift.js';
 import { journalModel } from '#ledger';
@@ -13,7 +13,9 @@ let database: Awaited<ReturnType<typeof freshDatabase>>;
 let pool: Pool;
 beforeEach(async () => {
   database = await freshDatabase();
-  pool = createPool(database.url, { name: 'drift', max: 4 });
+  pool = createPool(database.url, { name: 'drift', max: 4, searchPath: searchPathOf(READ_MODELS) });
+  await migrate(pool, MIGRATIONS);
+  await prepareReadModels(pool, READ_MODELS, memoryEventStore());
 });
 afterEach(async () => {
   await pool.end();
@@ -21,7 +23,6 @@ afterEach(async () => {
 });
 
 test('of several reads at once that all fail, none is left unhandled', async () => {
-  await migrate(pool, MIGRATIONS);
   await pool.query('drop table payment_list, journal_payment, journal_entry, gateway_transaction cascade');
   const ids = ['01890000-0000-7000-8000-000000000000'];
   await expect(checkPayments({ store: memoryEventStore(), db: pool, now: () => Date.now() }, ids)).rejects.toThrow('does not exist');
@@ -30,12 +31,11 @@ test('of several reads at once that all fail, none is left unhandled', async () 
 });
 
 test.each(['drift-journal-text', 'drift-journal'])('a payment that the journal books while it is looked at (%s) is no difference', async (read) => {
-  await migrate(pool, MIGRATIONS);
   const store = memoryEventStore();
   const id = await charged(store);
   const events: Recorded[] = [];
   for await (const event of store.read(`payment-${id}`)) events.push(event);
-  await transaction(pool, (client) => paymentListModel().projection.apply(client, events));
+  await transaction(pool, (client) => paymentListModel.apply(client, events));
   let booked = false;
   const db = {
     query: async (query: string | { name: string }, values?: unknown[]) => {
@@ -43,7 +43,7 @@ test.each(['drift-journal-text', 'drift-journal'])('a payment that the journal b
       // Between the reading of what the journal knows of the payment and the reading of its entries.
       if (typeof query !== 'string' && query.name === read && !booked) {
         booked = true;
-        await transaction(pool, (client) => journalModel.projection.apply(client, events));
+        await transaction(pool, (client) => journalModel.apply(client, events));
       }
       return result;
     },

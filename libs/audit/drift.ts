@@ -4,10 +4,10 @@
  * a running service is no difference; what lags too far behind its own checkpoint is one.
  */
 import { createHash } from 'node:crypto';
-import { type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
+import { checkpointOf, type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
 import { canonicalJson, sumCents } from '#kernel';
-import { type Charged, isVisible, PAYMENT_LIST, paymentListRow, payment as decider, type Payment, paymentStream, paymentEvents } from '#payments';
-import { PAYMENT_REGISTER } from '#settlement';
+import { type Charged, isVisible, paymentListModel, paymentListRow, payment as decider, type Payment, paymentStream, paymentEvents } from '#payments';
+import { paymentRegisterModel } from '#settlement';
 import { ALL_AS_TEXT, type Migration, type Queryable } from '#platform';
 import {
   balances,
@@ -16,7 +16,7 @@ import {
   entriesOfPayments,
   entryLine,
   ISO,
-  JOURNAL,
+  journalModel,
   type JournalEntry,
   journalise,
   journalPage,
@@ -70,14 +70,14 @@ interface Checkpoints {
 const readCheckpoints = async (db: Queryable): Promise<Checkpoints> => {
   const { rows } = await db.query<{ name: string; position: string }>(
     'select name, position from projection_checkpoint where name = any($1::text[])',
-    [[PAYMENT_LIST, JOURNAL, PAYMENT_REGISTER]],
+    [[paymentListModel, journalModel, paymentRegisterModel].map(checkpointOf)],
   );
   const at = (name: string) => rows.find((row) => row.name === name)?.position ?? '';
   const { rows: periods } = await db.query<{ position: string; closed_to: Date }>('select position, closed_to from journal_period order by position');
   return {
-    list: at(PAYMENT_LIST),
-    journal: at(JOURNAL),
-    register: at(PAYMENT_REGISTER),
+    list: at(checkpointOf(paymentListModel)),
+    journal: at(checkpointOf(journalModel)),
+    register: at(checkpointOf(paymentRegisterModel)),
     periods: periods.map(({ position, closed_to: to }) => ({ position, closedTo: to.toISOString() })),
   };
 };

@@ -2,12 +2,12 @@
  * Reports for finance staff, reconciliation jobs and auditors, as pages of rows: each is read by key, so that it streams at constant memory and goes on where it
  * broke off. `from` and `to` bound the time that belongs to the report (inclusive, exclusive); those over the journal know `asOf` too.
  */
-import type { EventStore, Position } from '#eventstore';
+import type { EventStore, Position, ReadModel } from '#eventstore';
 import { ServiceError, sumCents } from '#kernel';
-import { type Charged, isVisible, type Payment, PAYMENT_LIST, statusOf, remaining } from '#payments';
-import { PAYMENT_REGISTER } from '#settlement';
+import { type Charged, isVisible, type Payment, paymentListModel, statusOf, remaining } from '#payments';
+import { paymentRegisterModel } from '#settlement';
 import type { Pool } from '#platform';
-import { type Cell, JOURNAL } from '#ledger';
+import { type Cell, journalModel } from '#ledger';
 
 export interface ReportQuery {
   /** RFC 3339; null: unbounded. */
@@ -36,7 +36,7 @@ interface Report {
   /** Of the cents columns, which a control total makes sense of. */
   readonly totals: readonly string[];
   /** The read model whose place in the log says how complete the report is; the journal where it is read from none (keys, deliveries, the log itself). */
-  readonly projection: string;
+  readonly projection: ReadModel;
   /** Only for auditors. */
   readonly auditorsOnly?: true;
   pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
@@ -110,7 +110,7 @@ const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[
   title,
   columns: columns.map(([name]) => name),
   totals: columns.filter(([name, kind]) => kind === 'cents' && name.endsWith('_cents')).map(([name]) => name),
-  projection: JOURNAL,
+  projection: journalModel,
   pages: async function* ({ db }, { from, to, asOf, after }) {
     const select = [...columns.map(([, kind, sql]) => SPELLED[kind](sql)), ...key.map(([sql]) => `(${sql})::text`)].join(', ');
     const place = after === null ? null : keyOf(after, key.length);
@@ -138,7 +138,7 @@ const paymentReport = (
   title,
   columns,
   totals,
-  projection: PAYMENT_LIST,
+  projection: paymentListModel,
   pages: async function* ({ db }, { from, to, after }) {
     // Ids are drawn in the order of time, and have an index.
     const [place] = after === null ? [null] : keyOf(after, 1);
@@ -165,7 +165,7 @@ const staffActions: Report = {
   title: 'Staff actions: who did what, and why',
   columns: ['recorded_at', 'actor_type', 'actor', 'event', 'stream', 'reason', 'event_id', 'position'],
   totals: [],
-  projection: JOURNAL,
+  projection: journalModel,
   auditorsOnly: true,
   pages: async function* ({ store }, { from, to, after }) {
     if (after !== null && (!/^\d{20}(:\d{20})?$/.test(after) || after > ((await store.head()) ?? ''))) throw notAPlace();
@@ -237,7 +237,7 @@ export const REPORTS = {
     ],
     [['ref', 'text']],
     'gateway_transaction where transaction_id is not null and moved_at >= $1::timestamptz and moved_at < $2::timestamptz and $3::timestamptz is not null',
-    { projection: PAYMENT_REGISTER },
+    { projection: paymentRegisterModel },
   ),
   reversals: paymentReport(
     'Refund and void register',
@@ -331,7 +331,7 @@ export const REPORTS = {
           sum(case when kind in ('FEE_MISMATCH', 'LATE', 'FUNDING_MISMATCH', 'SOURCE_MISMATCH') then 0 else gross_cents - coalesce(expected_cents, 0) end) as differing
         from settlement_exception where not superseded group by 1, 2, 3) x using (gateway, merchant_account, batch_id)
       where closed_at >= $1::timestamptz and closed_at < $2::timestamptz and recorded_at <= $3::timestamptz) as batches`,
-    { projection: PAYMENT_REGISTER },
+    { projection: paymentRegisterModel },
   ),
   disputes: sqlReport(
     'Disputes: ageing and due dates',
@@ -352,7 +352,7 @@ export const REPORTS = {
       ['dispute_id', 'uuid'],
     ],
     `dispute where opened_on < $2::timestamptz and (status <> 'recovered' or updated_at >= $1::timestamptz) and $3::timestamptz is not null`,
-    { projection: PAYMENT_REGISTER },
+    { projection: paymentRegisterModel },
   ),
   open: sqlReport(
     'Unknown outcomes and incomplete operations, and since when',
@@ -367,7 +367,7 @@ export const REPORTS = {
       ['payment_id', 'uuid'],
     ],
     'payment_list where open_since is not null and $1::timestamptz is not null and open_since < $2::timestamptz and $3::timestamptz is not null',
-    { projection: PAYMENT_LIST },
+    { projection: paymentListModel },
   ),
   'trial-balance': sqlReport(
     'Trial balance',

@@ -1,6 +1,5 @@
 export {
   type AuditCaller,
-  auditKeyMigration,
   auditKeyModel,
   type AuditKeyPorts,
   type AuditRole,

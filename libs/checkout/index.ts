@@ -11,5 +11,5 @@ export { type FieldFault, localeOf } from './pages/text.js';
 export { type CheckoutPorts, followNow, pay, paymentOf, quoteOf } from './pay.js';
 export { CHECKOUT_STREAMS, checkoutEvents, checkoutIdOf, CheckoutSessions, type Session } from './sessions.js';
 export { signedAddress } from './signature.js';
-export { CHECKOUT_UNFINISHED, checkoutUnfinishedMigration, checkoutUnfinishedModel, finishSessions } from './unfinished.js';
+export { checkoutUnfinishedModel, finishSessions } from './unfinished.js';
 export { cancelAddress, cancellationOf, returnAddress } from './way-back.js';

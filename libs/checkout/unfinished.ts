@@ -4,13 +4,10 @@
  */
 import type { Origin, ReadModel, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
-import type { Migration, Pool, Queryable } from '#platform';
+import type { Pool, Queryable } from '#platform';
 import type { CheckoutEvent } from './checkout.js';
 import { type CheckoutPorts, followNow } from './pay.js';
 import { CHECKOUT_STREAMS, checkoutIdOf, checkoutEvents } from './sessions.js';
-
-/** Name of the projection and of its checkpoint. */
-export const CHECKOUT_UNFINISHED = 'checkout-unfinished';
 
 const TABLE = `
   create table checkout_unfinished (checkout_id text collate "C" not null, payment_id uuid not null, since timestamptz not null)`;
@@ -18,13 +15,14 @@ const INDEXES = `
   alter table checkout_unfinished add constraint checkout_unfinished_pkey primary key (checkout_id);
   create index checkout_unfinished_since on checkout_unfinished (since, checkout_id)`;
 
-export const checkoutUnfinishedMigration: Migration = { name: '0090-checkout-unfinished', sql: `${TABLE}; ${INDEXES}` };
-
 export const checkoutUnfinishedModel: ReadModel = {
-  projection: { name: CHECKOUT_UNFINISHED, streamPrefixes: CHECKOUT_STREAMS, apply: (client, events) => applyUnfinished(client, events) },
+  name: 'checkout-unfinished',
+  shape: 1,
+  streamPrefixes: CHECKOUT_STREAMS,
   tables: ['checkout_unfinished'],
   createTables: TABLE,
   createIndexes: INDEXES,
+  apply: (client, events) => applyUnfinished(client, events),
 };
 
 const BEGINS: CheckoutEvent['type'] = 'AttemptStarted';

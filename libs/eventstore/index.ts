@@ -17,7 +17,19 @@ export { defineEvents, type DomainEvent, type EventTypes } from './events.js';
 export { memoryEventStore } from './memory.js';
 export { eventStoreMigrations, openEventStore } from './open.js';
 export { createPostgresEventStore } from './postgres.js';
-export { type ReadModel, rebuild } from './rebuild.js';
+export {
+  checkpointOf,
+  dropReadModelsOf010,
+  dropUnusedShapes,
+  missingShapes,
+  prepareReadModels,
+  projectionOf,
+  type ReadModel,
+  ReadModels,
+  rebuild,
+  searchPathOf,
+  shapeStatus,
+} from './read-model.js';
 export {
   append,
   change,
@@ -34,6 +46,7 @@ export {
   createSubscriber,
   type Projection,
   ProjectionFailed,
+  type ProjectionLog,
   projectionPlace,
   requireOwnStore,
   resetCheckpoint,

@@ -3,10 +3,11 @@ import type { Migration } from '#platform';
 import type { EventStore } from './event-store.js';
 import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
 import { createPostgresEventStore, eventStoreMigration } from './postgres.js';
+import { readModelMigration } from './read-model.js';
 import { projectionCheckpointMigration } from './subscriber.js';
 
 /** Tables of this lib, for `migrate`. */
-export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration];
+export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration, readModelMigration];
 
 /** KurrentDB if an address of it is configured, else Postgres: the one choice, for every process and command. */
 export const openEventStore = async (

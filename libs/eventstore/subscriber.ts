@@ -13,7 +13,7 @@
  * `watchProjection` and `projectionStatus`. A rebuild runs the same `apply` from zero under another name into another schema (`searchPath`).
  */
 import { systemClock, type Clock } from '#kernel';
-import { isUnavailable, transaction, uuidV7, type Client, type Migration, type Pool, type Queryable } from '#platform';
+import { isUnavailable, transaction, uuidV7, type Client, type Logger, type Migration, type Pool, type Queryable } from '#platform';
 import { OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded, type SubscriptionItem } from './event-store.js';
 import { BeyondTheEnd } from './codec.js';
 
@@ -68,8 +68,9 @@ const POISON_ATTEMPTS = 2;
 
 /** What follows the log. */
 export interface Projection {
-  /** Key of the checkpoint. */
   readonly name: string;
+  /** Key of the checkpoint; default: the name. A read model has one for each shape. */
+  readonly checkpoint?: string;
   /** Streams that it gets; all of ours where it is left out. */
   readonly streamPrefixes?: readonly string[];
   /**
@@ -83,8 +84,10 @@ export interface Projection {
    * a rebuild can aim it at another schema. Whatever it throws rolls the transaction back: an error of the connection or the server is tried again,
    * any other stops the projection at the event. Types that it does not know it ignores.
    */
-  apply(client: Client, events: readonly Recorded[]): Promise<void>;
+  readonly apply: (client: Client, events: readonly Recorded[], log?: ProjectionLog) => Promise<void>;
 }
+
+export type ProjectionLog = Pick<Logger, 'warn'>;
 
 export interface SubscriberOptions {
   readonly store: EventStore;
@@ -95,6 +98,8 @@ export interface SubscriberOptions {
   readonly searchPath?: string;
   readonly batchEvents?: number;
   readonly leaseMs?: number;
+  /** For what `apply` notices. */
+  readonly log?: ProjectionLog;
   /** Hears of every error: those that are tried again, and the one that stops the projection. */
   readonly onError?: (error: Error, what: { readonly name: string; readonly retrying: boolean }) => void;
 }
@@ -186,6 +191,7 @@ class LogSubscriber implements Subscriber {
   state: SubscriberState = 'stopped';
   failure: ProjectionFailed | null = null;
   retrying: Error | null = null;
+  private readonly checkpoint: string;
   private readonly clock: Clock;
   private readonly owner: string;
   private readonly leaseMs: number;
@@ -202,11 +208,12 @@ class LogSubscriber implements Subscriber {
     private readonly options: SubscriberOptions,
   ) {
     this.name = projection.name;
+    this.checkpoint = projection.checkpoint ?? projection.name;
     this.clock = options.clock ?? systemClock;
     this.owner = uuidV7(this.clock.now());
     this.leaseMs = options.leaseMs ?? LEASE_MS;
     this.batchEvents = options.batchEvents ?? BATCH_EVENTS;
-    this.watch = new Watch(options.pool, this.name, this.clock);
+    this.watch = new Watch(options.pool, this.checkpoint, this.clock);
   }
 
   start(): void {
@@ -233,7 +240,7 @@ class LogSubscriber implements Subscriber {
 
   status(): Promise<ProjectionStatus> {
     const { store, pool, clock } = this.options;
-    return projectionStatus({ store, pool, name: this.name, streamPrefixes: this.projection.streamPrefixes, clock });
+    return projectionStatus({ store, pool, name: this.name, checkpoint: this.checkpoint, streamPrefixes: this.projection.streamPrefixes, clock });
   }
 
   // ---- working as one of several workers
@@ -370,7 +377,7 @@ class LogSubscriber implements Subscriber {
   private async takeLease(): Promise<Place | null> {
     const { pool } = this.options;
     const held = await pool.query('select from projection_checkpoint where name = $1 and owner <> $2 and lease_until >= clock_timestamp()', [
-      this.name,
+      this.checkpoint,
       this.owner,
     ]);
     if (held.rowCount !== 0) return null;
@@ -381,7 +388,7 @@ class LogSubscriber implements Subscriber {
          set owner = excluded.owner, lease_until = excluded.lease_until, epoch = c.epoch + (c.owner is distinct from excluded.owner)::int
          where c.owner is null or c.owner = excluded.owner or c.lease_until < clock_timestamp()
        returning position, epoch, exists (select from projection_failure f where f.name = $1 and f.resolved_at is null) as unresolved`,
-      [this.name, this.owner, this.leaseMs],
+      [this.checkpoint, this.owner, this.leaseMs],
     );
     if (rows[0]) this.unresolved = rows[0].unresolved;
     return rows[0] ?? null;
@@ -394,7 +401,7 @@ class LogSubscriber implements Subscriber {
       try {
         const { rowCount } = await this.options.pool.query(
           `update projection_checkpoint set lease_until = clock_timestamp() + $4::int * interval '1 millisecond' where name = $1 and owner = $2 and epoch = $3`,
-          [this.name, this.owner, place.epoch, this.leaseMs],
+          [this.checkpoint, this.owner, place.epoch, this.leaseMs],
         );
         if (rowCount === 0) return onLost();
       } catch {
@@ -405,7 +412,7 @@ class LogSubscriber implements Subscriber {
 
   private async releaseLease(): Promise<void> {
     await this.options.pool
-      .query('update projection_checkpoint set owner = null, lease_until = null where name = $1 and owner = $2', [this.name, this.owner])
+      .query('update projection_checkpoint set owner = null, lease_until = null where name = $1 and owner = $2', [this.checkpoint, this.owner])
       .catch(() => undefined);
   }
 
@@ -463,13 +470,13 @@ class LogSubscriber implements Subscriber {
         `select position, epoch, coalesce(lease_until >= clock_timestamp(), false) as leased,
                 exists (select from projection_failure f where f.name = c.name and f.resolved_at is null) as unresolved
          from projection_checkpoint c where name = $1`,
-        [this.name],
+        [this.checkpoint],
       );
       if (rows[0]) {
         this.unresolved = rows[0].unresolved;
         return rows[0];
       }
-      await pool.query(`insert into projection_checkpoint (name, position, epoch) values ($1, '', 0) on conflict do nothing`, [this.name]);
+      await pool.query(`insert into projection_checkpoint (name, position, epoch) values ($1, '', 0) on conflict do nothing`, [this.checkpoint]);
     }
   }
 
@@ -522,7 +529,7 @@ class LogSubscriber implements Subscriber {
         if (this.unresolved)
           await client.query(
             'update projection_failure set resolved_at = clock_timestamp() where name = $1 and resolved_at is null and position <= $2',
-            [this.name, to],
+            [this.checkpoint, to],
           );
         if (events.length > 0) await this.applyRows(client, events);
       });
@@ -538,7 +545,7 @@ class LogSubscriber implements Subscriber {
       text: `update projection_checkpoint set position = $4, updated_at = clock_timestamp(),
                lease_until = case owner when $5 then clock_timestamp() + $6::int * interval '1 millisecond' else lease_until end
              where name = $1 and position = $2 and epoch = $3`,
-      values: [this.name, place.position, place.epoch, to, this.owner, this.leaseMs],
+      values: [this.checkpoint, place.position, place.epoch, to, this.owner, this.leaseMs],
     });
     if (rowCount !== 1) throw new Moved();
   }
@@ -546,7 +553,7 @@ class LogSubscriber implements Subscriber {
   private async applyRows(client: Client, events: readonly Recorded[]): Promise<void> {
     if (this.options.searchPath !== undefined) await client.query(`select set_config('search_path', $1, true)`, [this.options.searchPath]);
     try {
-      await this.projection.apply(client, events);
+      await this.projection.apply(client, events, this.options.log);
     } catch (error) {
       // "the account is closed" is no lost connection: where the connection still answers, an error without a code is the handler's own.
       const itsOwn =
@@ -591,7 +598,7 @@ class LogSubscriber implements Subscriber {
          values ($1, coalesce($2, (select position from projection_checkpoint where name = $1), ''), $3, $4, $5, $6, $7)
          on conflict (name, position) do update set message = excluded.message, stack = excluded.stack, event_id = excluded.event_id,
            stream = excluded.stream, type = excluded.type, attempts = f.attempts + 1, failed_at = clock_timestamp(), resolved_at = null`,
-        [this.name, event?.position ?? null, event?.id ?? null, event?.stream ?? null, event?.type ?? null, message, stack ?? ''],
+        [this.checkpoint, event?.position ?? null, event?.id ?? null, event?.stream ?? null, event?.type ?? null, message, stack ?? ''],
       )
       .catch(() => undefined);
     this.unresolved = true;
@@ -711,10 +718,12 @@ export const projectionStatus = async (of: {
   store: EventStore;
   pool: Queryable;
   name: string;
+  /** Default: the name. */
+  checkpoint?: string;
   streamPrefixes?: readonly string[] | undefined;
   clock?: Clock | undefined;
 }): Promise<ProjectionStatus> => {
-  const { store, pool, name, streamPrefixes } = of;
+  const { store, pool, name, checkpoint = name, streamPrefixes } = of;
   const clock = of.clock ?? systemClock;
   const { rows } = await pool.query<{
     position: string;
@@ -731,7 +740,7 @@ export const projectionStatus = async (of: {
      from projection_checkpoint c
      left join lateral (select * from projection_failure f where f.name = c.name and f.resolved_at is null order by f.position limit 1) f on true
      where c.name = $1`,
-    [name],
+    [checkpoint],
   );
   const row = rows[0];
   const position = asPosition(row?.position ?? '');

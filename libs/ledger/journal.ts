@@ -6,7 +6,7 @@
 import type { ReadModel, Recorded } from '#eventstore';
 import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEvents } from '#settlement';
 import { paymentIdOf, paymentEvents } from '#payments';
-import { type Migration, type Queryable, uuidV5 } from '#platform';
+import { type Queryable, uuidV5 } from '#platform';
 import { bookedAt } from './adjustment.js';
 import { manualAdjustmentEvents, periodEvents, PERIODS } from './events.js';
 import {
@@ -22,9 +22,7 @@ import {
   RULE_VERSION,
 } from './postings.js';
 
-/** Name of the projection and of its checkpoint. */
-export const JOURNAL = 'journal';
-export const JOURNAL_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-'] as const;
+const JOURNAL_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-'] as const;
 
 const TABLES = `
   create table journal_entry (
@@ -44,16 +42,18 @@ const INDEXES = `
   create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16);
   create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16)`;
 
-export const journalMigration: Migration = { name: '0100-journal', sql: `${TABLES}; ${INDEXES}` };
-
 /** Whoever reads the books brings them up to date first; until then they may gather. */
 const LINGER_MS = 500;
 
 export const journalModel: ReadModel = {
-  projection: { name: JOURNAL, streamPrefixes: JOURNAL_STREAMS, lingerMs: LINGER_MS, apply: (client, events) => applyJournal(client, events) },
+  name: 'journal',
+  shape: 1,
+  streamPrefixes: JOURNAL_STREAMS,
+  lingerMs: LINGER_MS,
   tables: ['journal_entry', 'journal_payment', 'journal_period', 'journal_total'],
   createTables: TABLES,
   createIndexes: INDEXES,
+  apply: (client, events) => applyJournal(client, events),
 };
 
 /** An entry with what its event gives it. */

@@ -45,7 +45,7 @@ export {
   UnknownCursor,
   type VoidCall,
 } from './gateway/gateway.js';
-export { DEFAULT_PAGE, listPayments, MAX_PAGE, PAYMENT_LIST, paymentListMigration, paymentListModel, paymentListRow } from './list.js';
+export { DEFAULT_PAGE, listPayments, MAX_PAGE, paymentListModel, paymentListRow } from './list.js';
 export {
   cents,
   type Charged,

@@ -4,8 +4,8 @@ import { randomBytes } from 'node:crypto';
 import { MemoryDirectory } from '#accounts';
 import { memoryEventStore, type NewEvent, type Recorded } from '#eventstore';
 import { type Json, systemClock } from '#kernel';
-import { createPool, KeyRing, migrate, type Pool, systemIds, transaction } from '#platform';
-import { freshDatabase } from '../../test/support/postgres.js';
+import { createPool, KeyRing, type Pool, systemIds, transaction } from '#platform';
+import { freshDatabase, makeTables } from '../../test/support/postgres.js';
 import {
   ACCOUNT,
   abandoned,
@@ -23,7 +23,7 @@ import {
 } from '../../test/support/given.js';
 import { refused } from '../../test/support/payments.js';
 import { type ListFilters, openCursor } from './cursor.js';
-import { listPayments, MAX_PAGE, type PaymentListPorts, paymentListMigration, paymentListModel } from './list.js';
+import { listPayments, MAX_PAGE, type PaymentListPorts, paymentListModel } from './list.js';
 import type { PaymentEvent } from './payment.js';
 import { paymentStream } from './stream.js';
 
@@ -39,7 +39,7 @@ const store = memoryEventStore();
 beforeAll(async () => {
   database = await freshDatabase();
   pool = createPool(database.url, { name: 'spec', max: 4 });
-  await migrate(pool, [paymentListMigration]);
+  await makeTables(pool, paymentListModel);
 });
 afterAll(async () => {
   await pool.end();
@@ -72,7 +72,7 @@ const record = async (facts: readonly PaymentEvent[], id = ids.uuid(), at?: stri
   await store.append(paymentStream(id), 'no_stream', events);
   const recorded: Recorded[] = [];
   for await (const event of store.read(paymentStream(id))) recorded.push(event);
-  await transaction(pool, (client) => paymentListModel().projection.apply(client, recorded));
+  await transaction(pool, (client) => paymentListModel.apply(client, recorded));
   return id;
 };
 

@@ -3,9 +3,9 @@
  * the decider's own `evolve`, so a page shows exactly what GET shows.
  */
 import type { Directory } from '#accounts';
-import type { Position, ReadModel, Recorded } from '#eventstore';
+import type { Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
-import { type Client, copyInto, type KeyRing, type Migration, type Queryable } from '#platform';
+import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
 import { type ListFilters, openCursor, type PagePlace, sealCursor } from './cursor.js';
 import { isVisible, openOf, payment as decider, type Payment, statusOf } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
@@ -15,9 +15,6 @@ export const DEFAULT_PAGE = 25;
 export const MAX_PAGE = 100;
 /** How long a page waits for the projection to pass the log's head (C48). */
 export const LIST_WAIT_MS = 2_000;
-
-/** Name of the projection and of its checkpoint. */
-export const PAYMENT_LIST = 'payment-list';
 
 const PAYMENT_LIST_TABLE = `
   create table payment_list (
@@ -29,8 +26,6 @@ const PAYMENT_LIST_INDEXES = `
   create index payment_list_portal on payment_list (account_id, portal_id, created_at desc, payment_id desc);
   create index payment_list_status on payment_list (account_id, status, created_at desc, payment_id desc);
   create index payment_list_open on payment_list (open_since) where open_since is not null`;
-
-export const paymentListMigration: Migration = { name: '0060-payment-list', sql: `${PAYMENT_LIST_TABLE}; ${PAYMENT_LIST_INDEXES}` };
 
 interface PaymentRow {
   readonly paymentId: string;
@@ -57,28 +52,15 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
 /** A list in this process ends it (C48); in another, it waits this much longer. */
 const LINGER_MS = 50;
 
-/** The projection, and how it is made again from the log. */
-export const paymentListModel = (onLongStream?: (paymentId: string) => void): ReadModel => ({
-  projection: {
-    name: PAYMENT_LIST,
-    streamPrefixes: ['payment-'],
-    lingerMs: LINGER_MS,
-    apply: (client, events) => applyPaymentList(client, events, onLongStream),
-  },
-  tables: ['payment_list'],
-  createTables: PAYMENT_LIST_TABLE,
-  createIndexes: PAYMENT_LIST_INDEXES,
-  load: loadPaymentList,
-});
-
 /** Applies a batch inside the transaction that moves the checkpoint. */
-const applyPaymentList = async (client: Queryable, events: readonly Recorded[], onLongStream?: (paymentId: string) => void): Promise<void> => {
+const applyPaymentList = async (client: Queryable, events: readonly Recorded[], log?: ProjectionLog): Promise<void> => {
   const known = [...new Set(events.filter(({ revision }) => revision > 0n).map(({ stream }) => paymentIdOf(stream)))];
   const rows = new Map<string, PaymentRow>();
   if (known.length > 0) for (const row of await readRows(client, known)) rows.set(row.paymentId, row);
   advanceRows(rows, events);
   const visible = [...rows.values()].filter(({ payment }) => isVisible(payment));
-  for (const { paymentId, revision } of visible) if (revision >= LONG_STREAM_EVENTS) onLongStream?.(paymentId);
+  for (const { paymentId, revision } of visible)
+    if (revision >= LONG_STREAM_EVENTS) log?.warn({ paymentId }, 'a payment has an unusually long stream');
   if (visible.length > 0) await writeRows(client, visible);
 };
 
@@ -133,6 +115,18 @@ const lateEvents = async function* (late: Client): AsyncIterable<readonly Record
     yield rows.map(({ event }) => ({ ...event, revision: BigInt(event.revision), storedAt: new Date(event.storedAt) }));
   }
   await late.query('drop table late_event');
+};
+
+export const paymentListModel: ReadModel = {
+  name: 'payment-list',
+  shape: 1,
+  streamPrefixes: ['payment-'],
+  lingerMs: LINGER_MS,
+  tables: ['payment_list'],
+  createTables: PAYMENT_LIST_TABLE,
+  createIndexes: PAYMENT_LIST_INDEXES,
+  load: loadPaymentList,
+  apply: applyPaymentList,
 };
 
 const readRows = async (client: Queryable, paymentIds: readonly string[]): Promise<PaymentRow[]> => {

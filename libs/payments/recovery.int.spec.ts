@@ -18,9 +18,9 @@ import {
   refused,
   unheard,
 } from '../../test/support/payments.js';
-import { freshDatabase } from '../../test/support/postgres.js';
+import { freshDatabase, makeTables } from '../../test/support/postgres.js';
 import { FindPaymentHandler, FindPayment } from './commands.js';
-import { paymentListMigration, paymentListModel } from './list.js';
+import { paymentListModel } from './list.js';
 import type { Awaiting } from './payment.js';
 import { postgresRecoveryWork, purgeTries, recoveryMigration } from './recovery.js';
 
@@ -403,7 +403,8 @@ describe('where it finds its work', () => {
   beforeAll(async () => {
     database = await freshDatabase();
     pool = createPool(database.url, { name: 'spec', max: 2 });
-    await migrate(pool, [paymentListMigration, recoveryMigration]);
+    await makeTables(pool, paymentListModel);
+    await migrate(pool, [recoveryMigration]);
   });
   afterAll(async () => {
     await pool.end();
@@ -413,7 +414,7 @@ describe('where it finds its work', () => {
     const work = postgresRecoveryWork(pool);
     const list = async (id: string) => {
       const events = await house.events(id);
-      await transaction(pool, (client) => paymentListModel().projection.apply(client, events));
+      await transaction(pool, (client) => paymentListModel.apply(client, events));
     };
     const stuck = await unknown({ card: CARDS.cannotTell });
     const { id: refunding } = await house.charge();

@@ -49,6 +49,8 @@ export interface Config {
   readonly auditHost: string;
   readonly auditPort: number;
   readonly publicUrl: string;
+  /** `start`: each process brings the schema up to its release. `prepare`: only `payfold upgrade prepare` does. */
+  readonly migrate: 'start' | 'prepare';
   readonly logLevel: 'fatal' | 'error' | 'warn' | 'info' | 'debug' | 'silent';
   readonly masterKeyFile: string;
   /** True where the key file may be created on first start. */
@@ -176,6 +178,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     auditHost: text('AUDIT_HOST', '127.0.0.1'),
     auditPort: port('AUDIT_PORT', 3001),
     publicUrl,
+    migrate: oneOf('MIGRATE', ['start', 'prepare'], 'start'),
     logLevel: oneOf('LOG_LEVEL', ['fatal', 'error', 'warn', 'info', 'debug', 'silent'], 'info'),
     masterKeyFile: resolve(env.MASTER_KEY_FILE || `${dataDir}/master.key`),
     masterKeyMayBeCreated: !production && !env.MASTER_KEY_FILE,

@@ -7,4 +7,6 @@ export { createLogger, type Logger, maskedLines } from './logging.js';
 export { copyInto } from './postgres/copy.js';
 export { type EmbeddedPostgres, freePort, startEmbeddedPostgres } from './postgres/embedded.js';
 export { ALL_AS_TEXT, type Client, createPool, isUnavailable, type Pool, type Queryable, transaction } from './postgres/pool.js';
-export { isMigrated, migrate, type Migration } from './postgres/schema.js';
+export { livingProcesses, processMigration, recordProcess } from './postgres/processes.js';
+export { isMigrated, migrate, type Migration, missingMigrations } from './postgres/schema.js';
+export { compareReleases, RELEASE } from './release.js';

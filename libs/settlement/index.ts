@@ -14,22 +14,12 @@ export {
   batchesAsOf,
   changeException,
   type ExceptionChange,
-  exceptionMigration,
   exceptionModel,
   type ExceptionRow,
   exceptionRows,
-  EXCEPTIONS,
   type FileImported,
   importSettlementFile,
   openExceptions,
 } from './matching.js';
 export { batchOf, type BatchSummary, recordSettlements, type SettlementPorts } from './record.js';
-export {
-  PAYMENT_REGISTER,
-  paymentRegisterMigration,
-  paymentRegisterModel,
-  postgresRegister,
-  type Register,
-  type RegisteredDispute,
-  type RegisteredTransaction,
-} from './register.js';
+export { paymentRegisterModel, postgresRegister, type Register, type RegisteredDispute, type RegisteredTransaction } from './register.js';

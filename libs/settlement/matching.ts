@@ -9,7 +9,7 @@ import { ServiceError, timestamp } from '#kernel';
 import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
 import { type GatewayAccount, type Leg, refuseStaffText } from '#payments';
 import { LATE_AFTER_DAYS } from './register.js';
-import { hashedUuid, type Migration, type Queryable } from '#platform';
+import { hashedUuid, type Queryable } from '#platform';
 import {
   type ExceptionCommand,
   type ExceptionEvent,
@@ -388,8 +388,6 @@ const changeCase = async (
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The read model.
 
-/** Name of the projection and of its checkpoint. */
-export const EXCEPTIONS = 'exceptions';
 const TABLE = `
   create table settlement_case (
     exception_id uuid primary key, kind text not null, status text not null, gateway text not null, merchant_account text not null, batch_id text, line int,
@@ -398,13 +396,14 @@ const TABLE = `
 const INDEXES = `create index settlement_case_status on settlement_case (status, opened_at); create index settlement_case_ref on settlement_case (ref);
   create index settlement_case_batch on settlement_case (batch_id, line)`;
 
-export const exceptionMigration: Migration = { name: '0104-settlement-case', sql: `${TABLE}; ${INDEXES}` };
-
 export const exceptionModel: ReadModel = {
-  projection: { name: EXCEPTIONS, streamPrefixes: ['exception-'], apply: (client, events) => applyExceptions(client, events) },
+  name: 'exceptions',
+  shape: 1,
+  streamPrefixes: ['exception-'],
   tables: ['settlement_case'],
   createTables: TABLE,
   createIndexes: INDEXES,
+  apply: (client, events) => applyExceptions(client, events),
 };
 
 const STATUS_AFTER = {

@@ -4,13 +4,10 @@
  */
 import type { ReadModel, Recorded } from '#eventstore';
 import type { Cents } from '#kernel';
-import { hashedUuid, type Migration, type Pool, type Queryable } from '#platform';
+import { hashedUuid, type Pool, type Queryable } from '#platform';
 import { type Dispute, type DisputeStatus, type GatewayAccount, type Leg, type PaymentEvent, paymentEvents, paymentIdOf } from '#payments';
 import { settlementEvents } from './events.js';
 import { isSettledLine, isSettlementStream, type LineCorrection, type RecordedLine, type SettlementEvent, unexplainedCents } from './batch.js';
-
-/** Name of the projection and of its checkpoint. */
-export const PAYMENT_REGISTER = 'payment-register';
 
 const TABLES = `
   create table gateway_account (
@@ -50,18 +47,15 @@ const INDEXES = `
 /** Whoever looks something up brings the register up to date first; until then it may gather. */
 const LINGER_MS = 1_000;
 
-export const paymentRegisterMigration: Migration = { name: '0070-payment-register', sql: `${TABLES}; ${INDEXES}` };
-
 export const paymentRegisterModel: ReadModel = {
-  projection: {
-    name: PAYMENT_REGISTER,
-    streamPrefixes: ['payment-', 'settlement-'],
-    lingerMs: LINGER_MS,
-    apply: (client, events) => applyRegister(client, events),
-  },
+  name: 'payment-register',
+  shape: 1,
+  streamPrefixes: ['payment-', 'settlement-'],
+  lingerMs: LINGER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],
   createTables: TABLES,
   createIndexes: INDEXES,
+  apply: (client, events) => applyRegister(client, events),
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -117,6 +111,8 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
       settled.push({ recorded, event: settlementEvents.read(recorded) });
       continue;
     }
+    // Imported files share the prefix of batches; the register holds nothing of them.
+    if (!recorded.stream.startsWith('payment-')) continue;
     const paymentId = paymentIdOf(recorded.stream);
     const event = paymentEvents.read(recorded);
     switch (event.type) {

@@ -5,7 +5,7 @@
 import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { Administration, NO_FEE } from '#accounts';
+import { Administration, directoryModel, NO_FEE } from '#accounts';
 import { recordSettlements } from '#settlement';
 import { freePort, startEmbeddedPostgres } from '#platform';
 import { Random } from '../../apps/demo/city.js';
@@ -347,12 +347,12 @@ export const startInstallation = async (random: Random, { prepare, release }: In
   }
 };
 
-const firstAccount = async ({ store, clock, ids, keys, projections }: Services): Promise<{ apiKey: string; portalId: string }> => {
+const firstAccount = async ({ store, clock, ids, keys, readModels }: Services): Promise<{ apiKey: string; portalId: string }> => {
   const actor = { type: 'system', id: 'chaos' } as const;
   const admin = new Administration({ store, clock, ids, keys, environment: 'sandbox', cardInTextCheck: true, actor });
   const { accountId } = (await admin.createAccount('Partner')).state;
   const portal = await admin.createPortal({ accountIds: [accountId], name: 'Portal', gateway: 'simulator', fee: { ...NO_FEE, ...FEE } });
   const issued = await admin.issueKey(accountId);
-  await projections.directory.runUntil(issued.position!, { timeoutMs: READY_TIMEOUT_MS });
+  await readModels.of(directoryModel).runUntil(issued.position!, { timeoutMs: READY_TIMEOUT_MS });
   return { apiKey: issued.apiKey, portalId: portal.state.portalId };
 };

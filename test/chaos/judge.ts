@@ -3,6 +3,8 @@
  * to the cent. Reads everything past the proxies; every difference is a line.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
+import { paymentRegisterModel } from '#settlement';
+import { journalModel } from '#ledger';
 import { canonicalJson } from '#kernel';
 import { findDrift } from '#audit';
 import { isVisible, paymentView } from '#payments';
@@ -113,12 +115,12 @@ const judgeCharge = (charge: Charge, made: readonly Book[]): string[] => {
 
 /** A8: list, journal, settlement and replay are one; the list over HTTP is the fold of the streams, payment by payment. */
 const judgeReadModels = async (stores: Installation['stores'], partners: Partners, books: Books): Promise<string[]> => {
-  const { projections, store, payments, pool, clock } = stores;
+  const { readModels, store, payments, pool, clock } = stores;
   const head = await store.head();
   const caughtUp = await Promise.all([
     payments.list.caughtUpTo(head!, CAUGHT_UP_MS),
-    projections.journal.caughtUpTo(head, CAUGHT_UP_MS),
-    projections.paymentRegister.caughtUpTo(head, CAUGHT_UP_MS),
+    readModels.of(journalModel).caughtUpTo(head, CAUGHT_UP_MS),
+    readModels.of(paymentRegisterModel).caughtUpTo(head, CAUGHT_UP_MS),
   ]);
   if (caughtUp.includes(false)) return [`read models do not follow: list, journal, register ${caughtUp.join(', ')}`];
   const { differences } = await findDrift({ store, db: pool, now: () => clock.now() });

@@ -7,8 +7,8 @@ import { get as httpGet } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { adjustBooks, balances, closePeriod, JOURNAL_START, journalPage, type PeriodPorts, verifyPeriods } from '#ledger';
 import {
+  auditKeyModel,
   exportReport,
   findDrift,
   issueAuditKey,
@@ -20,12 +20,14 @@ import {
   signLog,
   writePack,
 } from '#audit';
+import { paymentListModel } from '#payments';
+import { adjustBooks, balances, closePeriod, JOURNAL_START, journalModel, journalPage, type PeriodPorts, verifyPeriods } from '#ledger';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { createMetrics } from '../../apps/lifecycle.js';
 import { addHledger, type BusyDay, busyDay } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
 import { createOpenApiJudge, type OpenApiJudge } from '../support/openapi.js';
-import { paymentOf, PAYMENTS, type Service, startService } from '../support/service.js';
+import { paymentOf, PAYMENTS, type Service, startService, everySubscriber } from '../support/service.js';
 
 const VERIFIER = join(import.meta.dirname, '../../apps/operator/verify.mjs');
 const OPERATOR = { type: 'operator' as const, id: 'spec' };
@@ -63,7 +65,7 @@ const keyPorts = () => {
   return { store, db: pool, clock, ids, keys, environment: config.environment };
 };
 const keysReach = (position: Parameters<PeriodPorts['journalReached']>[0]) =>
-  service.services.projections.auditKeys.runUntil(position, { timeoutMs: 10_000 });
+  service.services.readModels.of(auditKeyModel).runUntil(position, { timeoutMs: 10_000 });
 const issue = async (role: 'finance' | 'auditor') => {
   const issued = await issueAuditKey(keyPorts(), { name: `Books ${role}`, role }, OPERATOR);
   await keysReach(issued.position);
@@ -71,7 +73,7 @@ const issue = async (role: 'finance' | 'auditor') => {
 };
 const caughtUp = async () => {
   const head = (await service.services.store.head())!;
-  for (const projection of Object.values(service.services.projections)) await projection.runUntil(head, { timeoutMs: 20_000 });
+  for (const projection of everySubscriber(service.services)) await projection.runUntil(head, { timeoutMs: 20_000 });
 };
 interface Read {
   readonly status: number;
@@ -358,8 +360,8 @@ describe('the evidence pack', () => {
 
 describe('closed periods', () => {
   const ports = (): PeriodPorts => {
-    const { store, pool, clock, ids, projections } = service.services;
-    return { store, db: pool, clock, ids, journalReached: (position) => projections.journal.runUntil(position, { timeoutMs: 20_000 }) };
+    const { store, pool, clock, ids, readModels } = service.services;
+    return { store, db: pool, clock, ids, journalReached: (position) => readModels.of(journalModel).runUntil(position, { timeoutMs: 20_000 }) };
   };
   const monthAgo = (months: number) => {
     const now = new Date(service.clock.now());
@@ -434,7 +436,7 @@ test('a listener that closes lets an export come to its end, and lets nobody in 
 });
 
 test('how complete a report is, says the read model that it is read from: the register held up makes its own late, no others', async () => {
-  const { pool, projections, store } = service.services;
+  const { pool, readModels, store } = service.services;
   const lagOf = async (report: string) => (await get(`/audit/v1/exports/${report}`)).headers.get('ledger-lag');
   const held = await pool.connect();
   try {
@@ -442,7 +444,7 @@ test('how complete a report is, says the read model that it is read from: the re
     await held.query('lock table gateway_transaction in exclusive mode');
     await day.partner.client.created(paymentOf(day.separate));
     const head = (await store.head())!;
-    for (const one of [projections.journal, projections.paymentList]) await one.runUntil(head, { timeoutMs: 20_000 });
+    for (const one of [readModels.of(journalModel), readModels.of(paymentListModel)]) await one.runUntil(head, { timeoutMs: 20_000 });
     for (const late of ['transactions', 'batches', 'disputes']) expect([late, await lagOf(late)]).toEqual([late, '2']);
     for (const whole of ['payments', 'open', 'fees', 'trial-balance']) expect([whole, await lagOf(whole)]).toEqual([whole, '0']);
   } finally {

@@ -3,7 +3,7 @@
  * operation joins by itself, and one with a parameter that nobody has told it about fails until somebody does. The audit listener's document joins with its keys.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
-import { issueAuditKey } from '#audit';
+import { auditKeyModel, issueAuditKey } from '#audit';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { type Answer, type Client, paymentOf, PAYMENTS, type Service, startService, type TestAccount } from '../support/service.js';
 
@@ -179,7 +179,7 @@ describe('the audit listener', () => {
   let base: string;
   let auditKey: string;
   beforeAll(async () => {
-    const { store, pool: db, clock, ids, keys, config, projections } = service.services;
+    const { store, pool: db, clock, ids, keys, config, readModels } = service.services;
     audit = await createAudit(service.services);
     base = await audit.listen(0, '127.0.0.1');
     const issued = await issueAuditKey(
@@ -188,7 +188,7 @@ describe('the audit listener', () => {
       { type: 'operator', id: 'spec' },
     );
     ({ auditKey } = issued);
-    await projections.auditKeys.runUntil(issued.position, { timeoutMs: 10_000 });
+    await readModels.of(auditKeyModel).runUntil(issued.position, { timeoutMs: 10_000 });
   });
   afterAll(() => audit.close());
 

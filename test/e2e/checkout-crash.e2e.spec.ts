@@ -1,3 +1,4 @@
+import { checkoutUnfinishedModel, finishSessions } from '#checkout';
 /**
  * A crash at each point of a checkout (checkout.md 3, C66): an API process kills itself with SIGKILL right before or right after one port call while a payer pays.
  * The payer then goes on at another process, as after a restart. Worker and processor are processes of their own; the processor's books are the truth.
@@ -6,8 +7,7 @@ import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
-import { Administration, NO_FEE } from '#accounts';
-import { finishSessions } from '#checkout';
+import { Administration, directoryModel, NO_FEE } from '#accounts';
 import type { Services } from '../../apps/services.js';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import { CARD_FORM, formOf, intakeOf, Payer, readReturn, SHOP, textOf } from '../support/checkout.js';
@@ -45,7 +45,7 @@ beforeAll(async () => {
   ({ portalId } = portal.state);
   ({ signingSecret } = portal);
   const { position } = await admin.configureCheckout(portalId, { enabled: true, allow: [`${SHOP}/pay`] });
-  await stores.projections.directory.runUntil(position!, { timeoutMs: 10_000 });
+  await stores.readModels.of(directoryModel).runUntil(position!, { timeoutMs: 10_000 });
   [healthy] = await Promise.all([start('api', dataDir, env), start('worker', dataDir, env)]);
 });
 
@@ -64,7 +64,7 @@ const at = (url: string, payer?: Payer): Payer => {
 /** What the worker does a minute later, without the minute. */
 const aMinuteLater = async () => {
   await recoverAll(stores);
-  const { checkoutUnfinished } = stores.projections;
+  const checkoutUnfinished = stores.readModels.of(checkoutUnfinishedModel);
   await checkoutUnfinished.runUntil((await stores.store.head())!, { timeoutMs: 10_000 });
   await finishSessions(stores.checkout, stores.pool, { leftAloneMs: 0, abandonedAfterMs: 0 });
 };

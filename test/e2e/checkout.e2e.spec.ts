@@ -1,5 +1,6 @@
 /** Hosted checkout over HTTP (specification, Hosted checkout; C58–C60, C66): intake, the session's states, paying, the way back. The browser's half: checkout-browser. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { checkoutUnfinishedModel } from '#checkout';
 import { timestamp } from '#kernel';
 import {
   CARD_FORM,
@@ -805,14 +806,14 @@ describe('security', () => {
 describe('the worker finishes what nobody waits for', () => {
   test('a browser that was closed: paid, declined or unknown, the session says so without a visit', async () => {
     const { finishSessions } = await import('#checkout');
-    const { checkout: ports, pool, projections, store } = service.services;
+    const { checkout: ports, pool, readModels, store } = service.services;
     const { id, one } = await begun();
     await one.pay(id, { card_number: CARD.unreadable });
     await service.recover(await paymentOfSession(id));
-    await projections.checkoutUnfinished.runUntil((await store.head())!, { timeoutMs: 10_000 });
+    await readModels.of(checkoutUnfinishedModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
     expect(await finishSessions(ports, pool, { leftAloneMs: 0 })).toBeGreaterThanOrEqual(1);
     expect((await events(id)).at(-1)).toBe('AttemptDeclined');
-    await projections.checkoutUnfinished.runUntil((await store.head())!, { timeoutMs: 10_000 });
+    await readModels.of(checkoutUnfinishedModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
     const { rows } = await pool.query('select 1 from checkout_unfinished where checkout_id = $1', [id]);
     expect(rows).toEqual([]);
   });

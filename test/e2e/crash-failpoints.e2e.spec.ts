@@ -7,7 +7,7 @@ import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
-import { Administration, NO_FEE } from '#accounts';
+import { Administration, directoryModel, NO_FEE } from '#accounts';
 import { createRecovery, postgresRecoveryWork } from '#payments';
 import type { Services } from '../../apps/services.js';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
@@ -46,7 +46,7 @@ beforeAll(async () => {
   ({ portalId } = portal.state);
   const issued = await admin.issueKey(accountId);
   ({ apiKey } = issued);
-  await stores.projections.directory.runUntil(issued.position!, { timeoutMs: 10_000 });
+  await stores.readModels.of(directoryModel).runUntil(issued.position!, { timeoutMs: 10_000 });
 
   [healthy] = await Promise.all([start('api', dataDir, env), start('worker', dataDir, env)]);
   partner = new Partner(healthy.url + PARTNER, apiKey);

@@ -1,9 +1,11 @@
 /** Replay against what is shown (four accounts of every payment), and the past as it was known then. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { paymentListModel } from '#payments';
+import { journalModel } from '#ledger';
 import { rebuild } from '#eventstore';
 import { checkPayments, findDrift, listAsOf, type ListThenQuery, paymentAsOf, paymentIdsAfter, sweepDrift, timeline } from '#audit';
 import { type BusyDay, busyDay } from '../support/books.js';
-import { type Service, startService } from '../support/service.js';
+import { type Service, startService, everySubscriber } from '../support/service.js';
 
 let service: Service;
 let day: BusyDay;
@@ -11,7 +13,7 @@ beforeAll(async () => {
   service = await startService();
   day = await busyDay(service);
   const head = (await service.services.store.head())!;
-  for (const projection of Object.values(service.services.projections)) await projection.runUntil(head, { timeoutMs: 20_000 });
+  for (const projection of everySubscriber(service.services)) await projection.runUntil(head, { timeoutMs: 20_000 });
 }, 120_000);
 afterAll(() => service.stop());
 
@@ -23,8 +25,8 @@ describe('drift', () => {
     const report = await findDrift(ports(), { streams: (await paymentIdsAfter(service.services.pool, null, 1_000)).length });
     expect(report.differences).toEqual([]);
     expect(report.payments).toBeGreaterThan(12);
-    const { models, store, pool, clock } = service.services;
-    for (const model of [models.paymentList, models.journal]) await rebuild(model, { store, pool, now: () => clock.now() });
+    const { store, pool, clock } = service.services;
+    for (const model of [paymentListModel, journalModel]) await rebuild(model, { store, pool, now: () => clock.now() });
     expect(await findDrift(ports())).toEqual(report);
   });
 
@@ -36,8 +38,8 @@ describe('drift', () => {
     ],
     ['cannot read on', () => Promise.reject(new Error('the log is damaged')), /the log is damaged/],
   ])('a rebuild that %s while it loads ends with that, and leaves nothing behind', async (_name, happens, told) => {
-    const { models, store, pool, clock } = service.services;
-    const { load, ...list } = models.paymentList;
+    const { store, pool, clock } = service.services;
+    const { load, ...list } = paymentListModel;
     const hit: typeof load = (client, late, batches) =>
       load!(
         client,
@@ -54,7 +56,7 @@ describe('drift', () => {
     await expect(rebuild({ ...list, load: hit }, { store, pool, now: () => clock.now() })).rejects.toThrow(told);
     expect((await sql(`select from pg_namespace where nspname like 'rebuild%'`)).rowCount).toBe(0);
     expect(await rows()).toEqual(before);
-    await rebuild(models.paymentList, { store, pool, now: () => clock.now() });
+    await rebuild(paymentListModel, { store, pool, now: () => clock.now() });
     expect(await rows()).toEqual(before);
   });
 

@@ -1,8 +1,8 @@
 /** The books over the whole service: a busy day, journalised; balances by either date; the same bytes from zero; what must stop the journal. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { balances, bookSumCents, JOURNAL_START, type JournalEntry, journalHeading, journalModel, journalPage, journalText } from '#ledger';
 import { rebuild } from '#eventstore';
 import { timestamp } from '#kernel';
-import { balances, bookSumCents, JOURNAL_START, type JournalEntry, journalHeading, journalPage, journalText } from '#ledger';
 import { remaining } from '#payments';
 import { addHledger, type BusyDay, busyDay } from '../support/books.js';
 import { eventsInPostgres } from '../support/kurrentdb-server.js';
@@ -17,7 +17,7 @@ beforeAll(async () => {
 }, 120_000);
 afterAll(() => service.stop());
 
-const caughtUp = async () => service.services.projections.journal.runUntil((await service.services.store.head())!, { timeoutMs: 20_000 });
+const caughtUp = async () => service.services.readModels.of(journalModel).runUntil((await service.services.store.head())!, { timeoutMs: 20_000 });
 const all = { asOf: null, effectiveTo: null };
 const journal = () => journalPage(service.services.pool, JOURNAL_START, { from: null, to: null, until: null }, 100_000);
 const textOf = (entries: readonly JournalEntry[]) => journalHeading('hledger') + entries.map((entry) => journalText('hledger', entry)).join('');
@@ -89,8 +89,8 @@ describe('the books of a busy day', () => {
 
   test('made again from zero, they are the same bytes', async () => {
     const before = await bytes();
-    const { store, pool, models, clock } = service.services;
-    const report = await rebuild(models.journal, { store, pool, now: () => clock.now() });
+    const { store, pool, clock } = service.services;
+    const report = await rebuild(journalModel, { store, pool, now: () => clock.now() });
     expect(report.rows.every(({ live, rebuilt }) => live === rebuilt)).toBe(true);
     expect(await bytes()).toBe(before);
   });
@@ -124,11 +124,11 @@ describe('the books of a busy day', () => {
     ],
     ['at a newer version of one that it does', 'adjustment-newer', 'ManualAdjustment', 2, 'has version 2, this program knows versions up to 1'],
   ])('%s, and says so', async (_name, stream, type, v, message) => {
-    const { store, pool, projections } = service.services;
+    const { store, pool, readModels } = service.services;
     const { position } = await append(stream, type, v);
-    await expect(projections.journal.runUntil(position, { timeoutMs: 10_000 })).rejects.toThrow(message);
+    await expect(readModels.of(journalModel).runUntil(position, { timeoutMs: 10_000 })).rejects.toThrow(message);
     // So that the next one is met: an event of the log is never changed, but this one is a spec's.
     await pool.query(`update es.events set type = 'StaffNoted', stream_id = 'staff-' || stream_id where stream_id = $1`, [stream]);
-    await projections.journal.runUntil((await store.head())!, { timeoutMs: 10_000 });
+    await readModels.of(journalModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
   });
 });

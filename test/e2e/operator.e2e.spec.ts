@@ -10,6 +10,8 @@ import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { AccessTokens, authenticate, exchange, openAcceptedSecrets, postgresDirectory } from '#accounts';
 import { AuthenticationError, systemClock } from '#kernel';
 import { createPool, type Pool, readKeyRing } from '#platform';
+import { searchPathOf } from '#eventstore';
+import { READ_MODELS } from '../../apps/services.js';
 import { freshDatabase } from '../support/postgres.js';
 
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
@@ -77,7 +79,7 @@ const aPortal = async (...more: string[]) => (await json<{ portalId: string }>('
 beforeAll(async () => {
   dataDir = await mkdtemp(join(tmpdir(), 'payfold-operator-'));
   database = await freshDatabase();
-  pool = createPool(database.url, { name: 'spec', max: 2 });
+  pool = createPool(database.url, { name: 'spec', max: 2, searchPath: searchPathOf(READ_MODELS) });
 });
 afterAll(async () => {
   await pool.end();

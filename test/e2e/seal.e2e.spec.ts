@@ -53,7 +53,7 @@ afterAll(async () => {
   await service.stop();
 });
 
-const sealed = async () => service.services.projections.logSeal.runUntil((await service.services.store.head())!, { timeoutMs: 20_000 });
+const sealed = async () => service.services.reactors.logSeal.runUntil((await service.services.store.head())!, { timeoutMs: 20_000 });
 const verify = async () => {
   const { seal } = service.services;
   const { checks, ...log } = await verifyLog({ ...seal, headFolder: seal.folder });

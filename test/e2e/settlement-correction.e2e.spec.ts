@@ -9,7 +9,7 @@ import { batchOf, changeException, recordSettlements, type Resolution, type Sett
 import { findDrift } from '#audit';
 import { type PaymentGateway, type PaymentView, type SettlementRecord, staff, UnknownCursor } from '#payments';
 import { settle } from '../support/books.js';
-import { CARD, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
+import { CARD, paymentOf, type Service, startService, type TestAccount, everySubscriber } from '../support/service.js';
 import { FILE_HEAD, type SettlementDesk, settlementDesk } from '../support/settlement.js';
 
 let service: Service;
@@ -470,8 +470,8 @@ test('a refund that no batch ever brings is missed as a charge is; one that came
 
 test('after all of that books and read models are what the events say', async () => {
   await settle(service);
-  const { projections, store } = service.services;
-  for (const projection of Object.values(projections)) await projection.runUntil((await store.head())!, { timeoutMs: 20_000 });
+  const { store } = service.services;
+  for (const projection of everySubscriber(service.services)) await projection.runUntil((await store.head())!, { timeoutMs: 20_000 });
   service.clock.advance(3_600_000);
   expect((await findDrift(service.services.seal)).differences).toEqual([]);
 });

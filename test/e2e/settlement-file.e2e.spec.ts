@@ -5,7 +5,7 @@ import { changeException, type ExceptionChange, recordSettlements } from '#settl
 import { findDrift } from '#audit';
 import { type PaymentView, staff } from '#payments';
 import { settle } from '../support/books.js';
-import { CARD, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
+import { CARD, paymentOf, type Service, startService, type TestAccount, everySubscriber } from '../support/service.js';
 import { FILE_HEAD as HEAD, type SettlementDesk, settlementDesk } from '../support/settlement.js';
 
 let service: Service;
@@ -275,8 +275,8 @@ describe('the life of an exception', () => {
   test('after all of that books and read models are still what the events say', async () => {
     await settle(service);
     await recordSettlements(service.services.settlement, AbortSignal.timeout(20_000));
-    const { projections, store } = service.services;
-    for (const projection of Object.values(projections)) await projection.runUntil((await store.head())!, { timeoutMs: 20_000 });
+    const { store } = service.services;
+    for (const projection of everySubscriber(service.services)) await projection.runUntil((await store.head())!, { timeoutMs: 20_000 });
     expect((await findDrift(service.services.seal)).differences).toEqual([]);
   });
 });

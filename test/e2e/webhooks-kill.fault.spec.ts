@@ -5,7 +5,7 @@
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
-import { Administration, NO_FEE } from '#accounts';
+import { Administration, directoryModel, NO_FEE } from '#accounts';
 import { Deadline, timestamp } from '#kernel';
 import { charge, Secret } from '#payments';
 import { createLogger, readConfig, readKeyRing } from '#platform';
@@ -66,12 +66,12 @@ beforeAll(async () => {
   const config = readConfig({ ...env, DATA_DIR: dataDir.data });
   const keys = readKeyRing(config.masterKeyFile);
   services = await openServices(config, { databaseUrl: database.url, simulatorUrl: simulator.url }, keys, createLogger('silent', 'spec'));
-  const { store, clock, ids, pool, projections, payments } = services;
+  const { store, clock, ids, pool, readModels, payments } = services;
   const actor = { type: 'system', id: 'spec' } as const;
   const administration = new Administration({ store, clock, ids, keys, environment: 'sandbox', cardInTextCheck: true, actor });
   ({ accountId } = (await administration.createAccount('City')).state);
   const portal = await administration.createPortal({ accountIds: [accountId], name: 'Water', gateway: 'simulator', fee: NO_FEE });
-  await projections.directory.runUntil(portal.position!, { timeoutMs: 10_000 });
+  await readModels.of(directoryModel).runUntil(portal.position!, { timeoutMs: 10_000 });
   paymentId = ids.uuid();
   await charge(
     payments.ports,

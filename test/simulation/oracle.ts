@@ -3,10 +3,10 @@
  * allowed (under faults 409, 502 and 504 are all legal); the books are judged at the end, when everything runs again: the bank against the log, the log against
  * what clients were told, the read model against a replay. Rules are named A1–A12 (invariants) and C… (contract).
  */
-import { CHECKOUT_STREAMS, CHECKOUT_UNFINISHED, checkoutIdOf } from '#checkout';
-import { type Recorded } from '#eventstore';
+import { CHECKOUT_STREAMS, checkoutUnfinishedModel, checkoutIdOf } from '#checkout';
+import { checkpointOf, type Recorded } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
-import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, PAYMENT_LIST, paymentIdOf, paymentEvents } from '#payments';
+import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, paymentListModel, paymentIdOf, paymentEvents } from '#payments';
 import { WEBHOOK_OUTBOX } from '#webhooks';
 import { errorAnswer, successAnswer } from '#platform/http';
 import { auditLedger, auditNotifications } from './audits.js';
@@ -359,7 +359,7 @@ export class Oracle {
       return false;
     const head = await world.log.head();
     const isBehind = (projection: string) => head !== null && (world.tables.checkpoints.get(projection)?.position ?? '') < head;
-    if (isBehind(PAYMENT_LIST)) return false;
+    if (isBehind(checkpointOf(paymentListModel))) return false;
     if ((await this.settlementLines()).length < world.bank.lines.length) return false;
     const phases = new Map<string, string>();
     for (const [stream, events] of await this.streams()) {
@@ -371,7 +371,7 @@ export class Oracle {
     }
     if (world.hasWebhooks && (isBehind(WEBHOOK_OUTBOX) || !areDeliveriesQuiet(world.tables.webhooks))) return false;
     if (!world.hasCheckout) return true;
-    if (isBehind(CHECKOUT_UNFINISHED)) return false;
+    if (isBehind(checkpointOf(checkoutUnfinishedModel))) return false;
     const sessions = [...(await this.checkouts()).values()].map((events) => sessionOf(events, this.check.bind(this)));
     return sessions.every((session) => session === null || isSessionQuiet(session, (paymentId) => phases.get(paymentId)));
   }

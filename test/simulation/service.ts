@@ -4,7 +4,7 @@
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
 import { type CheckoutPorts, CheckoutSessions, checkoutUnfinishedModel, finishSessions } from '#checkout';
-import { createSubscriber, type EventStore, memoryEventStore, type Subscriber, watchProjection } from '#eventstore';
+import { checkpointOf, createSubscriber, type EventStore, memoryEventStore, projectionOf, type Subscriber, watchProjection } from '#eventstore';
 import { type Clock, type Ids, type Json, ServiceError } from '#kernel';
 import {
   chargeOnce,
@@ -17,7 +17,6 @@ import {
   type GatewayAccount,
   type ListFilters,
   listPayments,
-  PAYMENT_LIST,
   type PaymentGateway,
   paymentListModel,
   type PaymentPorts,
@@ -292,8 +291,8 @@ export class Replica {
     const bareKeys = memoryIdempotency(world.keys, RING, ids, simulatedStatement(sim, process, 'keys'));
     const keys = seams.keys?.(bareKeys, world) ?? bareKeys;
     const recovery = createRecovery({ ...ports, gateways: gateways('recovery ') }, log, simulatedRecoveryWork(world.tables, statement));
-    const subscriber = createSubscriber(paymentListModel().projection, { store: log, pool, clock, leaseMs: PROJECTION_LEASE_MS });
-    const watch = watchProjection(pool, PAYMENT_LIST, clock);
+    const subscriber = createSubscriber(projectionOf(paymentListModel), { store: log, pool, clock, leaseMs: PROJECTION_LEASE_MS });
+    const watch = watchProjection(pool, checkpointOf(paymentListModel), clock);
     this.services = {
       ports,
       idempotency: keys,
@@ -329,7 +328,7 @@ export class Replica {
   /** The projection of sessions without an outcome, and the loop that finishes them. */
   startCheckout(): void {
     const { checkout, pool, clock } = this;
-    createSubscriber(checkoutUnfinishedModel.projection, { store: this.settlement.store, pool, clock, leaseMs: PROJECTION_LEASE_MS }).start();
+    createSubscriber(projectionOf(checkoutUnfinishedModel), { store: this.settlement.store, pool, clock, leaseMs: PROJECTION_LEASE_MS }).start();
     void this.loop(() => finishSessions(checkout, pool));
   }
 

@@ -1,6 +1,7 @@
 /** Real databases for specs. */
 import { randomBytes } from 'node:crypto';
 import pg from 'pg';
+import type { ReadModel } from '#eventstore';
 
 /** An empty database of its own in the run's Postgres; `drop` removes it, connections and all. */
 export const freshDatabase = async (): Promise<{ url: string; drop: () => Promise<void> }> => {
@@ -19,4 +20,9 @@ export const freshDatabase = async (): Promise<{ url: string; drop: () => Promis
   const url = new URL(admin);
   url.pathname = `/${name}`;
   return { url: url.toString(), drop: () => run(`drop database if exists ${name} with (force)`) };
+};
+
+/** Makes the tables of a read model in `public`, for specs without a registry. */
+export const makeTables = async (db: Pick<pg.Pool, 'query'>, { createTables, createIndexes }: Pick<ReadModel, 'createTables' | 'createIndexes'>) => {
+  await db.query(`${createTables}; ${createIndexes}`);
 };

@@ -7,7 +7,8 @@ import { connect, createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import request from 'supertest';
-import { Administration, type Done, type FeeConfig, NO_FEE } from '#accounts';
+import { Administration, directoryModel, type Done, type FeeConfig, NO_FEE } from '#accounts';
+import type { Subscriber } from '#eventstore';
 import { type Clock, systemClock } from '#kernel';
 import type { PaymentStatus, PaymentView, RefundView, VoidView } from '#payments';
 import { createLogger, newKeyRing, readConfig } from '#platform';
@@ -302,7 +303,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       urls.push(await api.listen(0, '127.0.0.1'));
     }
     const [services] = all as [Services];
-    const { store, ids, projections } = services;
+    const { store, ids, readModels } = services;
     const document = await (await fetch(`${urls[0]}/openapi.json`)).json();
     const judge = createOpenApiJudge(document as Parameters<typeof createOpenApiJudge>[0]);
     const anonymous = new Client(urls, judge, null);
@@ -317,7 +318,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
     });
     const administer = async <State, Extra extends Done<State>>(change: Promise<Extra>): Promise<Extra> => {
       const done = await change;
-      if (done.position) await projections.directory.runUntil(done.position, { timeoutMs: PROJECTED_MS });
+      if (done.position) await readModels.of(directoryModel).runUntil(done.position, { timeoutMs: PROJECTED_MS });
       return done;
     };
 
@@ -419,3 +420,6 @@ const proxyOf = async (databaseUrl: string): Promise<DatabaseProxy> => {
       }),
   };
 };
+
+/** Everything that follows the log. */
+export const everySubscriber = ({ readModels, reactors }: Services): readonly Subscriber[] => [...readModels.all(), ...Object.values(reactors)];

@@ -2,7 +2,7 @@
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { balances, bookSumCents } from '#ledger';
+import { balances, bookSumCents, journalModel } from '#ledger';
 import { type ExceptionRow, exceptionRows, type FileImported, importSettlementFile, type SettlementPorts } from '#settlement';
 import type { Service } from './service.js';
 
@@ -77,7 +77,7 @@ export const settlementDesk = (service: Service): SettlementDesk => {
       return exceptionRows(services.pool, { status, now: service.clock.now() });
     },
     booked: async () => {
-      await services.projections.journal.runUntil((await services.store.head())!, { timeoutMs: 20_000 });
+      await services.readModels.of(journalModel).runUntil((await services.store.head())!, { timeoutMs: 20_000 });
       const rows = await balances(services.pool, { asOf: null, effectiveTo: null });
       if (bookSumCents(rows) !== 0) throw new Error(`the books sum to ${bookSumCents(rows)}`);
       return (prefix) => rows.filter(({ account }) => account.startsWith(prefix)).reduce((sum, row) => sum + row.balanceCents, 0);

@@ -29,6 +29,8 @@ export interface PoolOptions {
   /** Limit of one statement, 0 for none; default 10 s. */
   readonly statementTimeoutMs?: number;
   readonly lockTimeoutMs?: number;
+  /** Schemas in which tables are looked up, in order; default `public`. The names come from us, never from a caller. */
+  readonly searchPath?: readonly string[];
   /** `off`: a commit does not wait for the disk. Only where what is lost in a crash of the database is made again from what is not. Default `on`. */
   readonly synchronousCommit?: 'on' | 'off';
   /**
@@ -53,6 +55,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
     `-c synchronous_commit=${options.synchronousCommit ?? 'on'}`,
     `-c idle_in_transaction_session_timeout=${IDLE_IN_TRANSACTION_MS}`,
     '-c timezone=UTC',
+    ...(options.searchPath ? [`-c search_path=${options.searchPath.join(',')}`] : []),
     ...(options.byKey ? BY_KEY : []),
   ];
   const pool = new pg.Pool({
@@ -95,6 +98,9 @@ export const transaction = async <T>(pool: Pool, work: (client: Client) => Promi
 
 /** True where a value was one that its column cannot hold: the statement did nothing, and would do nothing again. */
 export const isDataException = (error: unknown): boolean => /^22/.test((error as { code?: string }).code ?? '');
+
+/** True where a statement waited too long for a lock. */
+export const isLockTimeout = (error: unknown): boolean => (error as { code?: string }).code === '55P03';
 
 /** True for a failure of the connection or the server rather than of the statement: worth trying again later. */
 export const isUnavailable = (error: unknown): boolean => {

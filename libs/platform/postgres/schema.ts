@@ -1,48 +1,152 @@
-/** The database schema: ordered migrations, contributed by the lib that owns the tables, applied once under a lock. */
+/**
+ * Migrations: the tables that hold what no log can make again. The lib that owns a table contributes its migrations. Read models are no migrations
+ * (libs/eventstore/read-model.ts). How to add one: docs/changing.md.
+ */
 import { createHash } from 'node:crypto';
-import { type Pool, type Queryable, transaction } from './pool.js';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { compareReleases, RELEASE } from '../release.js';
+import { type Client, isLockTimeout, type Pool, type Queryable } from './pool.js';
 
-/** `name` orders and identifies (`0010-event-store`); the SQL of a shipped migration never changes. */
+/** The name orders and identifies (`0010-event-store`). Name and SQL of a released migration never change. */
 export interface Migration {
   readonly name: string;
   readonly sql: string;
+  /** `expand` (default) runs at a start, beside older processes. `contract` runs by `payfold upgrade finish` only, if no older process lives. */
+  readonly phase?: 'expand' | 'contract';
+  /** The oldest release that works with the result. Default: {@link FIRST_RELEASE}. */
+  readonly needs?: string;
+  /**
+   * `transaction` (default). `concurrently`: one statement outside of a transaction, for `create index concurrently if not exists`. `batches`: one statement that
+   * changes a bounded number of rows, repeated until it changes none.
+   */
+  readonly run?: 'transaction' | 'concurrently' | 'batches';
 }
 
+/** The oldest release that can be upgraded without a stop. */
+const FIRST_RELEASE = '0.2.0';
+
+/** Migrations of 0.1.0 that made tables of read models. Those tables are ignored now; `payfold upgrade finish` drops them. */
+const READ_MODELS_OF_0_1_0 = [
+  '0020-directory',
+  '0060-payment-list',
+  '0070-payment-register',
+  '0090-checkout-unfinished',
+  '0100-journal',
+  '0103-audit-key',
+  '0104-settlement-case',
+];
+
 const MIGRATION_LOCK = 7_205_110;
+/** A migration that waits for a lock makes every later statement wait behind it. */
+const LOCK_TIMEOUT = '2s';
+const LOCK_TRIES = 30;
+const LOCK_PAUSE_MS = 1_000;
+
+export interface MigrateOptions {
+  /** `contract`: the migrations of that phase too. */
+  readonly phase?: 'expand' | 'contract';
+  readonly release?: string;
+}
 
 /**
- * Brings the database to the given migrations. Refuses, changing nothing, a database that was written by a newer version or whose
- * applied migrations differ from ours.
+ * Brings the database to the given migrations. Each migration is applied once; a run that was cut off is completed by the next one. Refuses, changing nothing,
+ * a database that a newer release has made unusable for this one, and a migration whose SQL differs from the applied one.
  */
-export const migrate = async (pool: Pool, migrations: readonly Migration[]): Promise<void> => {
-  await transaction(pool, async (client) => {
-    await client.query('select pg_advisory_xact_lock($1)', [MIGRATION_LOCK]);
+export const migrate = async (
+  pool: Pool,
+  migrations: readonly Migration[],
+  { phase = 'expand', release = RELEASE }: MigrateOptions = {},
+): Promise<void> => {
+  const client = await pool.connect();
+  try {
+    // Unqualified tables are made in `public`, whatever shapes the pool reads.
+    await client.query('set search_path = public; set statement_timeout = 0; set lock_timeout = 0');
+    await client.query('select pg_advisory_lock($1)', [MIGRATION_LOCK]);
     await client.query(
-      'create table if not exists payfold_migration (name text primary key, sha256 text not null, applied_at timestamptz not null default now())',
+      `create table if not exists payfold_migration (name text primary key, sha256 text not null, applied_at timestamptz not null default now());
+       alter table payfold_migration add column if not exists needs text`,
     );
-    const applied = await appliedMigrations(client);
-    const ordered = [...migrations].sort((a, b) => (a.name < b.name ? -1 : 1));
-    for (const name of applied.keys())
-      if (!ordered.some((migration) => migration.name === name))
-        throw new Error(`the database was written by a newer version of Payfold (migration ${name} is unknown here); nothing was changed`);
-    for (const { name, sql } of ordered) {
-      const sha256 = createHash('sha256').update(sql).digest('hex');
-      const found = applied.get(name);
-      if (found === sha256) continue;
-      if (found !== undefined) throw new Error(`migration ${name} differs from the one that this database was made with; nothing was changed`);
-      await client.query(sql);
-      await client.query('insert into payfold_migration (name, sha256) values ($1, $2)', [name, sha256]);
+    const missing = missingOf(await appliedMigrations(client), migrations, release);
+    for (const migration of missing) if (phase === 'contract' || migration.phase !== 'contract') await apply(client, migration);
+  } finally {
+    // The lock and the settings of this session must not reach the next user of the connection.
+    client.release(true);
+  }
+};
+
+interface Applied {
+  readonly sha256: string;
+  readonly needs: string | null;
+}
+
+const sha256Of = (sql: string): string => createHash('sha256').update(sql).digest('hex');
+
+/** Migrations that are not applied, in order. Throws for a database that this release cannot use. */
+const missingOf = (applied: ReadonlyMap<string, Applied>, migrations: readonly Migration[], release: string): readonly Migration[] => {
+  const names = new Set([...migrations.map(({ name }) => name), ...READ_MODELS_OF_0_1_0]);
+  for (const [name, { needs }] of applied)
+    if (!names.has(name) && (needs === null || compareReleases(needs, release) > 0))
+      throw new Error(
+        `the database was written by a newer version of Payfold (migration ${name} is unknown here${needs === null ? '' : ` and needs release ${needs}`}); nothing was changed`,
+      );
+  for (const { name, sql } of migrations)
+    if ((applied.get(name)?.sha256 ?? sha256Of(sql)) !== sha256Of(sql))
+      throw new Error(`migration ${name} differs from the one that this database was made with; nothing was changed`);
+  return [...migrations].sort((a, b) => (a.name < b.name ? -1 : 1)).filter(({ name }) => !applied.has(name));
+};
+
+const apply = async (client: Client, { name, sql, needs = FIRST_RELEASE, run = 'transaction' }: Migration): Promise<void> => {
+  const record = () => client.query('insert into payfold_migration (name, sha256, needs) values ($1, $2, $3)', [name, sha256Of(sql), needs]);
+  if (run === 'transaction')
+    return withLockRetries(async () => {
+      await client.query('begin');
+      try {
+        await client.query(`set local lock_timeout = '${LOCK_TIMEOUT}'`);
+        await client.query(sql);
+        await record();
+        await client.query('commit');
+      } catch (error) {
+        await client.query('rollback');
+        throw error;
+      }
+    });
+  if (run === 'batches') while (((await client.query(sql)).rowCount ?? 0) > 0);
+  else await client.query(sql);
+  await record();
+};
+
+const withLockRetries = async (work: () => Promise<void>): Promise<void> => {
+  for (let tries = 1; ; tries++) {
+    try {
+      return await work();
+    } catch (error) {
+      if (!isLockTimeout(error) || tries >= LOCK_TRIES) throw error;
+      await sleep(LOCK_PAUSE_MS);
     }
-  });
+  }
 };
 
-/** True when every given migration has been applied; for readiness. */
-export const isMigrated = async (db: Queryable, migrations: readonly Migration[]): Promise<boolean> => {
-  const applied = await appliedMigrations(db);
-  return migrations.every(({ name }) => applied.has(name));
+/** Names of the given migrations of a phase that are not applied yet. A database without any migration lacks all of them. */
+export const missingMigrations = async (
+  db: Queryable,
+  migrations: readonly Migration[],
+  phase: 'expand' | 'contract' = 'expand',
+): Promise<readonly string[]> => {
+  const { rows } = await db.query<{ found: boolean }>(`select to_regclass('public.payfold_migration') is not null as found`);
+  const applied = rows[0]!.found ? await appliedNames(db) : new Set<string>();
+  return migrations.filter((migration) => (migration.phase ?? 'expand') === phase && !applied.has(migration.name)).map(({ name }) => name);
 };
 
-const appliedMigrations = async (db: Queryable): Promise<Map<string, string>> => {
-  const { rows } = await db.query<{ name: string; sha256: string }>('select name, sha256 from payfold_migration order by name');
-  return new Map(rows.map((row) => [row.name, row.sha256]));
+/** True when every given expanding migration has been applied; for readiness. */
+export const isMigrated = async (db: Queryable, migrations: readonly Migration[]): Promise<boolean> =>
+  (await missingMigrations(db, migrations)).length === 0;
+
+const appliedNames = async (db: Queryable): Promise<ReadonlySet<string>> => {
+  const { rows } = await db.query<{ name: string }>('select name from public.payfold_migration');
+  return new Set(rows.map(({ name }) => name));
+};
+
+const appliedMigrations = async (db: Queryable): Promise<ReadonlyMap<string, Applied>> => {
+  const { rows } = await db.query<Applied & { name: string }>('select name, sha256, needs from payfold_migration order by name');
+  return new Map(rows.map((row) => [row.name, row]));
 };

@@ -1,0 +1,423 @@
+/**
+ * Read models: projections whose rows the log can make again. A model is one object. Its `shape` is a number that goes up when its tables or its `apply` change.
+ * The tables of a shape live in a schema of their own, so that two releases with different shapes run side by side, and so that a release can go back.
+ * How to add a model or change one: docs/changing.md.
+ */
+import { createHash } from 'node:crypto';
+import { type Clock, ServiceError } from '#kernel';
+import { type Client, livingProcesses, type Migration, type Pool, type Queryable, transaction } from '#platform';
+import type { EventStore, Position, Recorded } from './event-store.js';
+import {
+  createSubscriber,
+  dropCheckpoint,
+  lockCheckpoint,
+  readAhead,
+  resetCheckpoint,
+  type Projection,
+  type Subscriber,
+  type SubscriberOptions,
+} from './subscriber.js';
+
+export interface ReadModel extends Omit<Projection, 'checkpoint'> {
+  /** Goes up by one with every change of the tables, or of the rows that `apply` makes of the same events. */
+  readonly shape: number;
+  readonly tables: readonly string[];
+  /** Makes the tables, unqualified, without what slows loading down; `createIndexes` makes the rest. */
+  readonly createTables: string;
+  readonly createIndexes: string;
+  /**
+   * Fills the empty tables from the batches faster than `apply`, at bounded memory. `late` is a connection of its own, since `client` is busy copying. Returns
+   * the events that still have to go through `apply`, in order, once the indexes stand. Default: every event goes through `apply`.
+   */
+  readonly load?: (client: Client, late: Client, batches: AsyncIterable<readonly Recorded[]>) => Promise<AsyncIterable<readonly Recorded[]>>;
+}
+
+/** Which shapes exist in a database, and whether they are built. */
+export const readModelMigration: Migration = {
+  name: '0013-read-model',
+  sql: `
+create table read_model (
+  name text not null,
+  shape int not null,
+  -- Of the statements that made the tables.
+  sha256 text not null,
+  -- null: its first way through the log is not over.
+  built_at timestamptz,
+  used_at timestamptz not null default clock_timestamp(),
+  primary key (name, shape)
+);
+`,
+};
+
+/** Tables and checkpoints of read models that release 0.1.0 made; this release ignores them. */
+export const dropReadModelsOf010: Migration = {
+  name: '0014-drop-read-models-of-0.1.0',
+  phase: 'contract',
+  sql: `
+drop table if exists public.directory_account, public.directory_api_key, public.directory_portal, public.directory_grant, public.directory_case,
+  public.payment_list, public.gateway_account, public.gateway_transaction, public.dispute, public.settlement_batch, public.settlement_begun,
+  public.settlement_exception, public.checkout_unfinished, public.journal_entry, public.journal_payment, public.journal_period, public.journal_total,
+  public.audit_key, public.settlement_case;
+delete from projection_checkpoint
+  where name in ('directory', 'payment-list', 'payment-register', 'checkout-unfinished', 'journal', 'audit-keys', 'exceptions');
+delete from projection_failure
+  where name in ('directory', 'payment-list', 'payment-register', 'checkout-unfinished', 'journal', 'audit-keys', 'exceptions');
+`,
+};
+
+type Named = Pick<ReadModel, 'name' | 'shape'>;
+
+export const schemaOf = ({ name, shape }: Named): string => `rm_${name.replaceAll('-', '_')}_${shape}`;
+export const checkpointOf = ({ name, shape }: Named): string => `${name}@${shape}`;
+
+export const projectionOf = (model: ReadModel): Projection => ({ ...model, checkpoint: checkpointOf(model) });
+
+/** `search_path` of a pool that reads these models. */
+export const searchPathOf = (models: readonly Named[]): readonly string[] => [...models.map(schemaOf), 'public'];
+
+const sha256Of = ({ createTables, createIndexes }: ReadModel): string =>
+  createHash('sha256').update(`${createTables};${createIndexes}`).digest('hex');
+
+const PREPARE_LOCK = 7_205_112;
+
+/** Makes the empty tables of shapes that the database does not have. Throws, changing nothing, where the SQL of a shape differs under the same number. */
+export const prepareReadModels = async (pool: Pool, models: readonly ReadModel[], store: Pick<EventStore, 'head'>): Promise<void> => {
+  if ((await missingShapes(pool, models)).length === 0) return;
+  const isEmpty = (await store.head()) === null;
+  await transaction(pool, async (client) => {
+    await client.query('select pg_advisory_xact_lock($1)', [PREPARE_LOCK]);
+    for (const model of await missingShapes(client, models)) {
+      const schema = schemaOf(model);
+      await client.query(
+        `create schema ${schema}; set local search_path = ${schema}; ${model.createTables}; ${model.createIndexes}; set local search_path = public`,
+      );
+      await client.query('insert into read_model (name, shape, sha256, built_at) values ($1, $2, $3, case when $4 then clock_timestamp() end)', [
+        model.name,
+        model.shape,
+        sha256Of(model),
+        isEmpty,
+      ]);
+    }
+  });
+};
+
+/** Shapes that the database does not have. Throws where a shape has other tables under the same number. */
+export const missingShapes = async (db: Queryable, models: readonly ReadModel[]): Promise<readonly ReadModel[]> => {
+  const { rows } = await db.query<{ name: string; shape: number; sha256: string }>('select name, shape, sha256 from public.read_model');
+  return models.filter((model) => {
+    const found = rows.find(({ name, shape }) => name === model.name && shape === model.shape);
+    if (found && found.sha256 !== sha256Of(model))
+      throw new Error(
+        `read model ${model.name}: the database holds shape ${model.shape} with other tables; raise the number of the shape (docs/changing.md); nothing was changed`,
+      );
+    return !found;
+  });
+};
+
+export interface ShapeStatus {
+  readonly name: string;
+  readonly shape: number;
+  readonly isBuilt: boolean;
+  readonly position: Position | null;
+  /** RFC 3339: when a process last read it, to the hour. */
+  readonly usedAt: string;
+}
+
+/** Every shape of the database, those of other releases included. */
+export const shapeStatus = async (db: Queryable): Promise<readonly ShapeStatus[]> => {
+  const { rows } = await db.query<{ name: string; shape: number; is_built: boolean; position: string | null; used_at: Date }>(
+    `select m.name, m.shape, m.built_at is not null as is_built, nullif(c.position, '') as position, m.used_at
+     from public.read_model m left join projection_checkpoint c on c.name = m.name || '@' || m.shape order by m.name, m.shape`,
+  );
+  return rows.map(({ name, shape, is_built: isBuilt, position, used_at: usedAt }) => ({
+    name,
+    shape,
+    isBuilt,
+    position: position as Position | null,
+    usedAt: usedAt.toISOString(),
+  }));
+};
+
+/** A shape that nobody has used for this long is dropped. */
+const KEEP_UNUSED_DAYS = 7;
+
+/** Drops shapes that no process has used for 7 days, except those of this release. Returns their schemas. */
+export const dropUnusedShapes = async (pool: Pool, models: readonly ReadModel[]): Promise<readonly string[]> => {
+  await pool.query(
+    `update public.read_model set used_at = clock_timestamp()
+     where name || '@' || shape = any ($1::text[]) or name || '@' || shape in (select unnest(read_models) from public.payfold_process)`,
+    [models.map(checkpointOf)],
+  );
+  return transaction(pool, async (client) => {
+    const { rows } = await client.query<{ name: string; shape: number }>(
+      `delete from public.read_model where used_at < clock_timestamp() - $1::int * interval '1 day' returning name, shape`,
+      [KEEP_UNUSED_DAYS],
+    );
+    for (const shape of rows) {
+      await client.query(`drop schema if exists ${schemaOf(shape)} cascade`);
+      await dropCheckpoint(client, checkpointOf(shape));
+    }
+    return rows.map(schemaOf);
+  });
+};
+
+/** The shapes are built and no more than this behind the log when a process of a new release becomes ready. */
+const READY_LAG_MS = 2_000;
+/** With more events than this to go, a model with `load` is loaded instead of followed. */
+const LOAD_FROM_EVENTS = 10_000;
+const BUILD_RETRY_MS = 1_000;
+const TELL_EVERY_MS = 10_000;
+const OTHER_SHAPES_POLL_MS = 100;
+
+export interface ReadModelsOptions extends Omit<SubscriberOptions, 'searchPath' | 'store' | 'pool' | 'clock'> {
+  readonly store: EventStore;
+  /** Its `search_path` names the schemas of the models ({@link searchPathOf}). */
+  readonly pool: Pool;
+  readonly clock: Clock;
+  /** Hears how far the build of a shape is. `total`: events of all streams, null where positions do not count events. */
+  readonly onBuild?: (building: {
+    readonly name: string;
+    readonly shape: number;
+    readonly events: number;
+    readonly total: number | null;
+    readonly secondsLeft: number | null;
+  }) => void;
+}
+
+/** The read models of a process, each with its subscriber. */
+export class ReadModels {
+  private readonly subscribers: ReadonlyMap<string, Subscriber>;
+
+  constructor(
+    readonly models: readonly ReadModel[],
+    private readonly options: ReadModelsOptions,
+  ) {
+    this.subscribers = new Map(models.map((model) => [model.name, createSubscriber(projectionOf(model), options)]));
+  }
+
+  of({ name }: Pick<ReadModel, 'name'>): Subscriber {
+    return this.subscribers.get(name)!;
+  }
+
+  all(): readonly Subscriber[] {
+    return [...this.subscribers.values()];
+  }
+
+  /**
+   * Builds the shapes that are not built, one after the other, and follows the log with each; until `stop` aborts. A build that was cut off goes on or begins again.
+   * Beside it other processes may do the same: one builds, the others wait.
+   */
+  async follow(stop: AbortSignal): Promise<void> {
+    for (const model of this.models) {
+      await this.loadIfFar(model, stop);
+      if (stop.aborted) return;
+      this.of(model).start();
+    }
+    while (!stop.aborted && !(await this.areBuilt().catch(() => false))) await this.options.clock.sleep(BUILD_RETRY_MS, stop);
+  }
+
+  /** True once every shape has come to the end of the log; from then on it stays built, however far it lags. Records what it finds. */
+  async areBuilt(): Promise<boolean> {
+    const { pool } = this.options;
+    const shapes = await shapeStatus(pool);
+    let all = true;
+    for (const model of this.models) {
+      if (shapes.find(({ name, shape }) => name === model.name && shape === model.shape)?.isBuilt) continue;
+      const { lagMs } = await this.of(model).status();
+      if (lagMs < READY_LAG_MS) await markBuilt(pool, model);
+      else all = false;
+    }
+    return all;
+  }
+
+  /**
+   * Brings a model up to a position, so that the change counts for the next request, also in processes of another release, which read another shape. Throws
+   * INVALID_STATE with the process that still reads the old state when the time is up: the change is recorded all the same.
+   */
+  async inForce(model: ReadModel, position: Position, timeoutMs: number): Promise<void> {
+    const { pool, clock } = this.options;
+    const until = clock.monotonic() + timeoutMs;
+    await this.of(model).runUntil(position, { timeoutMs });
+    for (;;) {
+      const [behind] = await readersBehind(pool, model, position);
+      if (!behind) return;
+      if (clock.monotonic() >= until)
+        throw new ServiceError(
+          'INVALID_STATE',
+          `The change is recorded, but process ${behind.pid} on ${behind.host} (${behind.role}, release ${behind.release}) still reads the state before it (${behind.checkpoint}). Start a worker of that release, or stop the process.`,
+        );
+      await clock.sleep(OTHER_SHAPES_POLL_MS);
+    }
+  }
+
+  private async loadIfFar(model: ReadModel, stop: AbortSignal): Promise<void> {
+    if (!model.load) return;
+    const { store, pool, clock, onBuild } = this.options;
+    while (!stop.aborted) {
+      try {
+        const shape = (await shapeStatus(pool)).find(({ name, shape: number }) => name === model.name && number === model.shape);
+        const { lagEvents, head } = await this.of(model).status();
+        if (!shape || shape.isBuilt || (lagEvents ?? Number.POSITIVE_INFINITY) <= LOAD_FROM_EVENTS) return;
+        const total = lagEvents === null || head === null ? null : Number(head);
+        const started = clock.monotonic();
+        let told = started;
+        await rebuild(model, {
+          store,
+          pool,
+          now: () => clock.now(),
+          stop,
+          onProgress: ({ events }) => {
+            if (clock.monotonic() - told < TELL_EVERY_MS) return;
+            told = clock.monotonic();
+            const secondsLeft = total === null ? null : Math.ceil((((told - started) / 1_000) * (total - events)) / events);
+            onBuild?.({ name: model.name, shape: model.shape, events, total, secondsLeft });
+          },
+        });
+        return;
+      } catch (error) {
+        if (stop.aborted) return;
+        if (!(error instanceof RebuildRunning)) this.options.onError?.(error as Error, { name: model.name, retrying: true });
+        await clock.sleep(BUILD_RETRY_MS, stop);
+      }
+    }
+  }
+}
+
+/** Living processes that read another shape of a model, while that shape has not passed a position. */
+const readersBehind = async (db: Queryable, model: ReadModel, position: Position) => {
+  const others = (await livingProcesses(db)).flatMap((one) =>
+    one.readModels
+      .filter((checkpoint) => checkpoint.startsWith(`${model.name}@`) && checkpoint !== checkpointOf(model))
+      .map((checkpoint) => ({ ...one, checkpoint })),
+  );
+  if (others.length === 0) return [];
+  const { rows } = await db.query<{ name: string }>('select name from projection_checkpoint where name = any ($1::text[]) and position >= $2', [
+    others.map(({ checkpoint }) => checkpoint),
+    position,
+  ]);
+  return others.filter(({ checkpoint }) => !rows.some(({ name }) => name === checkpoint));
+};
+
+const markBuilt = (db: Queryable, { name, shape }: Named) =>
+  db.query('update public.read_model set built_at = clock_timestamp() where name = $1 and shape = $2 and built_at is null', [name, shape]);
+
+export interface RebuildReport {
+  readonly name: string;
+  readonly position: Position | null;
+  readonly events: number;
+  readonly seconds: number;
+  /** Rows per table, live before the swap and rebuilt; equal unless the live one was wrong. */
+  readonly rows: readonly { readonly table: string; readonly live: number; readonly rebuilt: number }[];
+}
+
+/** Close enough to swap: the rest is applied while the live projection waits, which must be short. */
+const SWAP_LAG_MS = 1_000;
+const CATCH_UP_MS = 10 * 60_000;
+const SWAP_MS = 60_000;
+const REBUILD_LOCK = 7_205_111;
+
+/** Another process rebuilds a read model of this database at the moment. */
+export class RebuildRunning extends Error {
+  constructor() {
+    super('another rebuild is running');
+    this.name = 'RebuildRunning';
+  }
+}
+
+/**
+ * Makes the shape again beside the live one: the same handlers run from the start of the log into tables of another schema. When they have caught up, the schemas
+ * change places in one short transaction. Readers see the old rows or the new ones, never a mixture, and never none. One rebuild at a time per database
+ * ({@link RebuildRunning}). Throws the error that stops it; the live tables are untouched then.
+ */
+export const rebuild = async (
+  model: ReadModel,
+  options: {
+    store: EventStore;
+    pool: Pool;
+    now: () => number;
+    stop?: AbortSignal;
+    onProgress?: (done: { events: number; position: Position }) => void;
+  },
+): Promise<RebuildReport> => {
+  const { store, pool, now, stop, onProgress } = options;
+  const live = schemaOf(model);
+  const schema = `${live}_new`;
+  const checkpoint = checkpointOf(model);
+  const shadow = `${checkpoint} (rebuild)`;
+  const searchPath = `${schema}, public`;
+  const started = now();
+  const guard = await pool.connect();
+  const client = await pool.connect();
+  const late = await pool.connect();
+  let events = 0;
+  let clean = false;
+  try {
+    const { rows } = await guard.query<{ free: boolean }>('select pg_try_advisory_lock($1) as free', [REBUILD_LOCK]);
+    if (!rows[0]!.free) throw new RebuildRunning();
+    // A long load is no long transaction: what it leaves behind after a crash is dropped by the next one.
+    for (const connection of [client, late]) await connection.query(`set search_path = ${searchPath}; set statement_timeout = 0`);
+    await client.query(`drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}`);
+
+    const head = await store.head();
+    const prefixes = model.streamPrefixes ? { streamPrefixes: model.streamPrefixes } : {};
+    const counted = async function* () {
+      if (head === null) return;
+      for await (const batch of readAhead(store.readAll(null, { until: head, ...prefixes }))) {
+        stop?.throwIfAborted();
+        events += batch.length;
+        // Folding never leaves its turn of the event loop: the question for the next page would be sent when this one is done.
+        await new Promise((turned) => setImmediate(turned));
+        yield batch;
+        onProgress?.({ events, position: batch.at(-1)!.position });
+      }
+    };
+    if (model.load) {
+      const rest = await model.load(client, late, counted());
+      await client.query(model.createIndexes);
+      for await (const batch of rest) await model.apply(client, batch);
+    } else {
+      await client.query(model.createIndexes);
+      for await (const batch of counted()) await model.apply(client, batch);
+    }
+    await client.query(`analyze ${model.tables.join(', ')}`);
+    await transaction(pool, (one) => resetCheckpoint(one, shadow, head));
+
+    const follower = createSubscriber({ ...model, checkpoint: shadow }, { store, pool, searchPath });
+    for (let lagMs = Number.POSITIVE_INFINITY; lagMs > SWAP_LAG_MS;) {
+      const target = await store.head();
+      if (target === null) break;
+      const before = now();
+      await follower.runUntil(target, { timeoutMs: CATCH_UP_MS });
+      lagMs = now() - before;
+    }
+
+    const swapped = await transaction(pool, async (swap) => {
+      // From here on nobody applies to the live tables. What they have is applied to the new ones too, and then they change places.
+      const before = await lockCheckpoint(swap, checkpoint);
+      if (before?.position) await follower.runUntil(before.position, { timeoutMs: SWAP_MS });
+      const rebuilt = await lockCheckpoint(swap, shadow);
+      const rows = [];
+      for (const table of model.tables)
+        rows.push({ table, live: await count(swap, `${live}.${table}`), rebuilt: await count(swap, `${schema}.${table}`) });
+      await swap.query(`set local lock_timeout = '5s'; drop schema ${live} cascade; alter schema ${schema} rename to ${live}`);
+      await resetCheckpoint(swap, checkpoint, rebuilt?.position ?? head);
+      await dropCheckpoint(swap, shadow);
+      await markBuilt(swap, model);
+      return { rows, position: rebuilt?.position ?? head };
+    });
+    clean = true;
+    return { name: model.name, ...swapped, events, seconds: (now() - started) / 1000 };
+  } finally {
+    // Session settings and the advisory lock must not travel to the next user of these connections. First those that may hold the tables, in a COPY that broke off.
+    for (const connection of [client, late]) connection.release(true);
+    if (!clean) await guard.query(`drop schema if exists ${schema} cascade`).catch(() => undefined);
+    // The server hears of a closed connection a moment later; the next rebuild would find the lock taken.
+    await guard.query('select pg_advisory_unlock($1)', [REBUILD_LOCK]).catch(() => undefined);
+    guard.release(true);
+  }
+};
+
+const count = async (client: Client, table: string): Promise<number> => {
+  const { rows } = await client.query<{ count: string }>(`select count(*) as count from ${table}`);
+  return Number(rows[0]!.count);
+};
