@@ -6,10 +6,7 @@ export default {
   extensionsToTreatAsEsm: ['.ts', '.tsx'],
   transform: {
     '^.+\\.tsx?$': ['@swc/jest', { swcrc: true }],
-    // @fastify/static requires this ES module. Node 20.19 can, Jest only on Node 24.9: there it becomes CommonJS.
-    '/content-disposition/dist/.+\\.js$': ['@swc/jest', { swcrc: false, jsc: { target: 'es2022' }, module: { type: 'commonjs' } }],
   },
-  transformIgnorePatterns: ['/node_modules/(?!.*content-disposition/)'],
   moduleNameMapper: {
     '^#(kernel|platform|eventstore|accounts|payments|settlement|ledger|audit|gateways|webhooks|checkout)$': '<rootDir>/libs/$1/index.ts',
     '^#platform/http$': '<rootDir>/libs/platform/http/index.ts',
