@@ -40,6 +40,9 @@ export interface ApiParts {
   readonly timeouts?: ServerOptions['timeouts'];
 }
 
+/** The schemes that partners may use. */
+const CHALLENGE = 'ApiKey realm="payfold", Bearer realm="payfold"';
+
 @Module({})
 class ApiModule {
   static of(parts: ApiParts, checkout: CheckoutServices, health: Health): DynamicModule {
@@ -105,7 +108,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
   });
   const pages = app.get(PayerPages);
   app.useGlobalFilters(
-    new ErrorsFilter(log, routes, {
+    new ErrorsFilter(log, routes, CHALLENGE, {
       covers: (request, status) => isForPayers(request.url.split('?')[0]!, status),
       send: (request, reply, status) => pages.failed(request, reply, status),
     }),

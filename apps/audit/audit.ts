@@ -11,6 +11,8 @@ import { closesKindly } from '../close-kindly.js';
 import type { Services } from '../services.js';
 import { AuditController, AUDITED, AuditGuard } from './audit.controller.js';
 
+const CHALLENGE = 'AuditKey realm="payfold audit"';
+
 @Module({})
 class AuditModule {
   static of(services: Services): DynamicModule {
@@ -38,7 +40,7 @@ export const createAudit = async (services: Services): Promise<Audit> => {
     logger: false,
     abortOnError: false,
   });
-  app.useGlobalFilters(new ErrorsFilter(log, routes));
+  app.useGlobalFilters(new ErrorsFilter(log, routes, CHALLENGE));
   const builder = new DocumentBuilder()
     .setOpenAPIVersion('3.1.0')
     .setTitle('Payfold audit')

@@ -134,8 +134,9 @@ describe('keys', () => {
         `Bearer ${finance}`,
         '',
       ]) {
-        const { status, text } = await get(path, authorization);
+        const { status, headers, text } = await get(path, authorization);
         expect([path, authorization, status]).toEqual([path, authorization, 401]);
+        expect(headers.get('www-authenticate')).toBe('AuditKey realm="payfold audit"');
         expect(Object.keys(JSON.parse(text) as object)).toEqual(['success', 'message']);
       }
     for (const authorization of [finance, `AuditKey ${finance}`, `ApiKey ${auditor}`])

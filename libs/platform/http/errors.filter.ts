@@ -12,7 +12,6 @@ export const sendAnswer = (reply: FastifyReply, answer: Answer): void => {
   void reply.status(answer.status).header('content-type', JSON_TYPE);
   if (answer.replayed) void reply.header('idempotent-replayed', 'true');
   if (answer.retryAfterSeconds !== undefined) void reply.header('retry-after', String(answer.retryAfterSeconds));
-  if (answer.status === 401) void reply.header('www-authenticate', 'ApiKey realm="payfold", Bearer realm="payfold"');
   void reply.send(answer.body);
 };
 
@@ -40,10 +39,14 @@ const transportError = (error: unknown): ServiceError | null => {
 
 @Catch()
 export class ErrorsFilter implements ExceptionFilter {
-  /** `routes`: what exists, so that a known path under another method answers 405. `pages`: where people, not programs, read what went wrong. */
+  /**
+   * `routes`: what exists, so that a known path under another method answers 405. `challenge`: the `WWW-Authenticate` of a 401, the schemes of this listener.
+   * `pages`: where people, not programs, read what went wrong.
+   */
   constructor(
     private readonly log: Logger,
     private readonly routes: readonly Route[],
+    private readonly challenge: string,
     private readonly pages: ErrorPages | null = null,
   ) {}
 
@@ -62,6 +65,7 @@ export class ErrorsFilter implements ExceptionFilter {
     }
     const answer = answerFor(error, this.log, String(request.id));
     if (this.pages?.covers(request, answer.status)) return this.pages.send(request, reply, answer.status);
+    if (answer.status === 401) void reply.header('www-authenticate', this.challenge);
     sendAnswer(reply, answer);
   }
 }
