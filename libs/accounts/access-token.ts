@@ -1,8 +1,7 @@
 /**
- * Who is asking: API keys and access tokens (specification, Authentication; C50–C52). Framework-free; the guard and the token endpoint call these.
- *
- * An access token is a JWT under one pinned algorithm. Its signing key is derived from the master key ring, so there is no second secret to keep, and
- * every replica that holds the ring can issue and check.
+ * API keys and access tokens (specification, Authentication; C50–C52), without a framework: the guard and the token endpoint call these functions.
+ * An access token is a JWT under one pinned algorithm. Its signing key is derived from the master key ring. So there is no second secret to keep, and
+ * every replica with the ring can issue and check tokens.
  */
 import { createPrivateKey, createPublicKey, type KeyObject } from 'node:crypto';
 import { compactVerify, SignJWT } from 'jose';
@@ -15,12 +14,12 @@ import type { KeyUse } from './key-use.js';
 
 /** One hour (specification, Limits). */
 export const ACCESS_TOKEN_SECONDS = 3_600;
-/** Replicas' clocks may differ by this much; `exp` gets no tolerance. */
+/** Clocks of replicas may differ by this much. `exp` gets no tolerance. */
 export const CLOCK_SKEW_SECONDS = 5;
-/** Longest token that is looked at, in characters. */
+/** Longest token that is parsed, in characters. */
 export const MAX_TOKEN_LENGTH = 2_048;
 
-/** Access tokens are good for `/api/partner/v1/*` and nowhere else (specification, Authentication 2). */
+/** Access tokens are valid for `/api/partner/v1/*` only (specification, Authentication 2). */
 const AUDIENCE = 'payfold:partner-v1';
 const ALGORITHM = 'EdDSA';
 const TYPE = 'at+jwt';
@@ -46,7 +45,7 @@ export class AccessTokens {
     this.issuer = `payfold:${environment}`;
   }
 
-  /** A token for the account, good for one hour from now. */
+  /** A token for the account, valid for one hour. */
   async issue(accountId: string): Promise<{ readonly accessToken: string; readonly expiresAt: string }> {
     const issuedAt = Math.floor(this.clock.now() / 1_000);
     const expires = issuedAt + ACCESS_TOKEN_SECONDS;
@@ -61,13 +60,13 @@ export class AccessTokens {
     return { accessToken, expiresAt: timestamp(expires * 1_000) };
   }
 
-  /** The account that a token was issued to. Throws 401 for every token that is not exactly one of ours, in force now. */
+  /** The account that a token was issued to. Throws 401 for a token that is not ours or not in force. */
   async verify(token: string): Promise<string> {
     if (token.length > MAX_TOKEN_LENGTH) throw badToken();
     const parts = token.split('.');
     if (parts.length !== 3 || !parts.every(isCanonicalBase64url)) throw badToken();
     const header = jsonObject(parts[0]!);
-    // Three fields and no other: `crit`, `jku`, `x5u`, `jwk` and whatever else might steer the choice of key never get a say.
+    // Exactly three fields. Extra ones (`crit`, `jku`, `x5u`, `jwk`) could steer the choice of the key.
     if (!header || Object.keys(header).length !== 3 || header.alg !== ALGORITHM || header.typ !== TYPE || typeof header.kid !== 'string')
       throw badToken();
     const key = this.verifying.get(header.kid);
@@ -99,7 +98,7 @@ export class AccessTokens {
 
 const isSeconds = (value: unknown): value is number => Number.isSafeInteger(value) && (value as number) >= 0;
 
-/** Refuses the second spellings that lenient decoders accept: white space, padding, stray bits behind the last byte. */
+/** Refuses second spellings that lenient decoders accept: white space, padding, stray bits behind the last byte. */
 const isCanonicalBase64url = (text: string) => text.length > 0 && Buffer.from(text, 'base64url').toString('base64url') === text;
 
 const jsonObject = (part: string): Readonly<Record<string, unknown>> | null => {
@@ -118,11 +117,11 @@ export interface AuthenticationDeps {
   readonly keys: KeyRing;
   readonly tokens: AccessTokens;
   readonly environment: 'sandbox' | 'production';
-  /** Told of keys that were accepted. */
+  /** Called for each key that was accepted. */
   readonly keyUse?: KeyUse;
 }
 
-/** Who asks. `keyId` for API keys only: an access token outlives the rotation of the key that it was obtained with. */
+/** The authenticated caller. `keyId` is set for API keys only, since an access token outlives the rotation of its key. */
 export interface Caller {
   readonly accountId: string;
   readonly via: 'api_key' | 'access_token';
@@ -133,29 +132,29 @@ type Credential = { readonly kind: 'api_key'; readonly text: string } | { readon
 
 const SCHEME = /^(\S+) +(\S+)$/;
 
-/** Reads the one `Authorization` line. Throws 401 for none, for two, and for what is neither `ApiKey pc_…`, bare `pc_…` nor `Bearer <token>`. */
+/** Reads the `Authorization` line. Throws 401 unless it is exactly one line of the form `ApiKey pc_…`, `pc_…` or `Bearer <token>`. */
 const credentialOf = (lines: readonly string[]): Credential => {
-  // Node joins or drops duplicates of this header, so the caller counts raw lines (C14): of two identities none is believed.
+  // Node joins or drops duplicates of this header, so the caller counts raw lines (C14). Two identities are refused.
   if (lines.length !== 1)
     throw new AuthenticationError(401, lines.length === 0 ? 'An Authorization header is required.' : 'Send one Authorization header.');
   const line = lines[0]!.trim();
   if (line.startsWith('pc_')) return { kind: 'api_key', text: line };
   const [, scheme, text] = SCHEME.exec(line) ?? [];
   if (scheme?.toLowerCase() === 'apikey') return { kind: 'api_key', text: text! };
-  // An API key as Bearer fails below like any other text that is no token of ours.
+  // An API key as Bearer fails below, like any other text that is no token.
   if (scheme?.toLowerCase() === 'bearer') return { kind: 'access_token', text: text! };
   throw new AuthenticationError(401, 'Send an API key as "ApiKey pc_…" or an access token as "Bearer …".');
 };
 
 /**
- * Who sent these `Authorization` lines. Throws AuthenticationError: 401 for every credential that is missing, malformed, unknown, rotated, expired or of
- * another environment; 403 for a right one of a deactivated account.
+ * The caller that these `Authorization` lines identify. Throws AuthenticationError: 401 for a credential that is missing, malformed, unknown,
+ * rotated, expired or of another environment; 403 for a valid one of a deactivated account.
  */
 export const authenticate = async (authorizationHeaderLines: readonly string[], deps: AuthenticationDeps): Promise<Caller> => {
   const credential = credentialOf(authorizationHeaderLines);
   if (credential.kind === 'api_key') return authenticateKey(credential.text, deps);
   const accountId = await deps.tokens.verify(credential.text);
-  // Asked on every request: a token is only as good as its account is now (C52).
+  // Read on every request: a token is refused from the moment its account is deactivated (C52).
   const found = await deps.directory.account(accountId);
   if (!found) throw badToken();
   requireActive(found.status);
@@ -182,7 +181,7 @@ export interface TokenGrant {
   readonly expiresAt: string;
 }
 
-/** Exchanges an API key for an access token. Throws as {@link authenticate}, and 403 for an access token: it cannot obtain another one. */
+/** Exchanges an API key for an access token. Throws as {@link authenticate}, and 403 for an access token, which cannot obtain another one. */
 export const exchange = async (authorizationHeaderLines: readonly string[], deps: AuthenticationDeps): Promise<TokenGrant> => {
   const caller = await authenticate(authorizationHeaderLines, deps);
   if (caller.via === 'access_token') throw new AuthenticationError(403, 'An access token cannot obtain another one; send the API key.');
@@ -193,6 +192,6 @@ const requireActive = (status: AccountStatus) => {
   if (status !== 'active') throw new AuthenticationError(403, 'The account is deactivated.');
 };
 
-// One message each: it must not tell an unknown key from a rotated one, or a forged token from a mangled one.
+// One message for each status. It must not distinguish an unknown key from a rotated one, or a forged token from a broken one.
 const badKey = () => new AuthenticationError(401, 'The API key is not valid.');
 const badToken = () => new AuthenticationError(401, 'The access token is not valid.');

@@ -1,17 +1,13 @@
-/**
- * An API account: who may ask. Stream `account-<accountId>`.
- *
- * Its keys are known here by what may be written down: the look-up part of the key, and a keyed hash of its secret (C51).
- */
+/** An API account. Stream `account-<accountId>`. Of each key it holds the look-up part and a keyed hash of the secret (C51). */
 import { type Decider, ServiceError, unreachable } from '#kernel';
 
 /** Longest name of an account, portal or agency, in UTF-16 units. */
 export const MAX_NAME_LENGTH = 200;
 
-/** Which environment a key was issued in; it never works in the other (C51). */
+/** The environment that a key was issued in. The key is refused in the other one (C51). */
 export type KeyEnvironment = 'test' | 'live';
 
-/** What is kept of an API key. */
+/** The recorded part of an API key. */
 export interface ApiKeyRecord {
   readonly keyId: string;
   /** The look-up part of the key text: 16 characters, unique, not secret. */
@@ -19,7 +15,7 @@ export interface ApiKeyRecord {
   readonly environment: KeyEnvironment;
   /** HMAC-SHA256 of the secret under the key ring's purpose `api-key`, base64. */
   readonly secretHash: string;
-  /** Key of the ring that the hash was made with. */
+  /** Id of the master key that made the hash. */
   readonly kid: string;
 }
 
@@ -28,7 +24,7 @@ export interface ApiKeyRecord {
 export type AccountEvent =
   | { readonly type: 'AccountCreated'; readonly data: { readonly accountId: string; readonly name: string } }
   | { readonly type: 'ApiKeyIssued'; readonly data: { readonly accountId: string; readonly key: ApiKeyRecord } }
-  /** One fact, not two: there is no moment in which both keys work, and none in which neither does. */
+  /** One event, so that there is no moment in which both keys work or neither does. */
   | {
       readonly type: 'ApiKeysRotated';
       readonly data: { readonly accountId: string; readonly endedKeyIds: readonly string[]; readonly key: ApiKeyRecord };
@@ -44,7 +40,7 @@ export interface Account {
   readonly accountId: string;
   readonly name: string;
   readonly status: AccountStatus;
-  /** Every key ever issued, oldest first; a rotated one stays, marked as revoked, so that it is known for what it was. */
+  /** Every key ever issued, oldest first. A rotated key stays, marked as revoked, so that it can be recognised. */
   readonly keys: readonly (ApiKeyRecord & { readonly revoked: boolean })[];
 }
 
@@ -93,7 +89,7 @@ const decide = (state: Account | null, command: AccountCommand): readonly Accoun
     if (state) throw new ServiceError('INVALID_STATE', 'The account already exists.');
     return [{ type: 'AccountCreated', data: { accountId: command.accountId, name: validName('name', command.name) } }];
   }
-  // A deactivated account may still get keys: rotating a leaked one comes before reactivation, not after it.
+  // A deactivated account may still get keys: a leaked key is rotated before reactivation.
   const { accountId, status, keys } = existing(state);
   switch (command.type) {
     case 'IssueApiKey':
@@ -118,7 +114,7 @@ const existing = (state: Account | null): Account => {
 
 const CONTROL_OR_SURROGATE = /[\p{Cc}\p{Surrogate}]/u;
 
-/** A text that is printed on one line: 1–`max` UTF-16 units, trimmed, no control characters. Throws VALIDATION_ERROR naming the field, not its value. */
+/** A text for one line: 1–`max` UTF-16 units, trimmed, no control characters. Throws VALIDATION_ERROR with the field's name, not its value. */
 export const validLine = (field: string, value: string, max: number): string => {
   const text = value.trim();
   if (text.length < 1 || text.length > max) throw new ServiceError('VALIDATION_ERROR', `${field} must have 1 to ${max} characters.`);

@@ -1,7 +1,4 @@
-/**
- * What an operator does with accounts, keys, portals and cases: load, fold, decide, append at the exact revision. The command line calls these, and so
- * does the first start of a sandbox.
- */
+/** Commands of an operator on accounts, keys, portals and cases. The command line calls them, and so does the first start of a sandbox. */
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
 import { hashedUuid, holdsCardNumber, type KeyRing } from '#platform';
 import { type Actor, change, type DecidedStreamType, type DomainEvent, type EventStore, load, type Position } from '#eventstore';
@@ -28,25 +25,25 @@ export interface AdministrationDeps {
   readonly ids: Ids;
   readonly keys: KeyRing;
   readonly environment: 'sandbox' | 'production';
-  /** C9: whether names, reasons and reference ids are searched for card numbers. */
+  /** Names, reasons and reference ids are searched for card numbers (C9). */
   readonly cardInTextCheck: boolean;
   readonly actor: Actor;
 }
 
-/** The state after a command, and the place in the log that a reader must have passed to see it; null where there is nothing to see. */
+/** The state after a command. `position`: the place in the log that a reader must have passed to show it; null if nothing was ever recorded. */
 export interface Done<State> {
   readonly state: State;
   readonly position: Position | null;
 }
 
-/** An API key in full: shown once, kept nowhere. */
+/** A complete API key: shown once, not stored. */
 export interface NewKey {
   readonly keyId: string;
   readonly apiKey: string;
 }
 
 export interface NewPortal {
-  /** The first one owns the portal (C66), further ones are granted access. */
+  /** The first account owns the portal (C66). The others are granted access. */
   readonly accountIds: readonly string[];
   readonly name: string;
   readonly gateway: 'simulator' | 'none';
@@ -63,15 +60,15 @@ export interface CaseChange {
 }
 
 /**
- * Every method throws a ServiceError for what the operator did wrong (unknown account 404, unknown portal PORTAL_ACCESS_DENIED, values out of range
- * VALIDATION_ERROR) and the store's own errors where it could not be reached. Doing again what is already so appends nothing and is a success.
+ * Every method throws a ServiceError for a mistake of the operator (unknown account 404, unknown portal PORTAL_ACCESS_DENIED, values out of range
+ * VALIDATION_ERROR), and the errors of the store. A repeated command appends nothing and succeeds.
  */
 export class Administration {
   constructor(private readonly deps: AdministrationDeps) {}
 
   // Accounts and keys.
 
-  /** Present state, folded from the stream. */
+  /** Present state. Throws 404 for an unknown account. */
   async account(accountId: string): Promise<Account> {
     const { state } = await load(this.deps.store, ACCOUNT_STREAM, accountId);
     if (!state) throw new ServiceError('VALIDATION_ERROR', 'There is no such account.', {}, { status: 404 });
@@ -96,7 +93,7 @@ export class Administration {
     return { ...(await this.changeAccount(accountId, { type: 'IssueApiKey', key: record })), keyId: record.keyId, apiKey };
   }
 
-  /** Ends every key of the account and begins a new one, in one fact. Tokens already issued live on (specification, Authentication 3). */
+  /** Ends every key of the account and issues a new one, in one event. Tokens that were already issued stay valid (specification, Authentication 3). */
   async rotateKeys(accountId: string): Promise<Done<Account> & NewKey> {
     const { apiKey, record } = this.drawKey();
     return { ...(await this.changeAccount(accountId, { type: 'RotateApiKeys', key: record })), keyId: record.keyId, apiKey };
@@ -113,14 +110,14 @@ export class Administration {
 
   // Portals.
 
-  /** Present state, folded from the stream. */
+  /** Present state. Throws PORTAL_ACCESS_DENIED for an unknown portal. */
   async portal(portalId: string): Promise<Portal> {
     const { state } = await load(this.deps.store, PORTAL_STREAM, portalId);
     if (!state) throw new ServiceError('PORTAL_ACCESS_DENIED', 'There is no such portal.');
     return state;
   }
 
-  /** `signingSecret` is shown once; the stream holds it sealed. */
+  /** `signingSecret` is shown once. The stream holds it encrypted. */
   async createPortal(
     { accountIds, name, gateway, fee }: NewPortal,
     portalId = this.deps.ids.uuid(),
@@ -148,18 +145,18 @@ export class Administration {
     return { signingSecret, sealed: this.deps.keys.seal(signingSecret, signingSecretContext(portalId)) };
   }
 
-  /** `signingSecret` is shown once. Links signed with it are taken from now on; returns are signed with it after {@link activateSigningSecret}. */
+  /** `signingSecret` is shown once. Links signed with it are accepted from now on. Returns are signed with it after {@link activateSigningSecret}. */
   async stageSigningSecret(portalId: string): Promise<Done<Portal> & { readonly signingSecret: string }> {
     const { signingSecret, sealed } = this.drawSigningSecret(portalId);
     return { ...(await this.changePortal(portalId, { type: 'StageSigningSecret', signingSecret: sealed })), signingSecret };
   }
 
-  /** The staged secret takes the active one's place. */
+  /** The staged secret replaces the active one. */
   activateSigningSecret(portalId: string): Promise<Done<Portal>> {
     return this.changePortal(portalId, { type: 'ActivateSigningSecret' });
   }
 
-  /** Parts that are not named stay as they are; a change that changes anything makes a new fee version. */
+  /** Unnamed parts stay as they are. A change of any part makes a new fee version. */
   changeFee(portalId: string, change: Partial<FeeConfig>): Promise<Done<Portal>> {
     return this.changePortal(portalId, { type: 'ChangeFee', change });
   }
@@ -173,12 +170,12 @@ export class Administration {
     return this.changePortal(portalId, { type: 'RevokeAccess', accountId });
   }
 
-  /** All limits of one scope at once; without `attempts` and `declines` the scope is not limited any more. */
+  /** Sets all limits of one scope. Without `attempts` and `declines` the scope has no limit. */
   setLimits(portalId: string, scope: LimitScope, limits: VelocityLimits): Promise<Done<Portal>> {
     return this.changePortal(portalId, { type: 'SetLimits', scope, limits });
   }
 
-  /** Rules that are not named stay as they are; null removes one. */
+  /** Unnamed rules stay as they are; null removes a rule. */
   setRules(portalId: string, change: Partial<PortalRules>): Promise<Done<Portal>> {
     return this.changePortal(portalId, { type: 'SetRules', change });
   }
@@ -229,7 +226,10 @@ export class Administration {
   }
 }
 
-/** Merchant accounts of the simulator are made up: one for the agency's money and one for the fee, so that batches and balances stay apart per portal. */
+/**
+ * Merchant accounts of the simulator are invented: one for the agency's money and one for the fee, so that batches and balances stay apart for each
+ * portal.
+ */
 const gatewayOf = (portalId: string, gateway: NewPortal['gateway']): PortalGateway | null =>
   gateway === 'none'
     ? null
@@ -243,17 +243,17 @@ const gatewayOf = (portalId: string, gateway: NewPortal['gateway']): PortalGatew
 
 const signingSecretContext = (portalId: string) => `portal-${portalId}/signingSecret`;
 
-/** The portal's signing secret in the clear, for `sig` of hosted checkout (C60). Never log it. */
+/** The portal's signing secret in clear text, for `sig` of hosted checkout (C60). Never log it. */
 export const openSigningSecret = (keys: KeyRing, { portalId, signingSecret }: Pick<Portal, 'portalId' | 'signingSecret'>): string =>
   keys.open(signingSecret, signingSecretContext(portalId));
 
-/** Every secret that a link or a signed intake may be signed with: the active one, and the staged one. Never log them. */
+/** Every secret that may sign a link or a signed intake: the active one and the staged one. Never log them. */
 export const openAcceptedSecrets = (keys: KeyRing, portal: Pick<Portal, 'portalId' | 'signingSecret' | 'stagedSecret'>): readonly string[] =>
   [portal.signingSecret, portal.stagedSecret]
     .filter((sealed) => sealed !== null)
     .map((sealed) => openSigningSecret(keys, { portalId: portal.portalId, signingSecret: sealed }));
 
-/** What the first start of a sandbox prints. */
+/** Shown at the first start of a sandbox. */
 export interface SandboxDefaults extends NewKey {
   readonly accountId: string;
   readonly portalId: string;
@@ -261,12 +261,12 @@ export interface SandboxDefaults extends NewKey {
   readonly position: Position | null;
 }
 
-/** 2.5 % + 50 cents (cli.md). */
+/** 2.5 % + 50 cents. */
 export const SANDBOX_FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 250 };
 
 /**
- * Account, portal and key of a new sandbox; null where they exist. The ids are fixed and the key comes last, so a start that was cut short is completed
- * by the next one instead of leaving a second account behind. `signingSecret` is null when an earlier start had already made the portal.
+ * Makes account, portal and key of a new sandbox; null if they exist. The ids are fixed and the key comes last, so the next start completes one that
+ * was cut short. `signingSecret` is null if an earlier start made the portal.
  */
 export const createSandboxDefaults = async (administration: Administration): Promise<SandboxDefaults | null> => {
   const accountId = hashedUuid('payfold', 'sandbox', 'account');

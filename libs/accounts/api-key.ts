@@ -1,4 +1,4 @@
-/** The text of an API key (C51): `pc_<test|live>_<16 base32>_<43 base62>`, and the keyed hash that is all we keep of its secret. */
+/** The text of an API key (C51): `pc_<test|live>_<16 base32>_<43 base62>`. Only a keyed hash of its secret is stored. */
 import { randomBytes, timingSafeEqual } from 'node:crypto';
 import { crockford, type KeyRing } from '#platform';
 import type { ApiKeyRecord, KeyEnvironment } from './account.js';
@@ -27,7 +27,7 @@ const base62 = (bytes: Uint8Array, length: number): string => {
 /** 256 random bits as 43 base62 characters. */
 export const newSecret = (random: (bytes: number) => Uint8Array = randomBytes): string => base62(random(SECRET_BYTES), SECRET_LENGTH);
 
-/** Draws a key. `apiKey` is shown once and kept nowhere; `record` is what the account's stream holds. */
+/** Draws a key. `apiKey` is shown once and not stored. `record` goes into the account's stream. */
 export const newApiKey = (
   keyId: string,
   environment: KeyEnvironment,
@@ -46,7 +46,7 @@ export interface ApiKeyText {
   readonly secret: string;
 }
 
-/** null where the text is no API key at all. */
+/** null if the text is not an API key. */
 export const parseApiKey = (text: string): ApiKeyText | null => {
   const match = KEY_TEXT.exec(text);
   return match ? { environment: match[1] as KeyEnvironment, lookupId: match[2]!, secret: match[3]! } : null;
@@ -55,11 +55,11 @@ export const parseApiKey = (text: string): ApiKeyText | null => {
 const NO_HASH = Buffer.alloc(32);
 
 /**
- * Whether the presented key is the one on file, still good, and of this environment. An unknown id takes the same path against a hash that no secret
- * has, so that time does not tell which look-up ids exist.
+ * True if the presented key is the recorded one, not revoked, and of this environment. An unknown id takes the same path against a hash that no
+ * secret has, so that response time does not reveal which look-up ids exist.
  */
 export const isRightKey = (presented: ApiKeyText, found: ApiKeyFacts | null, environment: KeyEnvironment, keys: KeyRing): found is ApiKeyFacts => {
-  // A hash whose key has left the ring cannot be checked any more: the API key ended with it.
+  // If the master key of a hash has left the ring, the API key cannot be checked and is refused.
   const kid = found && keys.kids.includes(found.kid) ? found.kid : null;
   const hash = keys.mac('api-key', presented.secret, kid ?? keys.current);
   const equal = timingSafeEqual(hash, kid && found ? found.secretHash : NO_HASH);

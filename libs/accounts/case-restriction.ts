@@ -1,8 +1,7 @@
 /**
- * What an agency has decided about one case: payments for it are blocked, held for a while, or neither.
- * Stream `case-<portalId>-<first 32 hex digits of SHA-256 of the reference id>`; the events carry both in full.
- *
- * The case is the payment-level `referenceId` of a portal (specification, Errors 2).
+ * An agency's restriction of one case: payments for it are blocked, held for a while, or neither. Stream `case-<portalId>-<first 32 hex digits of
+ * SHA-256 of the reference id>`; the events carry both ids in full. The case is the payment-level `referenceId` of a portal (specification, Errors
+ * 2).
  */
 import { type Decider, ServiceError, unreachable } from '#kernel';
 
@@ -14,7 +13,7 @@ export const MAX_REASON_LENGTH = 1_000;
 export interface CaseRestriction {
   /** `blocked` → PAYMENT_BLOCKED, `held` → PAYMENT_HELD. */
   readonly kind: 'blocked' | 'held';
-  /** RFC 3339, the first moment at which it is no longer in force; null: until removed. */
+  /** RFC 3339, the first moment at which it is no longer in force; null: in force until removed. */
   readonly until: string | null;
   readonly reason: string | null;
 }
@@ -35,7 +34,7 @@ export type CaseEvent =
 export interface Case {
   readonly portalId: string;
   readonly referenceId: string;
-  /** null: nothing stands in the way. */
+  /** null: no restriction. */
   readonly restriction: CaseRestriction | null;
 }
 
@@ -54,11 +53,11 @@ const evolve = (_: Case | null, event: CaseEvent): Case => {
   }
 };
 
-/** The restriction that counts at a moment: one whose end has come does not (C53). */
+/** The restriction in force at a moment (C53); null if there is none or it has ended. */
 export const restrictionInForce = (restriction: CaseRestriction | null, epochMs: number): CaseRestriction | null =>
   restriction && (restriction.until === null || epochMs < Date.parse(restriction.until)) ? restriction : null;
 
-// Commands. `at` is the caller's clock, RFC 3339.
+// Commands. `at` is the time of the caller, RFC 3339.
 
 export type CaseCommand =
   | ({ readonly type: 'BlockCase' | 'HoldCase'; readonly until: string | null; readonly reason: string | null; readonly at: string } & CaseName)
@@ -80,7 +79,7 @@ const decide = (state: Case | null, command: CaseCommand): readonly CaseEvent[] 
 
 const UNSTORABLE = /[\0\p{Surrogate}]/u;
 
-/** The rules that a payment's own `referenceId` obeys (C8): other cases could never be paid, so they cannot be restricted. */
+/** The rules of a payment's own `referenceId` (C8). No payment could name another case, so no other case can be restricted. */
 const validReference = (referenceId: string): string => {
   if (referenceId.length < 1 || referenceId.length > MAX_REFERENCE_LENGTH)
     throw new ServiceError('VALIDATION_ERROR', `referenceId must have 1 to ${MAX_REFERENCE_LENGTH} characters.`);

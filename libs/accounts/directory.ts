@@ -1,9 +1,8 @@
 /**
- * The directory: the read model of accounts, keys, portals and cases that every request asks. Read by primary key and never cached, so that
- * a deactivation or a rotated key counts on the next request (specification, Authentication 3 and 4).
+ * The directory: the read model of accounts, keys, portals and cases that every request reads. It is read by primary key and never cached, so that a
+ * deactivation or a rotated key counts on the next request (specification, Authentication 3 and 4).
  *
- * Rows are folds by the deciders' own `evolve`; nothing else interprets the events. Two implementations, one contract spec: Postgres, and memory
- * for the simulation.
+ * Rows are folds by the deciders' own `evolve`. There are two implementations under one contract spec: Postgres, and memory for the simulation.
  */
 import { isUuid, systemClock } from '#kernel';
 import { batched, type Queryable } from '#platform';
@@ -16,7 +15,7 @@ import { asNow, type Portal } from './portal.js';
 /** The streams that the directory folds. */
 export const DIRECTORY_STREAMS = ['account-', 'portal-', 'case-'] as const;
 
-/** What authentication needs to know about a key, its account included: one round trip. */
+/** A key and its account, read for authentication in one round trip. */
 export interface ApiKeyFacts {
   readonly keyId: string;
   readonly accountId: string;
@@ -34,21 +33,21 @@ export interface AccountFacts {
   readonly status: AccountStatus;
 }
 
-/** `revoked`: once had access, so it may still read (C46); null: never had any. */
+/** `revoked`: the account had access once, so it may still read (C46). null: it never had access. */
 export type PortalAccess = 'granted' | 'revoked' | null;
 
-/** What a charge or a quote depends on, one round trip. */
+/** What a charge or a quote depends on, read in one round trip. */
 export interface ChargeTerms {
   /** null: no such account. */
   readonly accountStatus: AccountStatus | null;
   readonly access: PortalAccess;
   /** null: no such portal. */
   readonly portal: Portal | null;
-  /** As recorded: whether it is in force at a moment says `restrictionInForce`. null without a reference id. */
+  /** As recorded; `restrictionInForce` tells whether it is in force at a moment. null without a reference id. */
   readonly restriction: CaseRestriction | null;
 }
 
-/** Answers from rows as they are now. An id that is no UUID is an id that does not exist. */
+/** Reads present rows. An id that is no UUID does not exist. */
 export interface Directory {
   /** By the look-up part of the key text. */
   findApiKey(lookupId: string): Promise<ApiKeyFacts | null>;
@@ -67,7 +66,7 @@ export interface Directory {
 
 interface Row<State> {
   readonly state: State;
-  /** Revision of the last event in the state: what was folded once is not folded again, and a gap is a fault. */
+  /** Revision of the last event in the state. An event is folded once, and a gap throws. */
   readonly revision: bigint;
 }
 
@@ -155,7 +154,7 @@ create table directory_case (
   primary key (portal_id, reference_id)
 )`;
 
-/** Folds a batch into the rows. Runs in the transaction that also moves the checkpoint; what was applied before is passed over. */
+/** Folds a batch into the rows, in the transaction that moves the checkpoint. Skips events that the rows contain already. */
 export const applyDirectory = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
   const rows = noRows();
   const keys = { accounts: new Set<string>(), portals: new Set<string>(), cases: new Map<string, { portalId: string; referenceId: string }>() };
@@ -291,7 +290,7 @@ interface GrantColumns {
 
 const toAccess = ({ active, once_granted }: GrantColumns): PortalAccess => (active ? 'granted' : once_granted ? 'revoked' : null);
 
-/** Two statements of each kind at once, so that a slow one does not hold all requests. */
+/** Two statements of each kind at once, so that a slow one does not hold up all requests. */
 const LOOKUPS = { maxItems: 200, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
 interface KeyRow {
@@ -327,7 +326,10 @@ interface TermsQuestion {
   readonly referenceId: string | null;
 }
 
-/** One statement, so that grant, portal and restriction are of one moment. A portal that many ask about comes once, with the first of them. */
+/**
+ * One statement, so that grant, portal and restriction are of one moment. If many requests of a batch name one portal, its row is sent once, with the
+ * first of them.
+ */
 const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[]): Promise<ChargeTerms[]> => {
   const uuids = (ids: readonly string[]) => ids.map((id) => (isUuid(id) ? id.toLowerCase() : null));
   const portalIds = uuids(questions.map(({ portalId }) => portalId));
@@ -420,7 +422,7 @@ export const postgresDirectory = (db: Queryable): Directory => {
   };
 };
 
-/** The directory in memory, for the simulation and unit specs: feed it the log with `apply`. */
+/** The directory in memory, for the simulation and unit specs: `apply` feeds it the log. */
 export class MemoryDirectory implements Directory {
   private readonly rows = noRows();
   /** Look-up id to account id; a key never moves to another account. */

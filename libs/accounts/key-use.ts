@@ -1,6 +1,6 @@
 /**
- * When each API key was last used, for operators who wonder whether an old key can go. Not an event and not exact: written at most once a minute, and no request
- * waits for it.
+ * The time at which each API key was last used, for operators who want to remove old keys. It is no event and not exact: it is written at most once a
+ * minute, and no request waits for it.
  */
 import type { Clock } from '#kernel';
 import type { Migration, Queryable } from '#platform';
@@ -11,15 +11,15 @@ export const apiKeyUseMigration: Migration = {
   sql: 'create table if not exists api_key_use (key_id uuid primary key, last_used_at timestamptz not null)',
 };
 
-/** The least time between two writes about one key (security.md 2). */
+/** The least time between two writes for one key. */
 export const KEY_USE_WRITE_MS = 60_000;
 
-/** Hears of every successful authentication with an API key. Must not throw and must not be waited for. */
+/** Called after every successful authentication with an API key. Must not throw; nobody waits for it. */
 export interface KeyUse {
   used(keyId: string): void;
 }
 
-/** Writes to Postgres, behind the request's back; a write that fails is told to `onError` and forgotten. */
+/** Writes to Postgres after the request. A write that fails goes to `onError` and is not repeated. */
 export const postgresKeyUse = (db: Queryable, clock: Pick<Clock, 'now'>, onError: (error: Error) => void = () => undefined): KeyUse => {
   const written = new Map<string, number>();
   return {
@@ -27,7 +27,7 @@ export const postgresKeyUse = (db: Queryable, clock: Pick<Clock, 'now'>, onError
       const now = clock.now();
       if (now - (written.get(keyId) ?? Number.NEGATIVE_INFINITY) < KEY_USE_WRITE_MS) return;
       written.set(keyId, now);
-      // Replicas each have their own minute; the condition keeps them from writing the row more often together.
+      // Each replica has its own minute. The condition keeps all of them together to one write a minute.
       db.query(
         `insert into api_key_use as k (key_id, last_used_at) values ($1::uuid, $2::timestamptz)
          on conflict (key_id) do update set last_used_at = excluded.last_used_at

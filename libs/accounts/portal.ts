@@ -1,16 +1,17 @@
 /**
- * A portal: an agency's payment configuration, and on what terms which accounts may use it. Stream `portal-<portalId>`.
+ * A portal: an agency's payment configuration, and the accounts that may use it. Stream `portal-<portalId>`.
  *
- * Configuration is history, not a row: a payment's intent names the fee version that it was charged under, and this stream can still show it.
+ * Configuration is history, not a row: a payment's intent names the fee version that it was charged under, and this stream can still show that
+ * version.
  */
 import { canonicalJson, type Cents, type Decider, isCents, MAX_AMOUNT_CENTS, ServiceError, unreachable } from '#kernel';
 import { validName } from './account.js';
 
-/** 100 %: a percentage above it is a slip of the decimal point. */
+/** 100 %: a higher percentage is a mistake in the decimal point. */
 export const MAX_PERCENT_BPS = 10_000;
-/** 31 days: velocity rows are kept as long as the longest window asks for them. */
+/** 31 days: the longest window decides how long velocity rows are kept. */
 export const MAX_WINDOW_SECONDS = 2_678_400;
-/** A limit that no window ever reaches is a slip, and counting rows up to it would be slow. */
+/** A limit that no window ever reaches is a mistake, and counting rows up to it would be slow. */
 export const MAX_VELOCITY_COUNT = 10_000;
 export const MAX_ALLOWED_ADDRESSES = 50;
 export const MAX_ADDRESS_LENGTH = 2_048;
@@ -29,10 +30,13 @@ export interface FeeConfig {
   readonly chargeMode: ChargeMode;
 }
 
-/** Defaults of `portals create` (cli.md). */
+/** Defaults of `portals create`. */
 export const NO_FEE: FeeConfig = { flatCents: 0, percentBps: 0, minCents: 0, maxCents: null, chargeMode: 'separate' };
 
-/** Where a portal's charges go. Has the fields of the gateway port's `GatewayAccount`; the fee leg of a separate charge goes to its own merchant account. */
+/**
+ * The gateway that a portal charges through, with the fields of the port's `GatewayAccount`. The fee leg of a separate charge goes to a merchant
+ * account of its own.
+ */
 export interface PortalGateway {
   readonly gateway: string;
   readonly merchantAccount: string;
@@ -44,12 +48,12 @@ export interface PortalGateway {
 export const LIMIT_SCOPES = ['card', 'case'] as const;
 export type LimitScope = (typeof LIMIT_SCOPES)[number];
 
-/** C53, C70. N attempts (declines) within the window pass, the next one is refused; null: not limited. */
+/** C53, C70. N attempts (declines) within the window pass; the next one is refused. null: no limit. */
 export interface VelocityLimits {
   readonly attempts: number | null;
   readonly declines: number | null;
   readonly windowSeconds: number;
-  /** Scope `card` with `declines` only: how long `DECLINE_BLOCKED` lasts; null: `VELOCITY_LIMIT` until the oldest leaves the window. */
+  /** Scope `card` with `declines` only: how long `DECLINE_BLOCKED` lasts; null: `VELOCITY_LIMIT` until the oldest decline leaves the window. */
   readonly blockSeconds: number | null;
 }
 
@@ -57,34 +61,34 @@ export interface VelocityLimits {
 export const RULE_BRANDS = ['visa', 'mastercard', 'amex', 'discover', 'diners', 'jcb', 'unionpay', 'unknown'] as const;
 export type RuleBrand = (typeof RULE_BRANDS)[number];
 
-/** What a payment must satisfy, else `PAYMENT_NOT_ALLOWED` (C70). null: no such rule. Bounds are of `amountCents`, inclusive. */
+/** Conditions on a payment, else `PAYMENT_NOT_ALLOWED` (C70). null: no such rule. Bounds are of `amountCents`, inclusive. */
 export interface PortalRules {
   readonly minCents: Cents | null;
   readonly maxCents: Cents | null;
   readonly brands: readonly RuleBrand[] | null;
 }
 
-/** Languages that the checkout pages are written in. */
+/** Languages of the checkout pages. */
 export const CHECKOUT_LOCALES = ['en', 'es'] as const;
 export type CheckoutLocale = (typeof CHECKOUT_LOCALES)[number];
 
-/** Hosted checkout (checkout.md 3, 4). */
+/** Settings of hosted checkout. */
 export interface CheckoutConfig {
   readonly enabled: boolean;
   /** `https://host[:port][/path-prefix]`, normalised, no trailing slash; the host may begin with `*.`. */
   readonly allow: readonly string[];
   readonly requireSignedIntake: boolean;
-  /** What payers see at the top of each page; null: the portal's own name. */
+  /** The heading of each page; null: the portal's own name. */
   readonly agencyName: string | null;
-  /** `#rrggbb`, lower case, of the button and the head of each page; null: the service's own. */
+  /** Colour of the button and of the heading, `#rrggbb`, lower case; null: the service's own. */
   readonly colour: string | null;
-  /** Language of payers whose partner names none; null: the browser's. */
+  /** Language of a page if the partner names none; null: the browser's. */
   readonly locale: CheckoutLocale | null;
 }
 
 const CHECKOUT_OFF: CheckoutConfig = { enabled: false, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null };
 
-/** What `KeyRing.seal` made of a secret. */
+/** A secret that `KeyRing.seal` encrypted. */
 export interface SealedSecret {
   readonly kid: string;
   readonly ciphertext: string;
@@ -115,9 +119,9 @@ export type PortalEvent =
   | { readonly type: 'PortalRulesSet'; readonly data: { readonly portalId: string; readonly rules: PortalRules } }
   | { readonly type: 'PortalGatewaySet'; readonly data: { readonly portalId: string; readonly gateway: PortalGateway | null } }
   | { readonly type: 'PortalCheckoutConfigured'; readonly data: { readonly portalId: string; readonly checkout: CheckoutConfig } }
-  /** A new signing secret exists beside the active one: links signed with either are taken, returns are still signed with the active one. */
+  /** A new signing secret exists beside the active one. Links signed with either are accepted. Returns are still signed with the active one. */
   | { readonly type: 'PortalSigningSecretStaged'; readonly data: { readonly portalId: string; readonly signingSecret: SealedSecret } }
-  /** The staged secret took the active one's place, which counts no more. */
+  /** The staged secret replaced the active one, which is no longer accepted. */
   | { readonly type: 'PortalSigningSecretActivated'; readonly data: { readonly portalId: string } };
 
 type CheckoutConfigured = Extract<PortalEvent, { type: 'PortalCheckoutConfigured' }>['data'];
@@ -147,9 +151,9 @@ export interface Portal {
   readonly rules: PortalRules;
   readonly checkout: CheckoutConfig;
   readonly signingSecret: SealedSecret;
-  /** The next signing secret, from staging to activation. */
+  /** The next signing secret, between staging and activation. */
   readonly stagedSecret: SealedSecret | null;
-  /** Every account that ever had access, and whether it still has: a portal the account once had may still be read (C46, C47). */
+  /** Every account that ever had access, and whether it still has. An account that lost access may still read the portal (C46, C47). */
   readonly access: Readonly<Record<string, 'granted' | 'revoked'>>;
 }
 
@@ -192,7 +196,7 @@ const evolve = (state: Portal | null, event: PortalEvent): Portal => {
   }
 };
 
-// Commands. A change names what changes; what it does not name stays as it is.
+// Commands. Parts that a change does not name stay as they are.
 
 export type PortalCommand =
   | {
@@ -209,12 +213,12 @@ export type PortalCommand =
   | { readonly type: 'ChangeFee'; readonly change: Partial<FeeConfig> }
   | { readonly type: 'GrantAccess'; readonly accountId: string }
   | { readonly type: 'RevokeAccess'; readonly accountId: string }
-  /** Sets all limits of one scope; limits without `attempts` and `declines` turn the scope off. */
+  /** Sets all limits of one scope. Limits without `attempts` and `declines` turn the scope off. */
   | { readonly type: 'SetLimits'; readonly scope: LimitScope; readonly limits: VelocityLimits }
   | { readonly type: 'SetRules'; readonly change: Partial<PortalRules> }
   | { readonly type: 'SetGateway'; readonly gateway: PortalGateway | null }
   | { readonly type: 'ConfigureCheckout'; readonly change: Partial<CheckoutConfig> }
-  /** Staging again takes the place of what was staged: a secret that was lost on its way is not waited for. */
+  /** Staging again replaces the staged secret: a secret that was lost on its way can be staged anew. */
   | { readonly type: 'StageSigningSecret'; readonly signingSecret: SealedSecret }
   | { readonly type: 'ActivateSigningSecret' };
 
@@ -237,7 +241,7 @@ const decide = (state: Portal | null, command: PortalCommand): readonly PortalEv
     }
     case 'RevokeAccess': {
       const { accountId } = command;
-      // Naming an account that never had access is more likely a slip than a wish.
+      // Revoking access that an account never had is more likely a mistake than a wish.
       if (!portal.access[accountId]) throw new ServiceError('INVALID_STATE', 'The account never had access to this portal.');
       return portal.access[accountId] === 'revoked' ? [] : [{ type: 'PortalAccessRevoked', data: { portalId, accountId } }];
     }
@@ -279,7 +283,7 @@ const create = (state: Portal | null, command: Ask<'CreatePortal'>): PortalEvent
   ];
 };
 
-// Validation: VALIDATION_ERROR naming the field.
+// Validation: VALIDATION_ERROR with the name of the field.
 
 const refuse = (message: string): never => {
   throw new ServiceError('VALIDATION_ERROR', message);
@@ -292,7 +296,7 @@ const centsFrom0 = (field: string, cents: Cents) => {
   if (!isWholeNumber(cents, 0, MAX_AMOUNT_CENTS)) refuse(`${field} must be whole cents, 0 to ${MAX_AMOUNT_CENTS}.`);
 };
 
-/** C32: whole cents of at most one payment's limit, at most 100 %, bounds the right way round. */
+/** C32: whole cents up to one payment's limit, at most 100 %, minimum not above maximum. */
 export const validFee = (fee: FeeConfig): FeeConfig => {
   const { flatCents, percentBps, minCents, maxCents, chargeMode } = fee;
   centsFrom0('flatCents', flatCents);
@@ -318,7 +322,7 @@ const validLimits = (scope: LimitScope, limits: VelocityLimits): VelocityLimits 
     ['blockSeconds', blockSeconds ?? 1],
   ] as const)
     if (!isWholeNumber(seconds, 1, MAX_WINDOW_SECONDS)) refuse(`${field} must be a whole number of seconds, 1 to ${MAX_WINDOW_SECONDS}.`);
-  // C70 gives a block to declines of a card only; taking the value and never acting on it would promise what does not happen.
+  // C70 knows a block only for declines of a card. A value that has no effect must not be accepted.
   if (blockSeconds !== null && (scope !== 'card' || declines === null)) refuse('blockSeconds applies to declines of scope card only.');
   return attempts === null && declines === null ? null : { attempts, declines, windowSeconds, blockSeconds };
 };
@@ -333,7 +337,7 @@ const validRules = (rules: PortalRules): PortalRules => {
   if (minCents !== null && maxCents !== null && maxCents < minCents) refuse('maxCents must not be below minCents.');
   if (rules.brands === null) return { minCents, maxCents, brands: null };
   for (const brand of rules.brands) if (!RULE_BRANDS.includes(brand)) refuse(`brands must be of ${RULE_BRANDS.join(', ')}.`);
-  // An empty allow-list would refuse every card: taking the gateway away says that openly.
+  // An empty list would refuse every card. To take the gateway away says so openly.
   if (rules.brands.length === 0) refuse('brands must name at least one brand.');
   return { minCents, maxCents, brands: RULE_BRANDS.filter((brand) => rules.brands?.includes(brand)) };
 };
@@ -360,7 +364,7 @@ const WILDCARD_HOST = /^\*(?:\.[a-z0-9-]+){2,}$/;
 const PLAIN_HOST = /^[a-z0-9-]+(?:\.[a-z0-9-]+)*$/;
 const IPV4_LITERAL = /^\d{1,3}(?:\.\d{1,3}){3}$/;
 
-/** One entry of the allow-list in its normal form (checkout.md 3). Compared after parsing, never as a string prefix. */
+/** One entry of the allow-list in its normal form. Addresses are compared after parsing, never by a string prefix. */
 const allowedAddress = (text: string): string => {
   const wrong = (): never =>
     refuse('An allowed address reads https://host[:port][/path-prefix], without user, query or fragment; the host is a name.');
@@ -378,7 +382,7 @@ const existing = (state: Portal | null): Portal => {
   return state;
 };
 
-/** A state as an earlier version of the directory stored it, with what has come since. */
+/** A state that an older release stored, with the fields that came later. */
 export const asNow = (stored: Portal): Portal => ({
   ...stored,
   checkout: { ...CHECKOUT_OFF, ...stored.checkout },

@@ -37,11 +37,11 @@ import {
   UnknownCursor,
 } from '#payments';
 
-/** No answer comes near this; a gateway that sends more is not read to the end. */
+/** No answer comes near this size; a longer one is not read to its end. */
 const MAX_ANSWER_BYTES = 64 * 1024;
-/** Beyond it calls wait for a free connection, within their own deadline. */
+/** Beyond it, calls wait for a free connection within their own deadline. */
 const MAX_CONNECTIONS = 128;
-/** Idle connections are dropped long before the simulator drops them (65 s): a write to a connection that is just being closed has an unknown outcome. */
+/** Idle connections are dropped long before the simulator drops them (65 s). A write to a connection that is closing has an unknown outcome. */
 const IDLE_CONNECTION_MS = 15_000;
 const MAX_RAW_CHARACTERS = 200;
 
@@ -67,12 +67,12 @@ const RFC_3339 = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/;
 export interface SimulatorGatewayOptions {
   /** Where the simulator listens, `http://host:port`. */
   readonly url: string;
-  /** Must be what the simulator was started with; default true. */
+  /** Must equal the simulator's own setting; default true. */
   readonly partialVoid?: boolean;
-  /** Must be what the simulator was started with; default false. */
+  /** Must equal the simulator's own setting; default false. */
   readonly refundUnsettled?: boolean;
   readonly maxConnections?: number;
-  /** How long nothing may come before a call is given up, whatever its signal says; default 30 s. */
+  /** Silence after which a call is given up, whatever its signal says; default 30 s. */
   readonly silenceMs?: number;
 }
 
@@ -86,13 +86,13 @@ export interface ClosedBatch {
 export interface SimulatorGateway extends PaymentGateway {
   /** Sandbox only: closes the open batch of the account; null when nothing was in it. Throws when the simulator cannot be asked. */
   closeBatch(account: GatewayAccount, signal: AbortSignal): Promise<ClosedBatch | null>;
-  /** Lets go of idle connections. */
+  /** Closes idle connections. */
   close(): void;
 }
 
-/** The simulator could not be asked, or what it said could not be read. */
+/** The simulator did not answer, or its answer could not be read. */
 export class GatewayUnreachable extends Error {
-  /** `status`: of the HTTP answer, where there was one. */
+  /** `status`: of the HTTP answer, if there was one. */
   constructor(
     message: string,
     readonly status: number | null = null,
@@ -114,7 +114,7 @@ const isOneOf = <T extends string>(value: unknown, allowed: readonly T[]): value
 const isTransaction = (value: unknown): value is string => typeof value === 'string' && TRANSACTION.test(value);
 const isWhole = (value: unknown): value is number => Number.isSafeInteger(value);
 
-/** What a gateway says in words, short enough to keep and without card numbers. */
+/** The gateway's words, short enough to store and without card numbers. */
 const rawOf = (message: unknown): { raw?: string } =>
   typeof message === 'string' && message !== '' ? { raw: maskCardNumbers(message).slice(0, MAX_RAW_CHARACTERS) } : {};
 
@@ -127,7 +127,7 @@ const parse = (text: string): Fields | null => {
   }
 };
 
-/** One request, one answer, never a second try. Resolves always. */
+/** One request, one answer, never a second try. Always resolves. */
 const exchange = (
   to: Pick<RequestOptions, 'agent' | 'protocol' | 'hostname' | 'port'>,
   path: string,
@@ -189,11 +189,11 @@ const exchange = (
       return settle({ kind: 'not_sent', raw: (error as NodeJS.ErrnoException).code ?? 'the request cannot be made' });
     }
     outgoing.on('socket', (socket) => {
-      // Bytes leave with `connect`; a socket that is connected already (a kept-alive one) may have taken them by now.
+      // Bytes leave with `connect`. A socket that is already connected (a kept-alive one) may have sent them by now.
       if (!socket.connecting) sent = true;
       else socket.once('connect', () => (sent = true));
     });
-    // A caller whose signal does not end, such as the reading of batches, is not held by one who says nothing.
+    // A caller without a deadline, such as the reading of batches, must not wait for a silent server.
     outgoing.setTimeout(silenceMs, () => onAbort());
     outgoing.on('response', read);
     outgoing.on('error', onError);
@@ -208,14 +208,14 @@ const chargeTxn = (outcome: Fields, amountCents: Cents): ChargeTxn | null => {
   return { transactionId, authCode, ...(avs !== undefined && { avs }), ...(cvv !== undefined && { cvv }) };
 };
 
-/** `amountCents` undefined: whatever remained. */
+/** `amountCents` undefined: all that remained. */
 const reversalTxn = (outcome: Fields, amountCents: Cents | undefined): ReversalTxn | null => {
   const { transactionId } = outcome;
   const amountFits = amountCents === undefined ? isCents(outcome.amountCents) : outcome.amountCents === amountCents;
   return isTransaction(transactionId) && amountFits ? { transactionId } : null;
 };
 
-/** The outcome that an answer's `outcome` spells; null when it cannot be read. */
+/** The outcome that an answer spells; null if it cannot be read. */
 const outcomeOf = <T>(outcome: unknown, status: number, txnOf: (outcome: Fields) => T | null): Outcome<T> | null => {
   if (!isFields(outcome) || typeof outcome.kind !== 'string' || STATUS_OF_KIND[outcome.kind] !== status) return null;
   const raw = rawOf(outcome.message);
@@ -227,7 +227,7 @@ const outcomeOf = <T>(outcome: unknown, status: number, txnOf: (outcome: Fields)
     case 'declined': {
       const { avs, cvv, transactionId } = outcome;
       if (typeof outcome.code !== 'string') return null;
-      // A word that is new to us is a decline all the same: no money moved.
+      // An unknown decline code is still a decline: no money moved.
       const code: DeclineCode = isOneOf(outcome.code, DECLINE_CODES) ? outcome.code : 'generic_decline';
       return {
         kind: 'declined',
@@ -244,7 +244,7 @@ const outcomeOf = <T>(outcome: unknown, status: number, txnOf: (outcome: Fields)
   }
 };
 
-/** True for `{error: {code, message}}` under a status that refuses: executed nothing, stored nothing. */
+/** True for `{error: {code, message}}` under a status that refuses: nothing was executed or stored. */
 const isRefusal = (status: number, answer: Fields): answer is { error: { code: string; message?: unknown } } =>
   [400, 401, 403, 404, 415, 503].includes(status) && isFields(answer.error) && typeof answer.error.code === 'string';
 
@@ -257,7 +257,7 @@ const outcomeOfExchange = <T>(exchanged: Exchange, ref: Ref, secrets: readonly s
     return { kind: 'not_processed', answered: false, ...rawOf(`${answer.error.code}: ${String(answer.error.message)}`) };
   const outcome = answer?.ref === ref ? outcomeOf(answer.outcome, status, txnOf) : null;
   if (outcome) return outcome;
-  // The body is not quoted: who knows what is in it.
+  // The body is not quoted, since it may hold card data.
   return { kind: 'unknown', cause: status >= 500 ? 'http_5xx' : 'unreadable', raw: `HTTP ${status}` };
 };
 
@@ -266,10 +266,10 @@ const instrumentFields = (instrument: PaymentInstrument) =>
     ? { token: instrument.token.reveal() }
     : { number: instrument.number.reveal(), expiryMonth: instrument.expiry.month, expiryYear: instrument.expiry.year, cvv: instrument.cvv.reveal() };
 
-/** The sandbox key of a merchant account; no secret, as there is no money. */
+/** The sandbox key of a merchant account. It is no secret, as there is no money. */
 const authorizationOf = ({ merchantAccount }: GatewayAccount) => ({ authorization: `Sandbox ${merchantAccount}:sk_sandbox_${merchantAccount}` });
 
-/** A gateway that speaks to the simulator at `url`. Each call is bounded by its signal alone. */
+/** A gateway that calls the simulator at `url`. Its signal alone bounds each call. */
 export const createSimulatorGateway = (options: SimulatorGatewayOptions): SimulatorGateway => {
   const { partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS, silenceMs = SILENCE_MS } = options;
   const { protocol, hostname, port } = urlToHttpOptions(new URL(options.url));
@@ -284,7 +284,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
   const send = (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Exchange> =>
     exchange({ agent, protocol, hostname, port }, path, method, authorizationOf(account), body && JSON.stringify(body), signal, silenceMs);
 
-  /** An answer that only informs; throws {@link GatewayUnreachable} for anything but a readable 200. */
+  /** Asks for information. Throws {@link GatewayUnreachable} unless the answer is a readable 200. */
   const ask = async (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Fields> => {
     const exchanged = await send(account, method, path, body, signal);
     const answer = exchanged.kind === 'answer' ? parse(exchanged.text) : null;

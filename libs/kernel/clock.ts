@@ -1,11 +1,11 @@
 /**
- * The clock: the only file below `apps/` that reads the time or sets a timer. Everything else gets a `Clock` handed in,
- * so that tests and the simulation decide what time it is.
+ * The clock: the only file below `apps/` that reads the time or sets a timer. Other code gets a `Clock` as an argument, so that tests and the
+ * simulation set the time.
  */
 export interface Clock {
-  /** Milliseconds since the epoch: what is written down. */
+  /** Milliseconds since the epoch, for times that are recorded. */
   now(): number;
-  /** Milliseconds that never jump: what deadlines are measured with. */
+  /** Milliseconds that never jump, for deadlines. */
   monotonic(): number;
   /** Resolves after `ms`, or at once when `signal` aborts. Never rejects. */
   sleep(ms: number, signal?: AbortSignal): Promise<void>;
@@ -30,12 +30,12 @@ export const systemClock: Clock = {
 /** RFC 3339, UTC, milliseconds (C2). */
 export const timestamp = (epochMs: number): string => new Date(epochMs).toISOString();
 
-/** Clocks of hosts that are looked after differ by less than this. */
+/** Clocks of well-run hosts differ by less than this. */
 export const HOST_CLOCKS_DIFFER_MS = 10 * 60_000;
 
 /**
- * Milliseconds since an instant (RFC 3339) that some host wrote down. What lies further ahead than hosts' clocks may differ was written by a clock that is
- * wrong, and counts as long ago: whoever waited for its time to come might wait for ever.
+ * Milliseconds since an instant (RFC 3339) that some host recorded. An instant further ahead than clocks may differ comes from a wrong clock and
+ * counts as long ago; a process that waited for it might wait for ever.
  */
 export const ageMs = (clock: Clock, since: string): number => {
   const age = clock.now() - Date.parse(since);
@@ -44,7 +44,7 @@ export const ageMs = (clock: Clock, since: string): number => {
 
 const LATE = Symbol('late');
 
-/** Rejects with `error()` when `promise` takes longer than `ms`; the promise itself is not stopped. */
+/** Rejects with `error()` if `promise` takes longer than `ms`; does not stop the promise itself. */
 export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, error: () => Error): Promise<T> => {
   const timer = new AbortController();
   try {
@@ -52,12 +52,12 @@ export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, e
     if (first === LATE) throw error();
     return first;
   } finally {
-    // A reason of our own: without one a DOMException with its stack is made for every call that came back in time.
+    // With a reason of our own. Without one, Node makes a DOMException with its stack for every call.
     timer.abort('done');
   }
 };
 
-/** What is left of a request's time, measured with the clock that never jumps. */
+/** The time that a request has left, by the clock that never jumps. */
 export class Deadline {
   private readonly end: number;
   constructor(

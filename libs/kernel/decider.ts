@@ -1,6 +1,6 @@
 /**
- * A decider: the whole of a concept as three pure parts. `decide` answers a command with the facts that follow from it (or refuses), `evolve`
- * folds one fact into the state. Every reader folds with the same `evolve`, so what was decided and what is shown cannot drift apart.
+ * A decider: a concept as three pure parts. `decide` answers a command with the events that follow from it, or refuses. `evolve` folds one event into
+ * the state. Every reader folds with the same `evolve`, so decisions and answers cannot drift apart.
  */
 export interface Decider<State, Command, Event> {
   readonly initial: State;
@@ -8,7 +8,7 @@ export interface Decider<State, Command, Event> {
   readonly evolve: (state: State, event: Event) => State;
 }
 
-/** Replays facts onto a decider's initial state. */
+/** Folds events onto a decider's initial state. */
 export const fold = <State, Event>(
   decider: { readonly initial: State; readonly evolve: (state: State, event: Event) => State },
   events: Iterable<Event>,
@@ -18,7 +18,7 @@ export const fold = <State, Event>(
   return state;
 };
 
-/** Marks a branch that the types rule out; reached only by a fault of ours. */
+/** Marks a branch that the types rule out. Only our own fault reaches it. */
 export const unreachable = (value: never): never => {
   throw new Error(`unhandled case: ${JSON.stringify(value)}`);
 };

@@ -1,9 +1,9 @@
 /**
- * The error catalogue of the specification, section "Errors": what the caller did wrong, or what could not be done for the caller.
- * What *we* did wrong is a plain `Error` and becomes INTERNAL_ERROR at the edge.
+ * The error catalogue of the specification, section "Errors": a mistake of the caller, or something that could not be done. A fault of our own is a
+ * plain `Error` and becomes INTERNAL_ERROR at the edge.
  */
 
-/** Each code that the service answers with, and the HTTP status that it travels under. */
+/** Each error code with its HTTP status. */
 export const STATUS_OF = {
   VALIDATION_ERROR: 400,
   PAYMENT_DECLINED: 402,
@@ -32,7 +32,7 @@ export const STATUS_OF = {
 
 export type ErrorCode = keyof typeof STATUS_OF;
 
-/** A refusal that the caller sees: code, message, further `details` fields, and seconds for a `Retry-After` header where one applies. */
+/** A refusal for the caller: code, message, further fields of `details`, and seconds for a `Retry-After` header. */
 export class ServiceError extends Error {
   constructor(
     readonly code: ErrorCode,

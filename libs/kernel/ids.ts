@@ -1,12 +1,12 @@
 /**
- * Formats of ids, and the port that draws them. Drawing and hashing need randomness and crypto, so they live at the edge
- * (`platform/ids`); deciders receive ids as facts.
+ * Formats of ids, and the port that draws them. Drawing and hashing need randomness and crypto, so they live in `platform/ids`. Deciders get ids as
+ * arguments.
  */
 
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i;
 export const isUuid = (value: unknown): value is string => typeof value === 'string' && UUID.test(value);
 
-/** Draws what must be new; handed in, so that a simulation can draw from a seed. */
+/** Draws new ids. A port, so that a simulation can draw them from a seed. */
 export interface Ids {
   /** UUID v7: time-ordered, lower case. */
   uuid(): string;

@@ -5,7 +5,7 @@ export type Json = null | boolean | number | string | Json[] | { [key: string]: 
 export const canonicalJson = (value: unknown): string => {
   if (typeof value === 'string') return quoted(value);
   if (value === null || typeof value !== 'object') return JSON.stringify(value);
-  // Joined by hand: sealing and drift make this text of every event and payment there is.
+  // Joined by hand for speed: the seal and the drift check make this text of every event and payment.
   let text = '';
   if (Array.isArray(value)) {
     for (const item of value) text += text === '' ? canonicalJson(item) : `,${canonicalJson(item)}`;
@@ -17,6 +17,6 @@ export const canonicalJson = (value: unknown): string => {
   return `{${text}}`;
 };
 
-/** Text in which nothing is to be escaped, as nearly all is. */
+/** Text without a character to escape, as nearly all is. */
 const PLAIN = /^[ !#-[\]-~]*$/;
 const quoted = (text: string): string => (PLAIN.test(text) ? `"${text}"` : JSON.stringify(text));

@@ -7,7 +7,7 @@ export const MAX_AMOUNT_CENTS = 99_999_999;
 export const isCents = (value: unknown): value is Cents =>
   typeof value === 'number' && Number.isSafeInteger(value) && value >= 1 && value <= MAX_AMOUNT_CENTS;
 
-/** Sum with the guard that money deserves: a sum beyond 2^53 is a fault, not a rounding. */
+/** Throws if the sum leaves the safe integers: money is never rounded. */
 export const sumCents = <T>(items: readonly T[], cents: (item: T) => Cents): Cents => {
   const total = items.reduce((sum, item) => sum + cents(item), 0);
   if (!Number.isSafeInteger(total)) throw new Error('sum of cents is not a safe integer');
@@ -37,7 +37,7 @@ export const proRata = (totalCents: Cents, weights: readonly number[]): Cents[] 
   return shares;
 };
 
-/** `1234` → `12.34`, from the digits, never through a float. */
+/** `1234` → `12.34`, from the digits, without a float. */
 export const decimal = (cents: Cents): string => {
   const digits = String(Math.abs(cents)).padStart(3, '0');
   return `${cents < 0 ? '-' : ''}${digits.slice(0, -2)}.${digits.slice(-2)}`;
