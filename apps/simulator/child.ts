@@ -1,11 +1,11 @@
-/** The simulator as a child process, for whoever starts it along: the standalone service, the command line, tests. */
+/** The simulator as a child process of the standalone service, the command line or a test. */
 import { spawn } from 'node:child_process';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 
 /** A start reads the whole journal; a million records take some seconds. */
 const START_TIMEOUT_MS = 60_000;
-/** Above the simulator's own grace of 2 s for answers that are on their way. */
+/** Longer than the simulator's own grace of 2 s for answers in flight. */
 const STOP_TIMEOUT_MS = 10_000;
 
 export interface SimulatorProcess {
@@ -13,7 +13,7 @@ export interface SimulatorProcess {
   readonly pid: number;
   /** Resolves with exit code and signal when the process is gone. */
   readonly exited: Promise<{ readonly code: number | null; readonly signal: NodeJS.Signals | null }>;
-  /** SIGTERM; SIGKILL when that does not end it. Resolves when the process is gone. */
+  /** Sends SIGTERM, and SIGKILL if that does not end it. Resolves when the process is gone. */
   stop(): Promise<void>;
   /** `kill -9`. Resolves when the process is gone. */
   kill(): Promise<void>;
@@ -28,11 +28,11 @@ export interface SimulatorProcessOptions {
   readonly closeBatchesAt?: string | null;
   /** Lines of its log. */
   readonly onLog?: (line: string) => void;
-  /** The built `main.js`; needed only where this file itself was not built. */
+  /** The built `main.js`; needed only if this file itself was not built. */
   readonly entry?: string;
 }
 
-/** Starts it and waits until it listens; throws with what it said on stderr when it does not. It ends with this process, however that ends. */
+/** Starts it and waits until it listens. If it does not start, throws with the lines of its stderr. It ends with this process, however that ends. */
 export const startSimulatorProcess = async (options: SimulatorProcessOptions): Promise<SimulatorProcess> => {
   const { dataDir, port = 0, logLevel = 'info', closeBatchesAt = null, onLog = () => undefined } = options;
   const entry = options.entry ?? fileURLToPath(new URL('./main.js', import.meta.url));

@@ -13,14 +13,14 @@ export interface ClosedBatchSummary {
 }
 
 export interface SimulatorControl {
-  /** Harms fitting calls; what is left out is harmless (`times` 1, `effect` true). Returns the fault's number. */
+  /** Arms a fault for matching calls; defaults are harmless (`times` 1, `effect` true). Returns the fault's number. */
   arm(fault: Partial<Omit<Fault, 'match'>> & { readonly match?: FaultMatch }): Promise<number>;
   clearFaults(): Promise<void>;
-  /** How many calls were harmed since the simulator started. */
+  /** Calls that a fault has hit since the simulator started. */
   harmedCalls(): Promise<number>;
-  /** False: every merchant call is refused clearly, nothing executed. */
+  /** False: every merchant call is refused clearly and nothing is executed. */
   setProcessing(enabled: boolean): Promise<void>;
-  /** Every executed operation and tombstone, oldest first, optionally from a number on. */
+  /** Every executed operation and tombstone, oldest first; optionally from a number on. */
   truth(from?: number): Promise<Truth[]>;
   closeBatches(): Promise<ClosedBatchSummary[]>;
   disputes(): Promise<Dispute[]>;

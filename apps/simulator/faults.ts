@@ -1,6 +1,6 @@
 /**
- * Faults on demand, for tests and chaos runs: which of the next calls are delayed, cut or answered with rubbish, with or without having been executed.
- * Kept in memory only: a restarted simulator is an honest one.
+ * Faults on demand, for tests and chaos runs: the next matching calls are delayed, cut or answered with rubbish, executed or not. Faults live in
+ * memory only, so a restart removes them.
  */
 import type { AskedBy, Leg } from './processor.js';
 
@@ -24,22 +24,22 @@ export interface CallFacts {
   readonly askedBy?: AskedBy;
 }
 
-/** Every field that is given must fit; none given fits every call. */
+/** Every given field must match. Without a field, every call matches. */
 export type FaultMatch = Partial<CallFacts>;
 
 export interface Fault {
   readonly match: FaultMatch;
-  /** How many fitting calls pass unharmed first. */
+  /** Matching calls that pass unharmed first. */
   readonly skip: number;
-  /** How many fitting calls it harms; null: until faults are cleared. */
+  /** Matching calls that it harms; null: until faults are cleared. */
   readonly times: number | null;
-  /** Chance that a fitting call is harmed, 0 to 1; calls that it spares are not counted. */
+  /** Chance that a matching call is harmed, 0 to 1. Spared calls are not counted. */
   readonly probability: number;
-  /** Wait before the operation is executed. */
+  /** Milliseconds before the operation is executed. */
   readonly delayBeforeMs: number;
-  /** Wait between the execution and its answer. */
+  /** Milliseconds between the execution and its answer. */
   readonly delayAfterMs: number;
-  /** False: the operation is not executed. Without a misbehaviour the call then never gets past the wait: the connection is cut. */
+  /** False: the operation is not executed. Without a misbehaviour the connection is then cut after the wait. */
   readonly effect: boolean;
   readonly answer: Misbehaviour | null;
 }
@@ -59,7 +59,7 @@ export class Faults {
     this.armed.length = 0;
   }
 
-  /** The first armed fault that this call falls to, used up by it. */
+  /** The first armed fault that matches this call; counts the call. */
   take(facts: CallFacts): Fault | null {
     for (const [index, armed] of this.armed.entries()) {
       const fits = Object.entries(armed.fault.match).every(([field, value]) => value === undefined || facts[field as keyof CallFacts] === value);

@@ -1,20 +1,20 @@
 /**
- * The sandbox cards and tokens (gateway.md 5), as data. Only these are approved: a real card must not "work" in a sandbox.
- * Public test numbers keep their public meaning; the rest lies in the block 4000 0077 7, which no issuer has.
+ * The sandbox cards and tokens, as data. Only these are approved: a real card must not "work" in a sandbox. Public test numbers keep their public
+ * meaning. The others lie in the block 4000 0077 7, which no issuer has.
  */
 import type { Check, DeclineCode, Leg } from './processor.js';
 
-/** What a charge does later in its life. Kept with the charge, so that a change of this table never changes what is already booked. */
+/** A later event of a charge. It is stored with the charge, so that a change of this table never changes booked charges. */
 export type Quirk =
-  /** The answer to the charge lacks its fields; the charge stands, and finalize and look-up know it. */
+  /** The answer to the charge lacks its fields. The charge stands; finalize and look-up know it. */
   | 'answer_incomplete'
-  /** Finalize and look-up cannot tell, for ever. */
+  /** Finalize and look-up can never tell. */
   | 'cannot_tell'
-  /** Being captured from the first moment: a void is rejected as settled, a refund works before the batch closes. */
+  /** Captured from the first moment: a void is rejected as settled, and a refund works before the batch closes. */
   | 'void_rejected'
-  /** The first void that a void asks for is not processed. */
+  /** The first void for a void request is not processed. */
   | 'first_void_fails'
-  /** The first reversal that a refund asks for, void or refund, is not processed. */
+  /** The first reversal for a refund request, void or refund, is not processed. */
   | 'first_refund_reversal_fails'
   /** Settled at once, in a batch of its own. */
   | 'settles_at_once'
@@ -30,9 +30,9 @@ export interface Fixture {
     | { readonly kind: 'approved' }
     | { readonly kind: 'declined'; readonly code: DeclineCode; readonly message: string; readonly avs?: Check; readonly cvv?: Check }
     | { readonly kind: 'not_processed'; readonly message: string }
-    /** Lost before the processor: nothing happened, the answer is incomplete all the same. */
+    /** Lost before the processor: nothing happened, and the answer is still incomplete. */
     | { readonly kind: 'never_reached' };
-  /** Legs on which the fixture shows itself; on others it is a plain approval. Omitted: all. */
+  /** Legs that the fixture affects; on others it is a plain approval. Omitted: all. */
   readonly legs?: readonly Leg[];
   readonly delayMs?: number;
   readonly quirks?: readonly Quirk[];
@@ -81,7 +81,7 @@ export const CARDS: Readonly<Record<string, Fixture>> = {
   '4000007770009006': { name: 'disputed', result: approved, legs: NOT_FEE, quirks: ['disputed_after_settlement'] },
 };
 
-/** By card token; a token may be charged again. */
+/** By card token. A token may be charged again. */
 export const TOKENS: Readonly<Record<string, Fixture>> = {
   tok_sandbox_approved: { name: 'approved', result: approved },
   tok_sandbox_gateway_error: { name: 'gateway_error', result: { kind: 'not_processed', message: 'the processor failed' } },
@@ -91,7 +91,7 @@ export const TOKENS: Readonly<Record<string, Fixture>> = {
 const PLAIN: Fixture = { name: 'approved', result: approved };
 const FOREIGN: Fixture = { name: 'not_a_fixture', result: declined('generic_decline', 'not a sandbox fixture card') };
 
-/** What a card or token does on a leg. */
+/** The behaviour of a card or token on a leg. */
 export const fixtureFor = (instrument: { readonly number: string } | { readonly token: string }, leg: Leg): Fixture => {
   const [table, key] = 'number' in instrument ? [CARDS, instrument.number] : [TOKENS, instrument.token];
   const fixture = Object.hasOwn(table, key) ? table[key]! : FOREIGN;

@@ -1,7 +1,9 @@
 /**
- * The simulator's durable file: append-only, one JSON line per record, on disk before anything is answered. Requests that arrive together share
- * one fsync. Each line carries its number and a checksum, so that a line that was changed, lost or inserted is noticed on load; a last line without
- * its line feed is the trace of a kill in the middle of a write (nobody was told about it) and is cut off.
+ * The simulator's durable file: append-only, one JSON line per record, on disk before the answer leaves. Requests that arrive together share one
+ * fsync.
+ *
+ * Each line carries its number and a checksum, so that a changed, lost or inserted line is noticed on load. A last line without its line feed comes
+ * from a kill in the middle of a write. No caller got an answer for it, so it is cut off.
  */
 import { createHash } from 'node:crypto';
 import { mkdir, open, stat, unlink, type FileHandle } from 'node:fs/promises';
@@ -12,16 +14,16 @@ import { crc32 } from 'node:zlib';
 
 const FORMAT_VERSION = 1;
 const READ_CHUNK_BYTES = 1024 * 1024;
-/** No record comes near this; a longer run without a line feed is not a journal. */
+/** No record comes near this length. A longer run without a line feed is no journal. */
 const MAX_LINE_BYTES = 1024 * 1024;
 const LINE_FEED = 10;
-/** `{"crc":"` + 8 hex digits + `",`: what stands before the text that the checksum covers. */
+/** `{"crc":"`, 8 hex digits and `",`: the text before the part that the checksum covers. */
 const CRC_START = '{"crc":"';
 const CRC_DIGITS = 8;
 const CRC_END = '",';
 const COVERED_FROM = CRC_START.length + CRC_DIGITS + CRC_END.length;
 
-/** The file cannot be trusted, or another process holds it. The message is one line that says what to do about. */
+/** The file is damaged, or another process holds it. The message is one line that says what to do. */
 export class JournalRefused extends Error {
   constructor(message: string) {
     super(message);
@@ -29,7 +31,7 @@ export class JournalRefused extends Error {
   }
 }
 
-/** The disk refused a write: what is in the file's last lines is unknown until somebody reads it anew. */
+/** The disk refused a write. The end of the file is unknown until it is read anew. */
 export class JournalFailed extends Error {
   constructor(message: string) {
     super(message);
@@ -38,11 +40,14 @@ export class JournalFailed extends Error {
 }
 
 export interface Journal<Record> {
-  /** Takes its place in the order at once; on disk when {@link durable} says so. Throws after a failed write: the file's end is then unknown. */
+  /**
+   * Takes its place in the order at once; it is on disk when {@link durable} resolves. Throws after a failed write: the end of the file is then
+   * unknown.
+   */
   append(record: Record): void;
-  /** Resolves when everything appended so far is on disk; rejects when the disk refused. Answers that tell of a record wait for it. */
+  /** Resolves when everything appended so far is on disk; rejects if the disk refused. Answers that depend on a record wait for it. */
   durable(): Promise<void>;
-  /** Waits for what was appended, then lets go of file and lock. */
+  /** Waits for appended records, then closes the file and releases the lock. */
   close(): Promise<void>;
 }
 
@@ -53,7 +58,7 @@ const encode = (number: number, record: unknown): string => {
   return `${CRC_START}${checksum(covered)}${CRC_END}${covered}\n`;
 };
 
-/** The record of a line, or what is wrong with it. */
+/** The record of a line, or its fault. */
 const decode = (line: Buffer, number: number): { record: unknown } | { fault: string } => {
   const covered = line.subarray(COVERED_FROM);
   if (line.subarray(0, COVERED_FROM).toString('latin1') !== `${CRC_START}${checksum(covered)}${CRC_END}`) return { fault: 'its checksum differs' };
@@ -63,8 +68,8 @@ const decode = (line: Buffer, number: number): { record: unknown } | { fault: st
 };
 
 /**
- * Holds a directory for one process: a listening socket named after the directory, which the kernel drops with the process, so that `kill -9`
- * leaves nothing stale behind (a file with a process id would). Throws {@link JournalRefused} when it is held.
+ * Holds a directory for one process by a listening socket named after the directory. The kernel drops the socket with the process, so `kill -9`
+ * leaves nothing stale behind, unlike a file with a process id. Throws {@link JournalRefused} if another process holds it.
  */
 const hold = async (directory: string): Promise<() => Promise<void>> => {
   const { dev, ino } = await stat(directory);
@@ -87,7 +92,7 @@ const hold = async (directory: string): Promise<() => Promise<void>> => {
     if (!isTaken(error)) throw error;
     if (process.platform === 'linux' || process.platform === 'win32') throw held;
   }
-  // Elsewhere the socket's file outlives a killed process: nobody answering means that it is left over.
+  // On other systems the socket's file outlives a killed process. If nothing answers on it, it is left over.
   const answered = await new Promise<boolean>((resolve) => {
     const probe = connect(path, () => resolve(true)).once('error', () => resolve(false));
     probe.once('close', () => probe.destroy());
@@ -101,7 +106,7 @@ const hold = async (directory: string): Promise<() => Promise<void>> => {
   );
 };
 
-/** Hands every whole line to `onLine`; returns the length of the whole lines and of what is left after the last line feed. */
+/** Passes every whole line to `onLine`. Returns the length of the whole lines and of the rest after the last line feed. */
 const readLines = async (
   handle: FileHandle,
   file: string,
@@ -134,8 +139,8 @@ const syncDirectory = async (directory: string): Promise<void> => {
 };
 
 /**
- * Opens (or begins) the journal in `file`, handing every record to `onRecord` in order. Throws {@link JournalRefused} when another process holds
- * the directory, or when any line but a torn last one is damaged: money is not guessed at.
+ * Opens or begins the journal in `file` and passes every record to `onRecord` in order. Throws {@link JournalRefused} if another process holds the
+ * directory, or if any line but a torn last one is damaged.
  */
 export const openJournal = async <Record>(
   file: string,
@@ -147,7 +152,7 @@ export const openJournal = async <Record>(
   const release = await hold(directory);
   let handle: FileHandle | undefined;
   try {
-    // Not 'a': appending at a position of our own keeps a cut-off tail cut off.
+    // Not 'a': appending at our own position keeps a cut-off tail cut off.
     handle = await open(file, 'r+').catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOENT') throw error;
       return open(file, 'wx+', 0o600);
@@ -204,7 +209,7 @@ class OpenJournal<Record> implements Journal<Record> {
     this.pending.push(encode(this.appended++, record));
     if (this.flushing) return;
     this.flushing = true;
-    // One turn of the loop later: requests that were read together are written together.
+    // In the next turn of the event loop, so that requests that were read together are written together.
     setImmediate(() => void this.flush());
   }
 
@@ -240,7 +245,8 @@ class OpenJournal<Record> implements Journal<Record> {
       }
       this.flushing = false;
     } catch (error) {
-      // After a failed write or fsync nobody knows what is on disk; a second try could report success for pages that are gone. Only a restart reads the truth.
+      // After a failed write or fsync the content of the disk is unknown, and a second try could report success for lost pages. Only a restart reads
+      // the truth.
       this.failure = new JournalFailed(`the journal cannot be written (${(error as NodeJS.ErrnoException).code ?? 'unknown'})`);
       for (const { reject } of this.waiting.splice(0)) reject(this.failure);
     }

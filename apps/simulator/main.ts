@@ -14,12 +14,12 @@ const run = async (): Promise<void> => {
     closeBatchesAt: config.simulatorBatchClose,
     controls: config.environment === 'sandbox',
     onLog: (line) => logger.info(line),
-    // Only a restart reads what is on disk.
+    // Only a restart reads the content of the disk.
     onFailure: () => process.exit(1),
   });
   const stop = () => void simulator.close().then(() => process.exit(0));
   process.on('SIGTERM', stop);
-  // Started along (with an IPC channel), it follows its parent, also one that was killed; a Ctrl-C reaches both, and the parent still has calls to make.
+  // With an IPC channel it ends with its parent, even if that was killed. A Ctrl-C reaches both, and the parent may still have calls to make.
   process.on('disconnect', stop);
   process.on('SIGINT', process.connected ? () => undefined : stop);
   process.stdout.write(`${JSON.stringify({ ready: 'simulator', url: simulator.url, pid: process.pid })}\n`);

@@ -1,9 +1,9 @@
 /**
- * The sandbox card processor's books: what was charged, voided, refunded and settled, and which references can never be executed any more.
- * Deciding and folding are apart: every operation is decided at once on the state in memory, written as one record, and the records alone rebuild
- * the state. Nothing here reads a clock, a socket or a file. It is a company of its own: its words are the wire's, not those of the gateway port.
+ * The books of the sandbox card processor: charges, voids, refunds, settlements, and references that can never be executed any more.
  *
- * No card data is kept, not even hashed: brand, last four and the fixture's name tell apart all cards that this processor tells apart.
+ * Deciding and folding are apart: every operation is decided at once on the state in memory and written as one record, and the records alone rebuild
+ * the state. Nothing here reads a clock, a socket or a file. It is a company of its own, so its words are those of the wire, not those of the gateway
+ * port. No card data is kept, not even hashed: brand, last four and the fixture's name distinguish all cards that it knows.
  */
 import { canonicalJson } from '#kernel';
 import { fixtureFor, type Fixture, type Quirk } from './fixtures.js';
@@ -39,7 +39,7 @@ export interface ReversalAsked {
   readonly askedBy: AskedBy;
 }
 
-/** What became of an operation; stored under its reference and answered to every call under it. */
+/** The result of an operation. It is stored under its reference and answers every call under it. */
 export type Result =
   | {
       readonly kind: 'approved';
@@ -61,7 +61,7 @@ export type Result =
   | { readonly kind: 'rejected'; readonly why: Rejection; readonly message: string }
   | { readonly kind: 'not_processed'; readonly message: string };
 
-/** What the processor keeps of each sale: part of the batch's record, so that a new tariff leaves old batches alone. */
+/** The processor's fee of each sale. It is part of the batch's record, so that a new tariff does not change old batches. */
 export interface Tariff {
   readonly flatCents: number;
   readonly percentBps: number;
@@ -79,7 +79,7 @@ export interface OperationRecord extends Recorded {
   readonly ref: string;
   readonly asked: ChargeAsked | ReversalAsked;
   readonly result: Result;
-  /** Of a charge: what it does later. */
+  /** Of a charge: its later behaviour. */
   readonly quirks?: readonly Quirk[];
   /** Of a charge that settled at once: its batch. */
   readonly batch?: { readonly batchId: string; readonly tariff: Tariff };
@@ -134,7 +134,7 @@ export interface SettlementLine {
   readonly transactionId: string;
   readonly ref: string;
   readonly type: 'sale' | 'refund';
-  /** False: the batch came back with this sale rejected; gross is what was presented, fee and net are 0. */
+  /** False: the batch came back with this sale rejected. Gross is the presented amount; fee and net are 0. */
   readonly accepted: boolean;
   readonly grossCents: number;
   readonly feeCents: number;
@@ -178,7 +178,7 @@ export interface ReversalCommand {
   readonly asked: ReversalAsked;
 }
 
-/** `incomplete`: the answer lacks what the caller needs, whatever happened. */
+/** `incomplete`: the answer lacks required fields, whatever happened. */
 export interface Answer {
   readonly result: Result;
   readonly incomplete: boolean;
@@ -193,13 +193,13 @@ export type Found =
       readonly found: true;
       readonly state: ChargeState | 'declined';
       readonly transactionId: string;
-      /** As approved or declined, whatever was voided since. */
+      /** Approved or declined, regardless of later voids. */
       readonly amountCents: number;
       readonly batchId?: string;
       readonly authCode?: string;
     };
 
-/** One executed operation or tombstone with what became of it since: the ground truth that a proof compares the ledger with. */
+/** One executed operation or tombstone with its later state: the ground truth that a proof compares the ledger with. */
 export interface Truth {
   readonly number: number;
   readonly at: string;
@@ -222,7 +222,7 @@ export interface Truth {
 }
 
 export interface ProcessorOptions {
-  /** Void a part of an unsettled charge: lowers what settles. */
+  /** Voiding a part of an unsettled charge lowers its settled amount. */
   readonly partialVoid: boolean;
   /** Refund before settlement. */
   readonly refundUnsettled: boolean;
@@ -263,8 +263,8 @@ export class Processor {
   private batchCount = 0;
 
   /**
-   * @param write takes a record that was just decided and folded; durable before the answer leaves
-   * @param draw a new id: random characters behind a prefix
+   * @param write takes a record that was just decided and folded; it is durable before the answer leaves @param draw a new id: random characters
+   * behind a prefix
    */
   constructor(
     private readonly options: ProcessorOptions,
@@ -272,7 +272,7 @@ export class Processor {
     private readonly draw: (prefix: string) => string,
   ) {}
 
-  /** True when a call under this reference has its answer already: stored, or refused for ever. */
+  /** True if a call under this reference has its answer already: stored, or refused for ever. */
   isAnswered(merchantAccount: string, ref: string): boolean {
     return this.account(merchantAccount).refs.has(ref);
   }
@@ -299,7 +299,7 @@ export class Processor {
     return this.book(record);
   }
 
-  /** Void and refund alike. */
+  /** Executes a void or a refund. */
   reverse(merchantAccount: string, at: string, { ref, asked }: ReversalCommand): Answer {
     const stored = this.stored(merchantAccount, ref, asked);
     if (stored) return stored;
@@ -315,7 +315,7 @@ export class Processor {
     return this.book({ type: 'operation', at, merchantAccount, ref, asked, result, ...(usedUp && { usedUp }) });
   }
 
-  /** Was it executed? If not, it never will be: the tombstone answers every later call. */
+  /** Tells whether it was executed. If not, it never will be: the tombstone answers every later call. */
   finalize(merchantAccount: string, at: string, ref: string, op: Operation): Finalized {
     const record = this.account(merchantAccount).refs.get(ref);
     if (!record) {
@@ -323,7 +323,7 @@ export class Processor {
       return { kind: 'never' };
     }
     if (record.type === 'tombstone') return { kind: 'never' };
-    // A reference of another operation: whoever asks has mixed something up, and neither answer would be true.
+    // The reference belongs to another operation. The caller mixed something up, and neither answer would be true.
     if (record.asked.op !== op || record.quirks?.includes('cannot_tell')) return { kind: 'cannot_tell' };
     return { kind: 'executed', result: record.result };
   }
@@ -345,7 +345,7 @@ export class Processor {
     return { found: true, state, transactionId, amountCents, ...(batchId && { batchId }), ...(authCode && { authCode }) };
   }
 
-  /** Closes the open batch of a merchant account; null when nothing is in it. */
+  /** Closes the open batch of a merchant account; null if it is empty. */
   closeBatch(merchantAccount: string, at: string): Batch | null {
     const account = this.account(merchantAccount);
     if (account.open.size === 0) return null;
@@ -356,7 +356,7 @@ export class Processor {
     return account.batches.at(-1)!;
   }
 
-  /** Closed batches after a batch, oldest first; null when that batch is not this account's. */
+  /** Closed batches after a batch, oldest first; null if that batch is not this account's. */
   batchesAfter(merchantAccount: string, batchId: string | null): readonly Batch[] | null {
     const { batches, batchIndex } = this.account(merchantAccount);
     if (batchId === null) return batches;
@@ -377,7 +377,7 @@ export class Processor {
     return [...this.disputes.values()].filter((dispute) => merchantAccount === null || dispute.merchantAccount === merchantAccount);
   }
 
-  /** Moves a dispute on; null when there is none of this id. */
+  /** Moves a dispute on; null if there is none of this id. */
   changeDispute(at: string, disputeId: string, change: { status?: string; stage?: string }): Dispute | null {
     const dispute = this.disputes.get(disputeId);
     if (!dispute) return null;
@@ -392,7 +392,7 @@ export class Processor {
     return this.disputes.get(disputeId)!;
   }
 
-  /** Brand and last four of the card that a transaction moved money of. */
+  /** Brand and last four of the card of a transaction. */
   cardOf(merchantAccount: string, chargeTransactionId: string): Card | null {
     return this.account(merchantAccount).charges.get(chargeTransactionId)?.asked.card ?? null;
   }
@@ -402,7 +402,7 @@ export class Processor {
     return this.history.slice(from, from + limit).map((record, index) => this.truthOf(record, from + index));
   }
 
-  /** Folds one record into the state; the only place where the state changes. */
+  /** Folds one record into the state. No other code changes the state. */
   apply(record: ProcessorRecord): void {
     const account = this.account(record.merchantAccount);
     switch (record.type) {
@@ -427,7 +427,7 @@ export class Processor {
   }
 
   private take(record: ProcessorRecord): void {
-    // Written first: a journal that refuses must not leave a state in memory that no record tells of.
+    // Written first: if the journal refuses, the state in memory must not change.
     this.write(record);
     this.apply(record);
   }
@@ -437,7 +437,7 @@ export class Processor {
     return answerOf(record);
   }
 
-  /** The answer that a reference has already, if any. */
+  /** The stored answer of a reference, if any. */
   private stored(merchantAccount: string, ref: string, asked: ChargeAsked | ReversalAsked): Answer | null {
     const record = this.account(merchantAccount).refs.get(ref);
     if (!record) return null;
@@ -476,7 +476,7 @@ export class Processor {
   private refundResult(charge: Charge, asked: ReversalAsked): Result {
     if (charge.rejected) return rejected('settlement_rejected', 'the settlement of this charge was rejected');
     const remaining = remainingOf(charge);
-    // Nothing left comes first: a charge that was voided will never settle, so "not settled" would invite to wait.
+    // "Nothing left" comes first. A voided charge will never settle, so "not settled" would invite the caller to wait.
     if (remaining === 0) return rejected('already_reversed', 'nothing remains of this charge');
     const refundable = charge.batchId !== null || charge.record.quirks?.includes('void_rejected') || this.options.refundUnsettled;
     if (!refundable) return rejected('not_settled', 'this charge has not settled');

@@ -47,10 +47,10 @@ import {
 } from './processor.js';
 
 const MAX_BODY_BYTES = 16 * 1024;
-/** Clients drop idle connections long before (15 s), so that none is closed here just as a request is written to it. */
+/** Clients drop idle connections long before (15 s), so that the server closes none while a request is written to it. */
 const KEEP_ALIVE_MS = 65_000;
 const REQUEST_TIMEOUT_MS = 30_000;
-/** How long a stop waits for answers that are on their way. */
+/** Time that a stop waits for answers in flight. */
 const STOP_GRACE_MS = 2_000;
 /** Pages stay below the 64 KiB that a client reads of one answer. */
 const BATCHES_PER_PAGE = 100;
@@ -66,7 +66,7 @@ const RANDOM_ID_CHARACTERS = 16;
 const STATUS_OF_RESULT = { approved: 200, declined: 402, rejected: 422, not_processed: 502 } as const satisfies Record<Result['kind'], number>;
 
 export interface SimulatorOptions {
-  /** Holds the journal; created when missing. One simulator at a time. */
+  /** The directory of the journal; created if missing. One simulator at a time. */
   readonly directory: string;
   readonly host?: string;
   /** 0 or omitted: any free port. */
@@ -77,17 +77,17 @@ export interface SimulatorOptions {
   readonly partialVoid?: boolean;
   /** Default false. */
   readonly refundUnsettled?: boolean;
-  /** Time of day, UTC (`HH:MM` or `HH:MM:SS`), at which every open batch is closed; null or omitted: only when it is asked for. */
+  /** Time of day, UTC (`HH:MM` or `HH:MM:SS`), at which every open batch is closed; null or omitted: only on request. */
   readonly closeBatchesAt?: string | null;
   /** The operator's endpoints; default true. */
   readonly controls?: boolean;
-  /** Told when the journal can no longer be written: the process should end and start again. */
+  /** Called when the journal can no longer be written: the process should end and start again. */
   readonly onFailure?: (error: Error) => void;
 }
 
 export interface Simulator {
   readonly url: string;
-  /** Stops accepting, lets answers that are on their way leave, drops calls that are still waiting, closes the file. */
+  /** Stops accepting, lets answers in flight leave, drops waiting calls, closes the file. */
   close(): Promise<void>;
 }
 
@@ -106,7 +106,7 @@ const invalid = (message: string) => new Refusal(400, 'invalid_request', message
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** What a handler answers with; null: the connection was cut. */
+/** The answer of a handler; null: the connection was cut. */
 type Reply = { readonly status: number; readonly body: unknown } | null;
 
 interface Request {
@@ -158,7 +158,7 @@ const instrumentOf = (value: unknown): { instrument: { number: string } | { toke
     return { instrument: { token }, card: Object.hasOwn(TOKENS, token) ? { brand: 'visa', last4: '4242' } : { brand: 'unknown', last4: '0000' } };
   }
   const number = text('instrument.number', instrument.number, /^\d{12,19}$/);
-  // Judged by the fixtures alone, but a card without them is a request that no processor takes.
+  // The fixtures alone judge a card. A card without its required fields is a malformed request.
   integer('instrument.expiryMonth', instrument.expiryMonth ?? 0, 1, 12, 0);
   integer('instrument.expiryYear', instrument.expiryYear ?? 0, 2000, 2099, 0);
   text('instrument.cvv', instrument.cvv, /^\d{3,4}$/);
@@ -193,7 +193,7 @@ const faultOf = (body: Fields): Fault => {
 const MERCHANT_ACCOUNT = /^[0-9A-Za-z_.-]{1,100}$/;
 const OPERATOR = 'operator';
 
-/** Who calls; throws a 401. */
+/** The merchant account of a caller; throws a 401. */
 const callerOf = (authorization: string | undefined): string => {
   const [, name = '', key] = /^Sandbox ([^:\s]+):(\S+)$/.exec(authorization ?? '') ?? [];
   if (!MERCHANT_ACCOUNT.test(name) || key !== `sk_sandbox_${name}`)
@@ -230,7 +230,7 @@ const summary = ({ batchId, closedAt, fundedOn, lines }: Batch) => ({
   netCents: lines.reduce((sum, line) => sum + line.netCents, 0),
 });
 
-/** Where a simulator that runs on this directory listens; null when none answers. */
+/** The address of a simulator that runs on this directory; null if none answers. */
 export const findSimulator = async (directory: string): Promise<string | null> => {
   try {
     const { url } = JSON.parse(await readFile(join(directory, ADDRESS_FILE), 'utf8')) as { url: string };
@@ -241,7 +241,7 @@ export const findSimulator = async (directory: string): Promise<string | null> =
   }
 };
 
-/** Milliseconds until the next time that a clock in UTC shows this time of day; a whole day where it shows it now. */
+/** Milliseconds until the next time of this time of day in UTC; a whole day if it is now. */
 const untilTimeOfDay = (timeOfDay: string, now: number): number => {
   const [hours = 0, minutes = 0, seconds = 0] = timeOfDay.split(':').map(Number);
   const wanted = ((hours * 60 + minutes) * 60 + seconds) * 1_000;
@@ -255,8 +255,8 @@ const JOURNAL_FILE = 'journal.ndjson';
 const ADDRESS_FILE = 'address.json';
 
 /**
- * Starts the processor on its directory. Throws `JournalRefused` when another simulator holds it or its file is damaged, and the system's error when
- * the port is taken.
+ * Starts the processor on its directory. Throws `JournalRefused` if another simulator holds it or its file is damaged, and the system's error if the
+ * port is taken.
  */
 export const startSimulator = async (options: SimulatorOptions): Promise<Simulator> => {
   const {
@@ -285,7 +285,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   const now = () => timestamp(clock.now());
   const wait = async (ms: number): Promise<void> => {
     if (ms > 0) await clock.sleep(ms, stopping.signal);
-    // Whoever waited through a stop is dropped before it could change anything.
+    // A call that waited through a stop is dropped before it could change anything.
     if (stopping.signal.aborted) throw new Refusal(503, 'stopping', 'the processor is stopping');
   };
 
@@ -295,7 +295,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
       return batch ? [{ merchantAccount, ...summary(batch) }] : [];
     });
 
-  /** What a processor does every night. */
+  /** The nightly close. */
   const closeDaily = async (timeOfDay: string): Promise<void> => {
     for (;;) {
       await clock.sleep(untilTimeOfDay(timeOfDay, clock.now()), stopping.signal);
@@ -305,7 +305,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     }
   };
 
-  /** Carries a call out, with whatever fault it falls to. `execute` decides at once and is durable before its answer leaves. */
+  /** Executes a call with the fault that it hits. `execute` decides at once and is durable before its answer leaves. */
   const perform = async (
     response: ServerResponse,
     facts: CallFacts,
@@ -317,7 +317,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     if (fault?.answer === 'disabled') throw new Refusal(503, 'disabled', 'processing is disabled');
     await wait(delayMs + (fault?.delayBeforeMs ?? 0));
     const reply = fault?.effect === false ? { status: 200, body: { ref: facts.ref, outcome: { kind: 'approved' } } } : execute();
-    // Also for answers that only repeat: what they tell of may not be on disk yet.
+    // Also for repeated answers: the first one may not be on disk yet.
     await journal.durable();
     if (!fault) return reply;
     await wait(fault.delayAfterMs);
@@ -434,7 +434,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     return { batchId, lines: batch.lines.slice(from, from + LINES_PER_PAGE), more: batch.lines.length > from + LINES_PER_PAGE };
   });
 
-  /** A control's answer waits for the disk as any other. */
+  /** A control's answer waits for the disk like any other. */
   const control =
     (execute: (request: Request) => unknown): Handler =>
     async (request) => {
@@ -525,7 +525,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     } catch (error) {
       if (error instanceof Refusal && error.code !== 'stopping')
         return send(response, error.status, { error: { code: error.code, message: error.message } });
-      // What is not certain is not answered: a cut connection is the honest sign of it.
+      // An uncertain outcome gets no answer: a cut connection is the honest sign of it.
       response.socket?.destroy();
       if (error instanceof Refusal || request.errored) return;
       onLog(`a call failed: ${error instanceof Error ? (error.stack ?? error.message) : 'unknown'}`);

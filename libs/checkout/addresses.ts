@@ -1,11 +1,11 @@
 /**
- * Addresses of a partner that a payer's browser may be sent to: vetted by parsed origin and path segment, never by a string prefix
- * (`https://agency.gov.evil.com`), before anything is redirected anywhere (checkout.md 3).
+ * Addresses of a partner that a payer's browser may be sent to. They are checked by parsed origin and path segment, never by a string prefix
+ * (`https://agency.gov.evil.com`), before any redirect.
  */
 
 export const MAX_ADDRESS_LENGTH = 2_048;
 
-/** Names of C59: an address that uses one itself could be made to say something that we did not. */
+/** Parameter names of C59. An address that uses one itself could forge a message of ours. */
 export const RETURN_PARAMETERS = [
   'result',
   'checkout_id',
@@ -22,16 +22,16 @@ export const RETURN_PARAMETERS = [
 ] as const;
 
 export type Vetted =
-  | { readonly accepted: true; /** As parsed. */ readonly address: string; /** The entry of the allow-list that it fits. */ readonly entry: string }
+  | { readonly accepted: true; /** As parsed. */ readonly address: string; /** The matching entry of the allow-list. */ readonly entry: string }
   | { readonly accepted: false; readonly why: string };
 
 const refused = (why: string): Vetted => ({ accepted: false, why });
 
 const IPV4 = /^\d{1,3}(?:\.\d{1,3}){3}$/;
-/** An encoded slash, backslash or dot in a path: some servers decode it before they look for `..`, and would leave the allowed path. */
+/** An encoded slash, backslash or dot in a path. Some servers decode it before they look for `..`, and would leave the allowed path. */
 const ENCODED_PATH_SYNTAX = /%(?:2f|5c|2e)/i;
 
-/** Whether a payer may be sent to `text`. `allow` holds entries in the normal form of the portal's decider. */
+/** Tells whether a payer may be sent to `text`. `allow` holds entries in the normal form of the portal's decider. */
 export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
   if (typeof text !== 'string' || text === '') return refused('is missing');
   if (text.length > MAX_ADDRESS_LENGTH) return refused(`is longer than ${MAX_ADDRESS_LENGTH} characters`);

@@ -1,12 +1,14 @@
 /**
- * What a browser holds of a session: a cookie, and in each form a token. Both are keyed hashes, so nothing is stored: the cookie binds a random part to the
- * session, the token binds the session, that very cookie and the form's attempt id. A new cookie is as good as the old one; its being new is what makes a
- * browser drop the page that it keeps for "Back", card number and all (checkout.md 2).
+ * The browser's share of a session: a cookie, and a token in each form. Both are keyed hashes, so nothing is stored. The cookie binds a random part
+ * to the session; the token binds the session, that cookie and the form's attempt id.
+ *
+ * Every answer may set a new cookie, which is as valid as the old one. A new cookie makes a browser drop the page that it keeps for "Back", with the
+ * card number in it.
  */
 import { timingSafeEqual } from 'node:crypto';
 import type { KeyRing } from '#platform';
 
-/** A cookie is this long: 36 characters of id, a dot, 43 of the hash. */
+/** Longest cookie: 36 characters of id, a dot, 43 of the hash. */
 const COOKIE = /^([0-9a-f-]{36})\.([\w-]{43})$/;
 
 export class Capabilities {
@@ -17,7 +19,7 @@ export class Capabilities {
     return `${random}.${this.hash('cookie', checkoutId, random)}`;
   }
 
-  /** Whether the value was made here for this session. */
+  /** True if the value was made here for this session. */
   holds(checkoutId: string, cookie: string | null): cookie is string {
     const [, random, hash] = (cookie !== null && COOKIE.exec(cookie)) || [];
     return random !== undefined && hash !== undefined && equal(hash, this.hash('cookie', checkoutId, random));

@@ -1,20 +1,20 @@
 /**
  * A hosted checkout: one payer's visit to our page, from the partner's hand-over to the way back. Stream `checkout-<checkoutId>`.
  *
- * At most one attempt is on its way at any moment, and at most one is ever paid: an attempt begins only out of `open`, at the exact revision (C66). What became
- * of it is not decided here but read from its payment's stream; this stream only repeats it, so that a page need not guess.
+ * At any moment at most one attempt is in flight, and at most one is ever paid: an attempt begins only from `open`, at the exact revision (C66). The
+ * payment's stream decides the outcome; this stream repeats it, so that a page need not guess.
  */
 import { type Cents, type Decider, type ErrorCode, type Json, ServiceError, unreachable } from '#kernel';
 
 /** Life of a session, from its start or its last extension. */
 export const SESSION_LIFE_MS = 60 * 60_000;
-/** A payer may ask for more time at least ten times (WCAG 2.2.1); a script that asks for ever is not a payer. */
+/** A payer may ask for more time at least ten times (WCAG 2.2.1). A script that asks for ever is not a payer. */
 export const MAX_EXTENSIONS = 24;
-/** Asking again a moment later changes nothing worth writing down. */
+/** A request for more time a moment after the last one is not recorded. */
 const MIN_EXTENSION_MS = 60_000;
-/** Attempts that one session takes: a card tester must start anew, where rate and velocity limits see him. */
+/** Attempts of one session. A card tester must begin a new session, and there the rate and velocity limits count him. */
 export const MAX_ATTEMPTS = 10;
-/** A payer waits this long for an unknown outcome before he is offered to leave without it. */
+/** After this time with an unknown outcome a payer may leave without it. */
 export const OFFER_TO_LEAVE_AFTER_MS = 30_000;
 
 export interface CheckoutLine {
@@ -24,7 +24,7 @@ export interface CheckoutLine {
   readonly metadata: Readonly<Record<string, Json>> | null;
 }
 
-/** What the partner knew of the payer; the payer may correct the names, the e-mail and the postal code. */
+/** The partner's data of the payer, who may correct the names, the e-mail and the postal code. */
 export interface CheckoutPayer {
   readonly firstName?: string;
   readonly lastName?: string;
@@ -37,10 +37,10 @@ export interface CheckoutPayer {
   readonly zip?: string;
 }
 
-/** How the session was handed over; a form or a link comes with the payer's browser, JSON from the partner's server. */
+/** How the session was handed over. A form or a link comes with the payer's browser, JSON from the partner's server. */
 export type IntakeKind = 'form' | 'json' | 'link';
 
-/** What the partner asked for (C58). */
+/** The partner's request (C58). */
 export interface CheckoutTerms {
   readonly checkoutId: string;
   readonly intake: IntakeKind;
@@ -53,21 +53,21 @@ export interface CheckoutTerms {
   readonly payer: CheckoutPayer;
   readonly returnUrl: string;
   readonly cancelUrl: string;
-  /** Echoed to the partner as it came. */
+  /** Echoed to the partner unchanged. */
   readonly state: string | null;
-  /** As asked for, a language tag; null: the portal's, or the browser's. */
+  /** The requested language tag; null: the portal's, or the browser's. */
   readonly locale: string | null;
-  /** Keyed hash of everything that came with the nonce: the same nonce with other content is refused. null without a nonce. */
+  /** Keyed hash of everything that came with the nonce. The same nonce with other content is refused. null without a nonce. */
   readonly fingerprint: string | null;
 }
 
-// Events. `at` is the event's recordedAt. No card data, no fee: what was charged stands in the payment's stream.
+// Events. `at` is the event's recordedAt. No card data and no fee: the payment's stream holds what was charged.
 
 type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
 
 export type CheckoutEvent =
   | Fact<'CheckoutStarted', CheckoutTerms & { readonly opened: boolean; readonly expiresAt: string }>
-  /** The first browser came to a session that a server had started. */
+  /** The first browser opened a session that a server had started. */
   | Fact<'CheckoutOpened', Record<string, never>>
   | Fact<'CheckoutExtended', { readonly expiresAt: string }>
   | Fact<'AttemptStarted', { readonly attemptId: string; readonly paymentId: string }>
@@ -75,13 +75,13 @@ export type CheckoutEvent =
   | Fact<'AttemptDeclined', { readonly attemptId: string } & Refusal>
   | Fact<'OutcomeUnknown', { readonly attemptId: string; readonly paymentId: string }>
   | Fact<'CheckoutPaid', { readonly attemptId: string; readonly paymentId: string }>
-  /** The payer went back with `result=unknown`; whatever is found out later, this session takes no further card. */
+  /** The payer went back with `result=unknown`. Whatever becomes known later, this session takes no further card. */
   | Fact<'PayerLeft', Record<string, never>>
   | Fact<'CheckoutCancelled', Record<string, never>>
-  /** The partner was told that it expired. Before that, expiry is a matter of the clock, and a valid link begins another hour. */
+  /** The partner got the result `expired`. Until then expiry is a matter of the clock, and a valid link begins another hour. */
   | Fact<'CheckoutExpired', Record<string, never>>;
 
-/** Why an attempt ended without a charge: the API's code, and what tells two reasons under one code apart. */
+/** The reason of an attempt without a charge: the API's code, and a detail that distinguishes two reasons under one code. */
 export interface Refusal {
   readonly code: ErrorCode;
   readonly declineCode: string | null;
@@ -97,12 +97,12 @@ export interface Attempt {
 
 interface Known {
   readonly terms: CheckoutTerms;
-  /** Whether a browser holds, or has held, the cookie. */
+  /** True if a browser holds, or has held, the cookie. */
   readonly opened: boolean;
   readonly startedAt: string;
   readonly expiresAt: string;
   readonly extensions: number;
-  /** Ids of every attempt that was begun, oldest first: none of them begins again. */
+  /** Ids of every attempt that was begun, oldest first. None of them begins again. */
   readonly attemptIds: readonly string[];
   readonly lastRefusal: Refusal | null;
 }
@@ -113,7 +113,7 @@ export type Checkout =
   | (Known & { readonly phase: 'processing'; readonly attempt: Attempt })
   | (Known & { readonly phase: 'unknown'; readonly attempt: Attempt; readonly left: boolean })
   | (Known & { readonly phase: 'paid'; readonly attempt: Attempt })
-  /** `afterUnknown`: nothing was charged in the end, but the partner had been told that nobody knows. */
+  /** `afterUnknown`: nothing was charged in the end, but the partner had got the result `unknown`. */
   | (Known & { readonly phase: 'cancelled'; readonly afterUnknown: boolean })
   | (Known & { readonly phase: 'expired' });
 
@@ -177,11 +177,11 @@ const underWay = (checkout: Checkout, event: CheckoutEvent) => {
   return checkout;
 };
 
-// What a visitor may see: the guard of every route.
+// The page that a visitor may see; it guards every route.
 
 export type View = 'pay' | 'attempts_used_up' | 'processing' | 'receipt' | 'cancelled' | 'expired';
 
-/** The one page that a session shows at a moment, whichever was asked for. */
+/** The one page that a session shows at a moment, whatever page was requested. */
 export const viewOf = (checkout: KnownCheckout, now: number): View => {
   switch (checkout.phase) {
     case 'open':
@@ -203,7 +203,7 @@ export const viewOf = (checkout: KnownCheckout, now: number): View => {
 
 const isLapsed = ({ expiresAt }: Open, now: number): boolean => now >= Date.parse(expiresAt);
 
-/** Whether a payer who waits may go back without an outcome: the outcome is unknown, and he has waited. */
+/** True if a waiting payer may go back without an outcome: it is unknown, and the time has passed. */
 export const mayLeave = (checkout: KnownCheckout, now: number): checkout is Extract<Checkout, { phase: 'unknown' }> =>
   checkout.phase === 'unknown' && now - Date.parse(checkout.attempt.startedAt) >= OFFER_TO_LEAVE_AFTER_MS;
 
@@ -249,7 +249,7 @@ const decide = (checkout: Checkout, command: CheckoutCommand): readonly Checkout
     }
     case 'RecordDeclined': {
       const { attemptId, code, declineCode } = command;
-      // Somebody else was there first: the worker, or the request itself.
+      // Another writer was first: the worker, or the request itself.
       if (!isUnderWay(checkout) || checkout.attempt.attemptId !== attemptId) return [];
       return [{ type: 'AttemptDeclined', at, data: { attemptId, code, declineCode } }];
     }

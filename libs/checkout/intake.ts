@@ -1,6 +1,6 @@
 /**
- * Intake: from what a partner sent to a session, or to the place that a refusal belongs to. Nothing is ever redirected to an address before it is vetted: until
- * `cancel_url` is known to be the portal's, a refusal ends on our own error page; from then on it goes back to the partner with a code (checkout.md 3).
+ * Intake: from a partner's request to a session, or to a refusal. No browser is redirected to an address before that address is checked. Until
+ * `cancel_url` is known to be the portal's, a refusal ends on our own error page; after that it goes back to the partner with a code.
  */
 import { openAcceptedSecrets, type Portal } from '#accounts';
 import { Conflict, type Origin } from '#eventstore';
@@ -21,18 +21,18 @@ const UNIX_SECONDS = /^[1-9]\d{8,10}$/;
 const MAX_STATE_LENGTH = 512;
 const MAX_REFERENCE_LENGTH = 255;
 
-/** What a partner sent. */
+/** A partner's request. */
 export interface IntakeRequest {
   readonly kind: IntakeKind;
-  /** Our own address that it was sent to, as partners know it: the third line of its signature. */
+  /** Our own address that received it, as partners know it: the third line of its signature. */
   readonly address: string;
-  /** Every parameter as text: what a signature speaks for (C58). */
+  /** Every parameter as text: the content of a signature (C58). */
   readonly pairs: ReadonlyMap<string, string>;
-  /** Reads and checks what is to be paid; throws VALIDATION_ERROR. Called only when `cancel_url` is vetted. */
+  /** Reads and checks what is to be paid; throws VALIDATION_ERROR. Called only after `cancel_url` is checked. */
   readonly content: () => IntakeContent;
 }
 
-/** C58, without what decides where a refusal goes. */
+/** Parameters of C58, without those that decide where a refusal goes. */
 export interface IntakeContent {
   readonly referenceId: string | null;
   readonly amountCents: Cents;
@@ -43,7 +43,7 @@ export interface IntakeContent {
 }
 
 export type IntakeOutcome =
-  /** `bound`: this browser may have the cookie; otherwise it sees what everybody with the address sees. */
+  /** `bound`: this browser may have the cookie. Otherwise it sees the public page of the session. */
   | { readonly to: 'session'; readonly session: Session; readonly bound: boolean }
   | { readonly to: 'cancel_url'; readonly location: string; readonly code: ErrorCode; readonly message: string }
   | { readonly to: 'error_page'; readonly code: ErrorCode; readonly message: string };
@@ -75,7 +75,7 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
   }
 };
 
-/** A value that is itself at fault is not sent back; a card number never, whatever the check of free text is set to (C9). */
+/** A faulty value is not sent back. A card number is never sent back, whatever the check of free text is set to (C9). */
 const echoed = (value: string | undefined, max: number): string | null =>
   value !== undefined && value !== '' && value.length <= max && !holdsCardNumber(value) ? value : null;
 
@@ -114,14 +114,14 @@ const accepted = async (
     const session = await ports.sessions.start({ type: 'Start', terms: begun }, origin);
     return { to: 'session', session, bound: kind !== 'json' };
   } catch (error) {
-    // The same nonce at the same moment, in another request.
+    // Another request used the same nonce at the same moment.
     const other = error instanceof Conflict && nonce !== undefined ? await ports.sessions.load(checkoutId) : null;
     if (!other) throw error;
     return resumed(ports, other, fingerprint, request, origin);
   }
 };
 
-/** A link is signed; a POST where the portal requires it. A signature that is there must be right wherever it is. */
+/** A link must be signed; a POST only if the portal requires it. A signature that is present must always be right. */
 const refuseWrongSignature = (keys: KeyRing, portal: Portal, { kind, address, pairs }: IntakeRequest): void => {
   const sig = pairs.get('sig');
   if (sig === undefined) {
@@ -132,7 +132,7 @@ const refuseWrongSignature = (keys: KeyRing, portal: Portal, { kind, address, pa
   if (!isSigned(openAcceptedSecrets(keys, portal), kind === 'link' ? 'link' : 'intake', address, pairs, sig)) throw invalid('sig does not match.');
 };
 
-/** `exp`: in the future, and not further away than links may live. A POST may do without. */
+/** `exp` lies in the future, and no further ahead than links may live. A POST may omit it. */
 const refuseLapsed = ({ kind, pairs }: IntakeRequest, nowMs: number): void => {
   const exp = pairs.get('exp');
   if (exp === undefined) {
@@ -146,8 +146,8 @@ const refuseLapsed = ({ kind, pairs }: IntakeRequest, nowMs: number): void => {
 };
 
 /**
- * The same nonce again: the checkout that it began, never another one. One that merely ran out of time goes on while the link is good: a mail scanner may have
- * opened it first. A browser is bound to what can still be paid, not to a receipt.
+ * The same nonce again leads to the checkout that it began. If that one only ran out of time, it goes on while the link is valid, since a mail
+ * scanner may have opened it first. A browser is bound to a session that can still be paid, not to a receipt.
  */
 const resumed = async (
   ports: CheckoutPorts,
@@ -167,7 +167,7 @@ const resumed = async (
     const awake = lapsed ? await ports.sessions.execute(known, { type: 'Extend' }, origin) : known;
     return { to: 'session', session: bound ? await ports.sessions.execute(awake, { type: 'Open' }, origin) : awake, bound };
   } catch (error) {
-    // Somebody else went on with it at the same moment; what it is now, its page shows.
+    // Another request went on with it at the same moment. The page shows its present state.
     if (error instanceof Conflict) return { to: 'session', session: known, bound };
     throw error;
   }

@@ -1,6 +1,7 @@
 /**
- * Paying in a session: the attempt is written down, then the partner API's own `charge` charges (C66), then the session repeats what the payment's stream says.
- * The same look at that stream serves the request itself, a page that waits, and the worker after a crash: a session is never stuck in `processing`.
+ * Paying in a session: the attempt is recorded, then `charge` of the partner API charges (C66), then the session repeats the outcome in the payment's
+ * stream. The request itself, a waiting page, and the worker after a crash all read that stream in the same way, so a session is never stuck in
+ * `processing`.
  */
 import type { Directory, Portal } from '#accounts';
 import { Conflict, type Origin } from '#eventstore';
@@ -19,7 +20,7 @@ import {
 import type { Attempt, CheckoutPayer, CheckoutTerms, Refusal } from './checkout.js';
 import type { CheckoutSessions, Session } from './sessions.js';
 
-/** Longer than any request may live (C42): whoever began the attempt and left no payment behind is gone, or will find it fenced. */
+/** Longer than any request may live (C42). If an attempt has no payment by then, its request is gone, or will find the payment fenced. */
 export const ABANDONED_AFTER_MS = 60_000;
 /** Time for fencing one payment stream. */
 const FENCE_MS = 10_000;
@@ -30,7 +31,7 @@ export interface CheckoutPorts {
   readonly directory: Directory;
 }
 
-/** What the payer sees before paying, and agrees to by paying. */
+/** Amounts that the payer sees before paying, and agrees to by paying. */
 export interface Quote {
   readonly amountCents: Cents;
   readonly serviceFeeCents: Cents;
@@ -52,8 +53,8 @@ export interface PayRequest {
 }
 
 /**
- * One attempt. Resolves with the session as it is afterwards: paid, open again, unknown, or still processing where the outcome could not be written down (the
- * worker does it then). Throws Conflict and ServiceError INVALID_STATE before anything has happened: look at the session again and show what it shows.
+ * Makes one attempt. Resolves with the session after it: paid, open again, unknown, or still processing if the outcome could not be recorded, which
+ * the worker does later. Throws Conflict and ServiceError INVALID_STATE before anything has happened; then load the session again and show its page.
  */
 export const pay = async (ports: CheckoutPorts, session: Session, request: PayRequest, origin: Origin): Promise<Session> => {
   const { payments, sessions } = ports;
@@ -71,12 +72,12 @@ export const pay = async (ports: CheckoutPorts, session: Session, request: PayRe
     else if (REFUSED_BEFORE_THE_INTENT.has(error.code)) refused = refusalOf(error);
   }
   return retold(ports, begun, origin, (latest) =>
-    // Drawn here and refused before its intent: nobody can ever begin that payment.
+    // The payment id was drawn here and refused before its intent, so nobody can ever begin that payment.
     refused ? sessions.execute(latest, { type: 'RecordDeclined', attemptId, ...refused }, origin) : follow(ports, latest, origin),
   );
 };
 
-/** The outcome is in the payment's stream; that this session cannot repeat it now must not look like a failure to the payer. */
+/** The outcome is in the payment's stream. If this session cannot repeat it now, the payer must not see a failure. */
 const retold = async (ports: CheckoutPorts, session: Session, origin: Origin, tell: (latest: Session) => Promise<Session>): Promise<Session> => {
   try {
     return await tell(session);
@@ -87,7 +88,7 @@ const retold = async (ports: CheckoutPorts, session: Session, origin: Origin, te
   }
 };
 
-/** Codes that `charge` only throws before it has written the intent (contract §2, steps 7–11). */
+/** Codes that `charge` throws only before it has written the intent (contract §2, steps 7–11). */
 const REFUSED_BEFORE_THE_INTENT: ReadonlySet<ErrorCode> = new Set<ErrorCode>([
   'VALIDATION_ERROR',
   'PORTAL_ACCESS_DENIED',
@@ -124,8 +125,8 @@ const chargeRequestOf = (terms: CheckoutTerms, { instrument, payer, quotedTotalC
 };
 
 /**
- * Repeats in the session what its last attempt's payment says (the table of checkout.md 3). Returns the session as it is afterwards; where nothing is known
- * yet, as it was. Throws Conflict where somebody else was quicker, and what the store throws.
+ * Repeats the last attempt's payment in the session. Returns the session after it, or as it was if nothing is known yet. Throws Conflict if another
+ * writer was first, and what the store throws.
  */
 export const follow = async (
   ports: CheckoutPorts,
@@ -156,7 +157,8 @@ export const follow = async (
       return declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
     case 'none':
       if (ageMs(payments.clock, attempt.startedAt) < abandonedAfterMs) return session;
-      // Fenced first: a process that wakes late must find that this payment can never begin. If it began just now, this conflicts, and we look again.
+      // The stream is fenced first: a process that wakes late must find that this payment can never begin. If it began just now, the fence conflicts,
+      // and the payment is read again.
       await payments.streams.execute(
         { paymentId: attempt.paymentId, payment, revision },
         [
@@ -177,7 +179,7 @@ export const follow = async (
   }
 };
 
-/** {@link follow}, once more where somebody else was quicker. */
+/** {@link follow}, repeated once if another writer was first. */
 export const followNow = async (
   ports: CheckoutPorts,
   session: Session,
@@ -194,7 +196,7 @@ export const followNow = async (
   }
 };
 
-/** The payment of a session as the partner sees it; null while it has none. */
+/** The payment of a session as the partner sees it; null if it has none. */
 export const paymentOf = async ({ payments }: CheckoutPorts, { paymentId }: Attempt): Promise<PaymentView | null> => {
   const { payment }: { payment: Payment } = await payments.streams.load(paymentId);
   return isVisible(payment) ? paymentView(paymentId, payment) : null;

@@ -27,8 +27,9 @@ const CHECKOUT_ID = /^cs_[\w-]{32}$/;
 const ID_BYTES = 24;
 
 /**
- * `cs_` and 24 bytes that nobody can guess: a keyed hash of what must be new, or of portal and nonce where there is one. So one nonce is one stream, and the
- * store's own "no stream yet" makes it single use, on however many processes. Under the oldest key of the ring: it must stay the same for as long as a link.
+ * `cs_` and 24 bytes that nobody can guess: a keyed hash of a new id, or of portal and nonce if there is a nonce. So one nonce is one stream, and the
+ * store's own "no stream yet" makes it single use in any number of processes. The oldest key of the ring makes it, since the id must stay the same
+ * for as long as a link lives.
  */
 export const newCheckoutId = (keys: KeyRing, of: { readonly fresh: string } | { readonly portalId: string; readonly nonce: string }): string =>
   `cs_${keys.mac('checkout', JSON.stringify(of), keys.kids[0]).subarray(0, ID_BYTES).toString('base64url')}`;
@@ -60,8 +61,8 @@ export class CheckoutSessions {
   }
 
   /**
-   * Decides and appends at the loaded revision; a command from which nothing follows appends nothing. Throws ServiceError INVALID_STATE if the phase does
-   * not allow it, Conflict if another writer appended first, and what the store throws.
+   * Decides and appends at the loaded revision. A command without events appends nothing. Throws ServiceError INVALID_STATE if the phase does not
+   * allow it, Conflict if another writer appended first, and what the store throws.
    */
   execute({ checkoutId, checkout, revision }: Session, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
     return this.executeOn({ id: checkoutId, state: checkout, revision, position: null }, command, origin);

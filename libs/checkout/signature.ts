@@ -1,6 +1,7 @@
 /**
- * `sig` (C60): how a portal's signing secret speaks for an address and its query, in both directions. Four lines joined by \n: the version, what the signature
- * is for (a cancel must not pass as a return), where it leads (the address is bound), and every pair, encoded one way only, sorted by bytes.
+ * `sig` (C60): a portal's signing secret signs an address with its query, in both directions. The signed text has four lines joined by line feeds:
+ * the version, the purpose (a cancel must not pass as a return), the address, and every pair of the query, encoded in one way only and sorted by
+ * bytes.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import { queryPairs } from './addresses.js';
@@ -8,7 +9,7 @@ import { queryPairs } from './addresses.js';
 export type SignatureKind = 'return' | 'cancel' | 'link' | 'intake';
 export type Pairs = Iterable<readonly [name: string, value: string]>;
 
-/** How far the receiver's clock may be from `t`. */
+/** Greatest difference between the receiver's clock and `t`. */
 export const SIGNATURE_TOLERANCE_SECONDS = 300;
 
 const SIGNATURE = /^[0-9a-f]{64}$/;
@@ -20,7 +21,7 @@ const encode = (text: string): string =>
 /** Encoded text is ASCII, so comparing characters compares bytes. */
 const byText = (a: string, b: string) => (a < b ? -1 : a > b ? 1 : 0);
 
-/** The text that is signed. `address` is origin and path; a query on it is not looked at. */
+/** The text that is signed. `address` is origin and path; its query is ignored. */
 export const canonical = (kind: SignatureKind, address: string, pairs: Pairs): string => {
   const { origin, pathname } = new URL(address);
   const encoded = [...pairs].filter(([name]) => name !== 'sig').map(([name, value]) => [encode(name), encode(value)] as const);
@@ -34,7 +35,7 @@ export const sign = (secret: string, kind: SignatureKind, address: string, pairs
     .update(canonical(kind, address, pairs))
     .digest('hex');
 
-/** Whether `sig` was made with one of the secrets. In constant time; anything that is no signature is simply wrong. */
+/** True if `sig` was made with one of the secrets. In constant time; a text that is no signature is wrong. */
 export const isSigned = (secrets: readonly string[], kind: SignatureKind, address: string, pairs: Pairs, sig: unknown): boolean => {
   if (typeof sig !== 'string' || !SIGNATURE.test(sig)) return false;
   const given = Buffer.from(sig, 'hex');
@@ -43,8 +44,8 @@ export const isSigned = (secrets: readonly string[], kind: SignatureKind, addres
 };
 
 /**
- * The address with parameters of ours behind its own query, signed as a whole. Values that are null are left out; `t` (unix seconds) and `sig` come last.
- * `address` was vetted, so its own query can be decoded and uses none of our names.
+ * The address with our parameters behind its own query, signed as a whole. Null values are left out; `t` (unix seconds) and `sig` come last.
+ * `address` was checked before, so its own query can be decoded and uses none of our names.
  */
 export const signedAddress = (
   secret: string,

@@ -1,4 +1,4 @@
-/** The way back to the partner (C59): what its addresses are told, signed with the portal's active secret. */
+/** The way back to the partner (C59): the parameters of its addresses, signed with the portal's active secret. */
 import { openSigningSecret, type Portal } from '#accounts';
 import type { ErrorCode } from '#kernel';
 import type { PaymentView } from '#payments';
@@ -6,7 +6,7 @@ import type { KeyRing } from '#platform';
 import { type CheckoutTerms, type KnownCheckout, MAX_ATTEMPTS } from './checkout.js';
 import { signedAddress } from './signature.js';
 
-/** Where Done leads. The amounts are those of the payment: what a payer may have changed on the way here shows (checkout.md 4). */
+/** The address behind "Done". The amounts are those of the payment, so that an amount that a payer changed on the way here shows. */
 export const returnAddress = (
   keys: KeyRing,
   portal: Portal,
@@ -33,7 +33,7 @@ export const returnAddress = (
     nowMs,
   );
 
-/** What a cancel address is told; `checkoutId` is null where the intake was refused and no checkout began. */
+/** Parameters of a cancel address. `checkoutId` is null if the intake was refused and no checkout began. */
 export interface Cancellation {
   readonly result: 'cancelled' | 'failed' | 'expired';
   readonly error: ErrorCode | null;
@@ -43,14 +43,14 @@ export interface Cancellation {
   readonly state: string | null;
 }
 
-/** What the partner is told of a checkout that was left; null for one that was not. */
+/** The result of a checkout that was left; null for one that was not. */
 export const cancellationOf = (checkout: KnownCheckout): Cancellation | null => {
   const { terms, attemptIds } = checkout;
   const { checkoutId, referenceId, state } = terms;
   const told = { error: null, checkoutId, paymentId: null, referenceId, state };
   if (checkout.phase === 'expired') return { ...told, result: 'expired' };
   if (checkout.phase !== 'cancelled') return null;
-  // He was sent back with `unknown` before; that nothing was charged in the end is news of a failure, not of a change of mind.
+  // The payer was sent back with `unknown` before. That nothing was charged in the end is a failure, not a change of mind.
   if (checkout.afterUnknown) return { ...told, result: 'failed', error: 'PAYMENT_TIMEOUT' };
   return attemptIds.length >= MAX_ATTEMPTS ? { ...told, result: 'failed', error: 'PAYMENT_DECLINED' } : { ...told, result: 'cancelled' };
 };

@@ -1,6 +1,8 @@
 /**
- * The three static files of the pages, under names that hold the hash of what is in them, so that a browser may keep them for ever. The agency's colour is part
- * of the stylesheet's name: a second stylesheet, or a style in the page, would cost a round trip or the strictness of the security policy.
+ * The three static files of the pages. Their names hold a hash of their content, so that a browser may keep them for ever.
+ *
+ * The agency's colour is part of the stylesheet's name. A second stylesheet would cost a round trip, and a style in the page would weaken the
+ * security policy.
  */
 import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
@@ -9,7 +11,7 @@ import type { Frame } from './layout.js';
 const read = (name: string) => readFileSync(new URL(`./${name}`, import.meta.url), 'utf8');
 const hashOf = (text: string) => createHash('sha256').update(text).digest('base64url').slice(0, 12);
 
-/** Comments and the white space around what they say; the files are written for readers. */
+/** Comments and the white space around rules. The files are written for readers. */
 const smaller = (css: string) =>
   css
     .replace(/\/\*[^]*?\*\//g, '')
@@ -27,9 +29,9 @@ const CSS_HASH = hashOf(CSS);
 const JS_NAME = `checkout-${hashOf(JS)}.js`;
 const ICON_NAME = `icon-${hashOf(ICON)}.svg`;
 
-/** Where the controller serves them. */
+/** The path of the controller that serves them. */
 export const ASSETS_PATH = '/checkout/assets';
-/** Where a portal names no colour. */
+/** The colour of a portal that names none. */
 const OWN_COLOUR = '#17324d';
 
 export const assetsFor = (colour: string | null): Frame['assets'] => ({
@@ -45,7 +47,7 @@ export interface Asset {
 
 const STYLESHEET = /^checkout-([\w-]{12})-([0-9a-f]{6})\.css$/;
 
-/** The file of that name; null where there is none, a name of an earlier version included. */
+/** The file of that name; null if there is none, also for a name of an earlier release. */
 export const assetNamed = (name: string): Asset | null => {
   if (name === JS_NAME) return { type: 'text/javascript; charset=utf-8', body: JS };
   if (name === ICON_NAME) return { type: 'image/svg+xml; charset=utf-8', body: ICON };
@@ -54,7 +56,7 @@ export const assetNamed = (name: string): Asset | null => {
   return { type: 'text/css; charset=utf-8', body: `:root{--accent:#${hex};--on-accent:${onColour(hex)}}${CSS}` };
 };
 
-/** White or black, whichever is read more easily on a colour: one of the two always has a contrast of 4.5 and more (WCAG 1.4.3). */
+/** White or black, whichever is easier to read on a colour. One of the two always has a contrast of at least 4.5 (WCAG 1.4.3). */
 const onColour = (hex: string): string => {
   const [red, green, blue] = [0, 2, 4].map((at) => {
     const part = Number.parseInt(hex.slice(at, at + 2), 16) / 255;

@@ -1,9 +1,9 @@
-// Comfort only: every page works without it. No data leaves the page but by its own forms.
+// For comfort only: every page works without it. Data leaves the page by its own forms only.
 (() => {
   const find = (selector) => document.querySelector(selector);
   const lang = document.documentElement.lang;
 
-  // Moments, in the zone of whoever reads them.
+  // Times, in the reader's zone.
   const shown = { date: { dateStyle: 'long', timeStyle: 'short' }, time: { timeStyle: 'short' } };
   const localise = (element) => {
     element.textContent = new Intl.DateTimeFormat(lang, shown[element.dataset.local]).format(new Date(element.dateTime));
@@ -18,7 +18,7 @@
       button.disabled = is;
       button.textContent = is ? pay.dataset.paying : label;
     };
-    // Disabled after the form is on its way; the server takes one of two clicks in any case.
+    // Disabled after the form was sent. The server accepts one of two clicks in any case.
     pay.addEventListener('submit', () => setTimeout(busy, 0, true));
     addEventListener('pageshow', () => busy(false));
 
@@ -33,7 +33,7 @@
     group(find('#expiry'), (digits) => digits.replace(/^(\d\d)(\d+)$/, '$1/$2'));
   }
 
-  // More time, without losing what is typed; and a word before it is too late.
+  // More time without losing typed text, and a warning before it is too late.
   const time = find('#time');
   if (time) {
     const moment = time.querySelector('time');
@@ -56,7 +56,7 @@
     });
   }
 
-  // Waiting for the bank: look again, and show the page anew only when it says something new.
+  // Waiting for the bank: ask again, and reload the page only if its state changed.
   const { stage } = document.body.dataset;
   if (stage) {
     const look = () =>

@@ -1,4 +1,4 @@
-/** Money and moments as a payer reads them. */
+/** Money and times as a payer reads them. */
 import { type Cents, decimal } from '#kernel';
 import type { Locale } from './text.js';
 
@@ -8,7 +8,7 @@ const TAGS: Readonly<Record<Locale, string>> = { en: 'en-US', es: 'es-US' };
 const of = <T>(make: (tag: string) => T): Readonly<Record<Locale, T>> => ({ en: make(TAGS.en), es: make(TAGS.es) });
 
 const MONEY = of((tag) => new Intl.NumberFormat(tag, { style: 'currency', currency: 'USD' }));
-/** The payer's own zone is not known here; the script of the page puts it in its place. */
+/** The server does not know the payer's zone; the script of the page inserts it. */
 const DAY_AND_TIME = of(
   (tag) =>
     new Intl.DateTimeFormat(tag, {
@@ -23,7 +23,7 @@ const DAY_AND_TIME = of(
 );
 const TIME = of((tag) => new Intl.DateTimeFormat(tag, { hour: 'numeric', minute: '2-digit', timeZone: 'UTC', timeZoneName: 'short' }));
 
-/** From the digits, never through a float. */
+/** From the digits, without a float. */
 export const money = (locale: Locale, cents: Cents): string => MONEY[locale].format(decimal(cents) as `${number}`);
 
 export const dayAndTime = (locale: Locale, at: string): string => DAY_AND_TIME[locale].format(new Date(at));

@@ -1,13 +1,13 @@
-/** What every page has: language, head, the agency's name, the sandbox banner, and the pieces that pages share. */
+/** Parts of every page: language, head, the agency's name, the sandbox banner, and shared pieces. */
 import type { ComponentChildren } from 'preact';
 import type { Cents } from '#kernel';
 import { money } from './format.js';
 import { type Locale, type Text, TEXTS } from './text.js';
 
-/** What is the same for all pages of one answer. */
+/** Values that are the same for all pages of one answer. */
 export interface Frame {
   readonly locale: Locale;
-  /** null where no portal is known. */
+  /** null if no portal is known. */
   readonly agency: string | null;
   readonly sandbox: boolean;
   /** Addresses of the one stylesheet, the one script and the icon. */
@@ -17,11 +17,11 @@ export interface Frame {
 interface LayoutProps {
   readonly frame: Frame;
   readonly title: string;
-  /** Without scripts a page that waits asks again after so many seconds; with them the script does, and disturbs nobody. */
+  /** Seconds after which a waiting page asks again without scripts. With scripts, the script asks and does not disturb the reader. */
   readonly againAfterSeconds?: number;
-  /** What the script compares to see that a page that waits has moved on. */
+  /** The script compares this text to see that a waiting page has moved on. */
   readonly stage?: string;
-  /** A card is asked for here. */
+  /** The page asks for a card. */
   readonly takesCard?: boolean;
   readonly children: ComponentChildren;
 }
@@ -83,7 +83,7 @@ const Lock = () => (
   </svg>
 );
 
-/** The sign above a heading: how it went, before a word is read. */
+/** The sign above a heading shows the outcome before a word is read. */
 export const Sign = ({ kind }: { readonly kind: 'good' | 'wait' | 'stop' }) => (
   <div class={`sign ${kind}`} aria-hidden="true">
     {kind !== 'wait' && (
@@ -109,7 +109,7 @@ interface LinesProps {
   readonly caption: string;
 }
 
-/** What is paid: lines, and what they come to. */
+/** The lines to pay, and their sum. */
 export const Lines = ({ locale, text, lines, amountCents, serviceFeeCents, caption }: LinesProps) => (
   <table class="lines">
     <caption class="unseen">{caption}</caption>

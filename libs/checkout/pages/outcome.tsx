@@ -1,12 +1,12 @@
-/** The pages on which nothing is typed: waiting, the receipt, and every way in which a checkout can end or not begin. */
+/** Pages without input: waiting, the receipt, and every way in which a checkout can end or fail to begin. */
 import type { Cents, ErrorCode } from '#kernel';
 import { brandName, dayAndTime, money } from './format.js';
 import { type Frame, Layout, type Line, Lines, Sign } from './layout.js';
 import { type Text, TEXTS } from './text.js';
 
-/** How often a page that waits asks again. */
+/** Seconds after which a waiting page asks again. */
 export const ASK_AGAIN_SECONDS = 3;
-/** When the payer may leave, it need not be so often. */
+/** Less often once the payer may leave. */
 const ASK_AGAIN_LATE_SECONDS = 15;
 
 interface WaitingProps {
@@ -48,7 +48,7 @@ export const Waiting = ({ frame, checkoutId, reference }: WaitingProps) => {
   );
 };
 
-/** What a receipt shows of a payment. */
+/** The fields of a payment on a receipt. */
 export interface ReceiptPayment {
   readonly confirmationNumber: string | null;
   readonly referenceId: string | null;
@@ -135,7 +135,7 @@ export const Receipt = ({ frame, checkoutId, payment }: ReceiptProps) => {
   );
 };
 
-/** A heading, some sentences, and at most one way on. */
+/** A heading, some sentences, and at most one link. */
 interface MessageProps {
   readonly frame: Frame;
   readonly sign: 'good' | 'stop';
@@ -223,9 +223,9 @@ interface PaidBeforeProps {
   readonly frame: Frame;
   readonly checkoutId: string;
   readonly confirmationNumber: string;
-  /** This browser paid; any other sees the end of the number only, and nothing of the payer. */
+  /** This browser paid. Any other one sees the end of the number only, and nothing of the payer. */
   readonly bound: boolean;
-  /** Came by the link again. */
+  /** The payer came by the link again. */
   readonly byLink: boolean;
 }
 
@@ -263,14 +263,14 @@ export const CannotStart = ({ frame, code, reference }: CannotStartProps) => {
   );
 };
 
-/** Refusals of a request, not of a payment; their titles stand in the text under these names. */
+/** Refusals of a request, not of a payment. Their titles stand in the text under these names. */
 export type RefusedRequest = 'notFound' | 'otherBrowser' | 'notFromHere' | 'tooMany' | 'failedInside';
 
 interface RefusedProps {
   readonly frame: Frame;
   readonly what: RefusedRequest;
   readonly reference: string;
-  /** The session that the request was about, where it may go on. */
+  /** The session that the request belongs to, if it may go on. */
   readonly checkoutId?: string | null;
 }
 

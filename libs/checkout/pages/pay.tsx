@@ -1,16 +1,16 @@
-/** The page that takes the card. Works without scripts; the card fields are never filled by us, whatever was sent before. */
+/** The page that takes the card. It works without scripts. The server never fills the card fields, whatever was sent before. */
 import type { Cents } from '#kernel';
 import type { Refusal } from '../checkout.js';
 import { money, timeOfDay } from './format.js';
 import { type Frame, Layout, type Line, Lines } from './layout.js';
 import { type FieldFault, type Text, TEXTS } from './text.js';
 
-/** Names of the form's fields; what a browser fills in is said by `autocomplete`, one by one, while the form as a whole keeps nothing (checkout.md 2). */
+/** Names of the form's fields. Each field has its own `autocomplete`, while the form as a whole turns it off. */
 export const CARD_FIELDS = ['card_number', 'expiry', 'security_code'] as const;
 export const PAYER_FIELDS = ['postal_code', 'first_name', 'last_name', 'email'] as const;
 export type PayField = (typeof CARD_FIELDS)[number] | (typeof PAYER_FIELDS)[number];
 
-/** What stands above the form. */
+/** Messages above the form. */
 export type Notice = { readonly kind: 'refused'; readonly refusal: Refusal } | { readonly kind: 'fee_changed' } | { readonly kind: 'out_of_date' };
 
 export interface PayPage {
@@ -151,7 +151,7 @@ const Field = ({ shape, text, page }: { readonly shape: FieldShape; readonly tex
   const fault = page.faults[name];
   const hint = shape.hint?.(text);
   const described = [hint === undefined ? null : `${name}-hint`, fault === undefined ? null : `${name}-fault`].filter(Boolean).join(' ');
-  // Card data never comes back: what is kept is the payer's own.
+  // Card data never comes back. Only the payer's own data is filled in again.
   const value = (PAYER_FIELDS as readonly string[]).includes(name) ? page.values[name as (typeof PAYER_FIELDS)[number]] : undefined;
   return (
     <div class={`field ${name}${fault === undefined ? '' : ' wrong'}`}>

@@ -1,4 +1,4 @@
-/** A page as the text that is sent. */
+/** A page as text. */
 import type { VNode } from 'preact';
 import { renderToString } from 'preact-render-to-string';
 

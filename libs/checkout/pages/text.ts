@@ -1,7 +1,7 @@
-/** What the pages say, in each of their languages. Plain words, short sentences; every page on which nothing was charged says so. */
+/** The texts of the pages, in each language. Plain words, short sentences. Every page on which nothing was charged says so. */
 import type { ErrorCode } from '#kernel';
 
-/** Fields of the form that can be wrong, and in which way. */
+/** Fields of the form that can be wrong, and the faults of each. */
 export const FIELD_FAULTS = ['card_number', 'expiry', 'expired', 'security_code', 'email', 'card_in_text', 'too_long'] as const;
 export type FieldFault = (typeof FIELD_FAULTS)[number];
 
@@ -311,7 +311,10 @@ const es: Text = {
 
 export const TEXTS: Readonly<Record<Locale, Text>> = { en, es };
 
-/** The first language that the pages are written in; a tag counts by its language (`es-MX` is `es`). Entries may be null, or an `Accept-Language` header. */
+/**
+ * The first language that the pages are written in. A tag counts by its language (`es-MX` is `es`). Entries may be null, or an `Accept-Language`
+ * header.
+ */
 export const localeOf = (...wishes: readonly (string | null | undefined)[]): Locale => {
   for (const wish of wishes)
     for (const tag of (wish ?? '').split(',')) {
