@@ -112,7 +112,7 @@ describe('credentials', () => {
       expect([path, (await fetch(service.urls[0]! + path)).status]).toEqual([path, 200]);
     expect(await (await fetch(`${service.urls[0]}/readyz`)).json()).toEqual({
       ok: true,
-      checks: { idempotency: 'ok', schema: 'ok', eventStore: 'ok' },
+      checks: { idempotency: 'ok', readModels: 'ok', schema: 'ok', eventStore: 'ok' },
     });
   });
 });
