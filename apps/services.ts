@@ -119,7 +119,7 @@ export interface Services {
   readonly checkout: CheckoutPorts;
   readonly settlement: SettlementPorts;
   /** Opens an exception for everything of settlement that does not match; resolves with how many. */
-  readonly openExceptions: () => Promise<number>;
+  readonly openExceptions: (stop?: AbortSignal) => Promise<number>;
   readonly readModels: ReadModels;
   /** Subscribers whose effects the log cannot make again: they are never rebuilt. */
   readonly reactors: { readonly webhookOutbox: Subscriber; readonly logSeal: Subscriber };
@@ -284,7 +284,7 @@ export const openServices = async (
       payments,
       seal: { store, ...heads },
       settlement,
-      openExceptions: () => openExceptions(settlement, pool, { caughtUp: caughtUp(readModels.of(exceptionModel)) }),
+      openExceptions: (stop) => openExceptions(settlement, pool, { caughtUp: caughtUp(readModels.of(exceptionModel)) }, stop),
       checkout: { payments: ports, sessions: new CheckoutSessions(store, clock, ids), directory },
       readModels,
       reactors,

@@ -21,6 +21,7 @@ import { type AuditCaller, authenticateAudit, driftFound, exportReport, isReport
 import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
 import { batchesAsOf, exceptionRows, exceptionModel, paymentRegisterModel } from '#settlement';
 import { paymentListModel, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
+import { collect } from '#platform';
 import { headerLines, sendAnswer, successAnswer, validationError } from '#platform/http';
 import { instantOf } from '../api/partner/requests.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
@@ -238,7 +239,7 @@ export class AuditController {
   async exceptions(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { status } = known(query, 'status');
     await this.standing(reply, exceptionModel);
-    const rows = await exceptionRows(this.services.pool, { status: status ?? null, now: this.services.clock.now() });
+    const rows = await collect(exceptionRows(this.services.pool, { status: status ?? null, now: this.services.clock.now() }));
     sendAnswer(reply, successAnswer({ exceptions: rows }));
   }
 
@@ -249,7 +250,8 @@ export class AuditController {
   async batches(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf } = known(query, 'asOf');
     await this.standing(reply, paymentRegisterModel);
-    sendAnswer(reply, successAnswer({ batches: await batchesAsOf(this.services.pool, time('asOf', asOf), this.services.clock.now()) }));
+    const batches = await collect(batchesAsOf(this.services.pool, time('asOf', asOf), this.services.clock.now()));
+    sendAnswer(reply, successAnswer({ batches }));
   }
 
   @Get('exports/:report')

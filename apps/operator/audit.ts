@@ -29,7 +29,12 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const drift = await driftOf(all, log.payments);
         const of = (name: string, kinds: readonly DriftKind[], good: string): Check => {
           const found = drift.differences.filter(({ kind }) => kinds.includes(kind));
-          return { name, ok: found.length === 0, detail: found.length === 0 ? good : found.slice(0, SHOWN_DIFFERENCES).map(inWords).join('; ') };
+          const more = found.length > SHOWN_DIFFERENCES ? ['more: see audit drift'] : [];
+          return {
+            name,
+            ok: found.length === 0,
+            detail: found.length === 0 ? good : [...found.slice(0, SHOWN_DIFFERENCES).map(inWords), ...more].join('; '),
+          };
         };
         return reported({ position, size, root }, [
           ...sealing,
@@ -280,7 +285,7 @@ const driftOf = async (all: Services, streams: number | null): Promise<DriftRepo
   }
 };
 
-/** Of so many that no screen holds them, the first say where to look. */
+/** `audit verify` shows the first of each check; `audit drift` lists all. */
 const SHOWN_DIFFERENCES = 5;
 const inWords = ({ paymentId, position, message }: Difference): string =>
   `${paymentId === null ? '' : `payment ${paymentId}: `}${message}${position === null ? '' : ` (position ${position})`}`;

@@ -1,6 +1,7 @@
 /** `payfold settlement`: batches of the processor, and the lines of them that fit no payment. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
+import { collect } from '#platform';
 import type { BatchSummary, ExceptionChange, Resolution } from '#settlement';
 import type { SimulatorGateway } from '#gateways';
 import type { Context } from './context.js';
@@ -101,7 +102,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
         await all.settlement.register.caughtUp();
         await all.openExceptions();
         const { exceptionRows } = await import('#settlement');
-        const rows = await exceptionRows(all.pool, { status, now: context.clock.now() });
+        const rows = await collect(exceptionRows(all.pool, { status, now: context.clock.now() }));
         return {
           json: rows,
           text: table(

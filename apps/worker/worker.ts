@@ -45,7 +45,11 @@ export const startWorker = (services: Services): Worker => {
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
     // Exceptions are opened whatever became of the round: they are of batches that were recorded.
-    { name: 'settlement', everyMs: SETTLEMENT_EVERY_MS, run: () => recordSettlements(settlement, stop.signal).finally(services.openExceptions) },
+    {
+      name: 'settlement',
+      everyMs: SETTLEMENT_EVERY_MS,
+      run: () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)),
+    },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
     { name: 'checkout finisher', everyMs: FINISH_CHECKOUTS_EVERY_MS, run: () => finishSessions(checkout, pool, { stop: stop.signal }) },
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },

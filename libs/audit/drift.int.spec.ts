@@ -3,10 +3,10 @@ import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { memoryEventStore, prepareReadModels, searchPathOf, type Recorded } from '#eventstore';
 import type { Json } from '#kernel';
 import { paymentListModel, type PaymentTerms } from '#payments';
-import { createPool, migrate, type Pool, type Queryable, systemIds, transaction } from '#platform';
+import { createPool, migrate, PAGE_ROWS, type Pool, type Queryable, systemIds, transaction } from '#platform';
 import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
 import { freshDatabase } from '../../test/support/postgres.js';
-import { checkPayments } from './drift.js';
+import { checkPayments, driftFound, findDrift, MAX_DIFFERENCES } from './drift.js';
 import { journalModel } from '#ledger';
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
@@ -54,6 +54,34 @@ test.each(['drift-journal-text', 'drift-journal'])('a payment that the journal b
   expect(await look()).toEqual([]);
   await pool.query(`delete from journal_entry where rule = 'R1'`);
   expect((await look()).map(({ message }) => message)).toContainEqual(expect.stringMatching(/\(R1\) is missing/));
+});
+
+test('a report lists the first differences, and counts the others', async () => {
+  const more = 25;
+  await pool.query(
+    `insert into payment_list (payment_id, account_id, portal_id, created_at, status, revision, state)
+     select gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), now(), 'failed', 0, '{}' from generate_series(1, $1)`,
+    [MAX_DIFFERENCES + more],
+  );
+  const { differences } = await findDrift({ store: memoryEventStore(), db: pool, now: () => Date.now() });
+  expect(differences.slice(0, MAX_DIFFERENCES).every(({ paymentId }) => paymentId !== null)).toBe(true);
+  expect(differences.slice(MAX_DIFFERENCES)).toEqual([
+    { kind: 'list', paymentId: null, position: null, message: `${more} more differences of this kind (list) are not listed` },
+  ]);
+});
+
+test('of what the sweep has found, all is shown', async () => {
+  await pool.query(
+    `insert into drift_difference (payment_id, kind, message, found_at)
+     select gen_random_uuid(), k, 'planted', '2026-03-01'::timestamptz + n / 7 * interval '1 microsecond'
+     from generate_series(1, $1) n, unnest(array['list', 'journal']) k`,
+    [PAGE_ROWS],
+  );
+  const { differences } = await driftFound(pool);
+  expect([differences.length, new Set(differences.map(({ paymentId, kind }) => `${paymentId} ${kind}`)).size]).toEqual([
+    2 * PAGE_ROWS,
+    2 * PAGE_ROWS,
+  ]);
 });
 
 /** A payment in a store: asked for, and charged. */

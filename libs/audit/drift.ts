@@ -8,7 +8,7 @@ import { checkpointOf, type EventStore, type Position, readStreams, type Recorde
 import { canonicalJson, sumCents } from '#kernel';
 import { type Charged, isVisible, paymentListModel, paymentListRow, payment as decider, type Payment, paymentStream, paymentEvents } from '#payments';
 import { paymentRegisterModel } from '#settlement';
-import { ALL_AS_TEXT, type Migration, type Queryable } from '#platform';
+import { ALL_AS_TEXT, collect, everyRow, type Migration, type Queryable } from '#platform';
 import {
   balances,
   type Books,
@@ -51,8 +51,8 @@ export interface DriftPorts {
   readonly now: () => number;
 }
 
-/** Differences beyond these are counted by the message of the last one only. */
-const MAX_DIFFERENCES = 1_000;
+/** A report lists at most this many differences of payments, and counts the others by kind. */
+export const MAX_DIFFERENCES = 1_000;
 /** Few at once: what a page holds is then gone before the garbage collector copies it. */
 const PAGE_PAYMENTS = 100;
 /** Read while one is looked at. */
@@ -455,17 +455,22 @@ export const findDrift = async (
   { streams = null, onProgress }: { streams?: number | null; onProgress?: (payments: number) => void } = {},
 ): Promise<DriftReport> => {
   const differences: Difference[] = [];
+  const unlisted = new Map<DriftKind, number>();
   const digest = createHash('sha256');
   const { journal: position } = await readCheckpoints(ports.db);
   let [payments, entries] = [0, 0];
   for await (const page of readPages(ports)) {
     const checked = await checkRead(ports, page, position);
     digest.update(checked.texts.join(''));
-    for (const difference of checked.differences) if (differences.length < MAX_DIFFERENCES) differences.push(difference);
+    for (const difference of checked.differences)
+      if (differences.length < MAX_DIFFERENCES) differences.push(difference);
+      else unlisted.set(difference.kind, (unlisted.get(difference.kind) ?? 0) + 1);
     payments += page.ids.length;
     entries += checked.entries;
     onProgress?.(payments);
   }
+  for (const [kind, count] of unlisted)
+    differences.push({ kind, paymentId: null, position: null, message: `${count} more differences of this kind (${kind}) are not listed` });
   if (streams !== null && streams > payments)
     differences.push({
       kind: 'list',
@@ -501,7 +506,9 @@ const checkBooks = async (db: Queryable, until: string, expectedEntries: number)
   const sum = bookSumCents(await balances(db, { asOf: null, effectiveTo: null }));
   const { rows: unbalanced } = await db.query<{ entry_id: string; position: string }>(
     `select entry_id, position from journal_entry
-     where cardinality(cents) < 2 or cardinality(cents) <> cardinality(accounts) or (select sum(c) from unnest(cents) as c) <> 0 limit 10`,
+     where cardinality(cents) < 2 or cardinality(cents) <> cardinality(accounts) or (select sum(c) from unnest(cents) as c) <> 0
+     order by position, number limit $1`,
+    [MAX_DIFFERENCES + 1],
   );
   const { rows: counted } = await db.query<{ count: string }>('select count(*) as count from journal_entry where position <= $1', [until]);
   const { rows: totals } = await db.query<{ account: string }>(
@@ -514,7 +521,8 @@ const checkBooks = async (db: Queryable, until: string, expectedEntries: number)
   const count = Number(counted[0]!.count);
   return [
     ...(sum === 0 ? [] : [differs(`the books sum to ${sum} cents instead of 0`)]),
-    ...unbalanced.map((row) => differs(`entry ${row.entry_id} does not balance`, row.position)),
+    ...unbalanced.slice(0, MAX_DIFFERENCES).map((row) => differs(`entry ${row.entry_id} does not balance`, row.position)),
+    ...(unbalanced.length > MAX_DIFFERENCES ? [differs('more entries do not balance')] : []),
     ...(count === expectedEntries ? [] : [differs(`the journal holds ${count} entries, the events post ${expectedEntries}`)]),
     ...totals.map(({ account }) => differs(`the day totals of ${account} are not those of its entries`)),
   ];
@@ -592,14 +600,18 @@ export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> =
 /** What the sweep has found and is not mended, and how far it has come. */
 export const driftFound = async (db: Queryable) => {
   const { rows: sweep } = await db.query<{ payments: string; completed_at: Date | null }>('select payments, completed_at from drift_sweep');
-  const { rows } = await db.query<{ payment_id: string; kind: DriftKind; position: string | null; message: string; found_at: Date }>(
-    'select payment_id, kind, position, message, found_at from drift_difference order by found_at, payment_id limit $1',
-    [MAX_DIFFERENCES],
-  );
+  const found = everyRow<FoundDifference>(async (after, limit) => {
+    const { rows } = await db.query<FoundDifference>(
+      `select payment_id, kind, position, message, found_at, found_at::text as found_at_text from drift_difference
+       where $1::timestamptz is null or (found_at, payment_id, kind) > ($1, $2::uuid, $3::text) order by found_at, payment_id, kind limit $4`,
+      [after?.found_at_text, after?.payment_id, after?.kind, limit],
+    );
+    return rows;
+  });
   return {
     payments: Number(sweep[0]?.payments ?? 0),
     completedAt: sweep[0]?.completed_at?.toISOString() ?? null,
-    differences: rows.map(({ payment_id: paymentId, kind, position, message, found_at: at }) => ({
+    differences: (await collect(found)).map(({ payment_id: paymentId, kind, position, message, found_at: at }) => ({
       paymentId,
       kind,
       position,
@@ -608,6 +620,16 @@ export const driftFound = async (db: Queryable) => {
     })),
   };
 };
+
+interface FoundDifference {
+  readonly payment_id: string;
+  readonly kind: DriftKind;
+  readonly position: string | null;
+  readonly message: string;
+  readonly found_at: Date;
+  /** Exact: a Date cuts microseconds. */
+  readonly found_at_text: string;
+}
 
 /** For metrics: how many differences stand, and how long ago the sweep has last come to its end; null before the first time. */
 export const driftFigures = async (db: Queryable): Promise<{ readonly differences: number; readonly lastRunSeconds: number | null }> => {

@@ -8,9 +8,9 @@ import { once } from 'node:events';
 import { join } from 'node:path';
 import type { EventStore, Position, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
-import type { KeyRing, Pool } from '#platform';
+import { collect, type KeyRing, type Pool } from '#platform';
 import { type DriftReport, findDrift } from './drift.js';
-import { REPORTS, type ReportName, reportOf, type ReportQuery } from './exports.js';
+import { REPORTS, type ReportName, type ReportPage, reportOf, type ReportQuery } from './exports.js';
 import { headKeys } from './head.js';
 import { csvLine, JOURNAL_START, type JournalFormat, journalHeading, journalPage, type JournalPlace, journalText, ndjsonLines } from '#ledger';
 import { exceptionRows } from '#settlement';
@@ -213,7 +213,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
       said,
     );
   }
-  const balances = trialBalance(await collect(reportOf('trial-balance').pages(ports, query)));
+  const balances = trialBalance((await collect<ReportPage>(reportOf('trial-balance').pages(ports, query))).flatMap(({ rows }) => rows));
   await write('trial-balance.json', 'Trial balance: opening and closing', piece(`${JSON.stringify({ from, to, accounts: balances }, null, 1)}\n`), {
     rows: balances.length,
     totals: {},
@@ -226,17 +226,8 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
     provenEvents(ports, signed, from, to, said),
     said,
   );
-  const exceptions = [
-    ...(await exceptionRows(db, { status: null, now: Date.parse(to) })),
-    ...(await exceptionRows(db, { status: 'resolved', now: Date.parse(to) })),
-    ...(await exceptionRows(db, { status: 'superseded', now: Date.parse(to) })),
-  ];
-  await write(
-    'exceptions.ndjson',
-    'Settlement exceptions and their resolutions',
-    piece(exceptions.map((row) => `${JSON.stringify(row)}\n`).join('')),
-    { rows: exceptions.length, totals: {} },
-  );
+  const exceptions = { rows: 0, totals: {} };
+  await write('exceptions.ndjson', 'Settlement exceptions and their resolutions', exceptionText(db, Date.parse(to), exceptions), exceptions);
   const drift = await findDrift(ports);
   await write('drift.json', 'Replay against list, journal and settlement', piece(`${JSON.stringify(drift, null, 1)}\n`), {
     rows: drift.differences.length,
@@ -260,10 +251,13 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
   return { position: head.position, size: head.size, root: manifest.root, files, drift };
 };
 
-const collect = async <T extends { readonly rows: readonly (readonly unknown[])[] }>(pages: AsyncIterable<T>): Promise<(readonly unknown[])[]> => {
-  const all: (readonly unknown[])[] = [];
-  for await (const { rows } of pages) all.push(...rows);
-  return all;
+/** Those that have not ended, then those that have. */
+const exceptionText = async function* (db: Pool, now: number, said: { rows: number }): AsyncGenerator<string, void, void> {
+  for (const status of [null, 'resolved', 'superseded'])
+    for await (const row of exceptionRows(db, { status, now })) {
+      said.rows += 1;
+      yield `${JSON.stringify(row)}\n`;
+    }
 };
 
 const trialBalance = (rows: readonly (readonly unknown[])[]) =>

@@ -6,6 +6,7 @@ export { KeyRing, newKeyRing, readKeyRing, readOrCreateKeyRing } from './keys.js
 export { createLogger, type Logger, maskedLines } from './logging.js';
 export { copyInto } from './postgres/copy.js';
 export { type EmbeddedPostgres, freePort, startEmbeddedPostgres } from './postgres/embedded.js';
+export { collect, everyRow, PAGE_ROWS } from './postgres/pages.js';
 export { ALL_AS_TEXT, type Client, createPool, isUnavailable, type Pool, type Queryable, transaction } from './postgres/pool.js';
 export { livingProcesses, processMigration, recordProcess } from './postgres/processes.js';
 export { isMigrated, migrate, type Migration, missingMigrations } from './postgres/schema.js';

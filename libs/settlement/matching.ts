@@ -9,7 +9,7 @@ import { ServiceError, timestamp } from '#kernel';
 import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
 import { type GatewayAccount, type Leg, refuseStaffText } from '#payments';
 import { LATE_AFTER_DAYS } from './register.js';
-import { hashedUuid, type Queryable } from '#platform';
+import { everyRow, hashedUuid, type Queryable } from '#platform';
 import {
   type ExceptionCommand,
   type ExceptionEvent,
@@ -196,20 +196,34 @@ const DETECTED_PER_ROUND = 500;
 /**
  * Opens an exception for every line that did not match, for every charge and refund that its processor has not settled for days, and for what resolutions took
  * out of suspense for lines that were corrected later; those whose line was corrected, and those whose transaction has settled since, are superseded.
- * Safe to repeat. Returns how many were opened.
+ * Safe to repeat. Works in rounds until nothing is left, or `stop` is aborted. Returns how many were opened.
  */
-export const openExceptions = async (ports: SettlementPorts, db: Queryable, cases: { caughtUp(): Promise<void> }): Promise<number> => {
-  const { payments } = ports;
+export const openExceptions = async (
+  ports: SettlementPorts,
+  db: Queryable,
+  cases: { caughtUp(): Promise<void> },
+  stop?: AbortSignal,
+): Promise<number> => {
   await cases.caughtUp();
-  // First: what lies in suspense for a line is told by cases that have ended, and by those that are open.
-  if ((await supersede(ports, db)) > 0) await cases.caughtUp();
-  const now = timestamp(payments.clock.now());
-  const opened = [...(await newLines(db)), ...(await missing(db, now)), ...(await wrongInSuspense(db))];
-  for (const one of opened)
-    await changeCase(ports, one.exceptionId, { type: 'Open', at: now, opened: one }, SYSTEM, hashedUuid('exception-opened', one.exceptionId));
-  if (opened.length > 0) await cases.caughtUp();
-  return opened.length;
+  let total = 0;
+  for (;;) {
+    // First: what lies in suspense for a line is told by cases that have ended, and by those that are open.
+    const superseded = await supersede(ports, db);
+    if (superseded > 0) await cases.caughtUp();
+    const now = timestamp(ports.payments.clock.now());
+    const [lines, late, wrong] = [await newLines(db), await missing(db, now), await wrongInSuspense(db)];
+    const opened = [...lines, ...late, ...uniqueById(wrong)];
+    for (const one of opened)
+      await changeCase(ports, one.exceptionId, { type: 'Open', at: now, opened: one }, SYSTEM, hashedUuid('exception-opened', one.exceptionId));
+    if (opened.length > 0) await cases.caughtUp();
+    total += opened.length;
+    const mayHaveMore = [superseded, lines.length, late.length, wrong.length].some((count) => count === DETECTED_PER_ROUND);
+    if (!mayHaveMore || stop?.aborted) return total;
+  }
 };
+
+/** If a line was corrected several times, each resolution finds it. */
+const uniqueById = (found: readonly OpenedException[]): OpenedException[] => [...new Map(found.map((one) => [one.exceptionId, one])).values()];
 
 /** What holds no longer ends; what a person resolved at the same moment stays resolved. */
 const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number> => {
@@ -312,9 +326,7 @@ const wrongInSuspense = async (db: Queryable): Promise<OpenedException[]> => {
      ) as corrected where left_cents <> 0 order by recorded_at limit $1`,
     [DETECTED_PER_ROUND],
   );
-  // Of a line that was corrected several times, each resolution finds it.
-  const byLine = new Map(rows.map((row) => [`${row.gateway} ${row.merchant_account} ${row.batch_id} ${row.line}`, row]));
-  return [...byLine.values()].map((row) => ({
+  return rows.map((row) => ({
     exceptionId: hashedUuid('settlement-exception', 'SUSPENSE_MISMATCH', row.gateway!, row.merchant_account!, row.batch_id!, row.line, row.before!),
     kind: 'SUSPENSE_MISMATCH',
     gateway: row.gateway!,
@@ -468,20 +480,31 @@ export interface ExceptionRow extends OpenedException {
   readonly ageDays: number | null;
 }
 
-const MAX_ROWS = 10_000;
 const DAY_MS = 86_400_000;
 
+type StoredException = Record<string, string> & { line: number | null; opened_at: Date; changed_at: Date };
+
 /** Exceptions, oldest first; those that have not ended unless a status is named. `now`: milliseconds since the epoch. */
-export const exceptionRows = async (
+export const exceptionRows = async function* (
   db: Queryable,
   { status, now }: { readonly status: string | null; readonly now: number },
-): Promise<ExceptionRow[]> => {
-  const { rows } = await db.query<Record<string, string> & { line: number | null; opened_at: Date; changed_at: Date }>(
-    `select * from settlement_case where case when $1::text is null then status not in ('resolved', 'superseded') else status = $1 end order by opened_at, exception_id limit $2`,
-    [status, MAX_ROWS],
-  );
+): AsyncGenerator<ExceptionRow, void, void> {
+  const stored = everyRow<StoredException>(async (after, limit) => {
+    const { rows } = await db.query<StoredException>(
+      `select *, opened_at::text as opened_at_text from settlement_case
+       where case when $1::text is null then status not in ('resolved', 'superseded') else status = $1 end
+         and ($2::timestamptz is null or (opened_at, exception_id) > ($2, $3::uuid))
+       order by opened_at, exception_id limit $4`,
+      [status, after?.opened_at_text, after?.exception_id, limit],
+    );
+    return rows;
+  });
+  for await (const row of stored) yield exceptionRow(row, now);
+};
+
+const exceptionRow = (row: StoredException, now: number): ExceptionRow => {
   const cents = (value: string | undefined | null) => (value === null || value === undefined ? null : Number(value));
-  return rows.map((row) => ({
+  return {
     exceptionId: row.exception_id!,
     kind: row.kind as ExceptionKind,
     status: row.status as ExceptionStatus,
@@ -503,7 +526,7 @@ export const exceptionRows = async (
     openedAt: row.opened_at.toISOString(),
     changedAt: row.changed_at.toISOString(),
     ageDays: isEnded(row.status as ExceptionStatus) ? null : Math.max(0, Math.floor((now - row.opened_at.getTime()) / DAY_MS)),
-  }));
+  };
 };
 
 export interface BatchThen {
@@ -522,30 +545,37 @@ export interface BatchThen {
   readonly inTransitDays: number | null;
 }
 
+type StoredBatch = Record<string, string> & Record<'closed_at' | 'recorded_at', Date> & { funded_at: Date | null; line_count: number };
+
 /** Batches that were known at an instant (null: now), with what was known of their funding; `now` counts the days in transit. */
-export const batchesAsOf = async (db: Queryable, asOf: string | null, now: number): Promise<BatchThen[]> => {
-  const { rows } = await db.query<
-    Record<string, string> & Record<'closed_at' | 'recorded_at', Date> & { funded_at: Date | null; line_count: number }
-  >(
-    `select *, funded_on::text as funds from settlement_batch where recorded_at <= $1::timestamptz order by closed_at, gateway, merchant_account, batch_id limit $2`,
-    [asOf ?? 'infinity', MAX_ROWS],
-  );
-  return rows.map((row) => {
-    const fundedAt = row.funded_at && (asOf === null || row.funded_at.toISOString() <= asOf) ? row.funded_at.toISOString() : null;
-    return {
-      gateway: row.gateway!,
-      merchantAccount: row.merchant_account!,
-      batchId: row.batch_id!,
-      closedAt: row.closed_at.toISOString(),
-      recordedAt: row.recorded_at.toISOString(),
-      fundedOn: row.funds ?? null,
-      fundedAt,
-      lineCount: row.line_count,
-      grossCents: Number(row.gross_cents),
-      feeCents: Number(row.fee_cents),
-      netCents: Number(row.net_cents),
-      inTransitDays:
-        fundedAt === null ? Math.max(0, Math.floor(((asOf === null ? now : Date.parse(asOf)) - row.closed_at.getTime()) / DAY_MS)) : null,
-    };
+export const batchesAsOf = async function* (db: Queryable, asOf: string | null, now: number): AsyncGenerator<BatchThen, void, void> {
+  const stored = everyRow<StoredBatch>(async (after, limit) => {
+    const { rows } = await db.query<StoredBatch>(
+      `select *, funded_on::text as funds, closed_at::text as closed_at_text from settlement_batch
+       where recorded_at <= $1::timestamptz
+         and ($2::timestamptz is null or (closed_at, gateway, merchant_account, batch_id) > ($2, $3::text, $4::text, $5::text))
+       order by closed_at, gateway, merchant_account, batch_id limit $6`,
+      [asOf ?? 'infinity', after?.closed_at_text, after?.gateway, after?.merchant_account, after?.batch_id, limit],
+    );
+    return rows;
   });
+  for await (const row of stored) yield batchThen(row, asOf, now);
+};
+
+const batchThen = (row: StoredBatch, asOf: string | null, now: number): BatchThen => {
+  const fundedAt = row.funded_at && (asOf === null || row.funded_at.toISOString() <= asOf) ? row.funded_at.toISOString() : null;
+  return {
+    gateway: row.gateway!,
+    merchantAccount: row.merchant_account!,
+    batchId: row.batch_id!,
+    closedAt: row.closed_at.toISOString(),
+    recordedAt: row.recorded_at.toISOString(),
+    fundedOn: row.funds ?? null,
+    fundedAt,
+    lineCount: row.line_count,
+    grossCents: Number(row.gross_cents),
+    feeCents: Number(row.fee_cents),
+    netCents: Number(row.net_cents),
+    inTransitDays: fundedAt === null ? Math.max(0, Math.floor(((asOf === null ? now : Date.parse(asOf)) - row.closed_at.getTime()) / DAY_MS)) : null,
+  };
 };

@@ -4,7 +4,7 @@
  */
 import type { ReadModel, Recorded } from '#eventstore';
 import type { Cents } from '#kernel';
-import { hashedUuid, type Pool, type Queryable } from '#platform';
+import { collect, everyRow, hashedUuid, type Pool, type Queryable } from '#platform';
 import { type Dispute, type DisputeStatus, type GatewayAccount, type Leg, type PaymentEvent, paymentEvents, paymentIdOf } from '#payments';
 import { settlementEvents } from './events.js';
 import { isSettledLine, isSettlementStream, type LineCorrection, type RecordedLine, type SettlementEvent, unexplainedCents } from './batch.js';
@@ -481,25 +481,6 @@ export interface RegisteredTransaction {
   readonly settledBatchId: string | null;
 }
 
-export interface SettlementException {
-  readonly exceptionId: string;
-  readonly gateway: string;
-  readonly merchantAccount: string;
-  readonly batchId: string;
-  readonly line: number;
-  readonly kind: string;
-  readonly type: string;
-  readonly transactionId: string;
-  readonly ref: string | null;
-  readonly paymentId: string | null;
-  readonly leg: string | null;
-  readonly grossCents: number;
-  readonly expectedCents: number | null;
-  /** Of it, what lies in suspense. */
-  readonly suspenseCents: number;
-  readonly recordedAt: string;
-}
-
 export interface RegisteredDispute extends Dispute {
   readonly paymentId: string;
   readonly updatedAt: string;
@@ -527,35 +508,12 @@ export interface Register {
   fundable(today: string): Promise<RegisteredBatch[]>;
   /** Transactions by leg that a batch settled although the payment was not known to be charged. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
-  exceptions(): Promise<SettlementException[]>;
-  /** Those that are open first, then by their due dates; at most {@link MAX_ROWS}. */
+  /** Open disputes first, then by due date. */
   disputes(): Promise<RegisteredDispute[]>;
   dispute(disputeId: string): Promise<RegisteredDispute | null>;
 }
 
-const MAX_ROWS = 1_000;
-
 export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Register => {
-  const disputes = async (disputeId: string | null): Promise<RegisteredDispute[]> => {
-    const { rows } = await pool.query<Record<string, string> & { updated_at: Date }>(
-      `select dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on::text, due_date::text, updated_at
-       from dispute where $1::uuid is null or dispute_id = $1
-       order by status in ('debited', 'in_dispute') desc, due_date, dispute_id limit $2`,
-      [disputeId, MAX_ROWS],
-    );
-    return rows.map((row) => ({
-      disputeId: row.dispute_id!,
-      paymentId: row.payment_id!,
-      status: row.status as DisputeStatus,
-      stage: row.stage!,
-      reasonCode: row.reason_code!,
-      reason: row.reason!,
-      disputedAmountCents: Number(row.disputed_amount_cents),
-      openedOn: row.opened_on!,
-      dueDate: row.due_date!,
-      updatedAt: row.updated_at.toISOString(),
-    }));
-  };
   return {
     caughtUp,
     accounts: async () => {
@@ -598,35 +556,23 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
       return rows.map(accountOf);
     },
     fundable: async (today) => {
-      const { rows } = await pool.query<Record<string, string>>(
-        `select b.gateway, b.merchant_account, a.credentials_ref, a.environment, b.batch_id, b.net_cents, b.funded_on::text
-         from settlement_batch b join gateway_account a on a.gateway = b.gateway and a.merchant_account = b.merchant_account
-         where not b.funded and b.funded_on <= $1::date order by b.funded_on, b.closed_at, b.batch_id limit $2`,
-        [today, MAX_ROWS],
-      );
-      return rows.map((row) => ({ account: accountOf(row), batchId: row.batch_id!, netCents: Number(row.net_cents), fundedOn: row.funded_on! }));
-    },
-    exceptions: async () => {
-      const { rows } = await pool.query<Record<string, string> & { recorded_at: Date; line: number }>(
-        'select * from settlement_exception order by recorded_at, batch_id, line limit $1',
-        [MAX_ROWS],
-      );
-      return rows.map((row) => ({
-        exceptionId: row.exception_id!,
-        gateway: row.gateway!,
-        merchantAccount: row.merchant_account!,
+      const rows = everyRow<Record<string, string>>(async (after, limit) => {
+        const page = await pool.query<Record<string, string>>(
+          `select b.gateway, b.merchant_account, a.credentials_ref, a.environment, b.batch_id, b.net_cents, b.funded_on::text, b.closed_at::text
+           from settlement_batch b join gateway_account a on a.gateway = b.gateway and a.merchant_account = b.merchant_account
+           where not b.funded and b.funded_on <= $1::date
+             and ($2::date is null
+               or (b.funded_on, b.closed_at, b.batch_id, b.gateway, b.merchant_account) > ($2, $3::timestamptz, $4::text, $5::text, $6::text))
+           order by b.funded_on, b.closed_at, b.batch_id, b.gateway, b.merchant_account limit $7`,
+          [today, after?.funded_on, after?.closed_at, after?.batch_id, after?.gateway, after?.merchant_account, limit],
+        );
+        return page.rows;
+      });
+      return (await collect(rows)).map((row) => ({
+        account: accountOf(row),
         batchId: row.batch_id!,
-        line: row.line,
-        kind: row.kind!,
-        type: row.type!,
-        transactionId: row.transaction_id!,
-        ref: row.ref ?? null,
-        paymentId: row.payment_id ?? null,
-        leg: row.leg ?? null,
-        grossCents: Number(row.gross_cents),
-        expectedCents: row.expected_cents === null ? null : Number(row.expected_cents),
-        suspenseCents: Number(row.suspense_cents),
-        recordedAt: row.recorded_at.toISOString(),
+        netCents: Number(row.net_cents),
+        fundedOn: row.funded_on!,
       }));
     },
     settledUnknown: async (paymentId) => {
@@ -637,8 +583,22 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
       );
       return Object.fromEntries(rows.map((row) => [row.leg, row.transaction_id]));
     },
-    disputes: () => disputes(null),
-    dispute: async (disputeId) => (await disputes(disputeId))[0] ?? null,
+    disputes: async () => {
+      const rows = everyRow<StoredDispute>(async (after, limit) => {
+        const page = await pool.query<StoredDispute>(
+          `select ${DISPUTE} from dispute where $1::date is null or (due_date, dispute_id) > ($1, $2::uuid) order by due_date, dispute_id limit $3`,
+          [after?.due_date, after?.dispute_id, limit],
+        );
+        return page.rows;
+      });
+      const all = (await collect(rows)).map(toDispute);
+      // Sorted here: a status that changes between two pages must not move a dispute from one to the other.
+      return [...all.filter(isOpen), ...all.filter((dispute) => !isOpen(dispute))];
+    },
+    dispute: async (disputeId) => {
+      const { rows } = await pool.query<StoredDispute>(`select ${DISPUTE} from dispute where dispute_id = $1`, [disputeId]);
+      return rows[0] ? toDispute(rows[0]) : null;
+    },
   };
 };
 
@@ -647,4 +607,23 @@ const accountOf = (row: Readonly<Record<string, string>>): GatewayAccount => ({
   merchantAccount: row.merchant_account!,
   credentialsRef: row.credentials_ref!,
   environment: row.environment as GatewayAccount['environment'],
+});
+
+type StoredDispute = Record<string, string> & { updated_at: Date };
+
+const DISPUTE = 'dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on::text, due_date::text, updated_at';
+
+const isOpen = ({ status }: RegisteredDispute): boolean => status === 'debited' || status === 'in_dispute';
+
+const toDispute = (row: StoredDispute): RegisteredDispute => ({
+  disputeId: row.dispute_id!,
+  paymentId: row.payment_id!,
+  status: row.status as DisputeStatus,
+  stage: row.stage!,
+  reasonCode: row.reason_code!,
+  reason: row.reason!,
+  disputedAmountCents: Number(row.disputed_amount_cents),
+  openedOn: row.opened_on!,
+  dueDate: row.due_date!,
+  updatedAt: row.updated_at.toISOString(),
 });

@@ -7,6 +7,7 @@ import { get as httpGet } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { PAGE_ROWS } from '#platform';
 import {
   auditKeyModel,
   exportReport,
@@ -352,6 +353,27 @@ describe('the evidence pack', () => {
       await touched('manifest.json', (file) => writeFileSync(file, readFileSync(file, 'utf8').replace(/"sha256": "./, '"sha256": "_'))),
     ).toContain('NOT OK');
     expect(await run(join(folder, 'a'))).not.toContain('NOT OK');
+  });
+  test('and /audit/v1/exceptions hold every exception, however many there are', async () => {
+    const { pool } = service.services;
+    await pool.query(
+      `insert into settlement_case (exception_id, kind, status, gateway, merchant_account, suspense_cents, opened_at, changed_at)
+       select gen_random_uuid(), 'LATE', 'superseded', 'planted', 'mid', 0, $2, $2 from generate_series(1, $1)`,
+      [PAGE_ROWS + 1, FROM],
+    );
+    try {
+      const { data } = await get('/audit/v1/exceptions?status=superseded');
+      const planted = (rows: readonly { gateway: string }[]) => rows.filter(({ gateway }) => gateway === 'planted').length;
+      expect(planted(data.exceptions!)).toBe(PAGE_ROWS + 1);
+      const { files } = await pack('many');
+      const lines = readFileSync(join(folder, 'many', 'exceptions.ndjson'), 'utf8')
+        .trimEnd()
+        .split('\n');
+      expect(planted(lines.map((line) => JSON.parse(line) as { gateway: string }))).toBe(PAGE_ROWS + 1);
+      expect(files.find(({ file }) => file === 'exceptions.ndjson')!.rows).toBe(lines.length);
+    } finally {
+      await pool.query(`delete from settlement_case where gateway = 'planted'`);
+    }
   });
   test('needs a folder of its own and a period that is one', async () => {
     await expect(pack('a')).rejects.toThrow('a pack gets a folder of its own');

@@ -44,9 +44,19 @@ const settle = async () => {
 };
 const history = async (id: string) => (await service.services.payments.ports.streams.events(id)).map(({ type }) => type);
 const exceptionsOf = async (paymentId: string | null) => {
-  const { register } = service.services.settlement;
-  await register.caughtUp();
-  return (await register.exceptions()).filter((one) => one.paymentId === paymentId);
+  await service.services.settlement.register.caughtUp();
+  const { rows } = await service.services.pool.query<{
+    exceptionId: string;
+    kind: string;
+    transactionId: string;
+    grossCents: number;
+    expectedCents: number | null;
+  }>(
+    `select exception_id as "exceptionId", kind, transaction_id as "transactionId", gross_cents::int as "grossCents", expected_cents::int as "expectedCents"
+     from settlement_exception where payment_id is not distinct from $1 order by recorded_at, batch_id, line`,
+    [paymentId],
+  );
+  return rows;
 };
 const tasksOf = async (paymentId: string) => {
   const tasks: string[] = [];

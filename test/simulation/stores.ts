@@ -800,7 +800,6 @@ export const simulatedRegister = (log: EventStore): Register => {
           netCents: batch.netCents,
           fundedOn: batch.fundedOn!,
         })),
-    exceptions: async () => [],
     disputes: async () => [...disputes.values()],
     dispute: async (disputeId) => disputes.get(disputeId) ?? null,
     settledUnknown: async (paymentId) => settledUnknown.get(paymentId) ?? {},

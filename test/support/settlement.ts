@@ -3,6 +3,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { balances, bookSumCents, journalModel } from '#ledger';
+import { collect } from '#platform';
 import { type ExceptionRow, exceptionRows, type FileImported, importSettlementFile, type SettlementPorts } from '#settlement';
 import type { Service } from './service.js';
 
@@ -74,7 +75,7 @@ export const settlementDesk = (service: Service): SettlementDesk => {
     exceptions: async (status = null) => {
       await services.settlement.register.caughtUp();
       while ((await services.openExceptions()) > 0);
-      return exceptionRows(services.pool, { status, now: service.clock.now() });
+      return collect(exceptionRows(services.pool, { status, now: service.clock.now() }));
     },
     booked: async () => {
       await services.readModels.of(journalModel).runUntil((await services.store.head())!, { timeoutMs: 20_000 });

@@ -1,0 +1,120 @@
+/** Lists of settlement that are longer than a page, on real Postgres: nothing is cut off, nothing comes twice, and the order holds across pages. */
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { memoryEventStore, type Position, prepareReadModels, searchPathOf } from '#eventstore';
+import { systemClock, timestamp } from '#kernel';
+import { collect, createPool, migrate, PAGE_ROWS, type Pool, systemIds, transaction } from '#platform';
+import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
+import { freshDatabase } from '../../test/support/postgres.js';
+import { batchesAsOf, exceptionModel, exceptionRows, openExceptions, postgresRegister, type Register, type SettlementPorts } from './index.js';
+
+let database: Awaited<ReturnType<typeof freshDatabase>>;
+let pool: Pool;
+let register: Register;
+/** Two full pages, and one row more. */
+const ROWS = 2 * PAGE_ROWS + 1;
+const NOW = Date.parse('2026-06-01T00:00:00Z');
+
+beforeAll(async () => {
+  database = await freshDatabase();
+  pool = createPool(database.url, { name: 'lists', max: 4, searchPath: searchPathOf(READ_MODELS) });
+  await migrate(pool, MIGRATIONS);
+  await prepareReadModels(pool, READ_MODELS, memoryEventStore());
+  register = postgresRegister(pool, async () => undefined);
+  // Seven rows share each time: pages end in the middle of such a tie.
+  await pool.query(
+    `insert into settlement_case (exception_id, kind, status, gateway, merchant_account, suspense_cents, opened_at, changed_at)
+     select gen_random_uuid(), 'LATE', s.status, 'simulator', 'mid', 0, at, at
+     from (values ('opened'), ('resolved')) s (status), generate_series(1, $1) n, lateral (select '2026-01-01'::timestamptz + n / 7 * interval '1.000001 s' as at) t`,
+    [ROWS],
+  );
+  await pool.query(`insert into gateway_account values ('simulator', 'mid', 'sandbox', 'sandbox')`);
+  await pool.query(
+    `insert into settlement_batch (gateway, merchant_account, batch_id, closed_at, funded_on, line_count, gross_cents, fee_cents, net_cents, funded, recorded_at)
+     select 'simulator', 'mid', 'b' || n, '2026-01-01'::timestamptz + n / 7 * interval '1.000001 s', '2026-01-02'::date + n % 3, 1, 100, 2, 98, false, '2026-01-03'
+     from generate_series(1, $1) n`,
+    [ROWS],
+  );
+  await pool.query(
+    `insert into dispute (dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on, due_date, updated_at)
+     select gen_random_uuid(), gen_random_uuid(), (array['debited', 'in_dispute', 'lost', 'recovered'])[1 + n % 4], 'chargeback', '10.4', 'fraud', n, '2026-01-01',
+       '2026-02-01'::date + n / 7 % 300, '2026-01-01' from generate_series(1, $1) n`,
+    [ROWS],
+  );
+});
+afterAll(async () => {
+  await pool.end();
+  await database.drop();
+});
+
+const isSorted = <T>(rows: readonly T[], key: (row: T) => string) => rows.every((row, index) => index === 0 || key(rows[index - 1]!) <= key(row));
+
+describe('every row of a list, once', () => {
+  test.each([null, 'resolved'])('exceptions of status %s, oldest first', async (status) => {
+    const rows = await collect(exceptionRows(pool, { status, now: NOW }));
+    expect([rows.length, new Set(rows.map(({ exceptionId }) => exceptionId)).size]).toEqual([ROWS, ROWS]);
+    expect(isSorted(rows, ({ openedAt }) => openedAt)).toBe(true);
+    expect(new Set(rows.map((row) => row.status))).toEqual(new Set([status ?? 'opened']));
+  });
+
+  test('batches, by the time of their closing', async () => {
+    const rows = await collect(batchesAsOf(pool, null, NOW));
+    expect([rows.length, new Set(rows.map(({ batchId }) => batchId)).size]).toEqual([ROWS, ROWS]);
+    expect(isSorted(rows, ({ closedAt }) => closedAt)).toBe(true);
+    expect(await collect(batchesAsOf(pool, '2026-01-02T00:00:00.000Z', NOW))).toEqual([]);
+  });
+
+  test('batches whose day of funding has come, by that day', async () => {
+    const rows = await register.fundable('2026-06-01');
+    expect([rows.length, new Set(rows.map(({ batchId }) => batchId)).size]).toEqual([ROWS, ROWS]);
+    expect(isSorted(rows, ({ fundedOn }) => fundedOn)).toBe(true);
+    expect(new Set((await register.fundable('2026-01-02')).map(({ fundedOn }) => fundedOn))).toEqual(new Set(['2026-01-02']));
+  });
+
+  test('disputes, open ones first, then by due date; one of them by its id', async () => {
+    const rows = await register.disputes();
+    expect([rows.length, new Set(rows.map(({ disputeId }) => disputeId)).size]).toEqual([ROWS, ROWS]);
+    const isClosed = (status: string) => (['debited', 'in_dispute'].includes(status) ? 0 : 1);
+    expect(isSorted(rows, ({ status, dueDate, disputeId }) => `${isClosed(status)} ${dueDate} ${disputeId}`)).toBe(true);
+    expect(await register.dispute(rows.at(-1)!.disputeId)).toEqual(rows.at(-1));
+    expect(await register.dispute('01890000-0000-7000-8000-000000000000')).toBeNull();
+  });
+});
+
+describe('exceptions are opened until none is left', () => {
+  const LINES = 1_201;
+  const store = memoryEventStore();
+  const ids = systemIds(() => NOW);
+  const ports = { store, payments: { clock: systemClock, ids } } as unknown as SettlementPorts;
+  let seen: Position | null = null;
+  /** The read model follows the log by its own code. */
+  const cases = {
+    caughtUp: async () => {
+      for await (const events of store.readAll(seen, { streamPrefixes: ['exception-'] })) {
+        await transaction(pool, (client) => exceptionModel.apply(client, events));
+        seen = events.at(-1)!.position;
+      }
+    },
+  };
+
+  test('more lines than one round detects, in one call', async () => {
+    await pool.query('truncate settlement_case');
+    await pool.query(
+      `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, gross_cents, suspense_cents, recorded_at, position)
+       select gen_random_uuid(), 'simulator', 'mid', 'late', n, 'LATE', 'sale', 't' || n, 100, 0, $2, n from generate_series(1, $1) n`,
+      [LINES, timestamp(NOW)],
+    );
+    expect(await openExceptions(ports, pool, cases)).toBe(LINES);
+    expect(await collect(exceptionRows(pool, { status: null, now: NOW }))).toHaveLength(LINES);
+    expect(await openExceptions(ports, pool, cases)).toBe(0);
+  });
+
+  test('and superseded likewise; a signal ends the work after a round', async () => {
+    await pool.query('update settlement_exception set superseded = true');
+    await openExceptions(ports, pool, cases, AbortSignal.abort());
+    const left = (await collect(exceptionRows(pool, { status: null, now: NOW }))).length;
+    expect(left).toBeGreaterThan(0);
+    expect(left).toBeLessThan(LINES);
+    await openExceptions(ports, pool, cases);
+    expect(await collect(exceptionRows(pool, { status: null, now: NOW }))).toEqual([]);
+  });
+});
