@@ -2,7 +2,7 @@
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { HOST_CLOCKS_DIFFER_MS } from '#kernel';
-import { createPool, migrate, type Pool, transaction } from '#platform';
+import { createPool, migrate, type Pool, PURGE_BATCH, transaction } from '#platform';
 import { eventually } from '../../test/support/eventually.js';
 import {
   away,
@@ -453,9 +453,19 @@ describe('where it finds its work', () => {
     await list(refunding);
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck]);
     // Somebody else has resolved it: its tries go, those of what is open stay.
-    await purgeTries(pool);
-    const { rows } = await pool.query<{ payment_id: string }>('select payment_id from recovery_try');
-    expect(rows).toEqual([{ payment_id: stuck }]);
+    const purged = async () => {
+      const { rows } = await pool.query<{ payment_id: string }>('select payment_id from recovery_try');
+      return rows;
+    };
+    expect(await purgeTries(pool)).toBe(1);
+    expect(await purged()).toEqual([{ payment_id: stuck }]);
+    // However many there are.
+    await pool.query(`insert into recovery_try select gen_random_uuid(), gen_random_uuid(), 1, now(), 'open' from generate_series(1, $1)`, [
+      2 * PURGE_BATCH + 1,
+    ]);
+    expect(await purgeTries(pool, AbortSignal.abort())).toBe(PURGE_BATCH);
+    expect(await purgeTries(pool)).toBe(PURGE_BATCH + 1);
+    expect(await purged()).toEqual([{ payment_id: stuck }]);
   });
 });
 

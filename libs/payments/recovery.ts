@@ -4,7 +4,7 @@
  */
 import { Conflict, type EventStore, type Origin } from '#eventstore';
 import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
-import type { Migration, Pool, Queryable } from '#platform';
+import { type Migration, type Pool, purge, type Queryable } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
 import { type Awaiting, type ChargeFinding, openOf } from './payment.js';
@@ -237,8 +237,14 @@ export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
 });
 
 /** Tries of what others have resolved: a request, staff, or a reader's look. */
-export const purgeTries = async (db: Queryable): Promise<void> => {
-  await db.query(
-    'delete from recovery_try t where not exists (select from payment_list p where p.payment_id = t.payment_id and p.open_attempt_id = t.attempt_id)',
-  );
-};
+export const purgeTries = (db: Queryable, stop?: AbortSignal): Promise<number> =>
+  purge(async (limit) => {
+    const { rowCount } = await db.query(
+      `delete from recovery_try where ctid = any(array(
+         select t.ctid from recovery_try t
+         where not exists (select from payment_list p where p.payment_id = t.payment_id and p.open_attempt_id = t.attempt_id)
+         limit $1 for update skip locked))`,
+      [limit],
+    );
+    return rowCount ?? 0;
+  }, stop);

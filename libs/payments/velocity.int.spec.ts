@@ -1,7 +1,7 @@
 /** Velocity (C53, C70): exact windows on real Postgres, with a clock that the spec moves. */
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import type { VelocityLimits } from '#accounts';
-import { createPool, migrate, newKeyRing, type Pool, systemIds } from '#platform';
+import { createPool, migrate, newKeyRing, type Pool, PURGE_BATCH, systemIds } from '#platform';
 import { CARDS, type Ground, openGround, openHouse, refused } from '../../test/support/payments.js';
 import { freshDatabase } from '../../test/support/postgres.js';
 import { Secret } from './gateway/gateway.js';
@@ -262,6 +262,22 @@ describe('what the table holds (security.md 1)', () => {
     await purgeVelocity(pool);
     expect(await count()).toBe(2);
   });
+});
+
+test('many expired entries are purged in batches; a signal ends the purge after one', async () => {
+  const many = 2 * PURGE_BATCH + 1;
+  await pool.query('truncate velocity_entry');
+  await pool.query(
+    `insert into velocity_entry (portal_id, scope, subject, kid, kind, entry_id, at, expires_at)
+     select $1, 'card', '\\x00', 'k', 'attempt', gen_random_uuid(), now(), now() - interval '1 s' from generate_series(1, $2)`,
+    [portalId, many],
+  );
+  await pool.query(
+    `insert into velocity_entry select portal_id, scope, subject, kid, kind, gen_random_uuid(), at, now() + interval '1 h' from velocity_entry limit 1`,
+  );
+  expect(await purgeVelocity(pool, AbortSignal.abort())).toBe(PURGE_BATCH);
+  expect(await purgeVelocity(pool)).toBe(many - PURGE_BATCH);
+  expect((await pool.query('select from velocity_entry')).rowCount).toBe(1);
 });
 
 describe('in a charge', () => {

@@ -4,7 +4,7 @@
  */
 import type { LimitScope, Portal, VelocityLimits } from '#accounts';
 import { type Clock, ServiceError, timestamp } from '#kernel';
-import { type Client, type KeyRing, type Migration, type Pool, transaction } from '#platform';
+import { type Client, type KeyRing, type Migration, type Pool, purge, transaction } from '#platform';
 import type { PaymentInstrument } from './gateway/gateway.js';
 
 export const velocityMigration: Migration = {
@@ -156,7 +156,12 @@ const entriesSince = async (
 };
 
 /** Removes what no window can ask for any more. */
-export const purgeVelocity = async (pool: Pool): Promise<number> => {
-  const { rowCount } = await pool.query('delete from velocity_entry where expires_at < now()');
-  return rowCount ?? 0;
-};
+export const purgeVelocity = (pool: Pool, stop?: AbortSignal): Promise<number> =>
+  purge(async (limit) => {
+    const { rowCount } = await pool.query(
+      `delete from velocity_entry where ctid = any(array(
+         select ctid from velocity_entry where expires_at < now() limit $1 for update skip locked))`,
+      [limit],
+    );
+    return rowCount ?? 0;
+  }, stop);

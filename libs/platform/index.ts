@@ -9,5 +9,6 @@ export { type EmbeddedPostgres, freePort, startEmbeddedPostgres } from './postgr
 export { collect, everyRow, PAGE_ROWS } from './postgres/pages.js';
 export { ALL_AS_TEXT, type Client, createPool, isUnavailable, type Pool, type Queryable, transaction } from './postgres/pool.js';
 export { livingProcesses, processMigration, recordProcess } from './postgres/processes.js';
+export { purge, PURGE_BATCH } from './postgres/purge.js';
 export { isMigrated, migrate, type Migration, missingMigrations } from './postgres/schema.js';
 export { compareReleases, RELEASE } from './release.js';

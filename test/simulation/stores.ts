@@ -269,16 +269,17 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
       const rows = await statement('takeOverStale', () => table.takeOverStale(limit), true);
       return rows.map((row) => ({ ...owned(row, true), accountId: row.accountId, keyHash: row.keyHash }));
     },
-    purge: async (limit, resolved) => {
+    purge: async (limit, resolved, stop) => {
       let deleted = 0;
-      for (let gone = limit; gone === limit; deleted += gone) gone = await statement('purge', () => table.purge(limit), true);
+      for (let gone = limit; gone === limit && !stop?.aborted; deleted += gone) gone = await statement('purge', () => table.purge(limit), true);
       for (let kept = 0; ;) {
         const rows = await statement('purge.reserved', () => table.expiredReserved(limit, kept), true);
         for (const row of rows) {
+          if (stop?.aborted) break;
           if (await resolved(row).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteReserved(row));
           else kept += 1;
         }
-        if (rows.length < limit) return deleted;
+        if (rows.length < limit || stop?.aborted) return deleted;
       }
     },
     ping: () => statement('ping', () => true, true),

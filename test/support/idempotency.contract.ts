@@ -286,6 +286,19 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(await store.purge(2, async () => true)).toBe(0);
       });
 
+      test('T12: a stop leaves what is behind the rows at hand to the next purge', async () => {
+        await store.purge(1_000, async () => true);
+        const keys = [newKey(), newKey(), newKey()];
+        for (const key of keys) {
+          await store.settle(name(key), (await own(key)).fence, { to: 'reserved' });
+          await expires(key);
+        }
+        const stop = new AbortController();
+        const purged = await store.purge(1, async () => (stop.abort(), true), stop.signal);
+        expect(purged).toBe(1);
+        expect(await store.purge(1, async () => true)).toBe(2);
+      });
+
       test('T12: a payment that cannot be read keeps its own key, and no other', async () => {
         const [unreadable, resolved] = [newKey(), newKey()];
         const paymentIds: string[] = [];

@@ -113,8 +113,8 @@ export interface IdempotencyStore {
   name(accountId: string, key: string): KeyName;
   /** Claims rows of creates whose lease is over, so that the sweeper can settle them (T7). */
   takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
-  /** Deletes expired rows; a `reserved` one only when what it is bound to is resolved (C16, T12). */
-  purge(limit: number, resolved: (bound: Bound) => Promise<boolean>): Promise<number>;
+  /** Deletes expired rows, `limit` at once; a `reserved` one only when what it is bound to is resolved (C16, T12). `stop` ends it after the rows at hand. */
+  purge(limit: number, resolved: (bound: Bound) => Promise<boolean>, stop?: AbortSignal): Promise<number>;
   /** True when the store can be written. */
   ping(): Promise<boolean>;
 }
@@ -195,13 +195,14 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
         attemptId: row.attempt_id,
       }));
     },
-    purge: async (limit, resolved) => {
+    purge: async (limit, resolved, stop) => {
       let deleted = 0;
-      for (let gone = limit; gone === limit; deleted += gone) gone = (await pool.query(PURGE, [limit])).rowCount ?? 0;
+      for (let gone = limit; gone === limit && !stop?.aborted; deleted += gone) gone = (await pool.query(PURGE, [limit])).rowCount ?? 0;
       // Payments that stay open are stepped over, so that they never keep those behind them from leaving.
       for (let kept = 0; ;) {
         const { rows } = await pool.query<BoundRow>(EXPIRED_RESERVED, [limit, kept]);
         for (const row of rows) {
+          if (stop?.aborted) break;
           const bound = { accountId: row.api_account_id, paymentId: row.payment_id, attemptId: row.attempt_id };
           // One stream that cannot be read says nothing about the others.
           if (!(await resolved(bound).catch(() => false))) {
@@ -214,7 +215,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
           );
           deleted += gone.rowCount ?? 0;
         }
-        if (rows.length < limit) return deleted;
+        if (rows.length < limit || stop?.aborted) return deleted;
       }
     },
     ping: async () => {
