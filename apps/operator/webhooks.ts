@@ -179,9 +179,9 @@ const addDeliveries = (deliveries: Command, { action }: Terminal): void => {
     .argument('<delivery>', 'number of the delivery', deliveryNumber)
     .action(
       action(async (context, id: string) => {
-        const { findDelivery } = await open(context);
+        const { findDelivery, noDelivery } = await open(context);
         const found = await findDelivery(context.pool, id);
-        if (!found) throw new ServiceError('VALIDATION_ERROR', `There is no delivery ${id}.`, {}, { status: 404 });
+        if (!found) throw noDelivery(id);
         const { attemptLog, ...row } = found;
         const text = fields([
           ['delivery', id],

@@ -6,7 +6,8 @@ import { Deadline, timestamp } from '#kernel';
 import { BrokenPromise, ForgedHead, signLog, sweepDrift } from '#audit';
 import { purgeTries, purgeVelocity, settleCreate } from '#payments';
 import { recordSettlements } from '#settlement';
-import { purgeAttempts } from '#webhooks';
+import { purgeAttempts, purgeDelivered } from '#webhooks';
+import { PURGE_BATCH } from '#platform';
 import type { Services } from '../services.js';
 
 const RECOVERY_EVERY_MS = 5_000;
@@ -22,7 +23,6 @@ const DRIFT_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
 const DROP_UNUSED_EVERY_MS = 60 * 60_000;
 const BATCH = 100;
-const PURGE_BATCH = 1_000;
 const SWEEP_DEADLINE_MS = 20_000;
 
 interface Loop {
@@ -37,7 +37,7 @@ export interface Worker {
 }
 
 export const startWorker = (services: Services): Worker => {
-  const { checkout, clock, log, payments, pool, reactors, readModels, settlement, webhooks } = services;
+  const { checkout, clock, config, log, payments, pool, reactors, readModels, settlement, webhooks } = services;
   const subscribers = [...Object.values(reactors), ...readModels.all()];
   const stop = new AbortController();
   // Every loop listens to it.
@@ -52,11 +52,11 @@ export const startWorker = (services: Services): Worker => {
     },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
     { name: 'checkout finisher', everyMs: FINISH_CHECKOUTS_EVERY_MS, run: () => finishSessions(checkout, pool, { stop: stop.signal }) },
-    { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services) },
+    { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services, stop.signal) },
     { name: 'drift', everyMs: DRIFT_EVERY_MS, run: () => lookForDrift(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
-    { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool) },
-    { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool) },
+    { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool, stop.signal) },
+    { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool, stop.signal) },
     {
       name: 'unused read models',
       everyMs: DROP_UNUSED_EVERY_MS,
@@ -65,7 +65,8 @@ export const startWorker = (services: Services): Worker => {
           log.info({ schema }, 'a shape of a read model that nobody uses was dropped');
       },
     },
-    { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool) },
+    { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool, stop.signal) },
+    { name: 'webhook purge', everyMs: PURGE_EVERY_MS, run: () => purgeDelivered(pool, config.webhooks.keepDays, stop.signal) },
   ];
 
   for (const reactor of Object.values(reactors)) reactor.start();
@@ -104,9 +105,9 @@ export const sweepKeys = async ({ payments, clock, ids, log }: KeyWork): Promise
 };
 
 /** Expired keys; one whose payment is still open stays reserved, so that it can never charge again (C16, T12). */
-export const purgeKeys = async ({ payments, clock, ids }: KeyWork): Promise<void> => {
+export const purgeKeys = async ({ payments, clock, ids }: KeyWork, stop?: AbortSignal): Promise<void> => {
   const { idempotency, ports } = payments;
-  await idempotency.purge(PURGE_BATCH, async ({ accountId, paymentId, attemptId }) => {
+  const isResolved: Parameters<typeof idempotency.purge>[1] = async ({ accountId, paymentId, attemptId }) => {
     const loaded = await ports.streams.load(paymentId);
     if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
     // An intent of long ago that may still arrive would have no key to guard it: fence the stream first.
@@ -120,7 +121,8 @@ export const purgeKeys = async ({ payments, clock, ids }: KeyWork): Promise<void
     };
     await ports.streams.execute(loaded, [abandon], owner, new Deadline(clock, SWEEP_DEADLINE_MS));
     return true;
-  });
+  };
+  await idempotency.purge(PURGE_BATCH, isResolved, stop);
 };
 
 /** A log that does not begin with what was signed is an alarm, not a warning: nothing is signed over it. */

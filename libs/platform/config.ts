@@ -19,6 +19,8 @@ export interface PrivateTarget {
 export interface WebhookSettings {
   /** Wait between attempts, before the spread; other than 120 for tests only. */
   readonly retrySeconds: number;
+  /** Days for which an event and its deliveries are kept once it was delivered. */
+  readonly keepDays: number;
   /** Ports that an endpoint's URL may name. */
   readonly ports: readonly number[];
   /** Public networks that are refused all the same, such as our own. */
@@ -69,6 +71,8 @@ export interface Config {
 
 /** About every 2 minutes (specification, Retries). */
 const WEBHOOK_RETRY_SECONDS = 120;
+const WEBHOOK_KEEP_DAYS = 400;
+const MAX_KEEP_DAYS = 36_500;
 const WEBHOOK_PORTS: readonly number[] = [443, 8443];
 const MAX_RATE = 1_000_000;
 const MAX_PROXY_HOPS = 10;
@@ -152,12 +156,16 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     faults.push(`WEBHOOK_RETRY_SECONDS=${retrySeconds}: must be a number of seconds, up to 9999`);
   else if (production && Number(retrySeconds) !== WEBHOOK_RETRY_SECONDS)
     faults.push(`WEBHOOK_RETRY_SECONDS: refused in production, where it is ${WEBHOOK_RETRY_SECONDS}`);
+  const keepDays = text('WEBHOOK_KEEP_DAYS', String(WEBHOOK_KEEP_DAYS));
+  if (!/^\d{1,5}$/.test(keepDays) || Number(keepDays) < 1 || Number(keepDays) > MAX_KEEP_DAYS)
+    faults.push(`WEBHOOK_KEEP_DAYS=${keepDays}: must be a whole number of days, 1 to ${MAX_KEEP_DAYS}`);
   const privateTargets = list('WEBHOOK_PRIVATE_TARGETS', 'host:port=network', readPrivateTarget);
   if (production && privateTargets.length > 0 && env.WEBHOOK_PRIVATE_TARGETS_ACK !== env.WEBHOOK_PRIVATE_TARGETS)
     faults.push('WEBHOOK_PRIVATE_TARGETS: lets webhooks reach private addresses; in production WEBHOOK_PRIVATE_TARGETS_ACK must hold the same text');
   const ports = list('WEBHOOK_PORTS', 'ports', (part) => (isPort(part) ? Number(part) : null));
   const webhooks: WebhookSettings = {
     retrySeconds: Number(retrySeconds),
+    keepDays: Number(keepDays),
     ports: ports.length > 0 ? ports : WEBHOOK_PORTS,
     blockedNetworks: list('WEBHOOK_BLOCKED_NETWORKS', 'networks such as 198.51.100.0/24', readNetwork),
     privateTargets,

@@ -73,7 +73,9 @@ deliveriesContract(
     const stage = await openWebhookStage(ground);
     return {
       fresh: async () => {
-        await stage.query('truncate webhook_attempt, webhook_delivery, webhook_event, webhook_endpoint_secret, webhook_endpoint cascade');
+        await stage.query(
+          'truncate webhook_attempt, webhook_delivery, webhook_event, webhook_endpoint_secret, webhook_endpoint, webhook_purged cascade',
+        );
         return tablesOf(stage);
       },
       close: async () => {

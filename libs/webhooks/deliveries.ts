@@ -6,8 +6,9 @@
  *   held | delivered → pending in another round, when staff redeliver
  */
 import { ServiceError } from '#kernel';
-import { type Migration, type Pool, type Queryable, transaction } from '#platform';
+import { type Migration, type Pool, purge, type Queryable, transaction } from '#platform';
 import { announceDue, cancelForDisabled, recordStaffAction, type Redelivered, type StaffDeps } from './endpoint.js';
+import { OUTBOX_NEVER_AGAIN, WEBHOOK_OUTBOX } from './outbox.js';
 import type { Outcome } from './safe-request.js';
 import { FAILING_AFTER, type Fate, LEASE_MS, MAX_LEASE_LOSSES, RETRY_SPREAD } from './schedule.js';
 
@@ -398,7 +399,7 @@ export const redeliver = async (deps: StaffDeps, names: readonly string[]): Prom
             [name],
           )
         : await client.query<{ id: string }>('select id::text as id from webhook_delivery where id = $1::bigint', [name]);
-      if (rows.length === 0) throw new ServiceError('VALIDATION_ERROR', `There is no delivery ${name}.`, {}, { status: 404 });
+      if (rows.length === 0) throw noDelivery(name);
       for (const { id } of rows) wanted.add(id);
     }
     return [...wanted];
@@ -427,6 +428,15 @@ export const redeliverAllHeld = async (deps: StaffDeps): Promise<Redelivered[]> 
   }
 };
 
+/** Whether it ever existed cannot be told: nothing is kept of a purged delivery. */
+export const noDelivery = (name: string): ServiceError =>
+  new ServiceError(
+    'VALIDATION_ERROR',
+    `There is no delivery ${name}. A delivery is deleted WEBHOOK_KEEP_DAYS after it was delivered.`,
+    {},
+    { status: 404 },
+  );
+
 const cannotRedeliver = async (client: Queryable, ids: readonly string[]): Promise<ServiceError> => {
   const { rows } = await client.query<{ id: string; state: DeliveryState; status: string }>(
     `select d.id::text as id, d.state, e.status from webhook_delivery d join webhook_endpoint e on e.id = d.endpoint_id
@@ -441,10 +451,46 @@ const cannotRedeliver = async (client: Queryable, ids: readonly string[]): Promi
 /** Attempts are kept this long. */
 const KEEP_ATTEMPTS_DAYS = 90;
 
-export const purgeAttempts = async (db: Queryable): Promise<number> => {
-  const { rowCount } = await db.query(`delete from webhook_attempt where started_at < now() - $1::int * interval '1 day'`, [KEEP_ATTEMPTS_DAYS]);
-  return rowCount ?? 0;
-};
+export const purgeAttempts = (db: Queryable, stop?: AbortSignal): Promise<number> =>
+  purge(async (limit) => {
+    const { rowCount } = await db.query(
+      `delete from webhook_attempt where ctid = any(array(
+         select ctid from webhook_attempt where started_at < now() - $1::int * interval '1 day' limit $2 for update skip locked))`,
+      [KEEP_ATTEMPTS_DAYS, limit],
+    );
+    return rowCount ?? 0;
+  }, stop);
+
+/**
+ * Deletes events that happened, and were delivered, `keepDays` ago or earlier, with their deliveries. An event stays as long as one of its deliveries is pending, in
+ * flight or held. Returns how many events were deleted.
+ */
+export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal): Promise<number> =>
+  purge(
+    (limit) =>
+      transaction(pool, async (client) => {
+        const { rows } = await client.query<{ id: string }>(
+          `select v.id from webhook_event v
+           where v.created_at < now() - $1::int * interval '1 day'
+             and not exists (
+               select from webhook_delivery d where d.event_id = v.id
+                 and not (d.state = 'canceled' or (d.state = 'delivered' and d.delivered_at < now() - $1::int * interval '1 day')))
+           order by v.created_at limit $2 for update skip locked`,
+          [keepDays, limit],
+        );
+        const ids = rows.map(({ id }) => id);
+        if (ids.length === 0) return 0;
+        await client.query(OUTBOX_NEVER_AGAIN, [WEBHOOK_OUTBOX]);
+        // A redelivery that began meanwhile keeps its delivery, and its event.
+        await client.query(`delete from webhook_delivery where event_id = any($1::text[]) and state in ('delivered', 'canceled')`, [ids]);
+        const { rowCount } = await client.query(
+          `delete from webhook_event v where v.id = any($1::text[]) and not exists (select from webhook_delivery d where d.event_id = v.id)`,
+          [ids],
+        );
+        return rowCount ?? 0;
+      }),
+    stop,
+  );
 
 /** What is open, and for how long something has been due that an endpoint could have had. Delivered ones are too many to count at every look. */
 export const deliveryFigures = async (

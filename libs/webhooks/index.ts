@@ -8,8 +8,10 @@ export {
   type Ended,
   findDelivery,
   listDeliveries,
+  noDelivery,
   postgresDeliveries,
   purgeAttempts,
+  purgeDelivered,
   redeliver,
   redeliverAllHeld,
 } from './deliveries.js';

@@ -1,7 +1,13 @@
 import type { Migration } from '#platform';
 import { webhookDeliveryMigration } from './deliveries.js';
 import { webhookEndpointMigration } from './endpoint.js';
-import { webhookEventMigration } from './outbox.js';
+import { webhookEventCreatedMigration, webhookEventMigration, webhookPurgeMigration } from './outbox.js';
 
 /** Tables of this lib, for `migrate`. */
-export const webhookMigrations: readonly Migration[] = [webhookEndpointMigration, webhookEventMigration, webhookDeliveryMigration];
+export const webhookMigrations: readonly Migration[] = [
+  webhookEndpointMigration,
+  webhookEventMigration,
+  webhookDeliveryMigration,
+  webhookPurgeMigration,
+  webhookEventCreatedMigration,
+];

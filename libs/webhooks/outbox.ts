@@ -1,7 +1,8 @@
 /**
  * From facts to deliveries, exactly once. The outbox follows the log of payments and writes, in the transaction that moves its checkpoint, what is to be told
  * and to whom: an event with its body, and a delivery for each endpoint of the account that was registered before it happened. A reactor, not a read model:
- * its effects leave the house, so it is never rebuilt; and since ids are a pure function of the fact, even a replay from the start would add nothing.
+ * its effects leave the house, so it is never rebuilt. A replay from the start would add nothing: ids are a pure function of the fact, and what may have been
+ * purged is passed over.
  */
 import { paymentIdOf, type PaymentTerms, paymentEvents } from '#payments';
 import type { Client, Migration } from '#platform';
@@ -29,6 +30,28 @@ create index webhook_event_payment on webhook_event (payment_id);
 create index webhook_event_account on webhook_event (account_id, number);
 `,
 };
+
+export const webhookPurgeMigration: Migration = {
+  name: '0083-webhook-purge',
+  sql: `
+-- Up to this position of the log, events may have been deleted after their delivery.
+create table webhook_purged (
+  one      bool primary key default true check (one),
+  position text collate "C" not null
+);
+`,
+};
+
+export const webhookEventCreatedMigration: Migration = {
+  name: '0084-webhook-event-created',
+  run: 'concurrently',
+  sql: 'create index concurrently if not exists webhook_event_created on webhook_event (created_at)',
+};
+
+/** Everything up to the checkpoint of the outbox was written once; a replay must not write again what a purge deletes. */
+export const OUTBOX_NEVER_AGAIN = `
+  insert into webhook_purged (position) select position from projection_checkpoint where name = $1
+  on conflict (one) do update set position = greatest(webhook_purged.position, excluded.position)`;
 
 /** Name of the checkpoint. */
 export const WEBHOOK_OUTBOX = 'webhook-outbox';
@@ -77,7 +100,8 @@ const write = async (client: Client, told: readonly Told[]): Promise<void> => {
   await client.query(
     `with told as (
        select * from unnest($1::text[], $2::text[], $3::uuid[], $4::uuid[], $5::bytea[], $6::timestamptz[], $7::text[], $8::bigint[], $9::text[])
-         with ordinality as t (id, type, account_id, payment_id, payload, created_at, stream, revision, position, number)),
+         with ordinality as t (id, type, account_id, payment_id, payload, created_at, stream, revision, position, number)
+       where not exists (select from webhook_purged p where p.position >= t.position)),
      event as (
        insert into webhook_event (id, type, account_id, payment_id, payload, created_at, stream, revision)
        select id, type, account_id, payment_id, payload, created_at, stream, revision from told order by number

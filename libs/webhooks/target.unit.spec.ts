@@ -150,7 +150,13 @@ describe('settings', () => {
     expect(faults({ WEBHOOK_PORTS: '443,x' })).toContain('WEBHOOK_PORTS');
     expect(faults({ WEBHOOK_RETRY_SECONDS: 'soon' })).toContain('WEBHOOK_RETRY_SECONDS');
     expect(faults({ WEBHOOK_RETRY_SECONDS: '0' })).toContain('WEBHOOK_RETRY_SECONDS');
+    for (const days of ['0', '36501', '1.5', '-1', 'ever'])
+      expect(faults({ WEBHOOK_KEEP_DAYS: days })).toContain(`WEBHOOK_KEEP_DAYS=${days}: must be`);
     expect(faults({ WEBHOOK_DNS_SERVERS: '127.0.0.1:5399,[::1]:53,9.9.9.9', WEBHOOK_RETRY_SECONDS: '0.2', ...list })).toBe('accepted');
+  });
+  test('webhooks are kept for 400 days unless another number is set', () => {
+    expect(readConfig({}).webhooks.keepDays).toBe(400);
+    expect(readConfig({ WEBHOOK_KEEP_DAYS: '30' }).webhooks.keepDays).toBe(30);
   });
   test('production wants private targets acknowledged, word for word, and no shorter waits', () => {
     expect(faults({ ...production, ...list })).toContain('WEBHOOK_PRIVATE_TARGETS_ACK');

@@ -255,8 +255,9 @@ test('what the rules refuse is refused with the reason', async () => {
   const nobody = '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c11';
   expect(await refused(1, 'webhooks', 'endpoints', 'add', '--account', nobody, '--url', urls[2]!)).toBe('There is no such account.');
   expect(await refused(1, 'webhooks', 'endpoints', 'pause', nobody)).toBe('There is no such webhook endpoint.');
-  expect(await refused(1, 'webhooks', 'deliveries', 'show', '99999999')).toBe('There is no delivery 99999999.');
-  expect(await refused(1, 'webhooks', 'deliveries', 'redeliver', 'evt_nothing')).toBe('There is no delivery evt_nothing.');
+  const kept = 'A delivery is deleted WEBHOOK_KEEP_DAYS after it was delivered.';
+  expect(await refused(1, 'webhooks', 'deliveries', 'show', '99999999')).toBe(`There is no delivery 99999999. ${kept}`);
+  expect(await refused(1, 'webhooks', 'deliveries', 'redeliver', 'evt_nothing')).toBe(`There is no delivery evt_nothing. ${kept}`);
   for (const wrong of [
     ['endpoints', 'add', '--account', accountId],
     ['endpoints', 'check'],

@@ -119,7 +119,9 @@ export const openWebhookStage = async ({ ground, names, authority, caFile }: Web
     name: 'webhook stage',
     max: 30,
   });
-  await pool.query('truncate webhook_attempt, webhook_delivery, webhook_event, webhook_endpoint_secret, webhook_endpoint, projection_checkpoint');
+  await pool.query(
+    'truncate webhook_attempt, webhook_delivery, webhook_event, webhook_endpoint_secret, webhook_endpoint, webhook_purged, projection_checkpoint',
+  );
   const closers: (() => Promise<unknown>)[] = [];
   const logged: string[] = [];
   const log = createLogger('debug', 'spec', { write: (line) => logged.push(line) });
