@@ -47,10 +47,11 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
         const until = await journalCaughtUp(all);
         const { JOURNAL_START, journalHeading, journalPage, journalText } = await import('#ledger');
         await print(journalHeading(format));
+        const text = journalText(format);
         for (let after: JournalPlace = JOURNAL_START; ;) {
           const page = await journalPage(all.pool, after, { from, to, until }, PAGE_ENTRIES);
           if (page.length === 0) break;
-          await print(page.map((entry) => journalText(format, entry)).join(''));
+          await print(page.map(text).join(''));
           after = page.at(-1)!;
         }
         return { json: null, text: '', printed: true };

@@ -270,11 +270,12 @@ const journalPieces = async function* (
   said: { rows: number },
 ): AsyncGenerator<string, void, void> {
   yield journalHeading(format);
+  const text = journalText(format);
   for (let after: JournalPlace = JOURNAL_START; ;) {
     const page = await journalPage(db, after, query, PAGE_ENTRIES);
     if (page.length === 0) return;
     said.rows += page.length;
-    yield page.map((entry) => journalText(format, entry)).join('');
+    yield page.map(text).join('');
     after = page.at(-1)!;
   }
 };

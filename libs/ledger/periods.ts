@@ -75,10 +75,11 @@ const balancesBefore = async (db: Queryable, to: string | null, until: string | 
 
 const periodBalance = async (db: Queryable, from: string | null, to: string, position: string, until: string | null = position): Promise<Balance> => {
   const digest = createHash('sha256');
+  const text = journalText('ndjson');
   let entries = 0;
   for (let after: JournalPlace = JOURNAL_START; ;) {
     const page = await journalPage(db, after, { from, to, until }, PAGE_ENTRIES);
-    for (const entry of page) digest.update(journalText('ndjson', entry));
+    for (const entry of page) digest.update(text(entry));
     entries += page.length;
     if (page.length < PAGE_ENTRIES) break;
     after = page.at(-1)!;

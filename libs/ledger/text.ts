@@ -45,8 +45,22 @@ const CSV_HEADINGS = [
 export const journalHeading = (format: JournalFormat): string =>
   format === 'csv' ? csvLine(CSV_HEADINGS) : format === 'hledger' ? '; USD\ncommodity USD 1000.00\n\n' : '';
 
-/** One entry. In CSV a line for each posting. */
-export const journalText = (format: JournalFormat, one: JournalEntry): string => {
+/**
+ * Writes the entries of one text, in order. In CSV each posting is a line. hledger's text declares each account before the first entry that uses it, as
+ * `hledger check --strict` wants.
+ */
+export const journalText = (format: JournalFormat): ((entry: JournalEntry) => string) => {
+  if (format !== 'hledger') return (entry) => entryText(format, entry);
+  const declared = new Set<string>();
+  return (entry) => {
+    const used = entry.postings.map(({ account }) => account).filter((account) => !declared.has(account));
+    for (const account of used) declared.add(account);
+    const declarations = [...new Set(used)].map((account) => `account ${account}\n`).join('');
+    return `${declarations === '' ? '' : `${declarations}\n`}${entryText(format, entry)}`;
+  };
+};
+
+const entryText = (format: JournalFormat, one: JournalEntry): string => {
   const { position, entryId, eventId, rule, part, paymentId, recordedAt, effectiveAt, bookedAt, postings } = one;
   switch (format) {
     case 'csv':

@@ -1,5 +1,6 @@
 /** The books over the whole service: a busy day, journalised; balances by either date; the same bytes from zero; what must stop the journal. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { spawnSync } from 'node:child_process';
 import { balances, bookSumCents, JOURNAL_START, type JournalEntry, journalHeading, journalModel, journalPage, journalText } from '#ledger';
 import { rebuild } from '#eventstore';
 import { timestamp } from '#kernel';
@@ -20,7 +21,8 @@ afterAll(() => service.stop());
 const caughtUp = async () => service.services.readModels.of(journalModel).runUntil((await service.services.store.head())!, { timeoutMs: 20_000 });
 const all = { asOf: null, effectiveTo: null };
 const journal = () => journalPage(service.services.pool, JOURNAL_START, { from: null, to: null, until: null }, 100_000);
-const textOf = (entries: readonly JournalEntry[]) => journalHeading('hledger') + entries.map((entry) => journalText('hledger', entry)).join('');
+const textOf = (entries: readonly JournalEntry[]) => journalHeading('hledger') + entries.map(journalText('hledger')).join('');
+const hasHledger = () => spawnSync('hledger', ['--version']).status === 0;
 const bytes = async () => {
   const { rows } = await service.services.pool.query<{ text: string }>('select e::text as text from journal_entry e order by position, number');
   const { rows: totals } = await service.services.pool.query<{ text: string }>('select t::text as text from journal_total t order by 1');
@@ -39,6 +41,24 @@ describe('the books of a busy day', () => {
     const sums = addHledger(textOf(await journal()));
     const rows = await balances(service.services.pool, all);
     expect(rows.map(({ account, balanceCents }) => [account, BigInt(balanceCents)])).toEqual([...sums].sort(([a], [b]) => (a < b ? -1 : 1)));
+  });
+
+  test('are declared in hledger’s text: its commodity, and each account before its first use', async () => {
+    const text = textOf(await journal());
+    expect(text.match(/^commodity USD /gm)).toHaveLength(1);
+    const declared: string[] = [];
+    for (const line of text.split('\n')) {
+      const [, account] = /^account (\S+)$/.exec(line) ?? [];
+      if (account !== undefined) declared.push(account);
+      const [, used] = /^ {4}(\S+) {2}USD /.exec(line) ?? [];
+      if (used !== undefined) expect(declared).toContain(used);
+    }
+    expect(declared.sort()).toEqual((await balances(service.services.pool, all)).map(({ account }) => account).sort());
+  });
+
+  (hasHledger() ? test : test.skip)('pass hledger’s own strict check', async () => {
+    const checked = spawnSync('hledger', ['-f', '-', 'check', '--strict'], { input: textOf(await journal()), encoding: 'utf8' });
+    expect([checked.status, checked.stderr]).toEqual([0, '']);
   });
 
   test('owe the agencies what their payments keep, less what was rejected and lost; earn the fees that are kept', async () => {
