@@ -21,6 +21,10 @@ import {
   journalise,
   journalPage,
   linesOfPayments,
+  policyAt,
+  type PolicyFrom,
+  type PostingRules,
+  readPolicies,
   type Rule,
 } from '#ledger';
 
@@ -49,6 +53,8 @@ export interface DriftPorts {
   readonly store: EventStore;
   readonly db: Queryable;
   readonly now: () => number;
+  /** The posting rules, for a spec that tries a new version of one. */
+  readonly rules?: PostingRules;
 }
 
 /** A report lists at most this many differences of payments, and counts the others by kind. */
@@ -64,27 +70,22 @@ interface Checkpoints {
   readonly list: string;
   readonly journal: string;
   readonly register: string;
-  readonly periods: readonly { readonly position: string; readonly closedTo: string }[];
+  readonly policies: readonly PolicyFrom[];
 }
 
-const readCheckpoints = async (db: Queryable): Promise<Checkpoints> => {
+const readCheckpoints = async ({ db, rules }: DriftPorts): Promise<Checkpoints> => {
   const { rows } = await db.query<{ name: string; position: string }>(
     'select name, position from projection_checkpoint where name = any($1::text[])',
     [[paymentListModel, journalModel, paymentRegisterModel].map(checkpointOf)],
   );
   const at = (name: string) => rows.find((row) => row.name === name)?.position ?? '';
-  const { rows: periods } = await db.query<{ position: string; closed_to: Date }>('select position, closed_to from journal_period order by position');
   return {
     list: at(checkpointOf(paymentListModel)),
     journal: at(checkpointOf(journalModel)),
     register: at(checkpointOf(paymentRegisterModel)),
-    periods: periods.map(({ position, closed_to: to }) => ({ position, closedTo: to.toISOString() })),
+    policies: await readPolicies(db, rules),
   };
 };
-
-/** What a place of the log knew of closed periods. */
-const closedToAt = ({ periods }: Checkpoints, position: string): string | null =>
-  periods.findLast((period) => period.position < position)?.closedTo ?? null;
 
 /** What rows of the list are looked up by, in the order of their columns. */
 const FOUND_UNDER = ['account', 'portal', 'creation', 'status', 'open attempt', 'open since'] as const;
@@ -168,7 +169,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
   for (const recorded of events) {
     const event = paymentEvents.read(recorded);
     payment = decider.evolve(payment, event);
-    const posted = journalise(recorded, books, closedToAt(at, recorded.position));
+    const posted = journalise(recorded, books, policyAt(at.policies, recorded.position));
     books = posted.books;
     if (row && recorded.revision <= row.revision) inList = payment;
     if (booked && recorded.revision <= booked.revision) {
@@ -350,7 +351,7 @@ const replay = (paymentId: string, events: readonly Recorded[], at: Checkpoints)
   const entries: JournalEntry[] = [];
   for (const recorded of events) {
     payment = decider.evolve(payment, paymentEvents.read(recorded));
-    const posted = journalise(recorded, books, closedToAt(at, recorded.position));
+    const posted = journalise(recorded, books, policyAt(at.policies, recorded.position));
     books = posted.books;
     entries.push(...posted.entries);
   }
@@ -392,9 +393,10 @@ interface ReadPage {
   readonly streams: readonly (readonly Recorded[])[];
 }
 
-const read = async ({ store, db }: DriftPorts, ids: readonly string[]): Promise<ReadPage> => {
+const read = async (ports: DriftPorts, ids: readonly string[]): Promise<ReadPage> => {
+  const { store, db } = ports;
   // Checkpoints first, events last: the rows stand at or after the ones, at or before the others.
-  const at = await readCheckpoints(db);
+  const at = await readCheckpoints(ports);
   const told = await readTold(db, ids);
   return { ids, at, told, streams: await readStreams(store, ids.map(paymentStream)) };
 };
@@ -412,9 +414,10 @@ const checkRead = async (ports: DriftPorts, { ids, at, told, streams }: ReadPage
   return { differences: await lookClosely(ports, doubtful), texts, entries };
 };
 
-const lookClosely = async ({ store, db, now }: DriftPorts, ids: readonly string[]): Promise<Difference[]> => {
+const lookClosely = async (ports: DriftPorts, ids: readonly string[]): Promise<Difference[]> => {
   if (ids.length === 0) return [];
-  const at = await readCheckpoints(db);
+  const { store, db, now } = ports;
+  const at = await readCheckpoints(ports);
   const rows = await readRows(db, ids);
   const streams = await readStreams(store, ids.map(paymentStream));
   return ids.flatMap((id, index) => checkPayment(id, streams[index]!, at, rows, now()));
@@ -457,7 +460,7 @@ export const findDrift = async (
   const differences: Difference[] = [];
   const unlisted = new Map<DriftKind, number>();
   const digest = createHash('sha256');
-  const { journal: position } = await readCheckpoints(ports.db);
+  const { journal: position } = await readCheckpoints(ports);
   let [payments, entries] = [0, 0];
   for await (const page of readPages(ports)) {
     const checked = await checkRead(ports, page, position);
@@ -484,13 +487,14 @@ export const findDrift = async (
 };
 
 /** Entries of settlement, exceptions and adjustments, up to where the journal stands. */
-const checkOtherEntries = async ({ store, db }: DriftPorts, until: string): Promise<{ differences: Difference[]; entries: number }> => {
+const checkOtherEntries = async (ports: DriftPorts, until: string): Promise<{ differences: Difference[]; entries: number }> => {
+  const { store, db } = ports;
   const differences: Difference[] = [];
   let entries = 0;
   if (until === '') return { differences, entries };
-  const at = await readCheckpoints(db);
+  const at = await readCheckpoints(ports);
   for await (const events of store.readAll(null, { until: until as Position, streamPrefixes: ['settlement-', 'exception-', 'adjustment-'] })) {
-    const expected = events.flatMap((recorded) => journalise(recorded, null, closedToAt(at, recorded.position)).entries);
+    const expected = events.flatMap((recorded) => journalise(recorded, null, policyAt(at.policies, recorded.position)).entries);
     entries += expected.length;
     const stored: JournalEntry[] = [];
     for (const { position } of events)

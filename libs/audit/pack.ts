@@ -12,7 +12,17 @@ import { collect, type KeyRing, type Pool } from '#platform';
 import { type DriftReport, findDrift } from './drift.js';
 import { REPORTS, type ReportName, type ReportPage, reportOf, type ReportQuery } from './exports.js';
 import { headKeys } from './head.js';
-import { csvLine, JOURNAL_START, type JournalFormat, journalHeading, journalPage, type JournalPlace, journalText, ndjsonLines } from '#ledger';
+import {
+  csvLine,
+  JOURNAL_START,
+  type JournalFormat,
+  journalHeading,
+  journalPage,
+  type JournalPlace,
+  journalText,
+  ndjsonLines,
+  RULE_CHANGES,
+} from '#ledger';
 import { exceptionRows } from '#settlement';
 import { proveEvents } from './prove.js';
 import { newestHead, signLog } from './seal.js';
@@ -171,8 +181,8 @@ export interface Pack {
   readonly drift: DriftReport;
 }
 
-/** Streams that say who was who and on what terms: part of every pack, whatever its period. */
-const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-'];
+/** Streams with the terms that facts follow: accounts, portals, staff, posting rules. They are part of every pack, whatever its period. */
+const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-', RULE_CHANGES];
 const PAGE_ENTRIES = 2_000;
 
 /** Writes the evidence pack into a new folder. Seal and read models must have passed the log's head. */

@@ -16,7 +16,7 @@ import {
   paymentEvents,
 } from '#payments';
 import type { Queryable } from '#platform';
-import { type Books, journalise } from '#ledger';
+import { type Books, journalise, policyAt, type PostingRules, rulePolicies } from '#ledger';
 
 /** Up to where history is told; nothing named: all of it. */
 export interface Until {
@@ -83,16 +83,17 @@ export interface Moment {
   readonly data: Json;
 }
 
-/** Every event of a payment, with what it changed and posted. */
-export const timeline = async (store: EventStore, paymentId: string, end: Until = {}): Promise<Moment[]> => {
+/** Every event of a payment, with what it changed and posted. `rules`: the posting rules, for a spec that tries a new version of one. */
+export const timeline = async (store: EventStore, paymentId: string, end: Until = {}, rules?: PostingRules): Promise<Moment[]> => {
   let payment: Payment = decider.initial;
   let books: Books = null;
   const moments: Moment[] = [];
+  const policies = await rulePolicies(store, rules);
   for await (const recorded of store.read(paymentStream(paymentId))) {
     if (!isWithin(end, recorded)) continue;
     const event = paymentEvents.read(recorded);
     payment = decider.evolve(payment, event);
-    const posted = journalise(recorded, books, null);
+    const posted = journalise(recorded, books, policyAt(policies, recorded.position));
     books = posted.books;
     const { meta } = recorded;
     moments.push({

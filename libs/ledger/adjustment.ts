@@ -1,6 +1,7 @@
 /**
- * Adjustments by hand, and the closing of periods: what a person adds to the books. Pure. Each adjustment is a stream of its own (`adjustment-<id>`); periods
- * are closed in one stream (`adjustment-periods`), so that they are closed in order.
+ * What people add to the books, and what decides how facts are booked from a place of the log on: adjustments by hand, closed periods, changed posting rules.
+ * Pure. Each adjustment is a stream of its own (`adjustment-<id>`). Periods are closed in one stream (`adjustment-periods`) and rules change in one
+ * (`adjustment-rules`), so that both happen in order.
  */
 import { type Decider, ServiceError, sumCents, unreachable } from '#kernel';
 import { isAccount } from './chart.js';
@@ -43,7 +44,10 @@ export type PeriodEvent =
       }
     >;
 
-export type AdjustmentEvent = ManualAdjustment | PeriodEvent;
+/** From this place of the log on, the rule posts as this version of it says. */
+export type PostingRuleChanged = Fact<'PostingRuleChanged', { readonly rule: string; readonly version: number }>;
+
+export type AdjustmentEvent = ManualAdjustment | PeriodEvent | PostingRuleChanged;
 
 /** Largest sum of an adjustment: what one person may move in one entry without a typing error being likelier than the sum. */
 const MAX_ADJUSTMENT_CENTS = 100_000_000_000;
@@ -109,3 +113,30 @@ export const periods: Decider<Periods, PeriodCommand, PeriodEvent> = { initial: 
 /** Which period an entry is booked in: its own, or, when that is closed, the first instant after it. Closed periods never change. */
 export const bookedAt = (effectiveAt: string, closedTo: string | null): string =>
   closedTo !== null && effectiveAt < closedTo ? closedTo : effectiveAt;
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Posting rules.
+
+/** The version of each rule that changed; every other rule is in its first version. */
+export type RuleVersions = Readonly<Record<string, number>>;
+
+export interface ChangePostingRules {
+  readonly at: string;
+  /** The newest version that this release has of each rule. */
+  readonly newest: RuleVersions;
+}
+
+const FIRST_VERSION = 1;
+
+/** A rule never goes back: what an older version posted is posted by a version after it. */
+export const postingRuleVersions: Decider<RuleVersions, ChangePostingRules, PostingRuleChanged> = {
+  initial: {},
+  decide: (versions, { at, newest }) =>
+    Object.entries(newest)
+      .filter(([rule, version]) => version > (versions[rule] ?? FIRST_VERSION))
+      .map(([rule, version]) => ({ type: 'PostingRuleChanged', at, data: { rule, version } })),
+  evolve: (versions, { data: { rule, version } }) => {
+    if (version <= (versions[rule] ?? FIRST_VERSION)) throw new Error(`impossible history: posting rule ${rule} goes back to version ${version}`);
+    return { ...versions, [rule]: version };
+  },
+};

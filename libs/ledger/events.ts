@@ -1,8 +1,19 @@
 /** The events of this lib, and the kinds of streams that hold them. */
 import { type DecidedStreamType, defineEvents, type StreamType } from '#eventstore';
-import { type ManualAdjustment, type PeriodCommand, type PeriodEvent, type Periods, periods } from './adjustment.js';
+import {
+  type ChangePostingRules,
+  type ManualAdjustment,
+  type PeriodCommand,
+  type PeriodEvent,
+  type Periods,
+  periods,
+  type PostingRuleChanged,
+  postingRuleVersions,
+  type RuleVersions,
+} from './adjustment.js';
 
 export const periodEvents = defineEvents<PeriodEvent>({ PeriodClosed: [], TrialBalanceRecorded: [] });
+export const postingRuleEvents = defineEvents<PostingRuleChanged>({ PostingRuleChanged: [] });
 export const manualAdjustmentEvents = defineEvents<ManualAdjustment>({ ManualAdjustment: [] });
 
 const PREFIX = 'adjustment-';
@@ -11,6 +22,15 @@ const PREFIX = 'adjustment-';
 export const PERIODS_STREAM: DecidedStreamType<Periods, PeriodCommand, PeriodEvent> = { prefix: PREFIX, events: periodEvents, decider: periods };
 export const PERIODS_ID = 'periods';
 export const PERIODS = PREFIX + PERIODS_ID;
+
+/** Posting rules change in one stream, so that each version follows the one before. */
+export const POSTING_RULES_STREAM: DecidedStreamType<RuleVersions, ChangePostingRules, PostingRuleChanged> = {
+  prefix: PREFIX,
+  events: postingRuleEvents,
+  decider: postingRuleVersions,
+};
+export const POSTING_RULES_ID = 'rules';
+export const RULE_CHANGES = PREFIX + POSTING_RULES_ID;
 
 /** Each adjustment by hand is a stream of its own, with one event. */
 export const ADJUSTMENT_STREAM: StreamType<ManualAdjustment | null, ManualAdjustment> = {

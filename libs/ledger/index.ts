@@ -1,4 +1,6 @@
+export { RULE_CHANGES } from './events.js';
 export {
+  applyJournal,
   balances,
   bookSumCents,
   entriesOfPayments,
@@ -11,8 +13,12 @@ export {
   journalPage,
   type JournalPlace,
   linesOfPayments,
+  policyAt,
+  type PolicyFrom,
+  readPolicies,
+  rulePolicies,
   suspenseCents,
 } from './journal.js';
-export { adjustBooks, type Check, closePeriod, type PeriodPorts, verifyPeriods } from './periods.js';
-export { type Books, type Entry, postPayment, postSettlement, type Rule } from './postings.js';
+export { adjustBooks, changePostingRules, type Check, closePeriod, type PeriodPorts, verifyPeriods } from './periods.js';
+export { type Books, type Entry, firstRules, POSTING_RULES, type PostingRules, postPayment, postSettlement, type Rule } from './postings.js';
 export { type Cell, csvLine, type JournalFormat, journalHeading, journalText, ndjsonLines } from './text.js';

@@ -1,25 +1,30 @@
 /**
  * The journal: a read model of every entry that the posting rules make of the log, in log order, and the balances of accounts. Each entry has the time at which
  * we learned of it (recorded), the time at which it took effect, and the time it is booked at, which is the latter unless that period is closed. Entry ids are
- * made of event and rule, so a rebuild gives the same bytes. An entry that does not balance, and a fact that nobody here knows, stop the projection.
+ * made of event, rule and the rule's version at that place of the log, so a rebuild gives the same bytes. An entry that does not balance, and an event, a rule or a
+ * version that this program does not know, stop the projection.
  */
-import type { ReadModel, Recorded } from '#eventstore';
+import type { EventStore, ReadModel, Recorded } from '#eventstore';
 import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEvents } from '#settlement';
 import { paymentIdOf, paymentEvents } from '#payments';
 import { type Queryable, uuidV5 } from '#platform';
 import { bookedAt } from './adjustment.js';
-import { manualAdjustmentEvents, periodEvents, PERIODS } from './events.js';
+import { manualAdjustmentEvents, periodEvents, PERIODS, postingRuleEvents, RULE_CHANGES } from './events.js';
 import {
   type Books,
   type Entry,
+  firstRules,
   postAdjustment,
   postException,
   type Posting,
+  POSTING_RULES,
+  type PostingRules,
   postPayment,
   postSettlement,
   refuseUnbalanced,
   type Rule,
-  RULE_VERSION,
+  rulesAfter,
+  type RulesInForce,
 } from './postings.js';
 
 const JOURNAL_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-'] as const;
@@ -30,6 +35,7 @@ const TABLES = `
     recorded_at timestamptz not null, effective_at timestamptz not null, booked_at timestamptz not null, accounts text[] not null, cents bigint[] not null);
   create table journal_payment (payment_id uuid not null, revision bigint not null, books json);
   create table journal_period (position text collate "C" not null primary key, closed_to timestamptz not null);
+  create table journal_rule (position text collate "C" not null primary key, rule text not null, version int not null);
   create table journal_total (
     account text not null, recorded_on date not null, effective_on date not null, debit_cents numeric not null, credit_cents numeric not null,
     primary key (account, recorded_on, effective_on))`;
@@ -50,7 +56,7 @@ export const journalModel: ReadModel = {
   shape: 1,
   streamPrefixes: JOURNAL_STREAMS,
   lingerMs: LINGER_MS,
-  tables: ['journal_entry', 'journal_payment', 'journal_period', 'journal_total'],
+  tables: ['journal_entry', 'journal_payment', 'journal_period', 'journal_rule', 'journal_total'],
   createTables: TABLES,
   createIndexes: INDEXES,
   apply: (client, events) => applyJournal(client, events),
@@ -67,13 +73,20 @@ export interface JournalEntry extends Entry {
   readonly bookedAt: string;
 }
 
+/** What decides at a place of the log how an event is booked. */
+export interface Policy {
+  /** End of the last closed period. */
+  readonly closedTo: string | null;
+  readonly rules: RulesInForce;
+}
+
 /** What one event posts. Throws at an event type or version that this program does not know, and where an entry does not balance. */
 export const journalise = (
   recorded: Recorded,
   books: Books,
-  closedTo: string | null,
+  { closedTo, rules }: Policy,
 ): { readonly books: Books; readonly entries: readonly JournalEntry[] } => {
-  const posted = postingsOf(recorded, books);
+  const posted = postingsOf(rules, recorded, books);
   const { position, id: eventId, meta } = recorded;
   const entries = posted.entries.map((made, number): JournalEntry => {
     refuseUnbalanced(made);
@@ -84,7 +97,7 @@ export const journalise = (
       paymentId: made.paymentId,
       effectiveAt,
       postings: made.postings,
-      entryId: uuidV5(eventId, `${made.rule}.${RULE_VERSION}${made.part === null ? '' : `/${made.part}`}`),
+      entryId: uuidV5(eventId, `${made.rule}.${rules[made.rule].version}${made.part === null ? '' : `/${made.part}`}`),
       eventId,
       position,
       number,
@@ -98,16 +111,64 @@ export const journalise = (
 /** Times of a processor may come with an offset; days are counted in UTC. */
 const instant = (text: string): string => (text.length === 24 && text.endsWith('Z') ? text : new Date(Date.parse(text)).toISOString());
 
-const postingsOf = (recorded: Recorded, books: Books): { readonly books: Books; readonly entries: readonly Entry[] } => {
+const postingsOf = (rules: RulesInForce, recorded: Recorded, books: Books): { readonly books: Books; readonly entries: readonly Entry[] } => {
   const { stream } = recorded;
-  if (stream.startsWith('payment-')) return postPayment(paymentIdOf(stream), books, paymentEvents.read(recorded));
-  if (isSettlementStream(stream)) return { books, entries: postSettlement(settlementEvents.read(recorded)) };
-  if (stream.startsWith('exception-')) return { books, entries: postException(exceptionEvents.read(recorded)) };
-  if (stream.startsWith('adjustment-'))
-    return { books, entries: postAdjustment((stream === PERIODS ? periodEvents : manualAdjustmentEvents).read(recorded)) };
+  if (stream.startsWith('payment-')) return postPayment(rules, paymentIdOf(stream), books, paymentEvents.read(recorded));
+  if (isSettlementStream(stream)) return { books, entries: postSettlement(rules, settlementEvents.read(recorded)) };
+  if (stream.startsWith('exception-')) return { books, entries: postException(rules, exceptionEvents.read(recorded)) };
+  if (stream.startsWith('adjustment-')) {
+    const types = stream === PERIODS ? periodEvents : stream === RULE_CHANGES ? postingRuleEvents : manualAdjustmentEvents;
+    return { books, entries: postAdjustment(rules, types.read(recorded)) };
+  }
   settlementFileEvents.read(recorded); // posts nothing, but an unknown event must stop the journal
   return { books, entries: [] };
 };
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Policies.
+
+/** A policy, and the place of the event after which it holds. */
+export interface PolicyFrom extends Policy {
+  readonly position: string;
+}
+
+type PolicyChange = { readonly position: string } & ({ readonly closedTo: string } | { readonly rule: string; readonly version: number });
+
+const changed = (before: Policy, change: PolicyChange, table: PostingRules): PolicyFrom => {
+  const { position } = change;
+  return 'rule' in change
+    ? { position, closedTo: before.closedTo, rules: rulesAfter(before.rules, change, table) }
+    : { position, closedTo: change.closedTo, rules: before.rules };
+};
+
+/** Every policy in turn; the first holds from the start of the log. */
+const policiesAfter = (changes: readonly PolicyChange[], table: PostingRules): readonly [PolicyFrom, ...PolicyFrom[]] => {
+  const policies: [PolicyFrom, ...PolicyFrom[]] = [{ position: '', closedTo: null, rules: firstRules(table) }];
+  for (const change of changes) policies.push(changed(policies.at(-1)!, change, table));
+  return policies;
+};
+
+/** Every policy that the journal knows, in turn. */
+export const readPolicies = async (db: Queryable, table: PostingRules = POSTING_RULES): Promise<readonly PolicyFrom[]> => {
+  const { rows } = await db.query<{ position: string } & ({ rule: string; version: number } | { rule: null; closed_to: Date })>(
+    `select position, null as rule, null as version, closed_to from journal_period
+     union all select position, rule, version, null from journal_rule order by position`,
+  );
+  return policiesAfter(
+    rows.map((row) => (row.rule === null ? { position: row.position, closedTo: row.closed_to.toISOString() } : row)),
+    table,
+  );
+};
+
+/** Every version of the posting rules by the log alone, in turn; periods are left out. */
+export const rulePolicies = async (store: Pick<EventStore, 'read'>, table: PostingRules = POSTING_RULES): Promise<readonly PolicyFrom[]> => {
+  const changes: PolicyChange[] = [];
+  for await (const recorded of store.read(RULE_CHANGES)) changes.push({ position: recorded.position, ...postingRuleEvents.read(recorded).data });
+  return policiesAfter(changes, table);
+};
+
+/** The policy for an event at this place of the log. */
+export const policyAt = (policies: readonly PolicyFrom[], position: string): Policy => policies.findLast((policy) => policy.position < position)!;
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Writing.
@@ -121,27 +182,36 @@ interface Remembered {
 interface Fold {
   readonly payments: Map<string, Remembered>;
   readonly entries: JournalEntry[];
-  readonly closings: { readonly position: string; readonly to: string }[];
-  closedTo: string | null;
+  readonly changes: PolicyChange[];
+  policy: Policy;
 }
 
-const advance = (fold: Fold, recorded: Recorded): void => {
+const policyChangeOf = (recorded: Recorded): PolicyChange | null => {
+  const { stream, position } = recorded;
+  if (stream === RULE_CHANGES) return { position, ...postingRuleEvents.read(recorded).data };
+  if (stream !== PERIODS) return null;
+  const event = periodEvents.read(recorded);
+  return event.type === 'PeriodClosed' ? { position, closedTo: event.data.to } : null;
+};
+
+const advance = (fold: Fold, recorded: Recorded, table: PostingRules): void => {
   const paymentId = recorded.stream.startsWith('payment-') ? paymentIdOf(recorded.stream) : null;
   const before = paymentId === null ? undefined : fold.payments.get(paymentId);
   if (paymentId !== null && recorded.revision !== (before ? before.revision + 1n : 0n))
     throw new Error(`${recorded.stream}: revision ${recorded.revision} does not follow ${before?.revision ?? 'an absent row'}`);
-  const { books, entries } = journalise(recorded, before?.books ?? null, fold.closedTo);
+  const { books, entries } = journalise(recorded, before?.books ?? null, fold.policy);
   fold.entries.push(...entries);
   if (paymentId !== null) fold.payments.set(paymentId, { revision: recorded.revision, books });
-  if (recorded.type === 'PeriodClosed') {
-    const event = periodEvents.read(recorded);
-    fold.closings.push({ position: recorded.position, to: event.data.to });
-    fold.closedTo = event.data.to;
+  const change = policyChangeOf(recorded);
+  if (change) {
+    fold.changes.push(change);
+    fold.policy = changed(fold.policy, change, table);
   }
 };
 
-const applyJournal = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
-  const fold: Fold = { payments: new Map(), entries: [], closings: [], closedTo: await readClosedTo(client) };
+/** Writes what events post. `table`: the posting rules, for a spec that tries a new version of one. */
+export const applyJournal = async (client: Queryable, events: readonly Recorded[], table: PostingRules = POSTING_RULES): Promise<void> => {
+  const fold: Fold = { payments: new Map(), entries: [], changes: [], policy: (await readPolicies(client, table)).at(-1)! };
   const known = [
     ...new Set(events.filter(({ revision, stream }) => revision > 0n && stream.startsWith('payment-')).map(({ stream }) => paymentIdOf(stream))),
   ];
@@ -153,17 +223,14 @@ const applyJournal = async (client: Queryable, events: readonly Recorded[]): Pro
     });
     for (const { payment_id: id, revision, books } of rows) fold.payments.set(id, { revision: BigInt(revision), books });
   }
-  for (const recorded of events) advance(fold, recorded);
+  for (const recorded of events) advance(fold, recorded, table);
   await writeEntries(client, fold.entries);
   await writeTotals(client, fold.entries);
   await writePayments(client, fold.payments);
-  for (const { position, to } of fold.closings)
-    await client.query('insert into journal_period (position, closed_to) values ($1, $2)', [position, to]);
-};
-
-const readClosedTo = async (client: Queryable): Promise<string | null> => {
-  const { rows } = await client.query<{ closed_to: Date | null }>('select max(closed_to) as closed_to from journal_period');
-  return rows[0]!.closed_to?.toISOString() ?? null;
+  for (const change of fold.changes)
+    await ('rule' in change
+      ? client.query('insert into journal_rule (position, rule, version) values ($1, $2, $3)', [change.position, change.rule, change.version])
+      : client.query('insert into journal_period (position, closed_to) values ($1, $2)', [change.position, change.closedTo]));
 };
 
 const COLUMNS = [

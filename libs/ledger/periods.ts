@@ -4,13 +4,14 @@
  */
 import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
-import { append, Conflict, type EventStore, execute, load, type Position, retryOnConflict } from '#eventstore';
+import { append, change, Conflict, type EventStore, execute, load, type Origin, type Position, retryOnConflict } from '#eventstore';
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
 import { staff } from '#payments';
 import type { Queryable } from '#platform';
-import { type AccountBalance, adjust, type ManualAdjustment, type PeriodEvent } from './adjustment.js';
-import { ADJUSTMENT_STREAM, periodEvents, PERIODS, PERIODS_ID, PERIODS_STREAM } from './events.js';
+import { type AccountBalance, adjust, type ManualAdjustment, type PeriodEvent, type RuleVersions } from './adjustment.js';
+import { ADJUSTMENT_STREAM, periodEvents, PERIODS, PERIODS_ID, PERIODS_STREAM, POSTING_RULES_ID, POSTING_RULES_STREAM } from './events.js';
 import { JOURNAL_START, journalPage, type JournalPlace } from './journal.js';
+import { POSTING_RULES, type PostingRules } from './postings.js';
 import { journalText } from './text.js';
 
 export interface PeriodPorts {
@@ -138,4 +139,20 @@ export const adjustBooks = async (
     throw new ServiceError('INVALID_STATE', `Another adjustment has the id ${adjustmentId}.`);
   });
   await ports.journalReached(posted.position!);
+};
+
+/**
+ * Makes the newest version of every posting rule count from this place of the log on. Older releases cannot post from here on, so no process of one may run.
+ * Returns the versions that count now, of the rules that ever changed, and where the last change is (null: none ever changed). Appends nothing a second time.
+ */
+export const changePostingRules = async (
+  { store, clock, ids }: Pick<PeriodPorts, 'store' | 'clock' | 'ids'>,
+  origin: Origin,
+  table: PostingRules = POSTING_RULES,
+): Promise<{ readonly versions: RuleVersions; readonly position: Position | null }> => {
+  const newest = Object.fromEntries(Object.entries(table).map(([rule, versions]) => [rule, versions.length]));
+  const command = { at: timestamp(clock.now()), newest };
+  const busy = () => new ServiceError('INVALID_STATE', 'Somebody else is changing the posting rules; try again.');
+  const { state, position } = await change({ store, clock, ids }, POSTING_RULES_STREAM, POSTING_RULES_ID, command, origin, busy);
+  return { versions: state, position };
 };

@@ -2,19 +2,14 @@
  * The posting rules R1 to R17: what each fact does to the books. Pure. A posting follows a fact about money, never a request: what was asked for, declined,
  * failed or is unknown posts nothing.
  *
- * Read from top to bottom: entries, what the rules must remember of a payment, the rules of payments, of settlement, of adjustments.
+ * Read from top to bottom: entries, what is remembered of a payment, the rules in each of their versions, and which facts post under which rule: those of
+ * payments, of settlement, of adjustments.
  */
 import { type Cents, proRata, sumCents, unreachable } from '#kernel';
 import type { Dispute, DisputeStatus, Leg, LegTerms, PaymentEvent } from '#payments';
 import type { ExceptionEvent, LineCorrection, RecordedLine, SettlementEvent } from '#settlement';
 import type { AdjustmentEvent } from './adjustment.js';
 import { account, OPERATING_BANK } from './chart.js';
-
-/** Counts up when a rule's postings change: entries of both versions keep ids of their own. */
-export const RULE_VERSION = 1;
-
-export type Rule =
-  | 'R1' | 'R2' | 'R3' | 'R4' | "R4'" | 'R5' | 'R6' | "R6'" | 'R7' | 'R8' | 'R9' | 'R11' | 'R12' | "R12'" | "R12''" | 'R13' | 'R14' | 'R15' | 'R16' | 'R17'; // prettier-ignore
 
 export interface Posting {
   readonly account: string;
@@ -33,13 +28,21 @@ export interface Entry {
   readonly postings: readonly Posting[];
 }
 
-/** Debits and credits of an entry, zeros left out and each account once. Throws where they do not balance: the projection must stop, not guess. */
-const entry = (
-  rule: Rule,
-  { part = null, paymentId, effectiveAt }: { part?: number | null; paymentId: string | null; effectiveAt: string },
-  debits: readonly Posting[],
-  credits: readonly Posting[],
-): Entry[] => {
+/** What an entry debits and credits. An account may occur more than once, and cents may be 0 or negative. */
+interface Sides {
+  readonly debits: readonly Posting[];
+  readonly credits: readonly Posting[];
+}
+
+/** Where an entry belongs. */
+interface When {
+  readonly part?: number | null;
+  readonly paymentId: string | null;
+  readonly effectiveAt: string;
+}
+
+/** An entry of these sides, zeros left out and each account once. Throws where they do not balance: the projection must stop, not guess. */
+const balanced = (rule: Rule, { part = null, paymentId, effectiveAt }: When, { debits, credits }: Sides): Entry[] => {
   // They are few: looking through them is cheaper than a map, and this runs for every entry there is.
   const sums: { account: string; cents: number }[] = [];
   const add = (name: string, cents: number) => {
@@ -69,6 +72,16 @@ export const refuseUnbalanced = ({ rule, postings }: Entry): void => {
 };
 
 const on = (name: string, cents: number): Posting => ({ account: name, cents });
+
+/** What the version of a rule that is in force makes of its input. */
+const entry = <R extends Rule>(rules: RulesInForce, rule: R, when: When, input: RuleInputs[R]): Entry[] =>
+  balanced(rule, when, rules[rule].post(input));
+
+/** Takes such an entry back. */
+const mirrored = <R extends Rule>(rules: RulesInForce, rule: R, when: When, input: RuleInputs[R]): Entry[] => {
+  const { debits, credits } = rules[rule].post(input);
+  return balanced(rule, when, { debits: credits, credits: debits });
+};
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // What the rules remember of a payment. Plain JSON, since the projection stores it.
@@ -112,72 +125,213 @@ export interface Posted {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------------
+// The rules.
+
+interface AccountCents {
+  readonly mid: string;
+  readonly cents: Cents;
+}
+interface AgencyCents extends AccountCents {
+  readonly portalId: string;
+}
+interface ChargedLegs {
+  readonly portalId: string;
+  readonly legs: readonly BookedLeg[];
+}
+interface LegShare {
+  readonly portalId: string;
+  readonly mid: string;
+  readonly principalCents: Cents;
+  readonly feeCents: Cents;
+}
+interface DisputedCents {
+  readonly portalId: string;
+  readonly shares: readonly DisputeShare[];
+}
+
+/** What each rule gets. */
+interface RuleInputs {
+  R1: ChargedLegs;
+  R2: ChargedLegs;
+  R3: LegShare;
+  R4: AccountCents;
+  "R4'": AccountCents;
+  R5: AccountCents;
+  R6: AccountCents;
+  "R6'": AgencyCents;
+  R7: AgencyCents;
+  R8: AgencyCents;
+  R9: DisputedCents;
+  R11: DisputedCents;
+  R12: DisputedCents;
+  "R12'": DisputedCents;
+  "R12''": DisputedCents;
+  R13: AccountCents;
+  R14: LegShare;
+  R15: AccountCents;
+  /** `adopted`: the agency that gets the money; null: it settles what stands as unsettled. */
+  R16: AccountCents & { readonly adopted: { readonly portalId: string; readonly feeCents: Cents } | null };
+  R17: { readonly postings: readonly Posting[] };
+}
+
+export type Rule = keyof RuleInputs;
+
+type Post<R extends Rule> = (input: RuleInputs[R]) => Sides;
+
+/** The versions of every rule, oldest first: version n is the n-th. A version that has posted never changes. */
+export type PostingRules = { readonly [R in Rule]: readonly [Post<R>, ...Post<R>[]] };
+
+const principalOf = (parts: readonly { readonly principalCents: Cents }[]): Cents => sumCents(parts, ({ principalCents }) => principalCents);
+const feeOf = (parts: readonly { readonly feeCents: Cents }[]): Cents => sumCents(parts, ({ feeCents }) => feeCents);
+const eachOf = (shares: readonly DisputeShare[], name: (mid: string) => string): readonly Posting[] =>
+  shares.map(({ mid, principalCents, feeCents }) => on(name(mid), principalCents + feeCents));
+/** The agency bears the principal of a lost dispute, the operator the fee. */
+const borneBy = ({ portalId, shares }: DisputedCents): readonly Posting[] => [
+  on(account.payable(portalId), principalOf(shares)),
+  on(account.chargebackLoss(portalId), feeOf(shares)),
+];
+
+/** To change a rule, add a version at the end. It counts from the event PostingRuleChanged on, so that entries before it stay as they are. */
+export const POSTING_RULES: PostingRules = {
+  R1: [
+    ({ portalId, legs }) => ({
+      debits: legs.map(({ mid, principalCents }) => on(account.unsettled(mid), principalCents)),
+      credits: [on(account.payable(portalId), principalOf(legs))],
+    }),
+  ],
+  R2: [
+    ({ portalId, legs }) => ({
+      debits: legs.map(({ mid, feeCents }) => on(account.unsettled(mid), feeCents)),
+      credits: [on(account.serviceFee(portalId), feeOf(legs))],
+    }),
+  ],
+  R3: [
+    ({ portalId, mid, principalCents, feeCents }) => ({
+      debits: [on(account.payable(portalId), principalCents), on(account.serviceFee(portalId), feeCents)],
+      credits: [on(account.unsettled(mid), principalCents + feeCents)],
+    }),
+  ],
+  R4: [({ mid, cents }) => ({ debits: [on(account.inTransit(mid), cents)], credits: [on(account.unsettled(mid), cents)] })],
+  "R4'": [({ mid, cents }) => ({ debits: [on(account.inTransit(mid), cents)], credits: [on(account.unsettled(mid), cents)] })],
+  // Negative where the processor gives a fee back.
+  R5: [({ mid, cents }) => ({ debits: [on(account.processing(mid), cents)], credits: [on(account.inTransit(mid), cents)] })],
+  R6: [({ mid, cents }) => ({ debits: [on(account.bank(OPERATING_BANK), cents)], credits: [on(account.inTransit(mid), cents)] })],
+  "R6'": [({ portalId, mid, cents }) => ({ debits: [on(account.payable(portalId), cents)], credits: [on(account.inTransit(mid), cents)] })],
+  R7: [({ portalId, mid, cents }) => ({ debits: [on(account.payable(portalId), cents)], credits: [on(account.unsettled(mid), cents)] })],
+  R8: [({ portalId, mid, cents }) => ({ debits: [on(account.serviceFeeRefunded(portalId), cents)], credits: [on(account.unsettled(mid), cents)] })],
+  R9: [({ shares }) => ({ debits: eachOf(shares, account.disputes), credits: eachOf(shares, account.inTransit) })],
+  R11: [(input) => ({ debits: borneBy(input), credits: eachOf(input.shares, account.disputes) })],
+  R12: [({ shares }) => ({ debits: eachOf(shares, account.inTransit), credits: eachOf(shares, account.disputes) })],
+  "R12'": [(input) => ({ debits: eachOf(input.shares, account.inTransit), credits: borneBy(input) })],
+  "R12''": [(input) => ({ debits: eachOf(input.shares, account.disputes), credits: borneBy(input) })],
+  R13: [({ mid, cents }) => ({ debits: [on(account.disputeFee(mid), cents)], credits: [on(account.inTransit(mid), cents)] })],
+  R14: [
+    ({ portalId, mid, principalCents, feeCents }) => ({
+      debits: [on(account.payable(portalId), principalCents), on(account.serviceFee(portalId), feeCents)],
+      credits: [on(account.unsettled(mid), principalCents + feeCents)],
+    }),
+  ],
+  R15: [({ mid, cents }) => ({ debits: [on(account.inTransit(mid), cents)], credits: [on(account.suspense(mid), cents)] })],
+  R16: [
+    ({ mid, cents, adopted }) => ({
+      debits: [on(account.suspense(mid), cents)],
+      credits:
+        adopted === null
+          ? [on(account.unsettled(mid), cents)]
+          : [on(account.payable(adopted.portalId), cents - adopted.feeCents), on(account.serviceFee(adopted.portalId), adopted.feeCents)],
+    }),
+  ],
+  R17: [({ postings }) => ({ debits: postings, credits: [] })],
+};
+
+/** The version in which each rule posts, at a place of the log. */
+export type RulesInForce = { readonly [R in Rule]: { readonly version: number; readonly post: Post<R> } };
+
+/** Before any change: every rule in its first version. */
+export const firstRules = (table: PostingRules = POSTING_RULES): RulesInForce =>
+  Object.fromEntries(Object.entries(table).map(([rule, [post]]) => [rule, { version: 1, post }])) as unknown as RulesInForce;
+
+/** After the change of a rule. Throws if this release does not have that rule or version: whoever goes on would post by the wrong one. */
+export const rulesAfter = (
+  rules: RulesInForce,
+  { rule, version }: { readonly rule: string; readonly version: number },
+  table: PostingRules = POSTING_RULES,
+): RulesInForce => {
+  const versions = new Map<string, readonly unknown[]>(Object.entries(table)).get(rule);
+  if (!versions) throw new Error(`posting rule ${rule} is unknown to this program; a newer Payfold changed it`);
+  const post = versions[version - 1];
+  if (!post)
+    throw new Error(
+      `posting rule ${rule} counts in version ${version}, this program knows versions up to ${versions.length}; a newer Payfold changed it`,
+    );
+  return { ...rules, [rule]: { version, post } };
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
 // Payments.
 
 /** What an event of a payment posts, and what is to be remembered of it. `closedAt`-like times of the data decide `effectiveAt`, else the time of recording. */
-export const postPayment = (paymentId: string, books: Books, event: PaymentEvent): Posted => {
+export const postPayment = (rules: RulesInForce, paymentId: string, books: Books, event: PaymentEvent): Posted => {
   const now = { paymentId, effectiveAt: event.at };
   const same = { books, entries: [] };
   switch (event.type) {
     case 'PaymentInitiated':
       return { books: { portalId: event.data.portalId, charged: false, legs: event.data.legs.map(bookedLeg), disputes: {} }, entries: [] };
     case 'PaymentCreated':
-      return charged(begun(books, event), now);
+      return charged(rules, begun(books, event), now);
     case 'PaymentResolved':
-      return event.data.as === 'succeeded' ? charged(begun(books, event), now) : same;
+      return event.data.as === 'succeeded' ? charged(rules, begun(books, event), now) : same;
     case 'PaymentVoided': {
       const before = begun(books, event);
       // Out of pending or unknown: nothing was captured, so nothing is taken back.
-      return before.charged ? voided(before, event.data.leg, event.data, now) : same;
+      return before.charged ? voided(rules, before, event.data.leg, event.data, now) : same;
     }
     case 'PaymentRefunded':
     case 'FeeRefunded': {
       const before = begun(books, event);
+      const { portalId } = before;
       const { mid } = legOf(before, event.data.leg, event);
-      const { principalCents: principal, feeCents: fee } = event.data;
+      const { principalCents, feeCents } = event.data;
       return {
         books,
         entries: [
-          ...entry('R7', now, [on(account.payable(before.portalId), principal)], [on(account.unsettled(mid), principal)]),
-          ...entry('R8', now, [on(account.serviceFeeRefunded(before.portalId), fee)], [on(account.unsettled(mid), fee)]),
+          ...entry(rules, 'R7', now, { portalId, mid, cents: principalCents }),
+          ...entry(rules, 'R8', now, { portalId, mid, cents: feeCents }),
         ],
       };
     }
     case 'PaymentSettled': {
       const { mid } = legOf(begun(books, event), event.data.leg, event);
-      const { grossCents: gross, feeCents: fee, closedAt } = event.data;
+      const { grossCents, feeCents, closedAt } = event.data;
       const closed = { paymentId, effectiveAt: closedAt };
       return {
         books,
-        entries: [...entry('R4', closed, [on(account.inTransit(mid), gross)], [on(account.unsettled(mid), gross)]), ...withheld(mid, fee, closed)],
+        entries: [...entry(rules, 'R4', closed, { mid, cents: grossCents }), ...entry(rules, 'R5', closed, { mid, cents: feeCents })],
       };
     }
     case 'SettlementWithdrawn': {
       // R4 and R5 of the fact that holds no longer, mirrored.
       const { mid } = legOf(begun(books, event), event.data.leg, event);
-      const { grossCents: gross, feeCents: fee, closedAt } = event.data;
+      const { grossCents, feeCents, closedAt } = event.data;
       const closed = { paymentId, effectiveAt: closedAt };
       return {
         books,
-        entries: [...entry('R4', closed, [on(account.unsettled(mid), gross)], [on(account.inTransit(mid), gross)]), ...withheld(mid, -fee, closed)],
+        entries: [...mirrored(rules, 'R4', closed, { mid, cents: grossCents }), ...entry(rules, 'R5', closed, { mid, cents: -feeCents })],
       };
     }
     case 'SettlementRejected': {
       const before = begun(books, event);
       const leg = legOf(before, event.data.leg, event);
-      const [principal, fee] = [leg.principalCents - leg.voidedPrincipalCents, leg.feeCents - leg.voidedFeeCents];
-      return {
-        books,
-        entries: entry(
-          'R14',
-          { paymentId, effectiveAt: event.data.closedAt },
-          [on(account.payable(before.portalId), principal), on(account.serviceFee(before.portalId), fee)],
-          [on(account.unsettled(leg.mid), principal + fee)],
-        ),
+      const rejected = {
+        portalId: before.portalId,
+        mid: leg.mid,
+        principalCents: leg.principalCents - leg.voidedPrincipalCents,
+        feeCents: leg.feeCents - leg.voidedFeeCents,
       };
+      return { books, entries: entry(rules, 'R14', { paymentId, effectiveAt: event.data.closedAt }, rejected) };
     }
     case 'PaymentDisputed':
-      return disputed(begun(books, event), paymentId, event.at, event.data);
+      return disputed(rules, begun(books, event), paymentId, event.at, event.data);
     case 'PaymentDeclined':
     case 'PaymentFailed':
     case 'PaymentOutcomeUnknown':
@@ -213,69 +367,45 @@ const legOf = (books: PaymentBooks, name: Leg | null, event: PaymentEvent): Book
   return leg;
 };
 
-type When = { readonly paymentId: string; readonly effectiveAt: string };
-
-const charged = (books: PaymentBooks, when: When): Posted => {
+const charged = (rules: RulesInForce, books: PaymentBooks, when: When): Posted => {
   if (books.charged) throw new Error('impossible history: charged twice');
-  const { portalId } = books;
-  const part = (cents: (leg: BookedLeg) => Cents) => books.legs.map((leg) => on(account.unsettled(leg.mid), cents(leg)));
-  const principal = sumCents(books.legs, (leg) => leg.principalCents);
-  const fee = sumCents(books.legs, (leg) => leg.feeCents);
-  return {
-    books: { ...books, charged: true },
-    entries: [
-      ...entry('R1', when, part((leg) => leg.principalCents), [on(account.payable(portalId), principal)]), // prettier-ignore
-      ...entry('R2', when, part((leg) => leg.feeCents), [on(account.serviceFee(portalId), fee)]), // prettier-ignore
-    ],
-  };
+  return { books: { ...books, charged: true }, entries: [...entry(rules, 'R1', when, books), ...entry(rules, 'R2', when, books)] };
 };
 
-const voided = (books: PaymentBooks, name: Leg | null, part: { readonly principalCents: Cents; readonly feeCents: Cents }, when: When): Posted => {
+const voided = (
+  rules: RulesInForce,
+  books: PaymentBooks,
+  name: Leg | null,
+  { principalCents, feeCents }: { readonly principalCents: Cents; readonly feeCents: Cents },
+  when: When,
+): Posted => {
   const leg = books.legs.find((candidate) => candidate.leg === name);
   if (!leg) throw new Error(`impossible history: a void of the ${name} leg, which was not charged`);
-  const { principalCents: principal, feeCents: fee } = part;
-  const after = { ...leg, voidedPrincipalCents: leg.voidedPrincipalCents + principal, voidedFeeCents: leg.voidedFeeCents + fee };
+  const after = { ...leg, voidedPrincipalCents: leg.voidedPrincipalCents + principalCents, voidedFeeCents: leg.voidedFeeCents + feeCents };
   if (after.voidedPrincipalCents > leg.principalCents || after.voidedFeeCents > leg.feeCents)
     throw new Error(`impossible history: more voided than was charged on the ${name} leg`);
   return {
     books: { ...books, legs: books.legs.map((one) => (one === leg ? after : one)) },
-    entries: entry(
-      'R3',
-      when,
-      [on(account.payable(books.portalId), principal), on(account.serviceFee(books.portalId), fee)],
-      [on(account.unsettled(leg.mid), principal + fee)],
-    ),
+    entries: entry(rules, 'R3', when, { portalId: books.portalId, mid: leg.mid, principalCents, feeCents }),
   };
 };
 
 /** Posted only when it flips whether the money is taken back, or who bears it; a change of stage alone posts nothing (R10). */
-const disputed = (books: PaymentBooks, paymentId: string, at: string, dispute: Dispute): Posted => {
+const disputed = (rules: RulesInForce, books: PaymentBooks, paymentId: string, at: string, dispute: Dispute): Posted => {
   const before = books.disputes[dispute.disputeId];
   const shares = before?.shares ?? sharesOf(books, dispute);
   const was = before === undefined || before.status === 'recovered' ? 'not_taken' : before.status === 'lost' ? 'lost' : 'open';
   const is = dispute.status === 'recovered' ? 'not_taken' : dispute.status === 'lost' ? 'lost' : 'open';
   const when = { paymentId, effectiveAt: before ? at : `${dispute.openedOn}T00:00:00.000Z` };
 
-  const each = (name: (mid: string) => string) => shares.map((share) => on(name(share.mid), share.principalCents + share.feeCents));
-  const open = each(account.disputes);
-  const transit = each(account.inTransit);
-  const borne = [
-    on(
-      account.payable(books.portalId),
-      sumCents(shares, (share) => share.principalCents),
-    ),
-    on(
-      account.chargebackLoss(books.portalId),
-      sumCents(shares, (share) => share.feeCents),
-    ),
-  ];
+  const post = (rule: 'R9' | 'R11' | 'R12' | "R12'" | "R12''") => entry(rules, rule, when, { portalId: books.portalId, shares });
   const entries = {
-    'not_taken open': () => entry('R9', when, open, transit),
-    'not_taken lost': () => [...entry('R9', when, open, transit), ...entry('R11', when, borne, open)],
-    'open lost': () => entry('R11', when, borne, open),
-    'open not_taken': () => entry('R12', when, transit, open),
-    'lost not_taken': () => entry("R12'", when, transit, borne),
-    'lost open': () => entry("R12''", when, open, borne),
+    'not_taken open': () => post('R9'),
+    'not_taken lost': () => [...post('R9'), ...post('R11')],
+    'open lost': () => post('R11'),
+    'open not_taken': () => post('R12'),
+    'lost not_taken': () => post("R12'"),
+    'lost open': () => post("R12''"),
   };
   const change = `${was} ${is}`;
   return {
@@ -308,30 +438,23 @@ const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Disp
   });
 };
 
-/** R5, mirrored where the processor gives a fee back. */
-const withheld = (mid: string, cents: number, when: Omit<When, 'paymentId'> & { paymentId: string | null; part?: number }): Entry[] =>
-  entry('R5', when, [on(account.processing(mid), cents)], [on(account.inTransit(mid), cents)]);
-
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Settlement: lines that are not told in the payment's own stream, and funding.
 
-export const postSettlement = (event: SettlementEvent): readonly Entry[] => {
+export const postSettlement = (rules: RulesInForce, event: SettlementEvent): readonly Entry[] => {
   switch (event.type) {
     case 'SettlementLinesRecorded': {
       const { merchantAccount: mid, closedAt, lines } = event.data;
-      return lines.flatMap((line) => lineEntries(mid, closedAt, line));
+      return lines.flatMap((line) => lineEntries(rules, mid, closedAt, line));
     }
     case 'SettlementLinesCorrected': {
       const { merchantAccount: mid, closedAt, corrections } = event.data;
-      return corrections.flatMap((correction) => correctionEntries(mid, closedAt, correction));
+      return corrections.flatMap((correction) => correctionEntries(rules, mid, closedAt, correction));
     }
     case 'BatchFunded': {
-      const { merchantAccount: mid, fundedOn, netCents: net, agencyPortalId } = event.data;
+      const { merchantAccount: mid, fundedOn, netCents: cents, agencyPortalId: portalId } = event.data;
       const when = { paymentId: null, effectiveAt: `${fundedOn}T00:00:00.000Z` };
-      const transit = [on(account.inTransit(mid), net)];
-      return agencyPortalId === undefined
-        ? entry('R6', when, [on(account.bank(OPERATING_BANK), net)], transit)
-        : entry("R6'", when, [on(account.payable(agencyPortalId), net)], transit);
+      return portalId === undefined ? entry(rules, 'R6', when, { mid, cents }) : entry(rules, "R6'", when, { portalId, mid, cents });
     }
     case 'SettlementBatchRecorded':
     case 'SettlementBatchListed':
@@ -342,69 +465,57 @@ export const postSettlement = (event: SettlementEvent): readonly Entry[] => {
 };
 
 /** A sale whose payment knows of it is posted there (R4, R5), and taken back there. Rejected lines move nothing; R14 stands with the payment. */
-const lineEntries = (mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
+const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
   const { number, type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, paymentId } = line;
   if (!accepted) return [];
   const when = { part: number, paymentId, effectiveAt: closedAt };
-  const unexplained = (cents: number) => entry('R15', when, [on(account.inTransit(mid), cents)], [on(account.suspense(mid), cents)]);
-  if (result !== 'MATCHED' && result !== 'AMOUNT_MISMATCH') return [...unexplained(gross), ...withheld(mid, fee, when)];
+  const post = (rule: "R4'" | 'R5' | 'R13' | 'R15', cents: Cents) => entry(rules, rule, when, { mid, cents });
+  if (result !== 'MATCHED' && result !== 'AMOUNT_MISMATCH') return [...post('R15', gross), ...post('R5', fee)];
   switch (type) {
     case 'sale': // told in its payment's stream
       return [];
     case 'refund':
-      return [...entry("R4'", when, [on(account.inTransit(mid), gross)], [on(account.unsettled(mid), gross)]), ...withheld(mid, fee, when)];
+      return [...post("R4'", gross), ...post('R5', fee)];
     case 'chargeback':
     case 'chargeback_reversal':
       // The money itself was posted with the dispute (R9, R12): what is withheld on top is its fee, and what differs nobody has explained.
-      return [
-        ...entry('R13', when, [on(account.disputeFee(mid), fee)], [on(account.inTransit(mid), fee)]),
-        ...unexplained(line.expectedCents === null ? 0 : gross - line.expectedCents),
-      ];
+      return [...post('R13', fee), ...post('R15', line.expectedCents === null ? 0 : gross - line.expectedCents)];
     case 'fee':
-      return withheld(mid, -net, when);
+      return post('R5', -net);
     case 'adjustment':
-      return unexplained(net);
+      return post('R15', net);
     default:
       return unreachable(type);
   }
 };
 
-/** A corrected line: what it means now, less what it meant before, rule by rule. */
-const correctionEntries = (mid: string, closedAt: string, { before, after }: LineCorrection): readonly Entry[] => {
-  const now = after === null ? [] : lineEntries(mid, closedAt, after);
-  const then = before === null ? [] : lineEntries(mid, closedAt, before);
+/** A corrected line: what it means now, less what it meant before, rule by rule, each in the version that is in force at the correction. */
+const correctionEntries = (rules: RulesInForce, mid: string, closedAt: string, { before, after }: LineCorrection): readonly Entry[] => {
+  const now = after === null ? [] : lineEntries(rules, mid, closedAt, after);
+  const then = before === null ? [] : lineEntries(rules, mid, closedAt, before);
   const line = (after ?? before)!;
-  const rules = [...new Set([...then, ...now].map(({ rule }) => rule))];
-  return rules.flatMap((rule) => {
+  const changed = [...new Set([...then, ...now].map(({ rule }) => rule))];
+  return changed.flatMap((rule) => {
     const of = (entries: readonly Entry[]) => entries.filter((one) => one.rule === rule).flatMap(({ postings }) => postings);
-    return entry(rule, { part: line.number, paymentId: line.paymentId, effectiveAt: closedAt }, of(now), of(then));
+    return balanced(rule, { part: line.number, paymentId: line.paymentId, effectiveAt: closedAt }, { debits: of(now), credits: of(then) });
   });
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // What people decide: exceptions out of suspense, adjustments.
 
-export const postException = (event: ExceptionEvent): readonly Entry[] => {
+export const postException = (rules: RulesInForce, event: ExceptionEvent): readonly Entry[] => {
   if (event.type !== 'ExceptionResolved' || event.data.resolution === 'no_posting') return [];
-  const { resolution, merchantAccount: mid, suspenseCents: cents, paymentId } = event.data;
+  const { resolution, merchantAccount: mid, suspenseCents: cents, paymentId, portalId, feeCents } = event.data;
   const when = { paymentId, effectiveAt: event.at };
-  const out = [on(account.suspense(mid), cents)];
   // It settles what stands here as unsettled, or goes back through the processor, whose line will take it out of there again.
-  if (resolution === 'settles' || resolution === 'refund') return entry('R16', when, out, [on(account.unsettled(mid), cents)]);
-  const { portalId, feeCents } = event.data;
+  if (resolution === 'settles' || resolution === 'refund') return entry(rules, 'R16', when, { mid, cents, adopted: null });
   if (portalId === null) throw new Error('R16: money is adopted for an agency');
-  return entry('R16', when, out, [on(account.payable(portalId), cents - feeCents), on(account.serviceFee(portalId), feeCents)]);
+  return entry(rules, 'R16', when, { mid, cents, adopted: { portalId, feeCents } });
 };
 
-export const postAdjustment = (event: AdjustmentEvent): readonly Entry[] =>
-  event.type === 'ManualAdjustment'
-    ? entry(
-        'R17',
-        { paymentId: null, effectiveAt: event.data.effectiveAt },
-        event.data.postings.map(({ account: name, cents }) => on(name, cents)),
-        [],
-      )
-    : [];
+export const postAdjustment = (rules: RulesInForce, event: AdjustmentEvent): readonly Entry[] =>
+  event.type === 'ManualAdjustment' ? entry(rules, 'R17', { paymentId: null, effectiveAt: event.data.effectiveAt }, event.data) : [];
 
 /** Every rule in words, for the readers of journals. */
 export const RULE_WORDS: Readonly<Record<Rule, string>> = {

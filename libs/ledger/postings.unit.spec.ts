@@ -15,9 +15,23 @@ import {
   remaining,
 } from '#payments';
 import { type RecordedLine, type SettlementEvent, settlementException } from '#settlement';
-import { adjust, bookedAt, periods } from './adjustment.js';
+import { adjust, bookedAt, periods, postingRuleVersions } from './adjustment.js';
 import { account, isAccount, typeOf } from './chart.js';
-import { type Books, type Entry, postAdjustment, postException, postPayment, postSettlement, refuseUnbalanced } from './postings.js';
+import {
+  type Books,
+  type Entry,
+  firstRules,
+  POSTING_RULES,
+  postAdjustment,
+  postException,
+  type PostingRules,
+  postPayment,
+  postSettlement,
+  refuseUnbalanced,
+  rulesAfter,
+} from './postings.js';
+
+const RULES = firstRules();
 
 const PORTAL = '01890000-0000-7000-8000-000000000001';
 const PAYMENT = '01890000-0000-7000-8000-000000000002';
@@ -68,7 +82,7 @@ class Life {
     }
     for (const event of decided) {
       this.payment = decider.evolve(this.payment, event);
-      const posted = postPayment(PAYMENT, this.books, event);
+      const posted = postPayment(RULES, PAYMENT, this.books, event);
       this.books = posted.books;
       this.events.push(event);
       this.entries.push(...posted.entries);
@@ -218,7 +232,7 @@ describe('over random lives of a payment', () => {
       fc.property(CASE, (one) => {
         let books: Books = null;
         for (const event of live(one).events) {
-          const posted = postPayment(PAYMENT, books, event);
+          const posted = postPayment(RULES, PAYMENT, books, event);
           books = posted.books;
           const rules = posted.entries.map(({ rule, part }) => `${rule} ${part}`);
           expect(new Set(rules).size).toBe(rules.length);
@@ -286,7 +300,7 @@ describe('over random lives of a payment', () => {
         const life = live(one);
         let books: Books = null;
         const again = life.events.flatMap((event) => {
-          const posted = postPayment(PAYMENT, JSON.parse(JSON.stringify(books)) as Books, event);
+          const posted = postPayment(RULES, PAYMENT, JSON.parse(JSON.stringify(books)) as Books, event);
           books = posted.books;
           return posted.entries;
         });
@@ -339,9 +353,9 @@ describe('one rule after the other', () => {
   test('R14 after a part was voided: what is left of principal and fee', () => {
     const { books } = charged('combined');
     const data = { attemptId: 'a', leg: 'combined' as const, principalCents: 4_000, feeCents: 100, transactionId: 't' };
-    const after = postPayment(PAYMENT, books, { type: 'PaymentVoided', at: AT, data }).books;
+    const after = postPayment(RULES, PAYMENT, books, { type: 'PaymentVoided', at: AT, data }).books;
     const rejected = { type: 'SettlementRejected' as const, at: AT, data: { leg: 'combined' as const, batchId: 'b1', closedAt: CLOSED } };
-    expect(shown(postPayment(PAYMENT, after, rejected).entries)).toEqual([
+    expect(shown(postPayment(RULES, PAYMENT, after, rejected).entries)).toEqual([
       ['R14', { [name.payable]: 6_000, [name.fee]: 200, [agency.unsettled]: -6_200 }],
     ]);
   });
@@ -430,7 +444,7 @@ describe('one rule after the other', () => {
   });
   const batch = { gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1' };
   const lines = (...all: RecordedLine[]) =>
-    shown(postSettlement({ type: 'SettlementLinesRecorded', at: AT, data: { ...batch, closedAt: CLOSED, lines: all } }));
+    shown(postSettlement(RULES, { type: 'SettlementLinesRecorded', at: AT, data: { ...batch, closedAt: CLOSED, lines: all } }));
   const suspense = account.suspense('mid-agency');
   const kept = account.processing('mid-agency');
   test('R15: what nobody can explain goes into suspense; a rejected line moves nothing', () => {
@@ -471,7 +485,7 @@ describe('one rule after the other', () => {
   test('a corrected line posts the difference; a sale is taken back where it was posted, with its payment', () => {
     const corrected = (before: RecordedLine | null, after: RecordedLine | null) =>
       shown(
-        postSettlement({
+        postSettlement(RULES, {
           type: 'SettlementLinesCorrected',
           at: AT,
           data: { ...batch, closedAt: CLOSED, fundedOn: null, fileId: 'f', corrections: [{ before, after }] },
@@ -487,7 +501,7 @@ describe('one rule after the other', () => {
     const settlement = { leg: 'combined' as const, batchId: 'b1', closedAt: CLOSED, grossCents: 500, feeCents: 20 };
     const life = charged('combined', []);
     const post = (type: 'PaymentSettled' | 'SettlementWithdrawn') =>
-      shown(postPayment(PAYMENT, life.books, { type, at: AT, data: settlement }).entries);
+      shown(postPayment(RULES, PAYMENT, life.books, { type, at: AT, data: settlement }).entries);
     expect(post('SettlementWithdrawn')).toEqual(
       post('PaymentSettled').map(([rule, postings]) => [
         rule,
@@ -498,7 +512,7 @@ describe('one rule after the other', () => {
   test('R6, R6′: funding reaches the operator’s bank, or the agency’s; a negative batch is mirrored', () => {
     const funded = (netCents: number, agencyPortalId?: string) =>
       shown(
-        postSettlement({
+        postSettlement(RULES, {
           type: 'BatchFunded',
           at: AT,
           data: { ...batch, fundedOn: '2026-03-03', netCents, ...(agencyPortalId && { agencyPortalId }) },
@@ -514,21 +528,21 @@ describe('one rule after the other', () => {
     const resolve = (resolution: 'settles' | 'refund' | 'adopt' | 'no_posting', portalId: string | null, feeCents: number) =>
       settlementException
         .decide({ opened, status: 'opened' }, { type: 'Resolve', at: AT, resolution, reason: 'r', by: 'me', portalId, feeCents })
-        .flatMap(postException);
+        .flatMap((event) => postException(RULES, event));
     expect(shown(resolve('refund', null, 0))).toEqual([['R16', { [suspense]: 500, [agency.unsettled]: -500 }]]);
     expect(shown(resolve('adopt', PORTAL, 20))).toEqual([['R16', { [suspense]: 500, [name.payable]: -480, [name.fee]: -20 }]]);
     expect(shown(resolve('settles', null, 0))).toEqual(shown(resolve('refund', null, 0)));
     expect(resolve('no_posting', null, 0)).toEqual([]);
-    expect(postException({ type: 'ExceptionOpened', at: AT, data: opened })).toEqual([]);
+    expect(postException(RULES, { type: 'ExceptionOpened', at: AT, data: opened })).toEqual([]);
     expect(() => resolve('adopt', null, 0)).toThrow('name its portal');
     const [adopted] = settlementException.decide(
       { opened, status: 'opened' },
       { type: 'Resolve', at: AT, resolution: 'adopt', reason: 'r', by: 'me', portalId: PORTAL, feeCents: 20 },
     );
     if (adopted?.type !== 'ExceptionResolved') throw new Error('not resolved');
-    expect(postException(adopted)).toMatchObject([{ effectiveAt: AT, paymentId: null, part: null }]);
-    expect(postException({ ...adopted, data: { ...adopted.data, paymentId: PAYMENT } })).toMatchObject([{ paymentId: PAYMENT }]);
-    expect(() => postException({ ...adopted, data: { ...adopted.data, portalId: null } })).toThrow(/adopted for an agency/);
+    expect(postException(RULES, adopted)).toMatchObject([{ effectiveAt: AT, paymentId: null, part: null }]);
+    expect(postException(RULES, { ...adopted, data: { ...adopted.data, paymentId: PAYMENT } })).toMatchObject([{ paymentId: PAYMENT }]);
+    expect(() => postException(RULES, { ...adopted, data: { ...adopted.data, portalId: null } })).toThrow(/adopted for an agency/);
     expect(() => resolve('adopt', PORTAL, 501)).toThrow('part of the amount');
     // Taken out of suspense for a line that is no more: it goes back the way it came.
     const back = settlementException
@@ -536,13 +550,13 @@ describe('one rule after the other', () => {
         { opened: { ...opened, kind: 'SUSPENSE_MISMATCH', suspenseCents: -500 }, status: 'opened' },
         { type: 'Resolve', at: AT, resolution: 'adopt', reason: 'r', by: 'me', portalId: PORTAL, feeCents: 20 },
       )
-      .flatMap(postException);
+      .flatMap((event) => postException(RULES, event));
     expect(shown(back)).toEqual([['R16', { [suspense]: -500, [name.payable]: 480, [name.fee]: 20 }]]);
   });
   test('R17: an adjustment balances over accounts of the chart, or is refused', () => {
     const by = (postings: { account: string; cents: number }[]) =>
       adjust(AT, { adjustmentId: 'a', postings, effectiveAt: AT, reason: 'r', by: 'me' });
-    expect(shown(postAdjustment(by([{ account: suspense, cents: 5 }, { account: 'equity:adjustment', cents: -5 }])))).toEqual([['R17', { [suspense]: 5, 'equity:adjustment': -5 }]]); // prettier-ignore
+    expect(shown(postAdjustment(RULES, by([{ account: suspense, cents: 5 }, { account: 'equity:adjustment', cents: -5 }])))).toEqual([['R17', { [suspense]: 5, 'equity:adjustment': -5 }]]); // prettier-ignore
     expect(() => by([{ account: suspense, cents: 5 }, { account: 'equity:adjustment', cents: -4 }])).toThrow('must be equal'); // prettier-ignore
     expect(() => by([{ account: 'assets:cash', cents: 5 }, { account: 'equity:adjustment', cents: -5 }])).toThrow('no account'); // prettier-ignore
   });
@@ -552,7 +566,7 @@ describe('when an entry takes effect, and whose it is', () => {
   const LATER = '2026-03-10T10:00:00.000Z';
   const charge = live({ principal: 10_000, fee: 300, mode: 'combined', ending: 'charged', steps: [] });
   const stamps = (entries: readonly Entry[]) => entries.map(({ rule, effectiveAt, paymentId, part }) => [rule, effectiveAt, paymentId, part]);
-  const post = (books: Books, event: PaymentEvent) => stamps(postPayment(PAYMENT, books, event).entries);
+  const post = (books: Books, event: PaymentEvent) => stamps(postPayment(RULES, PAYMENT, books, event).entries);
   const leg = { leg: 'combined' as const, batchId: 'b1', closedAt: CLOSED };
   const money = { ...leg, grossCents: 10_300, feeCents: 7 };
   const back = { attemptId: 'a', leg: 'combined' as const, principalCents: 10_000, feeCents: 300, transactionId: 't' };
@@ -571,21 +585,22 @@ describe('when an entry takes effect, and whose it is', () => {
   });
   test('a dispute: the day on which it was opened; what becomes of it: when that was recorded', () => {
     const dispute: Dispute = { disputeId: 'd', status: 'debited', stage: 's', reasonCode: '1', reason: 'r', disputedAmountCents: 100, openedOn: '2026-03-05', dueDate: '2026-03-20' }; // prettier-ignore
-    const opened = postPayment(PAYMENT, charge.books, { type: 'PaymentDisputed', at: LATER, data: dispute });
+    const opened = postPayment(RULES, PAYMENT, charge.books, { type: 'PaymentDisputed', at: LATER, data: dispute });
     expect(stamps(opened.entries)).toEqual([theirs('R9', '2026-03-05T00:00:00.000Z')]);
     expect(post(opened.books, { type: 'PaymentDisputed', at: LATER, data: { ...dispute, status: 'lost' } })).toEqual([theirs('R11', LATER)]);
   });
   const line: RecordedLine = { number: 3, transactionId: 't', ref: null, type: 'sale', accepted: true, grossCents: 500, feeCents: 20, netCents: 480, result: 'MISSING_HERE', paymentId: null, leg: null, expectedCents: null }; // prettier-ignore
   const batch = { gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1', closedAt: CLOSED };
   test('a line of a batch: when that was closed, as part of the batch, for the payment that it was found to belong to', () => {
-    const recorded = (...lines: RecordedLine[]) => stamps(postSettlement({ type: 'SettlementLinesRecorded', at: LATER, data: { ...batch, lines } }));
+    const recorded = (...lines: RecordedLine[]) =>
+      stamps(postSettlement(RULES, { type: 'SettlementLinesRecorded', at: LATER, data: { ...batch, lines } }));
     expect(recorded(line, { ...line, number: 4, paymentId: PAYMENT, feeCents: 0 })).toEqual([
       ['R15', CLOSED, null, 3],
       ['R5', CLOSED, null, 3],
       ['R15', CLOSED, PAYMENT, 4],
     ]);
     const corrected = (before: RecordedLine | null, after: RecordedLine | null) =>
-      stamps(postSettlement({ type: 'SettlementLinesCorrected', at: LATER, data: { ...batch, fundedOn: null, fileId: null, corrections: [{ before, after }] } })); // prettier-ignore
+      stamps(postSettlement(RULES, { type: 'SettlementLinesCorrected', at: LATER, data: { ...batch, fundedOn: null, fileId: null, corrections: [{ before, after }] } })); // prettier-ignore
     const plain = { ...line, feeCents: 0 };
     expect(corrected(null, plain)).toEqual([['R15', CLOSED, null, 3]]);
     expect(corrected(plain, null)).toEqual([['R15', CLOSED, null, 3]]);
@@ -593,36 +608,37 @@ describe('when an entry takes effect, and whose it is', () => {
     expect(corrected(plain, plain)).toEqual([]);
   });
   test('funding: its day; an adjustment: the time that it names', () => {
-    expect(stamps(postSettlement({ type: 'BatchFunded', at: LATER, data: { ...batch, fundedOn: '2026-03-03', netCents: 1 } }))).toEqual([['R6', '2026-03-03T00:00:00.000Z', null, null]]); // prettier-ignore
+    expect(stamps(postSettlement(RULES, { type: 'BatchFunded', at: LATER, data: { ...batch, fundedOn: '2026-03-03', netCents: 1 } }))).toEqual([['R6', '2026-03-03T00:00:00.000Z', null, null]]); // prettier-ignore
     const postings = [{ account: 'equity:adjustment', cents: 5 }, { account: 'assets:bank:operating', cents: -5 }]; // prettier-ignore
-    expect(stamps(postAdjustment(adjust(AT, { adjustmentId: 'a', postings, effectiveAt: CLOSED, reason: 'r', by: 'me' })))).toEqual([['R17', CLOSED, null, null]]); // prettier-ignore
+    expect(stamps(postAdjustment(RULES, adjust(AT, { adjustmentId: 'a', postings, effectiveAt: CLOSED, reason: 'r', by: 'me' })))).toEqual([['R17', CLOSED, null, null]]); // prettier-ignore
   });
 });
 
 describe('what posts nothing', () => {
   const begun = live({ principal: 10_000, fee: 300, mode: 'combined', ending: 'declined', steps: [] });
-  const pending = postPayment(PAYMENT, null, begun.events[0]!).books;
+  const pending = postPayment(RULES, PAYMENT, null, begun.events[0]!).books;
   test.each(['voided', 'failed'] as const)('a decision that an unknown charge was %s', (as) => {
     const event = { type: 'PaymentResolved' as const, at: AT, data: { as, charge: null, evidence: 'e', by: 'me', forced: false } };
-    expect(postPayment(PAYMENT, pending, event)).toEqual({ books: pending, entries: [] });
+    expect(postPayment(RULES, PAYMENT, pending, event)).toEqual({ books: pending, entries: [] });
   });
   test('a charge that was undone before it counted', () => {
     const data = { attemptId: 'a', leg: 'combined' as const, principalCents: 10_000, feeCents: 300, transactionId: 't' };
-    expect(postPayment(PAYMENT, pending, { type: 'PaymentVoided', at: AT, data })).toEqual({ books: pending, entries: [] });
+    expect(postPayment(RULES, PAYMENT, pending, { type: 'PaymentVoided', at: AT, data })).toEqual({ books: pending, entries: [] });
   });
   test('a fence of a payment that never began (C64)', () =>
-    expect(postPayment(PAYMENT, null, { type: 'PaymentAbandoned', at: AT, data: { attemptId: 'a', accountId: 'b', reason: 'r' } })).toEqual({
+    expect(postPayment(RULES, PAYMENT, null, { type: 'PaymentAbandoned', at: AT, data: { attemptId: 'a', accountId: 'b', reason: 'r' } })).toEqual({
       books: null,
       entries: [],
     }));
-  test('the closing of a period', () => expect(postAdjustment({ type: 'PeriodClosed', at: AT, data: { from: null, to: AT, by: 'me' } })).toEqual([]));
+  test('the closing of a period', () =>
+    expect(postAdjustment(RULES, { type: 'PeriodClosed', at: AT, data: { from: null, to: AT, by: 'me' } })).toEqual([]));
   test('the end of a batch, and its listing', () => {
     const data = { gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1', closedAt: CLOSED, fundedOn: null, lineCount: 1, grossCents: 5, feeCents: 0, netCents: 5 }; // prettier-ignore
     const events: SettlementEvent[] = [
       { type: 'SettlementBatchRecorded', at: AT, data: { ...data, listed: true } },
       { type: 'SettlementBatchListed', at: AT, data: { ...data, differing: 0 } },
     ];
-    expect(events.flatMap(postSettlement)).toEqual([]);
+    expect(events.flatMap((event) => postSettlement(RULES, event))).toEqual([]);
   });
 });
 
@@ -639,21 +655,21 @@ describe('what cannot be is refused, and the projection stops', () => {
   ];
   test('money that moves on a payment that did not begin, was not charged, or has no such leg', () => {
     const { events } = charge('combined');
-    const pending = postPayment(PAYMENT, null, events[0]!).books;
+    const pending = postPayment(RULES, PAYMENT, null, events[0]!).books;
     for (const event of [events[1]!, { type: 'PaymentVoided' as const, at: AT, data: back }, ...of('combined')])
-      expect(() => postPayment(PAYMENT, null, event)).toThrow(/did not begin/);
-    for (const event of of('combined')) expect(() => postPayment(PAYMENT, pending, event)).toThrow(/was not charged/);
+      expect(() => postPayment(RULES, PAYMENT, null, event)).toThrow(/did not begin/);
+    for (const event of of('combined')) expect(() => postPayment(RULES, PAYMENT, pending, event)).toThrow(/was not charged/);
     for (const event of [...of('fee'), { type: 'PaymentVoided' as const, at: AT, data: { ...back, leg: 'fee' as const } }])
-      expect(() => postPayment(PAYMENT, charge('combined').books, event)).toThrow(/was not charged/);
+      expect(() => postPayment(RULES, PAYMENT, charge('combined').books, event)).toThrow(/was not charged/);
   });
   test('a second charge', () => {
     const { books, events } = charge('combined');
-    expect(() => postPayment(PAYMENT, books, events[1]!)).toThrow(/charged twice/);
+    expect(() => postPayment(RULES, PAYMENT, books, events[1]!)).toThrow(/charged twice/);
   });
   test('more voided than was charged, of the principal or of the fee, at once or bit by bit', () => {
     const { books } = charge('combined');
     const voids = (...parts: [number, number][]) =>
-      parts.reduce((left: Books, [principalCents, feeCents]) => postPayment(PAYMENT, left, { type: 'PaymentVoided', at: AT, data: { ...back, principalCents, feeCents } }).books, books); // prettier-ignore
+      parts.reduce((left: Books, [principalCents, feeCents]) => postPayment(RULES, PAYMENT, left, { type: 'PaymentVoided', at: AT, data: { ...back, principalCents, feeCents } }).books, books); // prettier-ignore
     expect(voids([10_000, 300])!.legs[0]).toMatchObject({ voidedPrincipalCents: 10_000, voidedFeeCents: 300 });
     expect(voids([4_000, 0], [6_000, 300])!.legs[0]).toMatchObject({ voidedPrincipalCents: 10_000, voidedFeeCents: 300 });
     for (const parts of [
@@ -712,6 +728,64 @@ describe('the chart of accounts', () => {
     expect(typeOf('liabilities:agency:x:payable')).toBe('liabilities');
   });
   test.each(['', 'assets', 'assets:cash', 'assets:bank:', 'assets:bank:a b', 'xassets:bank:a', 'assets:bank:a:b', 'equity:adjustment:x', ' equity:adjustment', 'assets:bank:%g1'])('%j is no account', (text) => expect(isAccount(text)).toBe(false)); // prettier-ignore
+});
+
+describe('versions of a rule', () => {
+  /** In its second version, R5 is a service fee that is given back. */
+  const table: PostingRules = {
+    ...POSTING_RULES,
+    R5: [...POSTING_RULES.R5, ({ mid, cents }) => ({ debits: [{ account: account.serviceFeeRefunded(PORTAL), cents }], credits: [{ account: account.inTransit(mid), cents }] })], // prettier-ignore
+  };
+  const first = firstRules(table);
+  const second = rulesAfter(first, { rule: 'R5', version: 2 }, table);
+  const settled = { type: 'PaymentSettled', at: AT, data: { leg: 'combined', batchId: 'b1', closedAt: CLOSED, grossCents: 10_300, feeCents: 7 } } as const; // prettier-ignore
+  const { books } = live({ principal: 10_000, fee: 300, mode: 'combined', ending: 'charged', steps: [] });
+  const postingsUnder = (rules: typeof first) => postPayment(rules, PAYMENT, books, settled).entries.map(({ rule, postings }) => [rule, postings]);
+  const [gross] = postingsUnder(RULES);
+
+  test('the first one posts until it changes, then the one that is in force; other rules stay as they are', () => {
+    expect(Object.values(RULES).every(({ version }) => version === 1)).toBe(true);
+    expect(postingsUnder(first)).toEqual(postingsUnder(RULES));
+    expect(second).toEqual({ ...first, R5: { version: 2, post: table.R5[1] } });
+    expect(postingsUnder(second)).toEqual([
+      gross,
+      [
+        'R5',
+        [
+          { account: account.serviceFeeRefunded(PORTAL), cents: 7 },
+          { account: account.inTransit('mid-agency'), cents: -7 },
+        ],
+      ],
+    ]);
+    expect(first.R5.version).toBe(1);
+  });
+  test.each([
+    ['R99', 1, 'posting rule R99 is unknown to this program'],
+    ['toString', 1, 'posting rule toString is unknown to this program'],
+    ['R5', 3, 'posting rule R5 counts in version 3, this program knows versions up to 2'],
+    ['R5', 0, 'posting rule R5 counts in version 0, this program knows versions up to 2'],
+    ['R1', 2, 'posting rule R1 counts in version 2, this program knows versions up to 1'],
+  ])('%s, version %i: what this release does not have is refused', (rule, version, message) =>
+    expect(() => rulesAfter(first, { rule, version }, table)).toThrow(message),
+  );
+  test('a release of today has no version but the first, so none changed', () => {
+    expect(() => rulesAfter(RULES, { rule: 'R5', version: 2 })).toThrow('knows versions up to 1');
+    expect(postAdjustment(RULES, { type: 'PostingRuleChanged', at: AT, data: { rule: 'R5', version: 2 } })).toEqual([]);
+  });
+  test('each rule changes to the newest version once, and never back', () => {
+    const change = { at: AT, newest: { R1: 1, R5: 3, R7: 2 } };
+    const events = postingRuleVersions.decide(postingRuleVersions.initial, change);
+    expect(events).toEqual([
+      { type: 'PostingRuleChanged', at: AT, data: { rule: 'R5', version: 3 } },
+      { type: 'PostingRuleChanged', at: AT, data: { rule: 'R7', version: 2 } },
+    ]);
+    const state = fold(postingRuleVersions, events);
+    expect(state).toEqual({ R5: 3, R7: 2 });
+    expect(postingRuleVersions.decide(state, change)).toEqual([]);
+    expect(postingRuleVersions.decide(state, { at: AT, newest: { R1: 1, R5: 1, R7: 1 } })).toEqual([]);
+    for (const version of [1, 2, 3]) expect(() => fold(postingRuleVersions, [...events, { ...events[0]!, data: { rule: 'R5', version } }])).toThrow('goes back'); // prettier-ignore
+    expect(() => fold(postingRuleVersions, [{ ...events[0]!, data: { rule: 'R1', version: 1 } }])).toThrow('goes back');
+  });
 });
 
 describe('periods', () => {

@@ -3,12 +3,14 @@
  * function of a run's streams; a new reader of the log joins here.
  */
 import type { Recorded } from '#eventstore';
-import { type Books, type Entry, postPayment, postSettlement } from '#ledger';
+import { type Books, type Entry, firstRules, postPayment, postSettlement } from '#ledger';
 import { paymentIdOf, paymentEvents } from '#payments';
 import { settlementEvents } from '#settlement';
 import { notificationOf } from '#webhooks';
 
 export type Check = (holds: boolean, rule: string) => void;
+
+const RULES = firstRules();
 
 /** What the bank keeps of a payment that was charged, in cents; null: it was not. */
 export type KeptAtBank = (paymentId: string) => number | null;
@@ -42,7 +44,7 @@ export const auditLedger = (
     for (const recorded of events)
       entries.push(
         ...posted(recorded.type, () => {
-          const after = postPayment(paymentId, books, paymentEvents.read(recorded));
+          const after = postPayment(RULES, paymentId, books, paymentEvents.read(recorded));
           books = after.books;
           return after.entries;
         }),
@@ -55,7 +57,7 @@ export const auditLedger = (
       .reduce((sum, { cents }) => sum - cents, 0);
     check(owedAndEarned === (kept(paymentId) ?? 0), `A4: the ledger has ${owedAndEarned} cents of a payment, the bank ${kept(paymentId) ?? 0}`);
   }
-  for (const recorded of settlement) add(posted(recorded.type, () => postSettlement(settlementEvents.read(recorded))));
+  for (const recorded of settlement) add(posted(recorded.type, () => postSettlement(RULES, settlementEvents.read(recorded))));
   check(total === 0, `A4: the trial balance is ${total}`);
 };
 
