@@ -24,7 +24,7 @@ const GROUPS: Readonly<Record<string, readonly Part[]>> = {
     { mutate: ['libs/payments/fee.ts'], specs: ['libs/payments/fee.unit.spec.ts'] },
     // Without the random histories: examples that name a rule must notice by themselves.
     { mutate: ['libs/payments/payment.ts', 'libs/payments/payment.view.ts'], specs: ['libs/payments/payment.unit.spec.ts'] },
-    { mutate: ['libs/payments/settlement.ts'], specs: ['libs/payments/settlement.unit.spec.ts'] },
+    { mutate: ['libs/settlement/batch.ts'], specs: ['libs/settlement/batch.unit.spec.ts'] },
   ],
   ledger: [{ mutate: ['libs/ledger/postings.ts', 'libs/ledger/chart.ts'], specs: ['libs/ledger/postings.unit.spec.ts'] }],
   idempotency: [{ mutate: ['libs/platform/http/idempotency.ts'], specs: ['libs/platform/http/idempotency.int.spec.ts'] }],
