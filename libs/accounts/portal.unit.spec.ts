@@ -1,8 +1,5 @@
 import { describe, expect, test } from '@jest/globals';
-import { fileURLToPath } from 'node:url';
 import { fold, ServiceError } from '#kernel';
-import { goldenEvents } from '../../test/support/event-store.contract.js';
-import { portalEvents } from './events.js';
 import {
   asNow,
   type CheckoutConfig,
@@ -16,8 +13,6 @@ import {
   type PortalRules,
   type VelocityLimits,
 } from './portal.js';
-
-goldenEvents(fileURLToPath(new URL('./golden/', import.meta.url)), portalEvents);
 
 const portalId = '018f0000-0000-7000-8000-00000000000a';
 const [owner, other, stranger] = [

@@ -4,16 +4,12 @@
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
-import { readdirSync, readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import type { Json } from '#kernel';
 import {
   Conflict,
   MAX_APPEND_BYTES,
   MAX_EVENTS_PER_APPEND,
   type EventStore,
-  type DomainEvent,
-  type EventTypes,
   type Expected,
   type NewEvent,
   type Position,
@@ -395,24 +391,5 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       expect(await store.head()).toBe(position);
       expect(await subject.another.head()).toBe(position);
     });
-  });
-};
-
-/** Every golden file in a directory: an event as some version once stored it, and what readers must make of it today. */
-export const goldenEvents = (directory: string, events: Pick<EventTypes<DomainEvent>, 'read'>): void => {
-  describe(`golden events in ${directory}`, () => {
-    for (const file of readdirSync(directory).filter((name) => name.endsWith('.json'))) {
-      test(file, () => {
-        const { type, v, stored, read } = JSON.parse(readFileSync(join(directory, file), 'utf8')) as {
-          type: string;
-          v: number;
-          stored: Json;
-          read: Json;
-        };
-        expect(file).toBe(`${type}.v${v}.json`);
-        const event = { ...newEvent(stored, type), v, stream: 'payment-golden', revision: 0n, position: '' as Position, storedAt: new Date(0) };
-        expect(events.read(event)).toEqual({ type, data: read, at: event.meta.recordedAt });
-      });
-    }
   });
 };
