@@ -1,0 +1,257 @@
+/** A service whose log holds every type of event that it can write, each made by the code that makes it in production. */
+import { issueAuditKey, revokeAuditKey } from '#audit';
+import type { Actor, Position } from '#eventstore';
+import { Deadline, timestamp } from '#kernel';
+import { adjustBooks, closePeriod, journalModel } from '#ledger';
+import { resolvePayment, reverseByStaff, settleCreate, staff } from '#payments';
+import { freePort } from '#platform';
+import { changeException, recordSettlements } from '#settlement';
+import { createResolve, createSender, Endpoints, redeliverAllHeld } from '#webhooks';
+import { dispute } from './books.js';
+import { CARD_FORM, checkoutPortal, formText, INTAKE, intakeOf, LINES, Payer, type Portal, SHOP, signedFields } from './checkout.js';
+import { eventually } from './eventually.js';
+import { startNameServer } from './name-server.js';
+import { CARD, paymentOf, type Service, startService, type TestAccount } from './service.js';
+import { settlementDesk } from './settlement.js';
+
+const PUBLIC = 'https://pay.riverton.example';
+const HOOK = 'hooks.riverton.example';
+const ACTOR: Actor = { type: 'operator', id: 'dana' };
+const BY = 'Dana Scott';
+const HOUR_MS = 3_600_000;
+const DAY_MS = 24 * HOUR_MS;
+
+/** `PostingRuleChanged` is written only by a release that has a second version of a rule. */
+export const NOT_WRITTEN_YET: readonly string[] = ['PostingRuleChanged'];
+
+export const startWithEveryEvent = async (): Promise<Service> => {
+  const names = await startNameServer();
+  names.answer(HOOK, ['127.0.0.1']);
+  // Nothing listens there: what is sent fails and is held.
+  const port = await freePort();
+  const env = { WEBHOOK_PRIVATE_TARGETS: `${HOOK}:${port}=127.0.0.1/32`, WEBHOOK_DNS_SERVERS: names.address, WEBHOOK_RETRY_SECONDS: '0.1' };
+  const service = await startService({ publicUrl: PUBLIC, env }).catch((error: unknown) => {
+    names.close();
+    throw error;
+  });
+  const stop = async () => {
+    await service.stop();
+    names.close();
+  };
+  try {
+    const partner = await service.account('Riverton Billing');
+    const webhooks = await listenTo(service, partner, `https://${HOOK}:${port}/payments`);
+    await administer(service);
+    await pay(service, partner);
+    await redeliverHeld(service, webhooks);
+    await settleAll(service, partner);
+    await checkOut(service, partner);
+    await closeBooks(service);
+    return { ...service, stop };
+  } catch (error) {
+    await stop();
+    throw error;
+  }
+};
+
+/** Accounts, portals, cases, audit keys. */
+const administer = async (service: Service): Promise<void> => {
+  const { admin, services } = service;
+  const { accountId } = await service.account('Riverton Utilities');
+  await admin.rotateKeys(accountId);
+  const partner = (await admin.createAccount('Riverton Parking')).state;
+  const portal = (
+    await admin.createPortal({
+      accountIds: [accountId],
+      name: 'Riverton Water',
+      gateway: 'simulator',
+      fee: { flatCents: 50, percentBps: 250, minCents: 0, maxCents: 2_500, chargeMode: 'separate' },
+    })
+  ).state.portalId;
+  await admin.changeFee(portal, { percentBps: 275 });
+  await admin.grantAccess(portal, partner.accountId);
+  await admin.revokeAccess(portal, partner.accountId);
+  await admin.deactivateAccount(partner.accountId);
+  await admin.reactivateAccount(partner.accountId);
+  await admin.setLimits(portal, 'card', { attempts: null, declines: 3, windowSeconds: 3_600, blockSeconds: 1_800 });
+  await admin.setRules(portal, { minCents: 100, maxCents: 500_000, brands: ['visa', 'mastercard'] });
+  await admin.configureCheckout(portal, { enabled: true, allow: [`${SHOP}/pay`], agencyName: 'City of Riverton', colour: '#0b5fff', locale: 'en' });
+  await admin.stageSigningSecret(portal);
+  await admin.activateSigningSecret(portal);
+  await admin.setGateway(portal, 'none');
+  const until = timestamp(service.clock.now() + DAY_MS);
+  const restrict = (kind: 'block' | 'hold' | 'allow', reason: string | null) =>
+    admin.restrictCase({ portalId: portal, referenceId: 'CASE-7', kind, until: kind === 'hold' ? until : null, reason });
+  await restrict('block', 'court order 12/2026');
+  await restrict('hold', 'the amount is under review');
+  await service.administer(restrict('allow', null));
+  const { store, pool: db, clock, ids, keys, config } = services;
+  const ports = { store, db, clock, ids, keys, environment: config.environment };
+  const { keyId } = await issueAuditKey(ports, { name: 'Reconciliation job', role: 'finance' }, ACTOR);
+  await revokeAuditKey(ports, keyId, ACTOR);
+};
+
+/** Payments of every ending that needs no batch. */
+const pay = async (service: Service, partner: TestAccount): Promise<void> => {
+  const { client } = partner;
+  const { payments } = service.services;
+  const portal = await service.portal(partner, { fee: { flatCents: 300 } });
+  const payer = {
+    firstName: 'Alex',
+    lastName: 'Rivera',
+    email: 'alex@mail.example',
+    phone: '+1 555 0100',
+    address: { line1: '1 Main Street', city: 'Riverton', state: 'CA', zip: '90001', country: 'US' },
+  };
+  const lineItems = [
+    { amountCents: 6_000, referenceId: 'WTR-2041', description: 'Water', metadata: { ward: 4, meters: ['A-17', 'A-18'] } },
+    { amountCents: 4_000, referenceId: 'WTR-2042' },
+  ];
+  const body = (number: string = CARD.approved) => paymentOf(portal, { number, lineItems, referenceId: 'CASE-7', payer });
+  const created = async (number?: string) => (await client.created(body(number))).id;
+  const failed = async (number: string) => (await client.create(body(number))).details?.id as string;
+
+  await client.void(await created(), { reason: 'entered twice' });
+  await failed(CARD.declined);
+  await failed(CARD.gatewayError);
+  await service.recover(await failed(CARD.unreadable));
+  const resolve = { as: 'voided', evidence: 'call with the bank, 14:20', by: BY, force: false, transactions: {} } as const;
+  await resolvePayment(payments.ports, service.services.settlement.register, { ...resolve, paymentId: await failed(CARD.neverReached) });
+
+  // Nobody can tell whether a refund was made, until recovery finds it. Whoever asks again hears of it.
+  const refunded = await created(CARD.settlesAtOnce);
+  for (const call of ['refund', 'lookup', 'finalize'] as const) await service.simulator.arm({ match: { call }, answer: 'cut', times: null });
+  const refund = { operation: 'refund', paymentId: refunded, amountCents: 10_000, includeFee: false, reason: 'billed twice', by: BY } as const;
+  await reverseByStaff(payments, refund, null);
+  await service.simulator.clearFaults();
+  await service.recover(refunded);
+  await reverseByStaff(payments, refund, null);
+  await reverseByStaff(payments, { ...refund, amountCents: null, includeFee: true }, null);
+
+  // A create whose process died before it began.
+  const { clock, ids } = service.services;
+  const sweeper = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
+  await settleCreate(payments.ports, { paymentId: ids.uuid(), attemptId: ids.uuid() }, partner.accountId, sweeper, new Deadline(clock, 5_000));
+
+  await created(CARD.settlementRejected);
+};
+
+/** Batches that the processor's interface tells, files that contradict it, and exceptions. */
+const settleAll = async (service: Service, partner: TestAccount): Promise<void> => {
+  const { services, simulator } = service;
+  const desk = settlementDesk(service);
+  const record = () => recordSettlements(services.settlement, AbortSignal.timeout(20_000));
+  try {
+    const portal = await service.portal(partner, { fee: { flatCents: 300 } });
+    const sale = async () => (await partner.client.created(paymentOf(portal))).id;
+    await simulator.closeBatches();
+    await record();
+    const disputed = await sale();
+    await simulator.closeBatches();
+    await record();
+    await dispute(service, disputed, 4_000, 'debited', 'lost');
+    // The day comes on which the bank gets the money of those batches.
+    service.clock.advance(5 * DAY_MS);
+    await record();
+
+    // A file knows the next batch before the interface is asked, and one line more.
+    const [stays, goes] = [await desk.transaction(await sale()), await desk.transaction(await sale())];
+    // The worker asks for batches too.
+    await simulator.arm({ match: { call: 'batches' }, answer: 'disabled', times: null });
+    const batch = (await simulator.closeBatches()).find(({ merchantAccount }) => merchantAccount === stays.merchantAccount)!;
+    const line = (transactionId: string, gross: number, fee: number) =>
+      desk.line(batch.batchId, transactionId, { closed: batch.closedAt, gross, fee });
+    const [one, two, strange] = [line(stays.transactionId, 10_000, 230), line(goes.transactionId, 10_000, 230), line('tx_unknown', 700, 0)];
+    await desk.importFile(desk.csv(one, two, strange));
+    await simulator.clearFaults();
+    await record();
+    const { exceptionId } = (await desk.exceptions()).find(({ transactionId }) => transactionId === 'tx_unknown')!;
+    const change = (command: Parameters<typeof changeException>[2]) =>
+      changeException(services.settlement, exceptionId, command, staff(BY, services.ids.uuid()));
+    await change({ type: 'Assign', to: 'Robin Lee', by: BY });
+    await change({ type: 'Explain', reason: 'terminal of another city', by: 'Robin Lee' });
+    await change({ type: 'Resolve', resolution: 'adopt', reason: 'paid at the counter', by: BY, portalId: portal, feeCents: 0 });
+    // Corrected files: a sale leaves the batch; a line comes and goes.
+    await desk.importFile(desk.csv(one, strange, line('tx_late', 300, 0)));
+    await desk.exceptions();
+    await desk.importFile(desk.csv(one, strange));
+    await desk.exceptions();
+  } finally {
+    desk.close();
+  }
+};
+
+/** Sessions of every ending. */
+const checkOut = async (service: Service, partner: TestAccount): Promise<void> => {
+  const portal = await checkoutPortal(service, partner);
+  const payer = () => new Payer(service.urls[0]!, PUBLIC);
+  const fields = (more: Readonly<Record<string, string>> = {}) =>
+    intakeOf(portal, { payer_first_name: 'Alex', payer_last_name: 'Rivera', payer_email: 'alex@mail.example', ...more });
+
+  // Begun by the partner's server, opened by the payer; declined, then paid.
+  const body = JSON.stringify({ ...fields(), amount_cents: 12_500, line_items: LINES });
+  const begun = await payer().send(INTAKE, { method: 'POST', body, headers: { 'content-type': 'application/json', origin: null } });
+  const opened = payer();
+  const id = new URL(begun.location).pathname.split('/').at(-1)!;
+  await opened.pay(id, { card_number: CARD.declined });
+  await opened.pay(id, CARD_FORM);
+
+  const unknown = payer();
+  const left = await unknown.begin(fields());
+  await unknown.pay(left, { card_number: CARD.unreadable });
+  service.clock.advance(31_000);
+  await unknown.send(`/checkout/${left}/done`);
+
+  const cancelled = payer();
+  await cancelled.send(`/checkout/${await cancelled.begin(fields())}/cancel`);
+
+  const expired = payer();
+  const link = linkOf(portal, service.clock.now());
+  const { location } = await expired.send(link);
+  service.clock.advance(HOUR_MS + 60_000);
+  await expired.send(link);
+  service.clock.advance(HOUR_MS + 60_000);
+  await expired.send(`${location}/cancel`);
+};
+
+const linkOf = ({ portalId, signingSecret }: Portal, nowMs: number): string => {
+  const fields = intakeOf({ portalId }, { nonce: 'riverton-2026-000017', exp: String(Math.floor((nowMs + 5 * HOUR_MS) / 1_000)) });
+  return `${INTAKE}/link?${formText(signedFields(signingSecret, 'link', `${PUBLIC}${INTAKE}/link`, fields))}`;
+};
+
+const webhookDeps = ({ services: { pool, store, clock, ids } }: Service) => ({ pool, store, clock, ids, actor: ACTOR });
+
+const listenTo = async (
+  service: Service,
+  { accountId }: TestAccount,
+  url: string,
+): Promise<{ readonly endpoints: Endpoints; readonly endpointId: string }> => {
+  const { config, clock, keys } = service.services;
+  const sender = createSender({ settings: config.webhooks, resolve: createResolve(config.webhooks.dnsServers, clock), clock });
+  const endpoints = new Endpoints({ ...webhookDeps(service), keys, sender });
+  const { endpointId } = await endpoints.add(accountId, url, 'Riverton Billing');
+  await endpoints.stageSecret(endpointId);
+  await endpoints.activateSecret(endpointId);
+  await endpoints.pause(endpointId);
+  await endpoints.resume(endpointId);
+  return { endpoints, endpointId };
+};
+
+const redeliverHeld = async (service: Service, { endpoints, endpointId }: Awaited<ReturnType<typeof listenTo>>): Promise<void> => {
+  await eventually(async () => (await redeliverAllHeld(webhookDeps(service))).length > 0);
+  await endpoints.disable(endpointId);
+};
+
+/** An adjustment, and the end of a period. */
+const closeBooks = async (service: Service): Promise<void> => {
+  const { store, pool: db, clock, ids, readModels } = service.services;
+  const journalReached = (position: Position) => readModels.of(journalModel).runUntil(position, { timeoutMs: 20_000 });
+  const ports = { store, db, clock, ids, journalReached };
+  const now = timestamp(clock.now());
+  const postings = [
+    { account: 'assets:bank:operating', cents: 700 },
+    { account: 'equity:adjustment', cents: -700 },
+  ];
+  await adjustBooks(ports, { adjustmentId: ids.uuid(), postings, effectiveAt: now, reason: 'interest of the bank', by: BY });
+  await closePeriod(ports, now, BY);
+};
