@@ -57,8 +57,6 @@ import {
   missingMigrations,
   type Pool,
   processMigration,
-  readKeyRing,
-  readOrCreateKeyRing,
   recordProcess,
   systemIds,
 } from '#platform';
@@ -146,9 +144,6 @@ const KEY_LOCK_TIMEOUT_MS = 1_000;
 const REGISTER_TIMEOUT_MS = 120_000;
 /** An append that failed this recently makes the process not ready. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
-
-export const openKeys = (config: Config): KeyRing =>
-  config.masterKeyMayBeCreated ? readOrCreateKeyRing(config.masterKeyFile) : readKeyRing(config.masterKeyFile);
 
 /** What a test may replace. */
 export interface OpenOptions {

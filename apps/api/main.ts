@@ -1,6 +1,8 @@
-/** The role `api`: partner endpoints over the configured stores. */
-import { createMetrics, drained, LINGER_MS, runRole } from '../lifecycle.js';
-import { openKeys, openServices, requirePlaces } from '../services.js';
+/** The role `api`: HTTP endpoints over the configured stores. */
+import { openKeys } from '#platform';
+import { drained, LINGER_MS, runRole } from '../lifecycle.js';
+import { createMetrics } from '../metrics.js';
+import { openServices, requirePlaces } from '../services.js';
 import { createAudit } from '../audit/audit.js';
 import { createApi } from './api.js';
 
@@ -10,14 +12,14 @@ runRole('api', async (config, log) => {
   const api = await createApi({ ...services, publicUrl: config.publicUrl, onAnswer: metrics.answered });
   const url = await api.listen(config.port, config.host);
   const audit = await createAudit(services);
-  await audit.listen(config.auditPort, config.auditHost);
-  const metricsServer = await metrics.listen(config.metricsPort);
-  process.stdout.write(`ready ${url}\n`);
+  const auditUrl = await audit.listen(config.auditPort, config.auditHost);
   return {
+    addresses: { url, auditUrl },
+    metrics,
     drain: () => api.health.drain(),
     stop: async () => {
+      // Together: as long as one drains the other must take nothing new.
       await drained(Promise.all([api.close(LINGER_MS), audit.close(LINGER_MS)]));
-      metricsServer.close();
       await services.close();
     },
   };

@@ -13,6 +13,7 @@ export interface Child {
 export interface Kept<C extends Child> {
   /** The first one; those that follow it have its address. */
   readonly first: C;
+  current(): C;
   stop(): Promise<void>;
 }
 
@@ -52,6 +53,7 @@ export const keepRunning = async <C extends Child>(name: string, log: Logger, st
   const watching = watch();
   return {
     first,
+    current: () => current,
     stop: async () => {
       stopping.abort();
       await current.stop();

@@ -1,23 +1,28 @@
-/** Everything in one process tree on a bare machine: embedded Postgres, sandbox processor, API and worker. What `npm start` runs. */
+/**
+ * What `npm start` runs: Postgres, the sandbox processor, the API and the worker as processes of their own, and this supervisor, which does no work itself.
+ *
+ * Start: Postgres and the processor first, then the API and the worker. Whichever of those two comes first brings the schema up to date, under a lock. When both are
+ * ready the worker makes the sandbox's first account. The first start of each must succeed; afterwards a child that ends is started again at the same address.
+ *
+ * End: the API drains while everything that it needs is there, then the worker ends, then the processor and Postgres. If the supervisor itself is killed, the API
+ * and the worker drain by themselves, the processor ends within 2 s, and Postgres after the last process that needs it.
+ */
 import { existsSync } from 'node:fs';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { Administration, createSandboxDefaults, directoryModel, type SandboxDefaults } from '#accounts';
-import { type Config, type EmbeddedPostgres, type Logger, startEmbeddedPostgres } from '#platform';
-import { createApi } from '../api/api.js';
-import { createAudit } from '../audit/audit.js';
-import { createMetrics, drained, LINGER_MS, runRole, type Running } from '../lifecycle.js';
+import client, { type Registry } from 'prom-client';
+import { type Config, type EmbeddedPostgres, type Logger, openKeys, startEmbeddedPostgres } from '#platform';
 import { tryLockDataDir } from '../data-dir.js';
-import { openKeys, openServices, type Services } from '../services.js';
+import { countMaskedLines, type FirstAccount, type Running, runRole, serveMetrics } from '../lifecycle.js';
 import { type SimulatorProcess, startSimulatorProcess } from '../simulator/child.js';
-import { startWorker } from '../worker/worker.js';
-import { keepRunning } from './keep-running.js';
+import { type Kept, keepRunning } from './keep-running.js';
+import { type PostgresGuard, startPostgresGuard } from './postgres-guard.js';
+import { type RoleProcess, startRole } from './role.js';
 
-/** How long the first account may take to be visible to requests. */
-const FIRST_ACCOUNT_MS = 10_000;
+type Stops = (() => Promise<unknown>)[];
 
 const start = async (config: Config, log: Logger): Promise<Running> => {
-  const stops: (() => Promise<unknown>)[] = [];
+  const stops: Stops = [];
   const stop = async () => {
     const failures: unknown[] = [];
     // What cannot be stopped keeps nothing else from being stopped.
@@ -32,37 +37,92 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
     stops.push(async () => lock.release());
     // Before anything is started: a wrong key file must not cost a half-made data directory.
     refuseHalfDirectory(config);
-    const keys = openKeys(config);
+    openKeys(config);
 
-    const databaseUrl = config.databaseUrl ?? (await embedded(config, log, stops));
-    const simulatorUrl = config.simulatorUrl ?? (await simulator(config, log, stops));
-    const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, log, { role: 'standalone' });
-    stops.push(() => services.close());
-    const worker = startWorker(services);
-    stops.push(() => worker.stop());
-    const metrics = createMetrics(services);
-    const metricsServer = await metrics.listen(config.metricsPort);
+    const roles: Partial<Record<'api' | 'worker', Kept<RoleProcess>>> = {};
+    const metricsServer = await serveMetrics(config.metricsPort, () => allMetrics(roles));
     stops.push(async () => metricsServer.close());
-    const api = await createApi({ ...services, publicUrl: config.publicUrl, onAnswer: metrics.answered });
-    const audit = await createAudit(services);
-    // Together: as long as one drains the other must take nothing new.
-    stops.push(() => drained(Promise.all([api.close(LINGER_MS), audit.close(LINGER_MS)])));
-    const url = await api.listen(config.port, config.host);
-    const auditUrl = await audit.listen(config.auditPort, config.auditHost);
+    const cluster = join(config.dataDir, 'postgres');
+    const guard = startPostgresGuard(cluster);
+    const [databaseUrl, simulatorUrl] = await together(
+      config.databaseUrl ?? embedded(cluster, guard, log, stops),
+      config.simulatorUrl ?? simulator(config, log, stops),
+    );
+
+    const environment = {
+      ...process.env,
+      DATABASE_URL: databaseUrl,
+      ...(simulatorUrl !== null && { SIMULATOR_URL: simulatorUrl }),
+      // A key that is lost meanwhile must not be replaced by a new one; and the port below may be a chosen one.
+      MASTER_KEY_FILE: config.masterKeyFile,
+      PUBLIC_URL: config.publicUrl,
+    };
+    const keep = async (role: 'api' | 'worker'): Promise<Kept<RoleProcess>> =>
+      (roles[role] = await keepRunning(role, log, (before: RoleProcess | null) =>
+        startRole(role, { ...environment, ...portsOf(before) }, guard.lifeline),
+      ));
+    stops.push(async () => {
+      await roles.api?.stop();
+      await roles.worker?.stop();
+    });
+    const [worker, api] = await together(keep('worker'), keep('api'));
+    const { url, auditUrl } = api.first.addresses as Required<RoleProcess['addresses']>;
+    await untilReady(url, log);
     // After everything that may refuse to start: the key is shown once, and must be seen.
-    const first = config.environment === 'sandbox' ? await firstAccount(services) : null;
+    const first = config.environment === 'sandbox' ? await worker.current().ask('firstAccount') : null;
 
     const runtime = join(config.dataDir, 'runtime.json');
     await writeFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, auditUrl, databaseUrl, simulatorUrl }), { mode: 0o600 });
     stops.push(() => rm(runtime, { force: true }));
     if (first) process.stdout.write(welcome(url, first));
-    process.stdout.write(`ready ${url}\n`);
-    return { drain: () => api.health.drain(), stop };
+    return { addresses: { url, auditUrl }, stop };
   } catch (error) {
     await stop().catch(() => undefined);
     throw error;
   }
 };
+
+const READY_WAIT_MS = 30_000;
+const READY_POLL_MS = 50;
+
+/** Right after an upgrade the worker may still build read models. A long build goes on behind a service that says so at /readyz. */
+const untilReady = async (url: string, log: Logger): Promise<void> => {
+  for (let waited = 0; waited < READY_WAIT_MS; waited += READY_POLL_MS) {
+    if ((await fetch(`${url}/readyz`).catch(() => null))?.ok) return;
+    await new Promise((wake) => setTimeout(wake, READY_POLL_MS));
+  }
+  log.warn('the service is not ready yet; /readyz names the check that fails');
+};
+
+/** Waits for all, so that whatever was started can be stopped; then throws the first fault. */
+const together = async <A, B>(a: A | Promise<A>, b: B | Promise<B>): Promise<[A, B]> => {
+  const settled = await Promise.allSettled([a, b]);
+  for (const one of settled) if (one.status === 'rejected') throw one.reason;
+  return Promise.all([a, b]);
+};
+
+/** One that comes after another listens where that one did. */
+const portsOf = (before: RoleProcess | null): Record<string, string> => {
+  const { url, auditUrl } = before?.addresses ?? {};
+  return url && auditUrl ? { PORT: new URL(url).port, AUDIT_PORT: new URL(auditUrl).port } : {};
+};
+
+/** Of both roles: what each has of its own is added up, what both read from the database is asked of one. */
+const allMetrics = async ({ api, worker }: Partial<Record<'api' | 'worker', Kept<RoleProcess>>>): Promise<Registry> => {
+  if (!api || !worker) throw new Error('not ready');
+  const parts = [ours.getMetricsAsJSON(), api.current().ask('ownMetrics'), worker.current().ask('ownMetrics'), worker.current().ask('sharedMetrics')];
+  return client.AggregatorRegistry.aggregate(await Promise.all(parts));
+};
+
+/** Start times of several processes cannot be added up: it is the supervisor's. */
+const ours = new client.Registry();
+countMaskedLines(ours);
+new client.Gauge({
+  name: 'process_start_time_seconds',
+  help: 'Start time of the process since unix epoch in seconds.',
+  aggregator: 'first',
+  registers: [ours],
+}).set(Math.round(performance.timeOrigin / 1_000));
 
 /** Data without its key cannot be used, and a new key would hide that. */
 const refuseHalfDirectory = (config: Config): void => {
@@ -75,13 +135,14 @@ const refuseHalfDirectory = (config: Config): void => {
     throw new Error(`${config.dataDir} holds data but ${config.masterKeyFile} is missing; restore the key file, or set DATA_DIR to another folder`);
 };
 
-const embedded = async (config: Config, log: Logger, stops: (() => Promise<unknown>)[]): Promise<string> => {
+const embedded = async (cluster: string, guard: PostgresGuard, log: Logger, stops: Stops): Promise<string> => {
   const postgres = await keepRunning('postgres', log, (before: EmbeddedPostgres | null) =>
-    startEmbeddedPostgres(join(config.dataDir, 'postgres'), {
+    startEmbeddedPostgres(cluster, {
       // Everybody knows it by this port.
       ...(before && { port: before.port }),
       // We still need it for what is in flight when a Ctrl-C comes.
       ownSession: true,
+      onSpawn: guard.watch,
       onLog: (line) => log.debug({ line }, 'postgres'),
     }),
   );
@@ -90,7 +151,7 @@ const embedded = async (config: Config, log: Logger, stops: (() => Promise<unkno
   return postgres.first.url;
 };
 
-const simulator = async (config: Config, log: Logger, stops: (() => Promise<unknown>)[]): Promise<string | null> => {
+const simulator = async (config: Config, log: Logger, stops: Stops): Promise<string | null> => {
   if (config.environment === 'production') return null;
   const child = await keepRunning('simulator', log, (before: SimulatorProcess | null) =>
     afterItsPredecessor(() =>
@@ -121,24 +182,8 @@ const afterItsPredecessor = async <T>(begin: () => Promise<T>): Promise<T> => {
   }
 };
 
-const firstAccount = async (services: Services): Promise<SandboxDefaults | null> => {
-  const { store, clock, ids, keys, config, readModels } = services;
-  const administration = new Administration({
-    store,
-    clock,
-    ids,
-    keys,
-    environment: config.environment,
-    cardInTextCheck: config.cardInTextCheck,
-    actor: { type: 'system', id: 'first-start' },
-  });
-  const made = await createSandboxDefaults(administration);
-  if (made?.position) await readModels.of(directoryModel).runUntil(made.position, { timeoutMs: FIRST_ACCOUNT_MS });
-  return made;
-};
-
 const RULE = '─'.repeat(100);
-const welcome = (url: string, { apiKey, portalId }: SandboxDefaults): string => `
+const welcome = (url: string, { apiKey, portalId }: FirstAccount): string => `
 ${RULE}
 Payfold is running with a sandbox account. The API key is shown this once.
 

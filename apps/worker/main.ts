@@ -1,17 +1,38 @@
 /** The role `worker`: projections and loops over the configured stores. */
-import { createMetrics, runRole } from '../lifecycle.js';
-import { openKeys, openServices, requirePlaces } from '../services.js';
+import { Administration, createSandboxDefaults, directoryModel } from '#accounts';
+import { openKeys } from '#platform';
+import { type FirstAccount, runRole } from '../lifecycle.js';
+import { createMetrics } from '../metrics.js';
+import { openServices, requirePlaces, type Services } from '../services.js';
 import { startWorker } from './worker.js';
+
+/** How long the first account may take to be visible to requests. */
+const FIRST_ACCOUNT_MS = 10_000;
+
+/** Made where there is none yet. Requests see it when this resolves. */
+const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Services): Promise<FirstAccount | null> => {
+  const administration = new Administration({
+    store,
+    clock,
+    ids,
+    keys,
+    environment: config.environment,
+    cardInTextCheck: config.cardInTextCheck,
+    actor: { type: 'system', id: 'first-start' },
+  });
+  const made = await createSandboxDefaults(administration);
+  if (made?.position) await readModels.of(directoryModel).runUntil(made.position, { timeoutMs: FIRST_ACCOUNT_MS });
+  return made && { apiKey: made.apiKey, portalId: made.portalId };
+};
 
 runRole('worker', async (config, log) => {
   const services = await openServices(config, requirePlaces(config), openKeys(config), log, { role: 'worker' });
   const worker = startWorker(services);
-  const metricsServer = await createMetrics(services).listen(config.metricsPort);
-  process.stdout.write('ready worker\n');
   return {
+    metrics: createMetrics(services),
+    firstAccount: () => firstAccount(services),
     stop: async () => {
       await worker.stop();
-      metricsServer.close();
       await services.close();
     },
   };

@@ -2,7 +2,7 @@ export { batched, Convoy } from './batch.js';
 export { brandOf, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
 export { type Config, ConfigError, type Network, readConfig, type WebhookSettings } from './config.js';
 export { crockford, hashedUuid, systemIds, uuidV5, uuidV7 } from './ids.js';
-export { KeyRing, newKeyRing, readKeyRing, readOrCreateKeyRing } from './keys.js';
+export { KeyRing, newKeyRing, openKeys, readKeyRing, readOrCreateKeyRing } from './keys.js';
 export { createLogger, type Logger, maskedLines } from './logging.js';
 export { copyInto } from './postgres/copy.js';
 export { type EmbeddedPostgres, freePort, startEmbeddedPostgres } from './postgres/embedded.js';

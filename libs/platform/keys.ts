@@ -5,6 +5,7 @@
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
 import { closeSync, existsSync, fsyncSync, linkSync, mkdirSync, openSync, readFileSync, unlinkSync, writeSync } from 'node:fs';
 import { dirname } from 'node:path';
+import type { Config } from './config.js';
 
 export type Purpose =
   | 'api-key'
@@ -131,3 +132,7 @@ export const readOrCreateKeyRing = (file: string): KeyRing => {
   }
   return readKeyRing(file);
 };
+
+/** The ring that the configuration names. */
+export const openKeys = ({ masterKeyFile, masterKeyMayBeCreated }: Pick<Config, 'masterKeyFile' | 'masterKeyMayBeCreated'>): KeyRing =>
+  masterKeyMayBeCreated ? readOrCreateKeyRing(masterKeyFile) : readKeyRing(masterKeyFile);

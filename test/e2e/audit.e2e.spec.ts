@@ -24,7 +24,8 @@ import {
 import { paymentListModel } from '#payments';
 import { adjustBooks, balances, closePeriod, JOURNAL_START, journalModel, journalPage, type PeriodPorts, verifyPeriods } from '#ledger';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
-import { createMetrics } from '../../apps/lifecycle.js';
+import { serveMetrics } from '../../apps/lifecycle.js';
+import { createMetrics } from '../../apps/metrics.js';
 import { addHledger, type BusyDay, busyDay } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
 import { createOpenApiJudge, type OpenApiJudge } from '../support/openapi.js';
@@ -424,7 +425,8 @@ describe('closed periods', () => {
 
 test('metrics say what drifts, what is sealed and signed, and what lies in suspense', async () => {
   const { pool, seal } = service.services;
-  const server = await createMetrics(service.services).listen(0);
+  const { shared } = createMetrics(service.services);
+  const server = await serveMetrics(0, async () => shared);
   try {
     const { port } = server.address() as { port: number };
     const value = async (name: string) =>

@@ -37,6 +37,8 @@ export const startEmbeddedPostgres = async (
     port?: number;
     settings?: Record<string, string>;
     onLog?: (line: string) => void;
+    /** Hears the process id of each server that is started, before it is ready. */
+    onSpawn?: (pid: number) => void;
     /**
      * In a session of its own a Ctrl-C in the terminal passes it by: for a caller who drains first and stops it afterwards, however it is ended itself. Others
      * let it end with them.
@@ -61,7 +63,7 @@ export const startEmbeddedPostgres = async (
     // A statement that fails may carry parameters; they must not reach the log (security.md 1).
     log_min_error_statement: 'panic',
     log_parameter_max_length_on_error: '0',
-    // A process and a command that opens the whole service beside it.
+    // The API, the worker, and a command that opens the whole service beside them.
     max_connections: '200',
     shared_buffers: '128MB',
     max_wal_size: '1GB',
@@ -70,7 +72,12 @@ export const startEmbeddedPostgres = async (
   const launch = launcher(user, [cluster, binaries], options.ownSession);
   const command = join(binaries, 'bin', 'postgres');
   const args = ['-D', cluster, '-p', String(port), ...Object.entries(settings).flatMap(([name, value]) => ['-c', `${name}=${value}`])];
-  const server = await serve(() => launch(command, args, { LC_MESSAGES: 'C' }), options.onLog);
+  const spawned = () => {
+    const child = launch(command, args, { LC_MESSAGES: 'C' });
+    if (child.pid !== undefined) options.onSpawn?.(child.pid);
+    return child;
+  };
+  const server = await serve(spawned, options.onLog);
 
   const url = (database: string) => `postgres://${SUPERUSER}:${password}@127.0.0.1:${port}/${database}`;
   try {

@@ -1,0 +1,189 @@
+/** Prometheus metrics of a role. Labels are routes and codes, never ids or anything that a caller wrote. */
+import client, { type Registry } from 'prom-client';
+import { driftFigures, unsignedEvents } from '#audit';
+import { suspenseCents } from '#ledger';
+import { deliveryFigures } from '#webhooks';
+import { countMaskedLines } from './lifecycle.js';
+import type { Services } from './services.js';
+
+export interface Metrics {
+  /** Of this process. */
+  readonly own: Registry;
+  /** Of the installation: read from the database, so every process shows the same figures. */
+  readonly shared: Registry;
+  readonly answered: (request: { method: string; route: string; status: number; seconds: number }) => void;
+}
+
+const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
+
+export const createMetrics = (services: Services): Metrics => {
+  const [own, shared] = [new client.Registry(), new client.Registry()];
+  client.collectDefaultMetrics({ register: own });
+  countMaskedLines(own);
+  const seconds = new client.Histogram({
+    name: 'payfold_http_request_duration_seconds',
+    help: 'Time to answer, by method, route and status',
+    labelNames: ['method', 'route', 'status'],
+    buckets: LATENCY_BUCKETS_SECONDS,
+    registers: [own],
+  });
+  new client.Gauge({
+    name: 'payfold_projection_lag_milliseconds',
+    help: 'Age of the oldest event that a projection has not applied',
+    labelNames: ['projection'],
+    registers: [shared],
+    async collect() {
+      for (const projection of [...services.readModels.all(), ...Object.values(services.reactors)])
+        this.set({ projection: projection.name }, (await projection.status()).lagMs);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_open_attempts',
+    help: 'Charges and reversals without an outcome, and the age of the oldest in seconds',
+    labelNames: ['figure'],
+    registers: [shared],
+    async collect() {
+      const { rows } = await services.pool.query<{ count: string; oldest: string | null }>(
+        'select count(*) as count, extract(epoch from now() - min(open_since)) as oldest from payment_list where open_since is not null',
+      );
+      this.set({ figure: 'count' }, Number(rows[0]!.count));
+      this.set({ figure: 'oldest_seconds' }, Number(rows[0]!.oldest ?? 0));
+    },
+  });
+  addWebhookMetrics({ own, shared }, services);
+  addLedgerMetrics(shared, services);
+  new client.Gauge({
+    name: 'payfold_checkout_unfinished',
+    help: 'Hosted checkouts whose attempt has no outcome yet, and the age of the oldest in seconds',
+    labelNames: ['figure'],
+    registers: [shared],
+    async collect() {
+      const { rows } = await services.pool.query<{ count: string; oldest: string | null }>(
+        'select count(*) as count, extract(epoch from now() - min(since)) as oldest from checkout_unfinished',
+      );
+      this.set({ figure: 'count' }, Number(rows[0]!.count));
+      this.set({ figure: 'oldest_seconds' }, Number(rows[0]!.oldest ?? 0));
+    },
+  });
+  return {
+    own,
+    shared,
+    answered: ({ method, route, status, seconds: took }) => seconds.observe({ method, route, status: String(status) }, took),
+  };
+};
+
+const ATTEMPT_BUCKETS_SECONDS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];
+
+const addWebhookMetrics = ({ own, shared }: Pick<Metrics, 'own' | 'shared'>, { webhooks, reactors, pool }: Services): void => {
+  const registers = [shared];
+  const attempts = new client.Counter({
+    name: 'payfold_webhook_attempts_total',
+    help: 'Attempts to deliver a webhook, by outcome',
+    labelNames: ['outcome'],
+    registers: [own],
+  });
+  const seconds = new client.Histogram({
+    name: 'payfold_webhook_attempt_seconds',
+    help: 'Duration of attempts to deliver a webhook',
+    buckets: ATTEMPT_BUCKETS_SECONDS,
+    registers: [own],
+  });
+  const leases = new client.Counter({
+    name: 'payfold_webhook_lease_lost_total',
+    help: 'Webhook deliveries whose worker was lost, or ended too late',
+    registers: [own],
+  });
+  webhooks.watch({
+    attempted: ({ outcome, seconds: took }) => {
+      attempts.inc({ outcome });
+      seconds.observe(took);
+    },
+    leaseLost: () => leases.inc(),
+  });
+  // One look for the three of a scrape.
+  let look: ReturnType<typeof deliveryFigures> | null = null;
+  const figures = () => (look ??= deliveryFigures(pool).finally(() => (look = null)));
+  new client.Gauge({
+    name: 'payfold_webhook_oldest_due_seconds',
+    help: 'How long the oldest webhook delivery has been due that its endpoint could have had',
+    registers,
+    async collect() {
+      this.set((await figures()).oldestDueSeconds);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_webhook_held',
+    help: 'Webhook deliveries that wait for staff',
+    registers,
+    async collect() {
+      this.set((await figures()).open.held);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_webhook_deliveries',
+    help: 'Webhook deliveries that are open, by state',
+    labelNames: ['state'],
+    registers,
+    async collect() {
+      for (const [state, count] of Object.entries((await figures()).open)) this.set({ state }, count);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_webhook_outbox_lag_events',
+    help: 'Events of all streams that the webhook outbox has not looked at; absent where positions do not count events',
+    registers,
+    async collect() {
+      const { lagEvents } = await reactors.webhookOutbox.status();
+      if (lagEvents === null) this.remove();
+      else this.set(lagEvents);
+    },
+  });
+};
+
+const addLedgerMetrics = (shared: Registry, { reactors, pool }: Services): void => {
+  const registers = [shared];
+  let look: ReturnType<typeof driftFigures> | null = null;
+  const figures = () => (look ??= driftFigures(pool).finally(() => (look = null)));
+  new client.Gauge({
+    name: 'payfold_drift_differences',
+    help: 'Payments, by kind, that are shown otherwise than their events say; any is a fault, or tampering',
+    registers,
+    async collect() {
+      this.set((await figures()).differences);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_drift_last_run_seconds',
+    help: 'How long ago the continuous comparison last came to the end of all payments; absent before the first time',
+    registers,
+    async collect() {
+      const { lastRunSeconds } = await figures();
+      if (lastRunSeconds === null) this.remove();
+      else this.set(lastRunSeconds);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_seal_lag_seconds',
+    help: 'Age of the oldest event that is not in the sealed log',
+    registers,
+    async collect() {
+      this.set((await reactors.logSeal.status()).lagMs / 1_000);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_seal_unsigned_events',
+    help: 'Sealed events that no signed head covers yet',
+    registers,
+    async collect() {
+      this.set(await unsignedEvents(pool));
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_suspense_cents',
+    help: 'Settled money that nobody has explained yet, in cents, of all merchant accounts',
+    registers,
+    async collect() {
+      this.set(await suspenseCents(pool));
+    },
+  });
+};

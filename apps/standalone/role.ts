@@ -1,0 +1,69 @@
+/** The API or the worker as a child process: it says where it listens, answers questions over its channel, and ends by SIGTERM or when its parent has ended. */
+import { fork } from 'node:child_process';
+import type { Writable } from 'node:stream';
+import { fileURLToPath } from 'node:url';
+import { systemClock, within } from '#kernel';
+import { type Addresses, type Answers, type FromChild, type Question, SUPERVISED } from '../lifecycle.js';
+import type { Child } from './keep-running.js';
+
+const ANSWER_TIMEOUT_MS = 15_000;
+
+export interface RoleProcess extends Child {
+  readonly addresses: Partial<Addresses>;
+  /** Rejects when the process fails to answer, or ends. */
+  ask<Name extends keyof Answers>(name: Name): Promise<Answers[Name]>;
+}
+
+/** Starts it and waits until it is ready; throws the line that says why it does not start. It keeps `lifeline` open as long as it lives. */
+export const startRole = async (role: 'api' | 'worker', env: NodeJS.ProcessEnv, lifeline: Writable | 'ignore'): Promise<RoleProcess> => {
+  const child = fork(fileURLToPath(new URL(`../${role}/main.js`, import.meta.url)), [SUPERVISED], {
+    env,
+    // Figures may be NaN, which JSON cannot say.
+    serialization: 'advanced',
+    stdio: ['ignore', 'inherit', 'inherit', 'ipc', lifeline],
+  });
+  const kill = () => child.kill('SIGKILL');
+  // Where we end at once, it must not go on.
+  process.once('exit', kill);
+  const exited = new Promise<string>((resolve) => {
+    child.on('exit', (code, signal) => resolve(signal ?? `code ${code}`)).on('error', (error) => resolve(error.message));
+  }).finally(() => process.off('exit', kill));
+
+  const first = new Promise<FromChild>((resolve) => child.once('message', resolve));
+  const started = await Promise.race([first, exited.then((how) => ({ refused: `the ${role} ended with ${how} before it was ready` }))]);
+  if (!('ready' in started)) {
+    await exited;
+    throw new Error('refused' in started ? started.refused : `the ${role} did not say whether it is ready`);
+  }
+
+  const waiting = new Map<number, { readonly resolve: (answer: never) => void; readonly reject: (error: Error) => void }>();
+  let questions = 0;
+  let ended = false;
+  void exited.then((how) => {
+    ended = true;
+    for (const { reject } of waiting.values()) reject(new Error(`the ${role} ended with ${how}`));
+  });
+  child.on('message', ({ id, answer, error }: FromChild & { readonly id: number; readonly answer?: unknown; readonly error?: string }) => {
+    if (error === undefined) waiting.get(id)?.resolve(answer as never);
+    else waiting.get(id)?.reject(new Error(error));
+  });
+  return {
+    pid: child.pid!,
+    addresses: started.ready,
+    exited,
+    ask: (ask) => {
+      const id = ++questions;
+      const answer = new Promise<Answers[typeof ask]>((resolve, reject) => {
+        waiting.set(id, { resolve, reject });
+        child.send({ id, ask } satisfies Question, (failed) => failed && reject(failed));
+      }).finally(() => waiting.delete(id));
+      return within(systemClock, ANSWER_TIMEOUT_MS, answer, () => new Error(`the ${role} does not answer`));
+    },
+    stop: async () => {
+      if (ended) return;
+      child.kill('SIGTERM');
+      const how = await exited;
+      if (how !== 'code 0') throw new Error(`the ${role} ended with ${how}`);
+    },
+  };
+};
