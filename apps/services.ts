@@ -36,10 +36,12 @@ import { journalModel } from '#ledger';
 import {
   createRecovery,
   type Gateways,
+  idempotencyMigrations,
   paymentListModel,
   type PaymentPorts,
   type PaymentServices,
   PaymentStreams,
+  postgresIdempotency,
   postgresRecoveryWork,
   postgresVelocity,
   recoveryMigration,
@@ -60,7 +62,7 @@ import {
   recordProcess,
   systemIds,
 } from '#platform';
-import { cardInTextCheck, idempotencyMigrations, postgresIdempotency } from '#platform/http';
+import { cardInTextCheck } from '#platform/http';
 import {
   createDispatcher,
   createResolve,
@@ -71,6 +73,7 @@ import {
   webhookMigrations,
   webhookOutbox,
 } from '#webhooks';
+import { answerEncoder } from './answers.js';
 import { withFailpoint } from './failpoints.js';
 
 export const MIGRATIONS: readonly Migration[] = [
@@ -226,6 +229,7 @@ export const openServices = async (
     const payments: PaymentServices = {
       ports,
       idempotency,
+      answers: answerEncoder,
       list: {
         db: pool,
         keys,

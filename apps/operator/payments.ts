@@ -1,7 +1,7 @@
 /** `payfold payments`: what the ledger knows of a payment, now or at an earlier time, and what staff may do with one. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { decimal, type ErrorCode, type Json, ServiceError } from '#kernel';
-import type { Leg, RefundView, ResolveRequest, StaffReverseRequest, StaffTaskReason, VoidView } from '#payments';
+import { decimal, type Json, ServiceError } from '#kernel';
+import type { Leg, ResolveRequest, StaffReverseRequest, StaffTaskReason } from '#payments';
 import type { Context } from './context.js';
 import { type Answer, fields, moment, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
@@ -181,27 +181,22 @@ const idempotencyKey = (text: string): string => {
   return text;
 };
 
-/** The answer is the partner API's own: its data, or its error envelope and exit code 1. */
+/** The view is the partner API's own; so is a refusal, with exit code 1. */
 const reverse = async (
   { services }: Context,
   { idempotencyKey: key, ...request }: StaffReverseRequest & { readonly idempotencyKey?: string },
 ): Promise<Answer> => {
   const { reverseByStaff } = await import('#payments');
+  const { viewOf } = await import('../answers.js');
   const { payments } = await services({ withGateway: true });
-  const answer = JSON.parse((await reverseByStaff(payments, request, key ?? null)).body.toString()) as
-    { success: true; data: RefundView | VoidView } | { success: false; message: string; details: { code: ErrorCode } & Record<string, Json> };
-  if (!answer.success) {
-    const { code, ...details } = answer.details;
-    throw new ServiceError(code, answer.message, details);
-  }
-  const { data } = answer;
+  const view = viewOf(await reverseByStaff(payments, request, key ?? null));
   return {
-    json: data,
+    json: view,
     text: fields([
-      ['payment', data.id],
-      ['returned', decimal(data.amountCents)],
-      ['by', 'reversalType' in data ? data.reversalType : 'void'],
-      ['transaction', data.gateway.transactionId],
+      ['payment', view.id],
+      ['returned', decimal(view.amountCents)],
+      ['by', 'reversalType' in view ? view.reversalType : 'void'],
+      ['transaction', view.gateway.transactionId],
     ]),
   };
 };

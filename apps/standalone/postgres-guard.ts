@@ -14,7 +14,7 @@ const SCRIPT = `
 export interface PostgresGuard {
   /** To be held open by those that need Postgres. */
   readonly lifeline: Writable | 'ignore';
-  watch(postmaster: number): void;
+  readonly watch: (postmaster: number) => void;
 }
 
 /** `cluster`: where `postmaster.pid` lies. Without a POSIX shell there is no guard: the next start stops what was left. */

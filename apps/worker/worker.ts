@@ -2,12 +2,10 @@
 import { setMaxListeners } from 'node:events';
 import { finishSessions } from '#checkout';
 import { dropUnusedShapes } from '#eventstore';
-import { Deadline, timestamp } from '#kernel';
 import { BrokenPromise, ForgedHead, signLog, sweepDrift } from '#audit';
-import { purgeTries, purgeVelocity, settleCreate } from '#payments';
+import { purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import { recordSettlements } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
-import { PURGE_BATCH } from '#platform';
 import type { Services } from '../services.js';
 
 const RECOVERY_EVERY_MS = 5_000;
@@ -22,8 +20,6 @@ const DRIFT_EVERY_MS = 5_000;
 const DRIFT_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
 const DROP_UNUSED_EVERY_MS = 60 * 60_000;
-const BATCH = 100;
-const SWEEP_DEADLINE_MS = 20_000;
 
 interface Loop {
   readonly name: string;
@@ -50,9 +46,9 @@ export const startWorker = (services: Services): Worker => {
       everyMs: SETTLEMENT_EVERY_MS,
       run: () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)),
     },
-    { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(services) },
+    { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(payments) },
     { name: 'checkout finisher', everyMs: FINISH_CHECKOUTS_EVERY_MS, run: () => finishSessions(checkout, pool, { stop: stop.signal }) },
-    { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(services, stop.signal) },
+    { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(payments, stop.signal) },
     { name: 'drift', everyMs: DRIFT_EVERY_MS, run: () => lookForDrift(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool, stop.signal) },
@@ -84,45 +80,6 @@ export const startWorker = (services: Services): Worker => {
       await Promise.all([...running, following, webhooks.dispatcher.stop(), ...subscribers.map((subscriber) => subscriber.stop())]);
     },
   };
-};
-
-/** What the work on keys needs: handed in, so that the simulation runs the same code. */
-type KeyWork = Pick<Services, 'payments' | 'clock' | 'ids' | 'log'>;
-
-/** Creates whose request vanished: settled from the stream, fenced where it says nothing (recovery.md 1.4, T7). */
-export const sweepKeys = async ({ payments, clock, ids, log }: KeyWork): Promise<void> => {
-  const { idempotency, ports } = payments;
-  for (const row of await idempotency.takeOverStale(BATCH)) {
-    const owner = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
-    // One that cannot be settled now keeps its lease and comes again; the others need not wait for it.
-    try {
-      const found = await settleCreate(ports, row, row.accountId, owner, new Deadline(clock, SWEEP_DEADLINE_MS));
-      await idempotency.settle(row, row.fence, found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: found.answer });
-    } catch (error) {
-      log.warn({ paymentId: row.paymentId, err: error }, 'a key whose request vanished cannot be settled yet');
-    }
-  }
-};
-
-/** Expired keys; one whose payment is still open stays reserved, so that it can never charge again (C16, T12). */
-export const purgeKeys = async ({ payments, clock, ids }: KeyWork, stop?: AbortSignal): Promise<void> => {
-  const { idempotency, ports } = payments;
-  const isResolved: Parameters<typeof idempotency.purge>[1] = async ({ accountId, paymentId, attemptId }) => {
-    const loaded = await ports.streams.load(paymentId);
-    if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
-    // An intent of long ago that may still arrive would have no key to guard it: fence the stream first.
-    const owner = { actor: { type: 'recovery' as const, id: 'key-purge' }, correlationId: ids.uuid() };
-    const abandon = {
-      type: 'Abandon' as const,
-      at: timestamp(clock.now()),
-      attemptId,
-      accountId,
-      reason: 'the key expired before anything began',
-    };
-    await ports.streams.execute(loaded, [abandon], owner, new Deadline(clock, SWEEP_DEADLINE_MS));
-    return true;
-  };
-  await idempotency.purge(PURGE_BATCH, isResolved, stop);
 };
 
 /** A log that does not begin with what was signed is an alarm, not a warning: nothing is signed over it. */

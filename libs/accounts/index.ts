@@ -8,7 +8,6 @@ export {
   type NewKey,
   openAcceptedSecrets,
   openSigningSecret,
-  type SandboxDefaults,
 } from './administration.js';
 export { keyEnvironment, newApiKey, newSecret } from './api-key.js';
 export { restrictionInForce } from './case-restriction.js';

@@ -1,7 +1,8 @@
 /** Charging: which outcome becomes which fact and answer (recovery.md 2.2), and that no success is answered without a durable outcome. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { eventually } from '../../test/support/eventually.js';
-import { away, CARDS, COMBINED, FEE, type Ground, type House, openGround, openHouse, read, refused, unheard } from '../../test/support/payments.js';
+import { read, sent } from '../../test/support/answers.js';
+import { away, CARDS, COMBINED, FEE, type Ground, type House, openGround, openHouse, refused, unheard } from '../../test/support/payments.js';
 import { chargeOnce } from './commands.js';
 import { GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { PaymentView } from './payment.view.js';
@@ -343,7 +344,7 @@ describe('with a key', () => {
   /** A request whose key store dies right before it settles: the row stays as a vanished owner leaves it. */
   const unsettled = (key: string, asked = {}) => {
     const idempotency = { ...house.services.idempotency, settle: () => Promise.reject(new Error('gone')) };
-    return chargeOnce({ ...house.services, idempotency }, house.request(asked), house.received(key, asked));
+    return sent(chargeOnce({ ...house.services, idempotency }, house.request(asked), house.received(key, asked)));
   };
 
   test('one charge, however often it is asked; every replay byte for byte (T3)', async () => {
@@ -360,7 +361,7 @@ describe('with a key', () => {
     for (const card of [CARDS.gatewayError, CARDS.unreadable]) {
       const key = house.key();
       const failed = read(await house.chargeWithKey(key, { card }));
-      expect((await refused(house.chargeWithKey(key, { card }))).details).toEqual({ id: failed.details.id });
+      expect(read(await house.chargeWithKey(key, { card })).details).toEqual({ id: failed.details.id });
     }
   });
   test('a refusal gives the key back (C15): the same key charges another card', async () => {
@@ -386,7 +387,7 @@ describe('with a key', () => {
     const first = await unsettled(key, asked);
     expect(first.status).toBe(status);
     if (status === 200) await house.refund(read<PaymentView>(first).data.id, { amountCents: 100 });
-    expect((await refused(house.chargeWithKey(key, asked))).code).toBe('IDEMPOTENCY_IN_PROGRESS');
+    expect(read(await house.chargeWithKey(key, asked)).code).toBe('IDEMPOTENCY_IN_PROGRESS');
     await leaseEnds(key);
     expect(await house.chargeWithKey(key, asked)).toMatchObject({ status, body: first.body, replayed: true });
     expect(await house.chargeWithKey(key, asked)).toMatchObject({ status, body: first.body, replayed: true });
@@ -396,16 +397,16 @@ describe('with a key', () => {
       const key = house.key();
       const first = read(await unsettled(key, { card }));
       await leaseEnds(key);
-      const refusal = await refused(house.chargeWithKey(key, { card }));
+      const refusal = read(await house.chargeWithKey(key, { card }));
       expect([refusal.code, refusal.details]).toEqual(['IDEMPOTENCY_RECONCILIATION_REQUIRED', { id: first.details.id }]);
     }
   });
   test('S1: claimed and vanished before the intent: the stream is fenced, no id, and the late owner can never begin (C64)', async () => {
     const key = house.key();
-    let taken: Awaited<ReturnType<typeof refused>> | undefined;
+    let taken: ReturnType<typeof read> | undefined;
     house.appends.before('PaymentInitiated', async () => {
       await leaseEnds(key);
-      taken = await refused(house.chargeWithKey(key));
+      taken = read(await house.chargeWithKey(key));
     });
     const late = await house.chargeWithKey(key);
     expect(taken).toMatchObject({
@@ -413,18 +414,18 @@ describe('with a key', () => {
       details: {},
       message: expect.stringMatching(/before anything was charged/),
     });
-    expect(late.code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
+    expect(read(late).code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
     expect(await house.truth()).toEqual([]);
-    expect((await refused(house.chargeWithKey(key))).details).toEqual({});
+    expect(read(await house.chargeWithKey(key)).details).toEqual({});
   });
   test.each(['charge.principal', 'charge.fee'])(
     'S2, S4: taken over while %s is on its way: fenced, reserved, undone; the late owner answers 504',
     async (call) => {
       const key = house.key();
-      let taken: Awaited<ReturnType<typeof refused>> | undefined;
+      let taken: ReturnType<typeof read> | undefined;
       house.calls.before(call, async () => {
         await leaseEnds(key);
-        taken = await refused(house.chargeWithKey(key));
+        taken = read(await house.chargeWithKey(key));
       });
       const late = read(await house.chargeWithKey(key));
       expect([late.status, late.code]).toEqual([504, 'PAYMENT_TIMEOUT']);
@@ -434,7 +435,7 @@ describe('with a key', () => {
       expect(await resolve(paymentId)).toBe('resolved');
       expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
       // C16: and never again, under this key.
-      expect((await refused(house.chargeWithKey(key))).details).toEqual({ id: paymentId });
+      expect(read(await house.chargeWithKey(key)).details).toEqual({ id: paymentId });
     },
   );
   test('the taker cannot read or fence the stream: 409 in progress, later the truth (T7)', async () => {
@@ -443,9 +444,9 @@ describe('with a key', () => {
     await unsettled(key, { card: CARDS.unreadable });
     await leaseEnds(key);
     house.appends.failBefore('ReconciliationStarted', () => new Error('a broken store'), 1);
-    expect((await refused(house.chargeWithKey(key, { card: CARDS.unreadable }))).code).toBe('IDEMPOTENCY_IN_PROGRESS');
+    expect(read(await house.chargeWithKey(key, { card: CARDS.unreadable })).code).toBe('IDEMPOTENCY_IN_PROGRESS');
     await leaseEnds(key);
-    expect((await refused(house.chargeWithKey(key, { card: CARDS.unreadable }))).code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
+    expect(read(await house.chargeWithKey(key, { card: CARDS.unreadable })).code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
   });
 });
 

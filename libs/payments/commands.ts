@@ -1,16 +1,17 @@
-/** Commands and queries as the buses carry them: each handler is a door to one function, with the idempotency of contract §3 around what moves money. */
+/** Commands and queries as the buses carry them. Each handler calls one function; what moves money runs once per key (C12–C20). */
 import { Command, CommandHandler, type ICommandHandler, type IQueryHandler, Query, QueryHandler } from '@nestjs/cqrs';
 import { Inject } from '@nestjs/common';
 import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
-import { type Answer, errorAnswer, type IdempotencyStore, type KeyedWork, onceByKey, type Operation, Replayed, successAnswer } from '#platform/http';
 import { askTerms, charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
 import type { ListFilters } from './cursor.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
+import type { IdempotencyStore, Operation } from './keys/key-store.js';
+import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result } from './keys/once-by-key.js';
 import { type ListedPage, listPayments, type PaymentListPorts } from './list.js';
 import { isVisible, openOf, payment as decider } from './payment.js';
-import { type PaymentView, paymentView } from './payment.view.js';
+import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
 import { reverse, type ReverseRequest } from './reverse.js';
 import { refuseStaffText, staff } from './staff.js';
@@ -21,6 +22,8 @@ import type { Origin } from '#eventstore';
 export interface PaymentServices {
   readonly ports: PaymentPorts;
   readonly idempotency: IdempotencyStore;
+  /** One form for every process: what a worker stores for a key, the API replays. */
+  readonly answers: AnswerEncoder;
   readonly list: PaymentListPorts;
   readonly recovery: Recovery;
   readonly log: Logger;
@@ -34,7 +37,7 @@ export interface Received {
   readonly requestId: string;
 }
 
-export class ChargePayment extends Command<Answer> {
+export class ChargePayment extends Command<Answered<PaymentView>> {
   constructor(
     readonly request: ChargeRequest,
     readonly received: Received,
@@ -47,19 +50,22 @@ export class ChargePayment extends Command<Answer> {
 export class ChargePaymentHandler implements ICommandHandler<ChargePayment> {
   constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
 
-  execute({ request, received }: ChargePayment): Promise<Answer> {
+  execute({ request, received }: ChargePayment): Promise<Answered<PaymentView>> {
     return chargeOnce(this.services, request, received);
   }
 }
 
 /** Charges at most once per key. */
-export const chargeOnce = (services: PaymentServices, request: ChargeRequest, received: Received): Promise<Answer> => {
+export const chargeOnce = (services: PaymentServices, request: ChargeRequest, received: Received): Promise<Answered<PaymentView>> => {
   const { ports } = services;
   const owner = partner(request.accountId, received);
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
   const terms = askTerms(ports, request);
   return keyed(services, request.accountId, 'create', received, {
-    run: (owned) => charge(ports, request, owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() }, owner, deadline, terms),
+    run: async (owned) => {
+      const attempt = owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() };
+      return { view: await charge(ports, request, attempt, owner, deadline, terms), replayed: false };
+    },
     takeOver: (owned) => settleCreate(ports, owned, request.accountId, owner, deadline),
     reconciliationRequired: async (paymentId) => {
       // A log that cannot be read now says nothing about the payment; the caller is sent to look at it.
@@ -70,8 +76,8 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
 };
 
 /**
- * What became of a create whose owner vanished (recovery.md 1.4, T7): its answer, rebuilt from the prefix that ends at the outcome; else the stream is
- * fenced, so that the vanished owner can never begin or finish, and the key stays reserved.
+ * What became of a create whose owner vanished (T7). If its outcome is recorded, the result is made again from the events up to that outcome.
+ * Else the stream is fenced, so that the vanished owner can never begin or finish, and the key stays reserved.
  */
 export const settleCreate = async (
   ports: PaymentPorts,
@@ -79,12 +85,12 @@ export const settleCreate = async (
   accountId: string,
   owner: Origin,
   deadline: Deadline,
-): Promise<{ answer: Answer } | 'reserved'> => {
+): Promise<Result<PaymentView> | 'reserved'> => {
   const recorded = await ports.streams.events(paymentId);
   const events = recorded.map(paymentEvents.read);
   const outcome = events[1];
   if (outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined')
-    return { answer: answerNow(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2)))) };
+    return resultOf(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2))));
   const loaded = { paymentId, payment: fold(decider, events), revision: recorded.at(-1)?.revision ?? null };
   const at = new Date(ports.clock.now()).toISOString();
   if (loaded.revision === null)
@@ -98,16 +104,16 @@ export const settleCreate = async (
   return 'reserved';
 };
 
-const answerNow = (view: () => PaymentView): Answer => {
+const resultOf = (view: () => PaymentView): Result<PaymentView> => {
   try {
-    return successAnswer(view());
+    return { view: view() };
   } catch (error) {
-    if (error instanceof ServiceError) return errorAnswer(error);
+    if (error instanceof ServiceError) return { error };
     throw error;
   }
 };
 
-export class ReversePayment extends Command<Answer> {
+export class ReversePayment extends Command<Answered<ReversalView>> {
   constructor(
     readonly request: ReverseRequest & { readonly accountId: string },
     readonly received: Received,
@@ -120,14 +126,17 @@ export class ReversePayment extends Command<Answer> {
 export class ReversePaymentHandler implements ICommandHandler<ReversePayment> {
   constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
 
-  execute({ request, received }: ReversePayment): Promise<Answer> {
+  execute({ request, received }: ReversePayment): Promise<Answered<ReversalView>> {
     return reverseOnce(this.services, request, received);
   }
 }
 
 /** Refunds or voids at most once per key. */
-export const reverseOnce = (services: PaymentServices, request: ReverseRequest & { accountId: string }, received: Received): Promise<Answer> =>
-  reverseKeyed(services, request, received, request.accountId, partner(request.accountId, received));
+export const reverseOnce = (
+  services: PaymentServices,
+  request: ReverseRequest & { accountId: string },
+  received: Received,
+): Promise<Answered<ReversalView>> => reverseKeyed(services, request, received, request.accountId, partner(request.accountId, received));
 
 /** Keys of staff are kept apart from every account's: the nil UUID is no account's id. */
 const STAFF_KEY_SPACE = '00000000-0000-0000-0000-000000000000';
@@ -143,7 +152,7 @@ export const reverseByStaff = async (
   services: PaymentServices,
   { by, ...request }: StaffReverseRequest,
   idempotencyKey: string | null,
-): Promise<Answer> => {
+): Promise<Answered<ReversalView>> => {
   const { operation, amountCents, includeFee, reason } = request;
   const owner = staff(by, services.ports.ids.uuid());
   refuseStaffText('reason', reason);
@@ -156,7 +165,13 @@ export const reverseByStaff = async (
   return reverseKeyed(services, { ...request, accountId: null, initiatedBy: 'staff' }, received, STAFF_KEY_SPACE, owner);
 };
 
-const reverseKeyed = (services: PaymentServices, request: ReverseRequest, received: Received, keySpace: string, owner: Origin): Promise<Answer> => {
+const reverseKeyed = (
+  services: PaymentServices,
+  request: ReverseRequest,
+  received: Received,
+  keySpace: string,
+  owner: Origin,
+): Promise<Answered<ReversalView>> => {
   const { ports } = services;
   const paymentId = request.paymentId.toLowerCase();
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
@@ -165,26 +180,19 @@ const reverseKeyed = (services: PaymentServices, request: ReverseRequest, receiv
   return keyed(services, keySpace, `${request.operation}:${named}`, received, {
     run: async (owned) => {
       if (!isUuid(paymentId)) throw notFound();
-      const { result, replayed } = await reverse(ports, { ...request, paymentId }, owned, owner, deadline);
-      return replayed ? new Replayed(result) : result;
+      return reverse(ports, { ...request, paymentId }, owned, owner, deadline);
     },
   });
 };
 
-const keyed = (
-  services: PaymentServices,
+const keyed = <View>(
+  { ports, idempotency, answers, log }: PaymentServices,
   accountId: string,
   operation: Operation,
   { idempotencyKey: key, fingerprintText, requestId }: Received,
-  work: KeyedWork,
-): Promise<Answer> =>
-  onceByKey(
-    services.idempotency,
-    services.log.child({ requestId }),
-    () => services.ports.ids.uuid(),
-    { accountId, key, operation, fingerprintText },
-    work,
-  );
+  work: KeyedWork<View>,
+): Promise<Answered<View>> =>
+  onceByKey({ idempotency, answers, ids: ports.ids, log: log.child({ requestId }) }, { accountId, key, operation, fingerprintText }, work);
 
 const partner = (accountId: string, { requestId }: Received): Origin => ({ actor: { type: 'partner', id: accountId }, correlationId: requestId });
 

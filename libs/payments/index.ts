@@ -45,6 +45,20 @@ export {
   UnknownCursor,
   type VoidCall,
 } from './gateway/gateway.js';
+export {
+  type Claim,
+  type ClaimRequest,
+  type IdempotencyStore,
+  KEEP_HOURS,
+  type KeyName,
+  LEASE_SECONDS,
+  type Operation,
+  type Owned,
+  type StoredAnswer,
+} from './keys/key-store.js';
+export { type Answered, type AnswerEncoder, idempotencyUnavailable } from './keys/once-by-key.js';
+export { idempotencyMigrations, postgresIdempotency } from './keys/postgres.js';
+export { purgeKeys, sweepKeys } from './keys/sweep.js';
 export { DEFAULT_PAGE, listPayments, MAX_PAGE, paymentListModel, paymentListRow } from './list.js';
 export {
   cents,

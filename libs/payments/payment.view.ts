@@ -150,6 +150,8 @@ export interface VoidView {
   readonly createdAt: string;
 }
 
+export type ReversalView = RefundView | VoidView;
+
 /** Result of a completed void: always the whole payment, also where a retry voided only the fee (C27, C38). */
 export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt): VoidView => {
   const parts = partsOf(payment, attempt);

@@ -2,6 +2,7 @@
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { Deadline } from '#kernel';
 import { eventually } from '../../test/support/eventually.js';
+import { read, sent } from '../../test/support/answers.js';
 import {
   away,
   type Asked,
@@ -11,7 +12,6 @@ import {
   type House,
   openGround,
   openHouse,
-  read,
   referencesIn,
   refused,
   unheard,
@@ -157,7 +157,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     });
     expect((await house.voidWithKey(key, id)).status).toBe(504);
     goOn();
-    expect(await other!).toMatchObject({ status: 422, code: 'VOID_FAILED' });
+    expect(read(await other!)).toMatchObject({ status: 422, code: 'VOID_FAILED' });
     await resolve(id);
     expect(await attempts(id)).toMatchObject([{ returned: [{ leg: 'principal' }], fenced: true, ended: { outcome: 'partial' } }]);
     await inAgreement(id);
@@ -169,15 +169,15 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     const { idempotency } = house.services;
     const lost = { ...house.services, idempotency: { ...idempotency, settle: () => Promise.reject(new Error('the connection is gone')) } };
     const wanted = { operation: 'void', paymentId: id, accountId: house.accountId, initiatedBy: 'partner', amountCents: null, includeFee: true, reason: null } as const; // prettier-ignore
-    const first = await reverseOnce(lost, wanted, house.received(key, wanted));
+    const first = await sent(reverseOnce(lost, wanted, house.received(key, wanted)));
     expect(read(first)).toMatchObject({ status: 422, code: 'VOID_FAILED', details: { suggestedAction: 'refund' } });
     await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
     const dispute = { disputeId: house.ids.uuid(), status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'fraud', disputedAmountCents: 1_000, openedOn: '2026-01-02', dueDate: '2026-02-02' } as const; // prettier-ignore
     await openDispute(house.ports, id, dispute, { actor: { type: 'staff', id: 'spec' }, correlationId: house.ids.uuid() });
-    const again = await reverseOnce(house.services, wanted, house.received(key, wanted));
+    const again = await sent(reverseOnce(house.services, wanted, house.received(key, wanted)));
     expect([again.status, again.body]).toEqual([first.status, first.body]);
     expect(await attempts(id)).toHaveLength(1);
-    expect(await reverseOnce(house.services, wanted, house.received(key, wanted))).toMatchObject({ body: first.body, replayed: true });
+    expect(await sent(reverseOnce(house.services, wanted, house.received(key, wanted)))).toMatchObject({ body: first.body, replayed: true });
   });
 
   test('a refund whose answer never reached the key is told again as a replay, in the same bytes (S5)', async () => {
@@ -186,11 +186,11 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     const { idempotency } = house.services;
     const lost = { ...house.services, idempotency: { ...idempotency, settle: () => Promise.reject(new Error('the connection is gone')) } };
     const wanted = { operation: 'refund', paymentId: id, accountId: house.accountId, initiatedBy: 'partner', amountCents: 1_000, includeFee: false, reason: null } as const; // prettier-ignore
-    const first = await reverseOnce(lost, wanted, house.received(key, wanted));
+    const first = await sent(reverseOnce(lost, wanted, house.received(key, wanted)));
     expect(first).toMatchObject({ status: 200 });
-    expect(first.replayed).toBeUndefined();
+    expect(first.replayed).toBe(false);
     await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
-    expect(await reverseOnce(house.services, wanted, house.received(key, wanted))).toEqual({ ...first, replayed: true });
+    expect(await sent(reverseOnce(house.services, wanted, house.received(key, wanted)))).toEqual({ ...first, replayed: true });
     expect(await moved()).toHaveLength(1);
   });
 
@@ -199,14 +199,14 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     const key = house.key();
     await ground.bank.arm({ match: { call: 'void', leg: 'fee' }, answer: 'cut' });
     const wanted = { operation: 'void', paymentId: id, accountId: house.accountId, initiatedBy: 'partner', amountCents: null, includeFee: true, reason: null } as const; // prettier-ignore
-    expect(read(await reverseOnce(house.services, wanted, house.received(key, wanted)))).toMatchObject({ status: 422, code: 'VOID_FAILED' });
+    expect(read(await sent(reverseOnce(house.services, wanted, house.received(key, wanted))))).toMatchObject({ status: 422, code: 'VOID_FAILED' });
     const { idempotency } = house.services;
     const lost = { ...house.services, idempotency: { ...idempotency, settle: () => Promise.reject(new Error('the connection is gone')) } };
-    const told = await reverseOnce(lost, wanted, house.received(key, wanted));
+    const told = await sent(reverseOnce(lost, wanted, house.received(key, wanted)));
     expect(told).toMatchObject({ status: 200 });
     await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
-    expect(await reverseOnce(house.services, wanted, house.received(key, wanted))).toEqual({ ...told, replayed: true });
-    expect(await reverseOnce(house.services, wanted, house.received(house.key(), wanted))).toMatchObject({ status: 422 });
+    expect(await sent(reverseOnce(house.services, wanted, house.received(key, wanted)))).toEqual({ ...told, replayed: true });
+    expect(await sent(reverseOnce(house.services, wanted, house.received(house.key(), wanted)))).toMatchObject({ status: 422 });
     expect(await moved()).toHaveLength(2);
   });
 
@@ -532,7 +532,7 @@ describe('a retry under its key after a 5xx (C17)', () => {
   };
   test('another body → mismatch', async () => {
     const { id, key } = await failed(UNKNOWN);
-    expect((await refused(house.refundWithKey(key, id, { amountCents: 1_001 }))).code).toBe('IDEMPOTENCY_MISMATCH');
+    expect(read(await house.refundWithKey(key, id, { amountCents: 1_001 })).code).toBe('IDEMPOTENCY_MISMATCH');
   });
   test('it had succeeded → 200 with that result, no second movement', async () => {
     const { id, retry } = await failed(UNKNOWN);
@@ -624,7 +624,7 @@ describe('a retry under its key after a 5xx (C17)', () => {
     await ground.bank.arm({ match: { call: 'void', leg: 'principal' }, ...NOT_SENT });
     expect((await house.voidWithKey(key, id)).status).toBe(504);
     expect(read<VoidView>(await house.voidWithKey(key, id)).data).toMatchObject({ status: 'voided', amountCents: 10_325 });
-    expect((await refused(house.refundWithKey(key, id))).code).toBe('IDEMPOTENCY_MISMATCH');
+    expect(read(await house.refundWithKey(key, id)).code).toBe('IDEMPOTENCY_MISMATCH');
   });
   test('T8: the owner vanished between the call and the record → the next claim runs the same calls', async () => {
     const id = await charged();

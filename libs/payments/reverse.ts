@@ -5,6 +5,7 @@
 import { Conflict, type Origin, OutcomeUnknown } from '#eventstore';
 import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
 import { gatewayRef, type PaymentPorts } from './charge.js';
+import type { Executed } from './keys/once-by-key.js';
 import { bounded, callGateway, GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
 import {
@@ -25,7 +26,7 @@ import {
   unsettledMeans,
   voidFailed,
 } from './payment.js';
-import { refundView, type RefundView, voidView, type VoidView } from './payment.view.js';
+import { refundView, type ReversalView, voidView } from './payment.view.js';
 import { CONFLICT_ROUNDS, INTENT, type LoadedPayment, retryingConflicts } from './stream.js';
 
 /** How long a request waits for a running refund or void of the same payment (C31). */
@@ -52,22 +53,16 @@ export interface KeyBinding {
   renew(): Promise<string>;
 }
 
-export interface Reversed {
-  readonly result: RefundView | VoidView;
-  /** What the attempt of this key returned had been told before: a replay. */
-  readonly replayed: boolean;
-}
-
-/** Returns money, or tells what a repeated request returned. Refuses and fails with the specification's errors. */
+/** Returns money, or the result of the request that this one repeats. Refuses and fails with the specification's errors. */
 export const reverse = async (
   ports: PaymentPorts,
   request: ReverseRequest,
   key: KeyBinding | null,
   owner: Origin,
   deadline: Deadline,
-): Promise<Reversed> => {
+): Promise<Executed<ReversalView>> => {
   const { streams, clock, ids } = ports;
-  const executed = (view: RefundView | VoidView): Reversed => ({ result: view, replayed: false });
+  const executed = (view: ReversalView): Executed<ReversalView> => ({ view, replayed: false });
   const at = () => timestamp(clock.now());
   const waitUntil = clock.monotonic() + WAIT_FOR_OTHER_MS;
   let attemptId = key?.attemptId ?? ids.uuid();
@@ -87,7 +82,7 @@ export const reverse = async (
       // After a 5xx it is told for the first time, and is no replay.
       if (own && isComplete(own)) {
         const replayed = !own.fenced || own.acknowledged;
-        return { result: (await tell(ports, request, own.attemptId, owner, deadline, 'again'))!, replayed };
+        return { view: (await tell(ports, request, own.attemptId, owner, deadline, 'again'))!, replayed };
       }
       // A void that the gateway rejected has its final answer (C15), also where it was lost on the way to the key: asked again, the gateway, or a dispute
       // opened since, might say something else.
@@ -152,7 +147,7 @@ const tell = (
   owner: Origin,
   deadline: Deadline,
   how: 'again' | { readonly as: string | null },
-): Promise<RefundView | VoidView | null> =>
+): Promise<ReversalView | null> =>
   retryingConflicts(async () => {
     const loaded = await ports.streams.load(request.paymentId);
     if (how !== 'again' && attemptOf(loaded.payment, attemptId)!.acknowledged) return null;
@@ -162,7 +157,7 @@ const tell = (
     return result(request.paymentId, payment as Charged, attemptId);
   });
 
-const result = (paymentId: string, payment: Charged, attemptId: string): RefundView | VoidView => {
+const result = (paymentId: string, payment: Charged, attemptId: string): ReversalView => {
   const attempt = attemptOf(payment, attemptId)!;
   return attempt.operation === 'void' ? voidView(paymentId, payment, attempt) : refundView(paymentId, payment, attempt);
 };
@@ -198,7 +193,7 @@ const run = async (
   owner: Origin,
   deadline: Deadline,
   again: boolean,
-): Promise<RefundView | VoidView> => {
+): Promise<ReversalView> => {
   const { paymentId } = begun;
   const at = () => timestamp(ports.clock.now());
   let loaded = begun;

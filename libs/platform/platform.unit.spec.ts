@@ -2,7 +2,7 @@ import { describe, expect, test } from '@jest/globals';
 import { randomBytes } from 'node:crypto';
 import { isUuid, ServiceError } from '#kernel';
 import { crockford, createLogger, hashedUuid, KeyRing, maskedLines, newKeyRing, systemIds, uuidV7 } from './index.js';
-import { errorAnswer, headerLines, idempotencyKeyOf, internalErrorAnswer, refuseOtherContentTypes, successAnswer } from './http/index.js';
+import { errorAnswer, headerLines, idempotencyKeyOf, internalErrorAnswer, openAnswer, refuseOtherContentTypes, successAnswer } from './http/index.js';
 
 describe('ids', () => {
   test('UUID v7 sorts by its time, and says so in version and variant', () => {
@@ -105,13 +105,24 @@ describe('envelopes (C1)', () => {
       message: 'no',
       details: { code: 'VOID_FAILED', retryable: false, suggestedAction: 'refund' },
     });
-    expect([refused.status, refused.final]).toEqual([422, true]);
-    expect(errorAnswer(new ServiceError('VOID_FAILED', 'no', { suggestedAction: 'retry_void' })).final).toBe(false);
+    expect(refused.status).toBe(422);
     expect(JSON.parse(internalErrorAnswer().body)).toEqual({
       success: false,
       message: 'An unexpected error occurred.',
       details: { code: 'INTERNAL_ERROR' },
     });
+  });
+  test('an answer opens to what it was made of: its data, or its refusal', () => {
+    expect(openAnswer(successAnswer({ a: 1, b: null }))).toEqual({ a: 1, b: null });
+    const refusal = new ServiceError('VOID_FAILED', 'no', { retryable: false, suggestedAction: 'refund' });
+    let opened: unknown;
+    try {
+      openAnswer(errorAnswer(refusal));
+    } catch (error) {
+      opened = error;
+    }
+    expect(opened).toEqual(refusal);
+    expect((opened as ServiceError).details).toEqual(refusal.details);
   });
 });
 

@@ -3,9 +3,8 @@
  * failure of the harness, unless another guard makes its bug harmless: then it says so (`redundant`), and names the spec that tests the guard by itself.
  */
 import { Conflict, type EventStore, type NewEvent, type Recorded, Unavailable } from '#eventstore';
-import { type PaymentCommand, type PaymentGateway, PaymentStreams } from '#payments';
+import { type IdempotencyStore, type PaymentCommand, type PaymentGateway, PaymentStreams } from '#payments';
 import { hashedUuid } from '#platform';
-import type { IdempotencyStore } from '#platform/http';
 import type { Claimed, Deliveries, Fate, Posted } from '#webhooks';
 import type { Bank, Result } from './bank.js';
 import type { Seams, World } from './service.js';
@@ -274,7 +273,7 @@ export const CANARIES: readonly Canary[] = [
         keys.owned = (name) => keys.find(name);
       },
     },
-    redundant: 'what a former owner may still settle is what the stream says as well; test/support/idempotency.contract.ts, "T9, T10"',
+    redundant: 'what a former owner may still settle is what the stream says as well; test/support/key-store.contract.ts, "T9, T10"',
   },
   {
     name: 'a reserved key is taken over after 24 hours',
@@ -300,7 +299,7 @@ export const CANARIES: readonly Canary[] = [
         };
       },
     },
-    redundant: 'only a settlement that runs late could meet the same fence again; test/support/idempotency.contract.ts, "T9: given back"',
+    redundant: 'only a settlement that runs late could meet the same fence again; test/support/key-store.contract.ts, "T9: given back"',
   },
   {
     name: 'two accounts share their keys',

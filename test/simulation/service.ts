@@ -15,6 +15,7 @@ import {
   FindPayment,
   FindPaymentHandler,
   type GatewayAccount,
+  type IdempotencyStore,
   type ListFilters,
   listPayments,
   type PaymentGateway,
@@ -22,6 +23,7 @@ import {
   type PaymentPorts,
   type PaymentServices,
   PaymentStreams,
+  purgeKeys,
   type ResolveRequest,
   resolvePayment,
   reverseByStaff,
@@ -29,11 +31,12 @@ import {
   type ReverseRequest,
   staff,
   type StaffReverseRequest,
+  sweepKeys,
 } from '#payments';
 import { openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
 import { KeyRing, type Logger, type Pool } from '#platform';
-import { type Answer, errorAnswer, type IdempotencyStore, internalErrorAnswer, successAnswer } from '#platform/http';
-import { purgeKeys, sweepKeys } from '../../apps/worker/worker.js';
+import { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from '#platform/http';
+import { answerEncoder, answerOf } from '../../apps/answers.js';
 import { type Deliveries, webhookOutbox } from '#webhooks';
 import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
 import { type PayerAsk, servePayer } from './checkout.js';
@@ -296,6 +299,7 @@ export class Replica {
     this.services = {
       ports,
       idempotency: keys,
+      answers: answerEncoder,
       list: {
         db: pool,
         keys: RING,
@@ -334,11 +338,10 @@ export class Replica {
 
   /** The loops of `apps/worker`, at a pace of their own. */
   private startWorker(): void {
-    const { services: payments, clock, ids } = this;
-    const worker = { payments, clock, ids, log: payments.log };
+    const { services: payments } = this;
     this.subscriber.start();
     void this.loop(() => payments.recovery.round());
-    void this.loop(() => sweepKeys(worker));
+    void this.loop(() => sweepKeys(payments));
     // An import that nothing ends: stopping belongs to the process, and here processes are killed.
     const never = new AbortController();
     void this.loop(
@@ -346,7 +349,7 @@ export class Replica {
       () => 3 * this.pace(),
     );
     void this.loop(
-      () => purgeKeys(worker),
+      () => purgeKeys(payments),
       () => PURGE_EVERY_MS,
     );
   }
@@ -383,11 +386,11 @@ export class Replica {
     const { services } = this;
     switch (ask.kind) {
       case 'create':
-        return chargeOnce(services, ask.request, { idempotencyKey: ask.key, fingerprintText: ask.fingerprint, requestId });
+        return answerOf(await chargeOnce(services, ask.request, { idempotencyKey: ask.key, fingerprintText: ask.fingerprint, requestId }));
       case 'reverse':
-        return reverseOnce(services, ask.request, { idempotencyKey: ask.key, fingerprintText: ask.fingerprint, requestId });
+        return answerOf(await reverseOnce(services, ask.request, { idempotencyKey: ask.key, fingerprintText: ask.fingerprint, requestId }));
       case 'staff':
-        return reverseByStaff(services, ask.request, ask.key);
+        return answerOf(await reverseByStaff(services, ask.request, ask.key));
       case 'resolve':
         return successAnswer(await resolvePayment(services.ports, this.settlement.register, ask.request));
       case 'open dispute':

@@ -17,18 +17,24 @@ import {
   batchStreamId,
   settlementEvents,
 } from '#settlement';
-import { type GatewayAccount, type LegTerms, paymentIdOf, type RecoveryWork, type Resolution, paymentEvents, type Velocity } from '#payments';
-import type { Client, KeyRing, Pool } from '#platform';
 import {
-  type Answer,
   type Claim,
   type ClaimRequest,
+  type GatewayAccount,
   type IdempotencyStore,
   KEEP_HOURS,
   type KeyName,
   LEASE_SECONDS,
+  type LegTerms,
   type Owned,
-} from '#platform/http';
+  paymentEvents,
+  paymentIdOf,
+  type RecoveryWork,
+  type Resolution,
+  type StoredAnswer,
+  type Velocity,
+} from '#payments';
+import type { Client, KeyRing, Pool } from '#platform';
 import { WEBHOOK_STATEMENTS, WebhookTables } from './deliveries.js';
 import { type Process, Rng, type Simulator, type Store } from './simulator.js';
 
@@ -165,7 +171,7 @@ export class KeyTable {
     return row?.state === 'in_progress' && String(row.fence) === fence ? row : undefined;
   }
 
-  settle(name: KeyName, fence: string, to: 'completed' | 'reserved' | 'released', answer: Answer | null): boolean {
+  settle(name: KeyName, fence: string, to: 'completed' | 'reserved' | 'released', answer: StoredAnswer | null): boolean {
     const row = this.owned(name, fence);
     if (!row) return false;
     if ((to === 'reserved') !== (row.operation === 'create') && to !== 'completed') throw new Error(`a ${row.operation} cannot be ${to}`);

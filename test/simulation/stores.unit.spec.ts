@@ -4,7 +4,7 @@ import { newKeyRing, systemIds } from '#platform';
 import { Secret } from '#payments';
 import { deliveriesContract } from '../support/deliveries.contract.js';
 import { gatewayContract } from '../support/gateway.contract.js';
-import { idempotencyContract } from '../support/idempotency.contract.js';
+import { idempotencyContract } from '../support/key-store.contract.js';
 import { Bank, bankGateway, CARDS, directWire, type GatewayName } from './bank.js';
 import { type EventRow, simulatedDeliveries, WebhookTables } from './deliveries.js';
 import { Rng } from './simulator.js';

@@ -13,6 +13,7 @@ import {
   chargeOnce,
   type ChargeRequest,
   createRecovery,
+  idempotencyMigrations,
   type Leg,
   type Payment,
   type PaymentGateway,
@@ -22,6 +23,7 @@ import {
   PaymentStreams,
   paymentView,
   type PaymentView,
+  postgresIdempotency,
   postgresVelocity,
   type Received,
   type Recovery,
@@ -39,10 +41,12 @@ import {
 } from '#payments';
 import { createSimulatorGateway } from '#gateways';
 import { createLogger, createPool, type KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
-import { type Answer, idempotencyMigrations, postgresIdempotency } from '#platform/http';
+import type { Answer } from '#platform/http';
+import { answerEncoder } from '../../apps/answers.js';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import type { Truth } from '../../apps/simulator/processor.js';
 import { type Simulator, type SimulatorOptions, startSimulator } from '../../apps/simulator/server.js';
+import { sent } from './answers.js';
 import { MovableClock } from './clock.js';
 import { freshDatabase } from './postgres.js';
 
@@ -190,14 +194,6 @@ export const refused = async (call: Promise<unknown>): Promise<Refusal> => {
   throw outcome instanceof Error ? outcome : new Error(`not refused: ${JSON.stringify(outcome)}`);
 };
 
-/** The body of an answer; `code` is that of its details. */
-export const read = <T = Record<string, unknown>>(
-  answer: Answer,
-): { status: number; code: string | undefined; data: T; details: Record<string, unknown> } => {
-  const body = JSON.parse(answer.body) as { data: T; details?: Record<string, unknown> };
-  return { status: answer.status, code: body.details?.code as string | undefined, data: body.data, details: body.details ?? {} };
-};
-
 /** One account with one portal of its own at the bank. */
 export interface House {
   readonly clock: MovableClock;
@@ -334,6 +330,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const services: PaymentServices = {
     ports,
     idempotency: postgresIdempotency(ground.pool, ground.keys, ids),
+    answers: answerEncoder,
     // Lists are another spec's.
     list: { db: ground.pool, keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },
     recovery,
@@ -371,7 +368,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   });
   const reverseWithKey = (operation: 'refund' | 'void', key: string, paymentId: string, asked: Partial<ReverseRequest>) => {
     const wanted = { ...reverseRequest(operation, paymentId, asked), accountId };
-    return reverseOnce(services, wanted, received(key, wanted));
+    return sent(reverseOnce(services, wanted, received(key, wanted)));
   };
   const truth = async () => (await ground.bank.truth()).filter(({ merchantAccount }) => merchantAccounts.includes(merchantAccount));
   const events = (paymentId: string) => streams.events(paymentId);
@@ -399,11 +396,11 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
       credentials = present;
     },
     charge: (asked, paymentId = ids.uuid()) => charge(ports, request(asked), { paymentId, attemptId: ids.uuid() }, owner(), deadline()),
-    chargeWithKey: (key, asked = {}) => chargeOnce(services, request(asked), received(key, asked)),
+    chargeWithKey: (key, asked = {}) => sent(chargeOnce(services, request(asked), received(key, asked))),
     refund: async (paymentId, asked = {}) =>
-      (await reverse(ports, reverseRequest('refund', paymentId, asked), null, owner(), deadline())).result as RefundView,
+      (await reverse(ports, reverseRequest('refund', paymentId, asked), null, owner(), deadline())).view as RefundView,
     void: async (paymentId, asked = {}) =>
-      (await reverse(ports, reverseRequest('void', paymentId, asked), null, owner(), deadline())).result as VoidView,
+      (await reverse(ports, reverseRequest('void', paymentId, asked), null, owner(), deadline())).view as VoidView,
     refundWithKey: (key, paymentId, asked = {}) => reverseWithKey('refund', key, paymentId, asked),
     voidWithKey: (key, paymentId, asked = {}) => reverseWithKey('void', key, paymentId, asked),
     state,

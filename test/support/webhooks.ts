@@ -7,9 +7,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createSubscriber, eventStoreMigrations, type Subscriber } from '#eventstore';
 import { Deadline } from '#kernel';
-import { type Dispute, type PaymentCommand, velocityMigration } from '#payments';
+import { type Dispute, idempotencyMigrations, type PaymentCommand, velocityMigration } from '#payments';
 import { createLogger, createPool, migrate, type Pool, readConfig } from '#platform';
-import { idempotencyMigrations } from '#platform/http';
 import {
   createDispatcher,
   createResolve,

@@ -14,9 +14,9 @@ import { ApiBody, ApiHeader, ApiResponse, ApiSecurity } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
 import { AuthenticationError, canonicalJson, ServiceError, systemClock } from '#kernel';
-import type { Received } from '#payments';
+import { idempotencyUnavailable, type Received } from '#payments';
 import { Convoy, isUnavailable } from '#platform';
-import { headerLines, idempotencyKeyOf, idempotencyUnavailable, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
+import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
 import { ErrorEnvelope } from './resources.js';
 
 export const AUTHENTICATION = Symbol('authentication');

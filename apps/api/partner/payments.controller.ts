@@ -6,6 +6,7 @@ import type { FastifyReply } from 'fastify';
 import type { Caller } from '#accounts';
 import { ChargePayment, DEFAULT_PAGE, FindPayment, ListPayments, MAX_PAGE, type PaymentStatus, ReversePayment } from '#payments';
 import { type Answer, sendAnswer, successAnswer, validated } from '#platform/http';
+import { answerOf } from '../../answers.js';
 import { Answers, CallerOf, Partner, type PartnerRequest, receivedOf, RequestOf } from './http.js';
 import { chargeRequestOf, CreatePaymentRequest, instantOf, listQueryOf, refuseAmount, RefundRequest, VoidRequest } from './requests.js';
 import { Payment, PaymentPage, RefundResult, VoidResult } from './resources.js';
@@ -24,7 +25,7 @@ export class PaymentsController {
   @Answers({ result: Payment, errors: [402, 409, 422, 429, 501, 502, 503, 504], body: CreatePaymentRequest, keyed: true })
   async create(@CallerOf() caller: Caller, @RequestOf({}) request: PartnerRequest, @Res() reply: FastifyReply): Promise<void> {
     const charge = chargeRequestOf(caller.accountId, request.body);
-    sendAnswer(reply, await this.commands.execute(new ChargePayment(charge, receivedOf(request))));
+    sendAnswer(reply, answerOf(await this.commands.execute(new ChargePayment(charge, receivedOf(request)))));
   }
 
   @Get(':id')
@@ -97,12 +98,13 @@ export class PaymentsController {
     sendAnswer(reply, await this.reverse(caller, id, request, { operation: 'void', amountCents: null, includeFee: true, reason: reason ?? null }));
   }
 
-  private reverse(
+  private async reverse(
     { accountId }: Caller,
     paymentId: string,
     request: PartnerRequest,
     asked: Pick<ReversePayment['request'], 'operation' | 'amountCents' | 'includeFee' | 'reason'>,
   ): Promise<Answer> {
-    return this.commands.execute(new ReversePayment({ ...asked, paymentId, accountId, initiatedBy: 'partner' }, receivedOf(request)));
+    const command = new ReversePayment({ ...asked, paymentId, accountId, initiatedBy: 'partner' }, receivedOf(request));
+    return answerOf(await this.commands.execute(command));
   }
 }

@@ -1,13 +1,10 @@
-/** The two envelopes (C1), made in one place and as text, so that what is stored for a key is byte for byte what was sent. */
-import { AuthenticationError, type ErrorCode, ServiceError } from '#kernel';
+/** The two envelopes of an answer (C1). They are made here and nowhere else, as text, so that every process writes the same bytes. */
+import { AuthenticationError, type ErrorCode, internalError, ServiceError } from '#kernel';
 
-/** An answer ready to send. `code`, `final` and `retryAfterSeconds` describe it to those who decide what to keep; they are not sent as such. */
+/** An answer ready to send. `replayed` and `retryAfterSeconds` become headers. */
 export interface Answer {
   readonly status: number;
   readonly body: string;
-  readonly code?: ErrorCode;
-  /** A `VOID_FAILED` that no retry can change (C15). */
-  readonly final?: boolean;
   readonly retryAfterSeconds?: number;
   readonly replayed?: boolean;
 }
@@ -18,9 +15,17 @@ export const errorAnswer = (error: ServiceError | AuthenticationError): Answer =
   if (error instanceof AuthenticationError) return { status: error.status, body: JSON.stringify({ success: false, message: error.message }) };
   const { status, code, message, details, options } = error;
   const body = JSON.stringify({ success: false, message, details: { code, ...details } });
-  const final = code === 'VOID_FAILED' && details.suggestedAction === 'refund';
-  return { status, code, final, body, ...(options.retryAfterSeconds === undefined ? {} : { retryAfterSeconds: options.retryAfterSeconds }) };
+  return { status, body, ...(options.retryAfterSeconds === undefined ? {} : { retryAfterSeconds: options.retryAfterSeconds }) };
 };
 
-/** What went wrong inside is in the log, under the request id, and nowhere else. */
-export const internalErrorAnswer = (): Answer => errorAnswer(new ServiceError('INTERNAL_ERROR', 'An unexpected error occurred.'));
+export const internalErrorAnswer = (): Answer => errorAnswer(internalError());
+
+/** The data of an answer that was made here earlier. If it is a refusal, it is thrown. */
+export const openAnswer = <Data>({ body }: Pick<Answer, 'body'>): Data => {
+  const answer = JSON.parse(body) as
+    | { readonly success: true; readonly data: Data }
+    | { readonly success: false; readonly message: string; readonly details: { readonly code: ErrorCode } };
+  if (answer.success) return answer.data;
+  const { code, ...details } = answer.details;
+  throw new ServiceError(code, answer.message, details);
+};

@@ -1,4 +1,4 @@
-export { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from './envelope.js';
+export { type Answer, errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './envelope.js';
 export { ErrorsFilter, sendAnswer } from './errors.filter.js';
 export {
   cardInText,
@@ -15,21 +15,5 @@ export {
 } from './fields.js';
 export { parseForm, parseFormBody, RepeatedParameter } from './form.js';
 export { headerLines, idempotencyKeyOf, refuseOtherContentTypes } from './headers.js';
-export {
-  type Claim,
-  type ClaimRequest,
-  idempotencyMigrations,
-  type IdempotencyStore,
-  idempotencyUnavailable,
-  KEEP_HOURS,
-  type KeyedWork,
-  type KeyName,
-  LEASE_SECONDS,
-  onceByKey,
-  type Operation,
-  type Owned,
-  postgresIdempotency,
-  Replayed,
-} from './idempotency.js';
 export { createHttpAdapter, type ServerOptions } from './server.js';
 export { type JsonObject, NUL_OR_LONE_SURROGATE, parseStrictJson, parseStrictText } from './strict-json.js';

@@ -6,7 +6,7 @@ import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { systemClock } from '#kernel';
 import { KeyRing, systemIds } from '#platform';
-import { type Answer, type ClaimRequest, type IdempotencyStore, type KeyName, LEASE_SECONDS, type Operation, type Owned } from '#platform/http';
+import { type ClaimRequest, type IdempotencyStore, type KeyName, LEASE_SECONDS, type Operation, type Owned, type StoredAnswer } from '#payments';
 
 /** A row as a test looks at it; times in milliseconds since the epoch of the store's clock. */
 export interface SeenKey {
@@ -75,7 +75,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
       return claimed;
     };
     const name = (key: string, accountId = ACCOUNT) => store.name(accountId, key);
-    const ANSWER: Answer = { status: 200, body: '{"success":true,"data":{"n":1}}' };
+    const ANSWER: StoredAnswer = { status: 200, body: '{"success":true,"data":{"n":1}}' };
     const rowOf = (key: string) => under.rowOf(name(key));
     const stateOf = async (key: string) => (await rowOf(key))?.state;
     const leaseEnds = (key: string, agoSeconds = 1) => under.leaseEnds(name(key), agoSeconds);

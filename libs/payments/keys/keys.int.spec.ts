@@ -1,33 +1,19 @@
-/** The state machine of a key's row (recovery.md 1.4, T1–T12) and what `onceByKey` makes of an answer (contract §3), on real Postgres. */
+/** The key store on real Postgres (T1–T12), and what `onceByKey` makes of a request's result (C12–C20). */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { ServiceError, systemClock } from '#kernel';
-import { createLogger } from '../logging.js';
-import { createPool, type Pool } from '../postgres/pool.js';
-import { KeyRing, newKeyRing } from '../keys.js';
-import { migrate } from '../postgres/schema.js';
-import { systemIds } from '../ids.js';
-import { idempotencyContract, type SeenKey } from '../../../test/support/idempotency.contract.js';
+import { createLogger, createPool, KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
+import { answerEncoder } from '../../../apps/answers.js';
+import { read, sent } from '../../../test/support/answers.js';
+import { idempotencyContract, type SeenKey } from '../../../test/support/key-store.contract.js';
 import { freshDatabase } from '../../../test/support/postgres.js';
-import { type Answer, successAnswer } from './envelope.js';
-import {
-  type ClaimRequest,
-  idempotencyMigrations,
-  type IdempotencyStore,
-  type KeyedWork,
-  type KeyName,
-  onceByKey,
-  type Operation,
-  type Owned,
-  postgresIdempotency,
-  Replayed,
-  settlementOf,
-} from './idempotency.js';
+import type { ClaimRequest, IdempotencyStore, KeyName, Operation, Owned, StoredAnswer } from './key-store.js';
+import { type KeyedWork, onceByKey } from './once-by-key.js';
+import { idempotencyMigrations, postgresIdempotency } from './postgres.js';
 
 const ids = systemIds(() => systemClock.now());
 const keys = newKeyRing();
 const log = createLogger('silent', 'spec');
-const newId = () => ids.uuid();
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
 /** Two replicas, each with connections of its own. */
@@ -97,7 +83,25 @@ const own = async (key: string, change: Partial<ClaimRequest> = {}, from = store
   return claimed;
 };
 const name = (key: string, accountId = ACCOUNT) => store.name(accountId, key);
-const ANSWER: Answer = { status: 200, body: '{"success":true,"data":{"n":1}}' };
+const ANSWER: StoredAnswer = { status: 200, body: '{"success":true,"data":{"n":1}}' };
+
+/** `run` resolves with the view. */
+type Work = Omit<KeyedWork<unknown>, 'run'> & { readonly run: (...given: Parameters<KeyedWork<unknown>['run']>) => Promise<unknown> };
+const keyed = ({ run, ...work }: Work): KeyedWork<unknown> => ({ ...work, run: async (owner) => ({ view: await run(owner), replayed: false }) });
+/** A request whose refusal is thrown. */
+const ask = (
+  key: string | null,
+  work: Work,
+  { from = store, heard = log, ...change }: Partial<ClaimRequest> & { from?: IdempotencyStore; heard?: typeof log } = {},
+) =>
+  // prettier-ignore
+  onceByKey(
+    { idempotency: from, answers: answerEncoder, ids, log: heard },
+    { ...requestOf(key ?? '', change), key },
+    keyed(work),
+  );
+/** A request as a partner's edge answers it. */
+const once = (...given: Parameters<typeof ask>) => sent(ask(...given));
 
 const rowOf = async (key: string, accountId = ACCOUNT) => {
   const { rows } = await pool.query<Record<string, unknown>>('select * from idempotency_key where api_account_id = $1 and key_hash = $2', [
@@ -241,7 +245,7 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
   const failed = (code: ConstructorParameters<typeof ServiceError>[0], details: Record<string, unknown> = {}) => new ServiceError(code, 'x', details);
   const settled = async (operation: Operation, run: () => Promise<unknown>): Promise<string | undefined> => {
     const key = newKey();
-    await onceByKey(store, log, newId, { ...requestOf(key), operation }, { run });
+    await once(key, { run }, { operation });
     return (await stateOf(key)) as string | undefined;
   };
   const refused = (operation: Operation, error: Error) => settled(operation, () => Promise.reject(error));
@@ -259,6 +263,7 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
     ['422 not allowed', 'create', failed('PAYMENT_NOT_ALLOWED'), undefined],
     ['429', 'create', failed('VELOCITY_LIMIT'), undefined],
     ['503', 'create', failed('GATEWAY_NOT_CONFIGURED'), undefined],
+    ['501', 'create', failed('CAPTURE_NOT_SUPPORTED'), undefined],
     ['404', REFUND, failed('PAYMENT_NOT_FOUND'), undefined],
     ['422 state', REFUND, failed('INVALID_STATE'), undefined],
     ['503', VOID, failed('GATEWAY_NOT_CONFIGURED'), undefined],
@@ -272,15 +277,10 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
   test('a fault of ours: 500, reserved on create, released else, and nothing of it in the answer', async () => {
     expect(await refused('create', new Error('4242424242424242'))).toBe('reserved');
     expect(await refused(REFUND, new Error('x'))).toBe('released');
-    const answer = await onceByKey(store, log, newId, requestOf(newKey()), { run: () => Promise.reject(new Error('secret')) });
-    expect(answer).toMatchObject({ status: 500, code: 'INTERNAL_ERROR' });
+    const answer = await once(newKey(), { run: () => Promise.reject(new Error('secret')) });
+    expect(read(answer)).toMatchObject({ status: 500, code: 'INTERNAL_ERROR' });
     expect(answer.body).not.toContain('secret');
   });
-  test('501 is a refusal before anything began', () => {
-    const answer = { status: 501, body: '', code: 'CAPTURE_NOT_SUPPORTED' } as const;
-    expect(settlementOf('create', answer)).toEqual({ to: 'given_back' });
-  });
-
   test('C17: a refusal of a *retried* refund or void does not loosen the key from its attempt', async () => {
     // Else: 504, then 503 while the credentials are away, then the same key again would begin a second refund.
     for (const error of [
@@ -290,18 +290,12 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
     ]) {
       const key = newKey();
       const attempts: string[] = [];
-      const once = (outcome: Error) =>
-        onceByKey(
-          store,
-          log,
-          newId,
-          { ...requestOf(key), operation: REFUND },
-          { run: async (owned) => (attempts.push(owned!.attemptId), Promise.reject(outcome)) },
-        );
-      await once(failed('PAYMENT_TIMEOUT'));
-      await once(error);
+      const retry = (outcome: Error) =>
+        once(key, { run: async (owned) => (attempts.push(owned!.attemptId), Promise.reject(outcome)) }, { operation: REFUND });
+      await retry(failed('PAYMENT_TIMEOUT'));
+      await retry(error);
       expect(await stateOf(key)).toBe('released');
-      await once(failed('PAYMENT_TIMEOUT'));
+      await retry(failed('PAYMENT_TIMEOUT'));
       expect(new Set(attempts).size).toBe(1);
     }
   });
@@ -309,7 +303,7 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
     const key = newKey();
     const { attemptId } = await own(key, { operation: REFUND });
     await leaseEnds(key);
-    await onceByKey(store, log, newId, { ...requestOf(key), operation: REFUND }, { run: () => Promise.reject(failed('INVALID_STATE')) });
+    await once(key, { run: () => Promise.reject(failed('INVALID_STATE')) }, { operation: REFUND });
     expect(await rowOf(key)).toMatchObject({ state: 'released', attempt_id: attemptId });
   });
   test.each([
@@ -319,47 +313,53 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
   ])('a retry that is answered %s is kept as a first try is (C15, C17)', async (_, run: () => Promise<unknown>, state) => {
     const key = newKey();
     await store.settle(name(key), (await own(key, { operation: VOID })).fence, { to: 'released' });
-    await onceByKey(store, log, newId, { ...requestOf(key), operation: VOID }, { run });
+    await once(key, { run }, { operation: VOID });
     expect(await stateOf(key)).toBe(state);
   });
   test('a key that had expired is given back by a refusal, as any new one (C15)', async () => {
     const key = newKey();
     await store.settle(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
     await expires(key);
-    await onceByKey(store, log, newId, { ...requestOf(key), operation: REFUND }, { run: () => Promise.reject(failed('INVALID_STATE')) });
+    await once(key, { run: () => Promise.reject(failed('INVALID_STATE')) }, { operation: REFUND });
     expect(await rowOf(key)).toBeUndefined();
   });
 });
 
 describe('onceByKey', () => {
-  const once = (key: string | null, work: KeyedWork, operation: Operation = 'create', from: IdempotencyStore = store) =>
-    onceByKey(from, log, newId, { ...requestOf(key ?? ''), key, operation }, work);
   let runs: number;
   beforeEach(() => {
     runs = 0;
   });
-  const counted: KeyedWork = { run: async () => ({ run: ++runs }) };
+  const counted: Work = { run: async () => ({ run: ++runs }) };
   const refusal = async (call: Promise<unknown>) => call.then(() => null, (error: unknown) => error as ServiceError); // prettier-ignore
 
   test('without a key it just runs', async () => {
-    const work: KeyedWork = { run: async (owned) => ({ owned, run: ++runs }) };
+    const work: Work = { run: async (owned) => ({ owned, run: ++runs }) };
     expect((await once(null, work)).body).toBe('{"success":true,"data":{"owned":null,"run":1}}');
     expect((await once(null, work)).body).toBe('{"success":true,"data":{"owned":null,"run":2}}');
   });
   test('with one it runs once, and replays the very bytes', async () => {
     const key = newKey();
     const first = await once(key, counted);
-    expect(first.replayed).toBeUndefined();
+    expect(first.replayed).toBe(false);
     expect(await once(key, counted)).toEqual({ status: 200, body: first.body, replayed: true });
     expect(runs).toBe(1);
   });
   test('what the work says was executed earlier is sent as a replay, and stored as the answer', async () => {
     const key = newKey();
     const answer = { status: 200, body: '{"success":true,"data":{"id":1}}', replayed: true };
-    expect(await once(key, { run: async () => new Replayed({ id: 1 }) })).toEqual(answer);
+    const executedEarlier = (from: string | null) =>
+      sent(
+        onceByKey(
+          { idempotency: store, answers: answerEncoder, ids, log },
+          { ...requestOf(from ?? ''), key: from },
+          { run: async () => ({ view: { id: 1 }, replayed: true }) },
+        ),
+      );
+    expect(await executedEarlier(key)).toEqual(answer);
     expect(await stateOf(key)).toBe('completed');
     expect(await once(key, counted)).toEqual(answer);
-    expect(await once(null, { run: async () => new Replayed({ id: 1 }) })).toEqual(answer);
+    expect(await executedEarlier(null)).toEqual(answer);
   });
   test('after 24 h the key executes as new (C20)', async () => {
     const key = newKey();
@@ -371,8 +371,8 @@ describe('onceByKey', () => {
   test('10 at once: one runs, the others are told to wait; afterwards all replay', async () => {
     const key = newKey();
     let finish!: () => void;
-    const slow: KeyedWork = { run: () => new Promise((done) => (finish = () => done({ run: ++runs }))) };
-    const calls = Array.from({ length: 10 }, (_, index) => refusal(once(key, slow, 'create', stores[index % 2])));
+    const slow: Work = { run: () => new Promise((done) => (finish = () => done({ run: ++runs }))) };
+    const calls = Array.from({ length: 10 }, (_, index) => refusal(ask(key, slow, { from: stores[index % 2]! })));
     const waiting = await Promise.race([Promise.all(calls), new Promise<null>((done) => setTimeout(done, 300, null))]);
     expect(waiting).toBeNull();
     finish();
@@ -385,16 +385,16 @@ describe('onceByKey', () => {
   test('mismatch 409; reserved 409 with what the work says of the payment', async () => {
     const key = newKey();
     await once(key, counted);
-    const mismatch = refusal(onceByKey(store, log, newId, { ...requestOf(key), fingerprintText: 'another body' }, counted));
+    const mismatch = refusal(ask(key, counted, { fingerprintText: 'another body' }));
     expect((await mismatch)?.code).toBe('IDEMPOTENCY_MISMATCH');
     const failing = newKey();
-    const work: KeyedWork = {
+    const work: Work = {
       run: () => Promise.reject(new ServiceError('PAYMENT_TIMEOUT', 'x')),
       reconciliationRequired: async (id) => new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'x', { id }),
     };
     await once(failing, work);
     const { payment_id: id } = (await rowOf(failing))!;
-    expect((await refusal(once(failing, work)))?.details).toEqual({ id });
+    expect((await refusal(ask(failing, work)))?.details).toEqual({ id });
   });
 
   describe('the store fails', () => {
@@ -404,22 +404,22 @@ describe('onceByKey', () => {
       [method]: () => Promise.reject(new Error('connection refused')),
     });
     test('T11, C19: at the claim → 503, nothing runs; requests without a key go on', async () => {
-      const error = await refusal(once(newKey(), counted, 'create', broken('claim')));
+      const error = await refusal(ask(newKey(), counted, { from: broken('claim') }));
       expect([error?.code, error?.status, error?.options.retryAfterSeconds, runs]).toEqual(['IDEMPOTENCY_UNAVAILABLE', 503, 1, 0]);
-      expect((await once(null, counted, 'create', broken('claim'))).status).toBe(200);
+      expect((await once(null, counted, { from: broken('claim') })).status).toBe(200);
     });
     test('T11: a real database that is away', async () => {
       const away = createPool('postgres://nobody@127.0.0.1:1/none', { name: 'away', max: 1 });
-      const error = await refusal(once(newKey(), counted, 'create', postgresIdempotency(away, keys, ids)));
+      const error = await refusal(ask(newKey(), counted, { from: postgresIdempotency(away, keys, ids) }));
       expect([error?.code, runs]).toEqual(['IDEMPOTENCY_UNAVAILABLE', 0]);
       await away.end();
     });
     test('S5: at the settlement → the answer goes out all the same; the lease’s end lets the stream tell it again', async () => {
       const key = newKey();
-      const first = await once(key, counted, 'create', broken('settle'));
+      const first = await once(key, counted, { from: broken('settle') });
       expect([first.status, await stateOf(key)]).toEqual([200, 'in_progress']);
       await leaseEnds(key);
-      const again = await once(key, { ...counted, takeOver: async () => ({ answer: successAnswer({ run: 1 }) }) });
+      const again = await once(key, { ...counted, takeOver: async () => ({ view: { run: 1 } }) });
       expect(again).toMatchObject({ body: first.body, replayed: true });
       expect([runs, await stateOf(key)]).toEqual([1, 'completed']);
     });
@@ -431,7 +431,7 @@ describe('onceByKey', () => {
         return lines.map((line) => (JSON.parse(line) as { err?: { message: string } }).err?.message);
       };
       let heard = log;
-      const run = (key: string, work: KeyedWork, from = store) => onceByKey(from, heard, newId, requestOf(key), work);
+      const run = (key: string, work: Work, from = store) => ask(key, work, { from, heard });
       expect(await logged(() => run(newKey(), counted, broken('claim')))).toEqual(['connection refused']);
       expect(await logged(() => run(newKey(), counted, broken('settle')))).toEqual(['connection refused']);
       expect(await logged(() => run(newKey(), { run: () => Promise.reject(new Error('a fault of ours')) }))).toEqual(['a fault of ours']);
@@ -445,10 +445,10 @@ describe('onceByKey', () => {
     });
     test('double fault: a 5xx whose settlement failed may later be told as what it truly was (1.4)', async () => {
       const key = newKey();
-      await once(key, { run: () => Promise.reject(new ServiceError('PAYMENT_TIMEOUT', 'x')) }, 'create', broken('settle'));
+      await once(key, { run: () => Promise.reject(new ServiceError('PAYMENT_TIMEOUT', 'x')) }, { from: broken('settle') });
       expect(await stateOf(key)).toBe('in_progress');
       await leaseEnds(key);
-      const work: KeyedWork = { ...counted, takeOver: async () => ({ answer: ANSWER }) };
+      const work: Work = { ...counted, takeOver: async () => ({ view: { n: 1 } }) };
       expect(await once(key, work)).toMatchObject({ body: ANSWER.body, replayed: true });
       // Invariant d: after completed, never reconciliation.
       expect(await once(key, work)).toMatchObject({ body: ANSWER.body, replayed: true });
@@ -466,14 +466,14 @@ describe('onceByKey', () => {
     const reconciliationRequired = async (id: string) => new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'x', { id });
     test('reserved → 409 RECONCILIATION_REQUIRED', async () => {
       const { key, owned } = await vanished();
-      const error = await refusal(once(key, { ...counted, takeOver: async () => 'reserved', reconciliationRequired }));
+      const error = await refusal(ask(key, { ...counted, takeOver: async () => 'reserved', reconciliationRequired }));
       expect([error?.code, error?.details]).toEqual(['IDEMPOTENCY_RECONCILIATION_REQUIRED', { id: owned.paymentId }]);
       expect([await stateOf(key), runs]).toEqual(['reserved', 0]);
     });
     test('the stream cannot be read or fenced → 409 IN_PROGRESS, Retry-After 5; the row stays in progress', async () => {
       for (const takeOver of [async () => 'cannot_tell' as const, () => Promise.reject(new Error('the store is away'))]) {
         const { key } = await vanished();
-        const error = await refusal(once(key, { ...counted, takeOver, reconciliationRequired }));
+        const error = await refusal(ask(key, { ...counted, takeOver, reconciliationRequired }));
         expect([error?.code, error?.options.retryAfterSeconds]).toEqual(['IDEMPOTENCY_IN_PROGRESS', 5]);
         expect([await stateOf(key), runs]).toEqual(['in_progress', 0]);
       }
@@ -481,17 +481,17 @@ describe('onceByKey', () => {
     test('the row cannot be settled → no 500: the stream is fenced, and the key store tells so later', async () => {
       const { key } = await vanished();
       const failing: IdempotencyStore = { ...store, settle: () => Promise.reject(new Error('connection refused')) };
-      const error = await refusal(once(key, { ...counted, takeOver: async () => 'reserved', reconciliationRequired }, 'create', failing));
+      const error = await refusal(ask(key, { ...counted, takeOver: async () => 'reserved', reconciliationRequired }, { from: failing }));
       expect(error?.code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
       await leaseEnds(key);
-      const again = await once(key, { ...counted, takeOver: async () => ({ answer: ANSWER }) }, 'create', failing);
+      const again = await once(key, { ...counted, takeOver: async () => ({ view: { n: 1 } }) }, { from: failing });
       expect(again).toMatchObject({ body: ANSWER.body, replayed: true });
     });
     test('10 at once: one takes over, the others wait', async () => {
       const { key } = await vanished();
       let takeovers = 0;
-      const takeOver = async () => (takeovers++, { answer: ANSWER });
-      const outcomes = await Promise.all(Array.from({ length: 10 }, (_, index) => once(key, { ...counted, takeOver }, 'create', stores[index % 2]).then(({ status }) => status, (error: ServiceError) => error.code))); // prettier-ignore
+      const takeOver = async () => (takeovers++, { view: { n: 1 } });
+      const outcomes = await Promise.all(Array.from({ length: 10 }, (_, index) => once(key, { ...counted, takeOver }, { from: stores[index % 2]! }).then((answer) => read(answer).code ?? answer.status))); // prettier-ignore
       expect(takeovers).toBe(1);
       expect(outcomes.filter((outcome) => outcome === 200 || outcome === 'IDEMPOTENCY_IN_PROGRESS')).toHaveLength(10);
       expect(runs).toBe(0);
@@ -503,16 +503,16 @@ describe('onceByKey', () => {
       const key = newKey();
       const { attemptId } = await own(key, { operation: REFUND });
       await leaseEnds(key);
-      const answer = await once(key, { run: async (owned) => ({ same: owned!.attemptId === attemptId }) }, REFUND);
+      const answer = await once(key, { run: async (owned) => ({ same: owned!.attemptId === attemptId }) }, { operation: REFUND });
       expect(answer.body).toBe('{"success":true,"data":{"same":true}}');
     });
     test('a renewed attempt is on the row before it is used; whoever lost the fence gets 409 and begins nothing', async () => {
       const key = newKey();
       const seen: unknown[] = [];
-      const renewing: KeyedWork = {
+      const renewing: Work = {
         run: async (owned) => (seen.push(owned!.attemptId, await owned!.renew(), (await rowOf(key))!.attempt_id), {}),
       };
-      expect((await once(key, renewing, REFUND)).status).toBe(200);
+      expect((await once(key, renewing, { operation: REFUND })).status).toBe(200);
       const [drawnFirst, renewed, written] = seen;
       expect([renewed, written]).toEqual([written, expect.stringMatching(/^[0-9a-f-]{36}$/)]);
       expect(renewed).not.toBe(drawnFirst);
@@ -528,9 +528,9 @@ describe('onceByKey', () => {
             return { run: ++runs };
           },
         },
-        REFUND,
+        { operation: REFUND },
       );
-      expect([answer.code, runs]).toEqual(['IDEMPOTENCY_IN_PROGRESS', 0]);
+      expect([read(answer).code, runs]).toEqual(['IDEMPOTENCY_IN_PROGRESS', 0]);
       expect(await stateOf(lost)).toBe('in_progress');
     });
   });

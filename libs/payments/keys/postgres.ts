@@ -1,23 +1,23 @@
-/**
- * Idempotency keys: the claim as one statement with a lease and a fence, and `onceByKey`, which claims, runs and settles (contract §3, recovery.md 1).
- * The row answers "same key again?"; "did anybody talk to the gateway?" is answered by the payment's own stream.
- */
+/** The key store on Postgres: each step of a key is one statement (C12–C20, T1–T12). */
 import { timingSafeEqual } from 'node:crypto';
-import { type Ids, ServiceError, systemClock } from '#kernel';
-import { batched } from '../batch.js';
-import type { KeyRing } from '../keys.js';
-import type { Logger } from '../logging.js';
-import type { Migration } from '../postgres/schema.js';
-import type { Pool } from '../postgres/pool.js';
-import { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from './envelope.js';
+import { type Ids, systemClock } from '#kernel';
+import { batched, type KeyRing, type Migration, type Pool } from '#platform';
+import {
+  type Claim,
+  type ClaimRequest,
+  type IdempotencyStore,
+  KEEP_HOURS,
+  type KeyName,
+  LEASE_SECONDS,
+  MAX_RETRY_AFTER_SECONDS,
+  type Operation,
+  type Owned,
+  type Settlement,
+  type StoredAnswer,
+} from './key-store.js';
 
-/** Longer than a request may take (28 s), so that a living owner is never overtaken (C42). */
-export const LEASE_SECONDS = 60;
-/** Specification, Limits; operators may keep keys longer (C20). */
-export const KEEP_HOURS = 24;
-/** How often a claim that met a vanishing row, or an older fingerprint key, is tried again. */
+/** How often a claim is tried again that met a vanishing row, or a row under an older fingerprint key. */
 const CLAIM_ROUNDS = 3;
-const MAX_RETRY_AFTER_SECONDS = 5;
 
 export const idempotencyMigrations: readonly Migration[] = [
   {
@@ -59,65 +59,6 @@ export const idempotencyMigrations: readonly Migration[] = [
     `,
   },
 ];
-
-/** `create`, `refund:<paymentId>` or `void:<paymentId>`: a key belongs to one operation on one path (C12). */
-export type Operation = 'create' | `refund:${string}` | `void:${string}`;
-
-export interface ClaimRequest {
-  readonly accountId: string;
-  readonly key: string;
-  readonly operation: Operation;
-  /** The request as text, without the cvv (C13); hashed here under a keyed hash, never stored or logged. */
-  readonly fingerprintText: string;
-}
-
-/** The row is ours until the lease ends. `tookOver`: an earlier owner vanished, or its key was released. */
-export interface Owned {
-  readonly kind: 'owned';
-  readonly fence: string;
-  readonly tookOver: boolean;
-  readonly paymentId: string;
-  readonly attemptId: string;
-}
-
-export type Claim =
-  | Owned
-  | { readonly kind: 'replay'; readonly answer: Answer }
-  | { readonly kind: 'mismatch' }
-  | { readonly kind: 'in_progress'; readonly retryAfterSeconds: number }
-  | { readonly kind: 'reserved'; readonly paymentId: string };
-
-export type Settlement = { readonly to: 'completed'; readonly answer: Answer } | { readonly to: 'reserved' | 'released' | 'given_back' };
-
-/** The row's identity, kept hashed. */
-export interface KeyName {
-  readonly accountId: string;
-  readonly keyHash: Buffer;
-}
-
-/** What a key was bound to at its claim. */
-export interface Bound {
-  readonly accountId: string;
-  readonly paymentId: string;
-  readonly attemptId: string;
-}
-
-export interface IdempotencyStore {
-  /** Claims or takes over in one statement. Throws when the store cannot be asked: the outcome of the claim is then unknown. */
-  claim(request: ClaimRequest): Promise<Claim>;
-  /** Settles as the owner of that fence; false when somebody else owns the row now (T10). */
-  settle(name: KeyName, fence: string, settlement: Settlement): Promise<boolean>;
-  /** Stores a new attempt id under the fence, before the attempt's intent is appended (C17). False when the fence is lost. */
-  renewAttempt(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
-  /** The hashed name of a key. */
-  name(accountId: string, key: string): KeyName;
-  /** Claims rows of creates whose lease is over, so that the sweeper can settle them (T7). */
-  takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
-  /** Deletes expired rows, `limit` at once; a `reserved` one only when what it is bound to is resolved (C16, T12). `stop` ends it after the rows at hand. */
-  purge(limit: number, resolved: (bound: Bound) => Promise<boolean>, stop?: AbortSignal): Promise<number>;
-  /** True when the store can be written. */
-  ping(): Promise<boolean>;
-}
 
 export interface IdempotencyOptions {
   /** Longer than the specification's 24 hours where an operator wants it (C20). */
@@ -338,7 +279,7 @@ const FIND = `
 interface SettleRow extends KeyName {
   readonly fence: string;
   readonly to: 'completed' | 'reserved' | 'released';
-  readonly answer: Answer | null;
+  readonly answer: StoredAnswer | null;
 }
 
 /** True for each row that was still its owner's. A fence is given once, so it names the row. */
@@ -390,123 +331,3 @@ const TAKE_OVER_STALE = `
         order by lease_until limit $2 for update skip locked) stale
   where k.api_account_id = stale.api_account_id and k.key_hash = stale.key_hash
   returning k.api_account_id, k.key_hash, k.fence::text, k.payment_id, k.attempt_id`;
-
-// ------------------------------------------------------------------------------------------------------------------------------------
-
-/** What a run tells that an earlier run under the key has executed; sent as a replay is (specification, Idempotency 1). */
-export class Replayed {
-  constructor(readonly data: unknown) {}
-}
-
-/** What a claimed request runs. Business refusals are thrown as ServiceErrors. */
-export interface KeyedWork {
-  /** Executes; returns the answer's data, or {@link Replayed}. With a key, `owner` names payment and attempt as drawn at the claim; without one it is null. */
-  run(owner: (Owned & { renew(): Promise<string> }) | null): Promise<unknown>;
-  /** A create whose earlier owner vanished: settles from the stream, never executes again (T7). Refunds and voids resume in `run`. */
-  takeOver?(owner: Owned): Promise<{ readonly answer: Answer } | 'reserved' | 'cannot_tell'>;
-  /** The refusal for a reserved key (C16, C64). */
-  reconciliationRequired?(paymentId: string): Promise<ServiceError>;
-}
-
-/**
- * Claims the key, runs, settles: the whole of contract §3 for one request. A request without a key just runs. The answer comes back as bytes
- * to send; `replayed` asks for the header.
- */
-export const onceByKey = async (
-  store: IdempotencyStore,
-  log: Logger,
-  newAttemptId: () => string,
-  request: Omit<ClaimRequest, 'key'> & { readonly key: string | null },
-  work: KeyedWork,
-): Promise<Answer> => {
-  const { key } = request;
-  if (key === null) return answerOf(() => work.run(null), log);
-
-  let claim: Claim;
-  try {
-    claim = await store.claim({ ...request, key });
-  } catch (error) {
-    log.warn({ err: error }, 'the idempotency store did not answer a claim');
-    throw idempotencyUnavailable();
-  }
-  switch (claim.kind) {
-    case 'mismatch':
-      throw new ServiceError('IDEMPOTENCY_MISMATCH', 'This Idempotency-Key was used with a different request.');
-    case 'in_progress':
-      throw inProgress(claim.retryAfterSeconds);
-    case 'replay':
-      return { ...claim.answer, replayed: true };
-    case 'reserved':
-      throw await work.reconciliationRequired!(claim.paymentId);
-    case 'owned':
-      break;
-  }
-  const name = store.name(request.accountId, key);
-  const owned = claim;
-  if (owned.tookOver && work.takeOver) return settleTakenOver(store, log, name, owned, work);
-
-  const renew = async (): Promise<string> => {
-    const renewed = newAttemptId();
-    if (!(await store.renewAttempt(name, owned.fence, renewed))) throw inProgress(MAX_RETRY_AFTER_SECONDS);
-    return renewed;
-  };
-  const answer = await answerOf(() => work.run({ ...owned, renew }), log);
-  const settlement = settlementOf(request.operation, answer);
-  // A refusal of a retry leaves the key bound to the attempt of the first try (C17): set loose, the next retry would return money a second time.
-  const stillBound = owned.tookOver && settlement.to === 'given_back';
-  await settleOrLeave(store, log, name, owned, stillBound ? { to: 'released' } : settlement);
-  return answer;
-};
-
-/** The outcome is durable; a settle that fails leaves the row to its lease, and the takeover repairs it from the stream (S5). */
-const settleOrLeave = (store: IdempotencyStore, log: Logger, name: KeyName, { fence }: Owned, settlement: Settlement): Promise<unknown> =>
-  store.settle(name, fence, settlement).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be settled'));
-
-/** T7: the stream says what became of the vanished owner's create. */
-const settleTakenOver = async (store: IdempotencyStore, log: Logger, name: KeyName, owned: Owned, work: KeyedWork): Promise<Answer> => {
-  const found = await work.takeOver!(owned).catch((error: unknown) => {
-    log.warn({ err: error }, 'a create that was taken over cannot be settled yet');
-    return 'cannot_tell' as const;
-  });
-  if (found === 'cannot_tell') throw inProgress(MAX_RETRY_AFTER_SECONDS);
-  if (found === 'reserved') {
-    await settleOrLeave(store, log, name, owned, { to: 'reserved' });
-    throw await work.reconciliationRequired!(owned.paymentId);
-  }
-  await settleOrLeave(store, log, name, owned, { to: 'completed', answer: found.answer });
-  return { ...found.answer, replayed: true };
-};
-
-/** C19. */
-export const idempotencyUnavailable = () =>
-  new ServiceError(
-    'IDEMPOTENCY_UNAVAILABLE',
-    'Requests with an Idempotency-Key cannot be processed safely at the moment; nothing was charged or refunded.',
-    {},
-    { retryAfterSeconds: 1 },
-  );
-
-const inProgress = (retryAfterSeconds: number) =>
-  new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'The first request with this Idempotency-Key is still being processed.', {}, { retryAfterSeconds });
-
-/** What becomes of a key after an answer (C15–C17). */
-export const settlementOf = (operation: Operation, answer: Answer): Settlement => {
-  const { status, code } = answer;
-  const refusal = status === 501 || status === 503;
-  if (status >= 500 && !refusal) return { to: operation === 'create' ? 'reserved' : 'released' };
-  if (status === 200 || code === 'PAYMENT_DECLINED' || answer.final) return { to: 'completed', answer: { status, body: answer.body } };
-  // Fenced by a takeover: the stream is, or will be, abandoned; the key must not begin again.
-  if (code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') return { to: 'reserved' };
-  return { to: 'given_back' };
-};
-
-const answerOf = async (run: () => Promise<unknown>, log: Logger): Promise<Answer> => {
-  try {
-    const data = await run();
-    return data instanceof Replayed ? { ...successAnswer(data.data), replayed: true } : successAnswer(data);
-  } catch (error) {
-    if (error instanceof ServiceError) return errorAnswer(error);
-    log.error({ err: error }, 'a request failed inside');
-    return internalErrorAnswer();
-  }
-};

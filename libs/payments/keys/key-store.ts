@@ -1,0 +1,73 @@
+/** The port of the key store: one row for each idempotency key, claimed with a lease and a fence (C12–C20). The payment's own stream says what was executed. */
+
+/** Longer than a request may take (28 s), so that a living owner is never overtaken (C42). */
+export const LEASE_SECONDS = 60;
+/** Specification, Limits; operators may keep keys longer (C20). */
+export const KEEP_HOURS = 24;
+/** The most that C19 asks a caller to wait. */
+export const MAX_RETRY_AFTER_SECONDS = 5;
+
+/** `create`, `refund:<paymentId>` or `void:<paymentId>`: a key belongs to one operation on one path (C12). */
+export type Operation = 'create' | `refund:${string}` | `void:${string}`;
+
+export interface ClaimRequest {
+  readonly accountId: string;
+  readonly key: string;
+  readonly operation: Operation;
+  /** The request as text, without the cvv (C13). The store keeps only a keyed hash of it. */
+  readonly fingerprintText: string;
+}
+
+/** The row is ours until the lease ends. `tookOver`: an earlier owner vanished, or its key was released. */
+export interface Owned {
+  readonly kind: 'owned';
+  readonly fence: string;
+  readonly tookOver: boolean;
+  readonly paymentId: string;
+  readonly attemptId: string;
+}
+
+/** An answer as the edge encoded it. The key store keeps it and gives it back; only the edge reads it. */
+export interface StoredAnswer {
+  readonly status: number;
+  readonly body: string;
+}
+
+export type Claim =
+  | Owned
+  | { readonly kind: 'replay'; readonly answer: StoredAnswer }
+  | { readonly kind: 'mismatch' }
+  | { readonly kind: 'in_progress'; readonly retryAfterSeconds: number }
+  | { readonly kind: 'reserved'; readonly paymentId: string };
+
+export type Settlement = { readonly to: 'completed'; readonly answer: StoredAnswer } | { readonly to: 'reserved' | 'released' | 'given_back' };
+
+/** The row's identity, kept hashed. */
+export interface KeyName {
+  readonly accountId: string;
+  readonly keyHash: Buffer;
+}
+
+/** What a key was bound to at its claim. */
+export interface Bound {
+  readonly accountId: string;
+  readonly paymentId: string;
+  readonly attemptId: string;
+}
+
+export interface IdempotencyStore {
+  /** Claims or takes over in one statement. If the store cannot be asked, it throws: the outcome of the claim is then unknown. */
+  claim(request: ClaimRequest): Promise<Claim>;
+  /** Settles as the owner of that fence; false if the row has another owner now (T10). */
+  settle(name: KeyName, fence: string, settlement: Settlement): Promise<boolean>;
+  /** Stores a new attempt id under the fence, before the attempt's intent is appended (C17). False when the fence is lost. */
+  renewAttempt(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
+  /** The hashed name of a key. */
+  name(accountId: string, key: string): KeyName;
+  /** Claims rows of creates whose lease is over, so that the sweeper can settle them (T7). */
+  takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
+  /** Deletes expired rows, `limit` at once; a `reserved` row only if its payment is resolved (C16, T12). `stop` ends it after the rows at hand. */
+  purge(limit: number, resolved: (bound: Bound) => Promise<boolean>, stop?: AbortSignal): Promise<number>;
+  /** True when the store can be written. */
+  ping(): Promise<boolean>;
+}

@@ -1,0 +1,156 @@
+/** `onceByKey`: claims a request's key, runs the request, settles the key (C12–C20). */
+import { type Ids, internalError, ServiceError } from '#kernel';
+import type { Logger } from '#platform';
+import {
+  type ClaimRequest,
+  type IdempotencyStore,
+  type KeyName,
+  MAX_RETRY_AFTER_SECONDS,
+  type Operation,
+  type Owned,
+  type Settlement,
+  type StoredAnswer,
+} from './key-store.js';
+
+/** Writes answers down as the edge sends them. What is stored for a key is byte for byte what was sent. */
+export interface AnswerEncoder {
+  success(view: unknown): StoredAnswer;
+  failure(error: ServiceError): StoredAnswer;
+}
+
+export interface KeyPorts {
+  readonly idempotency: IdempotencyStore;
+  readonly answers: AnswerEncoder;
+  readonly ids: Ids;
+  readonly log: Logger;
+}
+
+/** `replayed`: an earlier request executed this, so the edge sends it as a replay (specification, Idempotency 1). */
+export interface Executed<View> {
+  readonly view: View;
+  readonly replayed: boolean;
+}
+
+/** The view of a request, or the answer that an earlier request under its key left. A refusal is thrown as a ServiceError. */
+export type Answered<View> = Executed<View> | { readonly stored: StoredAnswer };
+
+export type Result<View> = { readonly view: View } | { readonly error: ServiceError };
+
+/** What a claimed request runs. It throws refusals as ServiceErrors. */
+export interface KeyedWork<View> {
+  /** Executes. With a key, `owner` names payment and attempt as drawn at the claim; without one it is null. */
+  run(owner: (Owned & { renew(): Promise<string> }) | null): Promise<Executed<View>>;
+  /** A create whose earlier owner vanished: settles from the stream, never executes again (T7). Refunds and voids resume in `run`. */
+  takeOver?(owner: Owned): Promise<Result<View> | 'reserved' | 'cannot_tell'>;
+  /** The refusal for a reserved key (C16, C64). */
+  reconciliationRequired?(paymentId: string): Promise<ServiceError>;
+}
+
+/** Runs one request at most once under its key. A request without a key just runs. Throws ServiceErrors only. */
+export const onceByKey = async <View>(
+  ports: KeyPorts,
+  request: Omit<ClaimRequest, 'key'> & { readonly key: string | null },
+  work: KeyedWork<View>,
+): Promise<Answered<View>> => {
+  const { idempotency, answers, ids, log } = ports;
+  const { key } = request;
+  if (key === null) return valueOf(await resultOf(() => work.run(null), log));
+
+  const claim = await idempotency.claim({ ...request, key }).catch((error: unknown) => {
+    log.warn({ err: error }, 'the idempotency store did not answer a claim');
+    throw idempotencyUnavailable();
+  });
+  switch (claim.kind) {
+    case 'mismatch':
+      throw new ServiceError('IDEMPOTENCY_MISMATCH', 'This Idempotency-Key was used with a different request.');
+    case 'in_progress':
+      throw inProgress(claim.retryAfterSeconds);
+    case 'replay':
+      return { stored: claim.answer };
+    case 'reserved':
+      throw await work.reconciliationRequired!(claim.paymentId);
+    case 'owned':
+      break;
+  }
+  const name = idempotency.name(request.accountId, key);
+  const owned = claim;
+  if (owned.tookOver && work.takeOver) return settleTakenOver(ports, name, owned, work);
+
+  const renew = async (): Promise<string> => {
+    const renewed = ids.uuid();
+    if (!(await idempotency.renewAttempt(name, owned.fence, renewed))) throw inProgress(MAX_RETRY_AFTER_SECONDS);
+    return renewed;
+  };
+  const result = await resultOf(() => work.run({ ...owned, renew }), log);
+  const settlement = settlementOf(request.operation, result, answers);
+  // A refusal of a retry leaves the key bound to the attempt of the first try (C17). Given back, the next retry would return money a second time.
+  const stillBound = owned.tookOver && settlement.to === 'given_back';
+  await settleOrLeave(ports, name, owned, stillBound ? { to: 'released' } : settlement);
+  return valueOf(result);
+};
+
+/** The outcome is durable. If the key cannot be settled, its lease ends, and the takeover settles it from the stream (S5). */
+const settleOrLeave = ({ idempotency, log }: KeyPorts, name: KeyName, { fence }: Owned, settlement: Settlement): Promise<unknown> =>
+  idempotency.settle(name, fence, settlement).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be settled'));
+
+/** T7: the stream tells what became of the vanished owner's create. */
+const settleTakenOver = async <View>(ports: KeyPorts, name: KeyName, owned: Owned, work: KeyedWork<View>): Promise<Answered<View>> => {
+  const found = await work.takeOver!(owned).catch((error: unknown) => {
+    ports.log.warn({ err: error }, 'a create that was taken over cannot be settled yet');
+    return 'cannot_tell' as const;
+  });
+  if (found === 'cannot_tell') throw inProgress(MAX_RETRY_AFTER_SECONDS);
+  if (found === 'reserved') {
+    await settleOrLeave(ports, name, owned, { to: 'reserved' });
+    throw await work.reconciliationRequired!(owned.paymentId);
+  }
+  const stored = encode(found, ports.answers);
+  await settleOrLeave(ports, name, owned, { to: 'completed', answer: stored });
+  return { stored };
+};
+
+/** C19. */
+export const idempotencyUnavailable = () =>
+  new ServiceError(
+    'IDEMPOTENCY_UNAVAILABLE',
+    'Requests with an Idempotency-Key cannot be processed safely at the moment; nothing was charged or refunded.',
+    {},
+    { retryAfterSeconds: 1 },
+  );
+
+const inProgress = (retryAfterSeconds: number) =>
+  new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'The first request with this Idempotency-Key is still being processed.', {}, { retryAfterSeconds });
+
+/** What becomes of a key after its request (C15–C17). */
+const settlementOf = (operation: Operation, result: Result<unknown>, answers: AnswerEncoder): Settlement => {
+  if ('view' in result || isFinal(result.error)) return { to: 'completed', answer: encode(result, answers) };
+  const { code, status } = result.error;
+  const refusedBeforeAnything = status === 501 || status === 503;
+  if (status >= 500 && !refusedBeforeAnything) return { to: operation === 'create' ? 'reserved' : 'released' };
+  // Fenced by a takeover: the stream is, or will be, abandoned; the key must not begin again.
+  if (code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') return { to: 'reserved' };
+  return { to: 'given_back' };
+};
+
+/** The gateway gave its last word: a decline, or a `VOID_FAILED` that no retry can change (C15). */
+const isFinal = ({ code, details }: ServiceError): boolean =>
+  code === 'PAYMENT_DECLINED' || (code === 'VOID_FAILED' && details.suggestedAction === 'refund');
+
+export const encode = (result: Result<unknown>, answers: AnswerEncoder): StoredAnswer =>
+  'view' in result ? answers.success(result.view) : answers.failure(result.error);
+
+/** A fault of ours is logged here, with its cause; the caller is told INTERNAL_ERROR and nothing more. */
+const resultOf = async <View>(run: () => Promise<Executed<View>>, log: Logger): Promise<Executed<View> | { readonly error: ServiceError }> => {
+  try {
+    return await run();
+  } catch (error) {
+    if (error instanceof ServiceError) return { error };
+    log.error({ err: error }, 'a request failed inside');
+    return { error: internalError() };
+  }
+};
+
+const valueOf = <View>(result: Executed<View> | { readonly error: ServiceError }): Executed<View> => {
+  if ('error' in result) throw result.error;
+  return result;
+};

@@ -1,0 +1,43 @@
+/** What a worker does for keys: settles those whose request vanished, and deletes those that have expired. */
+import { Deadline, timestamp } from '#kernel';
+import { PURGE_BATCH } from '#platform';
+import { type PaymentServices, settleCreate } from '../commands.js';
+import { encode } from './once-by-key.js';
+
+const SWEEP_BATCH = 100;
+const SWEEP_DEADLINE_MS = 20_000;
+
+/** Creates whose request vanished: settled from the stream, fenced where it says nothing (T7). */
+export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentServices): Promise<void> => {
+  for (const row of await idempotency.takeOverStale(SWEEP_BATCH)) {
+    const owner = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ports.ids.uuid() };
+    // One that cannot be settled now keeps its lease and comes again; the others need not wait for it.
+    try {
+      const found = await settleCreate(ports, row, row.accountId, owner, new Deadline(ports.clock, SWEEP_DEADLINE_MS));
+      await idempotency.settle(row, row.fence, found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: encode(found, answers) });
+    } catch (error) {
+      log.warn({ paymentId: row.paymentId, err: error }, 'a key whose request vanished cannot be settled yet');
+    }
+  }
+};
+
+/** Expired keys. A key whose payment is still open stays reserved, so that it can never charge again (C16, T12). */
+export const purgeKeys = async ({ ports, idempotency }: PaymentServices, stop?: AbortSignal): Promise<void> => {
+  const { clock, ids, streams } = ports;
+  const isResolved: Parameters<typeof idempotency.purge>[1] = async ({ accountId, paymentId, attemptId }) => {
+    const loaded = await streams.load(paymentId);
+    if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
+    // An intent of long ago that may still arrive would have no key to guard it: fence the stream first.
+    const owner = { actor: { type: 'recovery' as const, id: 'key-purge' }, correlationId: ids.uuid() };
+    const abandon = {
+      type: 'Abandon' as const,
+      at: timestamp(clock.now()),
+      attemptId,
+      accountId,
+      reason: 'the key expired before anything began',
+    };
+    await streams.execute(loaded, [abandon], owner, new Deadline(clock, SWEEP_DEADLINE_MS));
+    return true;
+  };
+  await idempotency.purge(PURGE_BATCH, isResolved, stop);
+};
