@@ -49,6 +49,7 @@ import {
 } from '#payments';
 import { createSimulatorGateway } from '#gateways';
 import {
+  cardInTextCheck,
   type Config,
   createPool,
   isMigrated,
@@ -62,7 +63,6 @@ import {
   recordProcess,
   systemIds,
 } from '#platform';
-import { cardInTextCheck } from '#platform/http';
 import {
   createDispatcher,
   createResolve,

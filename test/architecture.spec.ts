@@ -18,6 +18,9 @@ const importsOf = (file: string): string[] =>
     ),
   ].map((match) => (match[1] ?? match[2] ?? match[3])!);
 
+/** A file without its comments. */
+const codeOf = (file: string): string => readFileSync(join(ROOT, file), 'utf8').replace(/\/\*[^]*?\*\/|(?<=^|\s)\/\/.*/g, '');
+
 const BELOW_PAYMENTS = ['kernel', 'platform', 'eventstore', 'accounts'];
 
 /** Each lib, and what it may import of the others. */
@@ -71,6 +74,18 @@ describe('arrows between libs', () => {
     const wrong = [...filesBelow('libs'), ...filesBelow('apps')].flatMap((file) =>
       importsOf(file).filter((specifier) => /^#\w+\//.test(specifier) && specifier !== '#platform/http'),
     );
+    expect(wrong).toEqual([]);
+  });
+});
+
+describe('HTTP and payments know nothing of each other', () => {
+  test('no lib but platform knows HTTP', () => {
+    const wrong = filesBelow('libs').filter((file) => !file.startsWith('libs/platform/') && importsOf(file).includes('#platform/http'));
+    expect(wrong).toEqual([]);
+  });
+
+  test('platform knows no payments', () => {
+    const wrong = filesBelow('libs/platform').filter((file) => /payment|refund|charge|settlement|VOID_/i.test(codeOf(file)));
     expect(wrong).toEqual([]);
   });
 });

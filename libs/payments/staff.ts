@@ -1,8 +1,7 @@
 /** Staff: under which name their commands are recorded, what words those may hold, and the tasks that only a person may decide. */
 import { defineEvents, type EventStore, type Origin, recordOnce } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
-import { hashedUuid } from '#platform';
-import { cardInText, NUL_OR_LONE_SURROGATE } from '#platform/http';
+import { cardInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import type { Payment } from './payment.js';
 

@@ -70,3 +70,9 @@ export const maskCardNumbers = (text: string): string => {
   }
   return masked + text.slice(end);
 };
+
+/** Whether free text is searched (`CARD_IN_TEXT_CHECK`); set once at start-up. */
+export const cardInTextCheck = { on: true };
+
+/** C9, without echoing what was found. */
+export const cardInText = (text: string): string | null => (cardInTextCheck.on && holdsCardNumber(text) ? 'must not hold a card number' : null);

@@ -1,6 +1,6 @@
 /** Card numbers in free text (C9) and the brand of a card (C11). */
-import { describe, expect, test } from '@jest/globals';
-import { type Brand, brandOf, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
+import { afterEach, describe, expect, test } from '@jest/globals';
+import { type Brand, brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
 
 /** Digits that begin so, are so many, and pass Luhn. */
 const card = (prefix: string, length: number): string => {
@@ -95,4 +95,18 @@ describe('card numbers in free text (C9)', () => {
     expect(maskCardNumbers('{"d":"pay 4242424242424242 now, 4242 4242 4242 4242 later, case 1766000000000"}')).toBe(
       '{"d":"pay [card] now, [card] later, case 1766000000000"}',
     ));
+});
+
+describe('the check of free text', () => {
+  afterEach(() => {
+    cardInTextCheck.on = true;
+  });
+  test('names the fault, and repeats nothing of the text', () => {
+    expect(cardInText('pay 4242424242424242')).toBe('must not hold a card number');
+    expect(cardInText('case 1766000000000')).toBeNull();
+  });
+  test('finds nothing where it is switched off', () => {
+    cardInTextCheck.on = false;
+    expect(cardInText('pay 4242424242424242')).toBeNull();
+  });
 });

@@ -1,6 +1,7 @@
 export { batched, Convoy } from './batch.js';
-export { brandOf, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
+export { brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
 export { type Config, ConfigError, type Network, readConfig, type WebhookSettings } from './config.js';
+export { NUL_OR_LONE_SURROGATE } from './http/strict-json.js';
 export { crockford, hashedUuid, systemIds, uuidV5, uuidV7 } from './ids.js';
 export { KeyRing, newKeyRing, openKeys, readKeyRing, readOrCreateKeyRing } from './keys.js';
 export { createLogger, type Logger, maskedLines } from './logging.js';

@@ -27,7 +27,10 @@ const GROUPS: Readonly<Record<string, readonly Part[]>> = {
     { mutate: ['libs/settlement/batch.ts'], specs: ['libs/settlement/batch.unit.spec.ts'] },
   ],
   ledger: [{ mutate: ['libs/ledger/postings.ts', 'libs/ledger/chart.ts'], specs: ['libs/ledger/postings.unit.spec.ts'] }],
-  idempotency: [{ mutate: ['libs/platform/http/idempotency.ts'], specs: ['libs/platform/http/idempotency.int.spec.ts'] }],
+  idempotency: [
+    { mutate: ['libs/payments/keys/once-by-key.ts', 'libs/payments/keys/postgres.ts'], specs: ['libs/payments/keys/keys.int.spec.ts'] },
+    { mutate: ['libs/platform/http/envelope.ts'], specs: ['libs/platform/platform.unit.spec.ts'] },
+  ],
   auth: [
     {
       mutate: ['libs/accounts/access-token.ts', 'libs/accounts/api-key.ts'],

@@ -2,9 +2,8 @@
 import { ApiPropertyOptional } from '@nestjs/swagger';
 import { isUuid, type Json, MAX_AMOUNT_CENTS, ServiceError, sumCents } from '#kernel';
 import { type ChargeRequest, DEFAULT_PAGE, MAX_PAGE, PAYMENT_STATUSES, Secret } from '#payments';
-import { passesLuhn } from '#platform';
+import { cardInText, passesLuhn } from '#platform';
 import {
-  cardInText,
   CentsField,
   EnumField,
   type Fault,

@@ -2,9 +2,8 @@
 import { canonicalJson, type Json, ServiceError, sumCents } from '#kernel';
 import { type IntakeContent, type IntakeKind, MAX_ADDRESS_LENGTH, type PayField, type FieldFault, type CheckoutPayer } from '#checkout';
 import { type PaymentInstrument, refuseExpiredCard, Secret } from '#payments';
-import { holdsCardNumber, passesLuhn } from '#platform';
+import { cardInText, holdsCardNumber, passesLuhn } from '#platform';
 import {
-  cardInText,
   CentsField,
   EnumField,
   type Fault,

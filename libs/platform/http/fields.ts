@@ -5,7 +5,7 @@
 import { ApiProperty, ApiPropertyOptional, type ApiPropertyOptions } from '@nestjs/swagger';
 import { ValidateIf, type ValidationArguments, validateSync, registerDecorator } from 'class-validator';
 import { isCents, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
-import { holdsCardNumber } from '../card-text.js';
+import { cardInText, holdsCardNumber } from '../card-text.js';
 
 type Class<T = object> = abstract new (...args: never[]) => T;
 interface FieldInfo {
@@ -111,12 +111,6 @@ export const NestedField = (type: () => new () => object, options: { optional?: 
 };
 
 const isObject = (value: unknown): value is Record<string, unknown> => value !== null && typeof value === 'object' && !Array.isArray(value);
-
-/** Whether free text is searched (`CARD_IN_TEXT_CHECK`); set once at start-up. */
-export const cardInTextCheck = { on: true };
-
-/** C9, without echoing what was found. */
-export const cardInText = (text: string): string | null => (cardInTextCheck.on && holdsCardNumber(text) ? 'must not hold a card number' : null);
 
 /** One thing wrong with a request. */
 export interface Fault {

@@ -1,8 +1,6 @@
 export { type Answer, errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './envelope.js';
 export { ErrorsFilter, sendAnswer } from './errors.filter.js';
 export {
-  cardInText,
-  cardInTextCheck,
   CentsField,
   EnumField,
   type Fault,
@@ -16,4 +14,4 @@ export {
 export { parseForm, parseFormBody, RepeatedParameter } from './form.js';
 export { headerLines, idempotencyKeyOf, refuseOtherContentTypes } from './headers.js';
 export { createHttpAdapter, type ServerOptions } from './server.js';
-export { type JsonObject, NUL_OR_LONE_SURROGATE, parseStrictJson, parseStrictText } from './strict-json.js';
+export { type JsonObject, parseStrictJson, parseStrictText } from './strict-json.js';
