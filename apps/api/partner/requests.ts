@@ -3,17 +3,7 @@ import { ApiPropertyOptional } from '@nestjs/swagger';
 import { isUuid, type Json, MAX_AMOUNT_CENTS, ServiceError, sumCents } from '#kernel';
 import { type ChargeRequest, DEFAULT_PAGE, MAX_PAGE, PAYMENT_STATUSES, Secret } from '#payments';
 import { cardInText, passesLuhn } from '#platform';
-import {
-  CentsField,
-  EnumField,
-  type Fault,
-  Field,
-  NestedField,
-  TextField,
-  validated,
-  validatedQuery,
-  validationError,
-} from '#platform/http';
+import { CentsField, EnumField, type Fault, Field, NestedField, TextField, validated, validatedQuery, validationError } from '#platform/http';
 
 export const UuidField = (options: { optional?: boolean; description?: string } = {}) =>
   Field({
