@@ -37,6 +37,7 @@ const READ_MODELS_OF_0_1_0 = [
 ];
 
 const MIGRATION_LOCK = 7_205_110;
+const MIGRATION_LOCK_POLL_MS = 20;
 /** A migration that waits for a lock makes every later statement wait behind it. */
 const LOCK_TIMEOUT = '2s';
 const LOCK_TRIES = 30;
@@ -61,7 +62,7 @@ export const migrate = async (
   try {
     // Unqualified tables are made in `public`, whatever shapes the pool reads.
     await client.query('set search_path = public; set statement_timeout = 0; set lock_timeout = 0');
-    await client.query('select pg_advisory_lock($1)', [MIGRATION_LOCK]);
+    await lockMigrations(client);
     await client.query(
       `create table if not exists payfold_migration (name text primary key, sha256 text not null, applied_at timestamptz not null default now());
        alter table payfold_migration add column if not exists needs text`,
@@ -71,6 +72,15 @@ export const migrate = async (
   } finally {
     // The lock and the settings of this session must not reach the next user of the connection.
     client.release(true);
+  }
+};
+
+/** Asks again and again: a statement that waited for the lock would keep `create index concurrently` of its holder waiting, which is a deadlock. */
+const lockMigrations = async (client: Client): Promise<void> => {
+  for (;;) {
+    const { rows } = await client.query<{ locked: boolean }>('select pg_try_advisory_lock($1) as locked', [MIGRATION_LOCK]);
+    if (rows[0]!.locked) return;
+    await sleep(MIGRATION_LOCK_POLL_MS);
   }
 };
 
