@@ -53,7 +53,7 @@ export interface DriftPorts {
   readonly store: EventStore;
   readonly db: Queryable;
   readonly now: () => number;
-  /** The posting rules, for a spec that tries a new version of one. */
+  /** Default: those of this release. A spec tries a new version of a rule with it. */
   readonly rules?: PostingRules;
 }
 

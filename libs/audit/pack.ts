@@ -181,7 +181,7 @@ export interface Pack {
   readonly drift: DriftReport;
 }
 
-/** Streams with the terms that facts follow: accounts, portals, staff, posting rules. They are part of every pack, whatever its period. */
+/** Accounts, portals, cases, staff and posting rules: these streams are in every pack, whatever its period. */
 const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-', RULE_CHANGES];
 const PAGE_ENTRIES = 2_000;
 

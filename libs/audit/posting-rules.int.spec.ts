@@ -37,7 +37,7 @@ import { writePack } from './pack.js';
 import { timeline } from './replay.js';
 import { logSeal } from './seal.js';
 
-/** R4 posts nothing any more, and R5 takes what the processor keeps from the fees that were earned. */
+/** In its second version R4 posts nothing, and R5 takes the fee of the processor from the service fees. */
 const NEW_RULES: PostingRules = {
   ...POSTING_RULES,
   R4: [...POSTING_RULES.R4, () => ({ debits: [], credits: [] })],
@@ -78,7 +78,7 @@ const follow = async (model: ReadModel) =>
 const periodPorts = (rules: PostingRules): PeriodPorts => ({ store, db: pool, clock, ids, journalReached: () => follow(journalOf(rules)) });
 const origin = () => ({ actor: ACTOR, correlationId: ids.uuid() });
 
-/** A payment that is charged and settled; returns the id of the event that settled it. */
+/** A payment that was charged and settled, and the id of the event that settled it. */
 const pay = async (): Promise<{ readonly paymentId: string; readonly settledBy: string }> => {
   const paymentId = ids.uuid();
   const at = timestamp(clock.now());
@@ -115,7 +115,7 @@ test('the new version counts from the event on: old entries and closed periods k
   const before = (await store.head())!;
   const kept = await bytes(before);
 
-  // The release that has new versions: until they count, it posts as the one before.
+  // The release that has new versions posts by the old ones until the change.
   const inBetween = await pay();
   await follow(journalOf(NEW_RULES));
   expect((await postedBy(inBetween.settledBy)).map(({ rule }) => rule)).toEqual(['R4', 'R5']);
@@ -152,7 +152,7 @@ test('the new version counts from the event on: old entries and closed periods k
   expect(await rulesOf(young)).toEqual(['R5']);
   await createSubscriber(logSeal, { store, pool, clock }).runUntil(after, { timeoutMs: 20_000 });
   const ports = { store, db: pool, keys: newKeyRing(), folder: join(folder, 'heads'), now: () => clock.now(), rules: NEW_RULES };
-  // A later period: whoever checks its entries needs the versions that were in force.
+  // A pack of a later period holds the changes too: an auditor of its entries needs the versions in force.
   const pack = { from: '2026-03-01T00:00:00.000Z', to: '2026-04-01T00:00:00.000Z', out: join(folder, 'march'), version: '0', verifier: VERIFIER };
   await writePack(ports, pack);
   const packed = readFileSync(join(pack.out, 'events.ndjson'), 'utf8').trim().split('\n');
@@ -172,7 +172,7 @@ test.each([
   await expect(reached).rejects.toThrow(`stopped at PostingRuleChanged ${event.id}`);
   await expect(reached).rejects.toThrow(message);
   await expect(timeline(log, ids.uuid(), {}, NEW_RULES)).rejects.toThrow(message);
-  // A journal of the newer release, read by this one.
+  // This release reads the journal of the newer one.
   const position = `99999999999999999999${data.version}`;
   await pool.query('insert into journal_rule (position, rule, version) values ($1, $2, $3)', [position, data.rule, data.version]);
   await expect(findDrift({ store, db: pool, now: () => clock.now(), rules: NEW_RULES })).rejects.toThrow(message);

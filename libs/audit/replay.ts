@@ -83,7 +83,7 @@ export interface Moment {
   readonly data: Json;
 }
 
-/** Every event of a payment, with what it changed and posted. `rules`: the posting rules, for a spec that tries a new version of one. */
+/** Every event of a payment, with what it changed and posted. `rules`: a spec tries a new version of a rule with it. */
 export const timeline = async (store: EventStore, paymentId: string, end: Until = {}, rules?: PostingRules): Promise<Moment[]> => {
   let payment: Payment = decider.initial;
   let books: Books = null;

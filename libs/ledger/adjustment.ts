@@ -1,7 +1,6 @@
 /**
- * What people add to the books, and what decides how facts are booked from a place of the log on: adjustments by hand, closed periods, changed posting rules.
- * Pure. Each adjustment is a stream of its own (`adjustment-<id>`). Periods are closed in one stream (`adjustment-periods`) and rules change in one
- * (`adjustment-rules`), so that both happen in order.
+ * Adjustments by hand, closed periods, and changes of posting rules. Pure. Each adjustment is a stream of its own (`adjustment-<id>`). Periods are closed in one
+ * stream (`adjustment-periods`), and rules change in one (`adjustment-rules`), so that both happen in order.
  */
 import { type Decider, ServiceError, sumCents, unreachable } from '#kernel';
 import { isAccount } from './chart.js';
@@ -44,7 +43,7 @@ export type PeriodEvent =
       }
     >;
 
-/** From this place of the log on, the rule posts as this version of it says. */
+/** From this place of the log on, the rule posts under this version. */
 export type PostingRuleChanged = Fact<'PostingRuleChanged', { readonly rule: string; readonly version: number }>;
 
 export type AdjustmentEvent = ManualAdjustment | PeriodEvent | PostingRuleChanged;
@@ -128,7 +127,7 @@ export interface ChangePostingRules {
 
 const FIRST_VERSION = 1;
 
-/** A rule never goes back: what an older version posted is posted by a version after it. */
+/** A rule never goes back to an older version. To undo a change, add a version that posts like the older one. */
 export const postingRuleVersions: Decider<RuleVersions, ChangePostingRules, PostingRuleChanged> = {
   initial: {},
   decide: (versions, { at, newest }) =>

@@ -1,8 +1,8 @@
 /**
  * The journal: a read model of every entry that the posting rules make of the log, in log order, and the balances of accounts. Each entry has the time at which
  * we learned of it (recorded), the time at which it took effect, and the time it is booked at, which is the latter unless that period is closed. Entry ids are
- * made of event, rule and the rule's version at that place of the log, so a rebuild gives the same bytes. An entry that does not balance, and an event, a rule or a
- * version that this program does not know, stop the projection.
+ * made of event, rule and the version of the rule at that place of the log, so a rebuild gives the same bytes. The projection stops at an entry that does not
+ * balance, and at an event, a rule or a version that this program does not know.
  */
 import type { EventStore, ReadModel, Recorded } from '#eventstore';
 import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEvents } from '#settlement';
@@ -73,7 +73,7 @@ export interface JournalEntry extends Entry {
   readonly bookedAt: string;
 }
 
-/** What decides at a place of the log how an event is booked. */
+/** How an event at a place of the log is booked. */
 export interface Policy {
   /** End of the last closed period. */
   readonly closedTo: string | null;
@@ -127,7 +127,7 @@ const postingsOf = (rules: RulesInForce, recorded: Recorded, books: Books): { re
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Policies.
 
-/** A policy, and the place of the event after which it holds. */
+/** A policy, and the position of the event after which it holds; empty: it holds from the start of the log. */
 export interface PolicyFrom extends Policy {
   readonly position: string;
 }
@@ -141,14 +141,14 @@ const changed = (before: Policy, change: PolicyChange, table: PostingRules): Pol
     : { position, closedTo: change.closedTo, rules: before.rules };
 };
 
-/** Every policy in turn; the first holds from the start of the log. */
+/** All policies, in log order. */
 const policiesAfter = (changes: readonly PolicyChange[], table: PostingRules): readonly [PolicyFrom, ...PolicyFrom[]] => {
   const policies: [PolicyFrom, ...PolicyFrom[]] = [{ position: '', closedTo: null, rules: firstRules(table) }];
   for (const change of changes) policies.push(changed(policies.at(-1)!, change, table));
   return policies;
 };
 
-/** Every policy that the journal knows, in turn. */
+/** All policies that are in the tables of the journal, in log order. */
 export const readPolicies = async (db: Queryable, table: PostingRules = POSTING_RULES): Promise<readonly PolicyFrom[]> => {
   const { rows } = await db.query<{ position: string } & ({ rule: string; version: number } | { rule: null; closed_to: Date })>(
     `select position, null as rule, null as version, closed_to from journal_period
@@ -160,7 +160,7 @@ export const readPolicies = async (db: Queryable, table: PostingRules = POSTING_
   );
 };
 
-/** Every version of the posting rules by the log alone, in turn; periods are left out. */
+/** The same from the log, for the versions of posting rules only: `closedTo` is null. */
 export const rulePolicies = async (store: Pick<EventStore, 'read'>, table: PostingRules = POSTING_RULES): Promise<readonly PolicyFrom[]> => {
   const changes: PolicyChange[] = [];
   for await (const recorded of store.read(RULE_CHANGES)) changes.push({ position: recorded.position, ...postingRuleEvents.read(recorded).data });
@@ -209,7 +209,7 @@ const advance = (fold: Fold, recorded: Recorded, table: PostingRules): void => {
   }
 };
 
-/** Writes what events post. `table`: the posting rules, for a spec that tries a new version of one. */
+/** Writes the entries of events. `table`: a spec tries a new version of a rule with it. */
 export const applyJournal = async (client: Queryable, events: readonly Recorded[], table: PostingRules = POSTING_RULES): Promise<void> => {
   const fold: Fold = { payments: new Map(), entries: [], changes: [], policy: (await readPolicies(client, table)).at(-1)! };
   const known = [

@@ -142,8 +142,8 @@ export const adjustBooks = async (
 };
 
 /**
- * Makes the newest version of every posting rule count from this place of the log on. Older releases cannot post from here on, so no process of one may run.
- * Returns the versions that count now, of the rules that ever changed, and where the last change is (null: none ever changed). Appends nothing a second time.
+ * From here on every posting rule counts in the newest version of this release. The journal of an older release stops at the change, so no older process may run.
+ * Returns the versions in force of rules that ever changed, and the position of the last change (null: there is none). Repeated, it appends nothing.
  */
 export const changePostingRules = async (
   { store, clock, ids }: Pick<PeriodPorts, 'store' | 'clock' | 'ids'>,
@@ -152,7 +152,7 @@ export const changePostingRules = async (
 ): Promise<{ readonly versions: RuleVersions; readonly position: Position | null }> => {
   const newest = Object.fromEntries(Object.entries(table).map(([rule, versions]) => [rule, versions.length]));
   const command = { at: timestamp(clock.now()), newest };
-  const busy = () => new ServiceError('INVALID_STATE', 'Somebody else is changing the posting rules; try again.');
+  const busy = () => new ServiceError('INVALID_STATE', 'Another command is changing the posting rules; try again.');
   const { state, position } = await change({ store, clock, ids }, POSTING_RULES_STREAM, POSTING_RULES_ID, command, origin, busy);
   return { versions: state, position };
 };

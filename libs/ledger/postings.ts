@@ -2,8 +2,8 @@
  * The posting rules R1 to R17: what each fact does to the books. Pure. A posting follows a fact about money, never a request: what was asked for, declined,
  * failed or is unknown posts nothing.
  *
- * Read from top to bottom: entries, what is remembered of a payment, the rules in each of their versions, and which facts post under which rule: those of
- * payments, of settlement, of adjustments.
+ * Read from top to bottom: entries; the books of a payment; the rules, each in all its versions; and the rules that each fact posts under: facts of payments, of
+ * settlement, of adjustments.
  */
 import { type Cents, proRata, sumCents, unreachable } from '#kernel';
 import type { Dispute, DisputeStatus, Leg, LegTerms, PaymentEvent } from '#payments';
@@ -28,20 +28,20 @@ export interface Entry {
   readonly postings: readonly Posting[];
 }
 
-/** What an entry debits and credits. An account may occur more than once, and cents may be 0 or negative. */
+/** Debits and credits of an entry. An account may occur more than once, and cents may be 0 or negative. */
 interface Sides {
   readonly debits: readonly Posting[];
   readonly credits: readonly Posting[];
 }
 
-/** Where an entry belongs. */
+/** The line, the payment and the time that an entry belongs to. */
 interface When {
   readonly part?: number | null;
   readonly paymentId: string | null;
   readonly effectiveAt: string;
 }
 
-/** An entry of these sides, zeros left out and each account once. Throws where they do not balance: the projection must stop, not guess. */
+/** An entry of these sides, without zeros and with each account once. Throws if they do not balance: the projection must stop, not guess. */
 const balanced = (rule: Rule, { part = null, paymentId, effectiveAt }: When, { debits, credits }: Sides): Entry[] => {
   // They are few: looking through them is cheaper than a map, and this runs for every entry there is.
   const sums: { account: string; cents: number }[] = [];
@@ -73,11 +73,11 @@ export const refuseUnbalanced = ({ rule, postings }: Entry): void => {
 
 const on = (name: string, cents: number): Posting => ({ account: name, cents });
 
-/** What the version of a rule that is in force makes of its input. */
+/** The entry of a rule, in the version that is in force. */
 const entry = <R extends Rule>(rules: RulesInForce, rule: R, when: When, input: RuleInputs[R]): Entry[] =>
   balanced(rule, when, rules[rule].post(input));
 
-/** Takes such an entry back. */
+/** The entry that takes it back. */
 const mirrored = <R extends Rule>(rules: RulesInForce, rule: R, when: When, input: RuleInputs[R]): Entry[] => {
   const { debits, credits } = rules[rule].post(input);
   return balanced(rule, when, { debits: credits, credits: debits });
@@ -149,7 +149,7 @@ interface DisputedCents {
   readonly shares: readonly DisputeShare[];
 }
 
-/** What each rule gets. */
+/** The input of each rule. */
 interface RuleInputs {
   R1: ChargedLegs;
   R2: ChargedLegs;
@@ -169,7 +169,7 @@ interface RuleInputs {
   R13: AccountCents;
   R14: LegShare;
   R15: AccountCents;
-  /** `adopted`: the agency that gets the money; null: it settles what stands as unsettled. */
+  /** `adopted`: the agency that gets the money; null: the money settles a charge or refund that is unsettled. */
   R16: AccountCents & { readonly adopted: { readonly portalId: string; readonly feeCents: Cents } | null };
   R17: { readonly postings: readonly Posting[] };
 }
@@ -213,7 +213,7 @@ export const POSTING_RULES: PostingRules = {
   ],
   R4: [({ mid, cents }) => ({ debits: [on(account.inTransit(mid), cents)], credits: [on(account.unsettled(mid), cents)] })],
   "R4'": [({ mid, cents }) => ({ debits: [on(account.inTransit(mid), cents)], credits: [on(account.unsettled(mid), cents)] })],
-  // Negative where the processor gives a fee back.
+  // Cents are negative if the processor gives a fee back.
   R5: [({ mid, cents }) => ({ debits: [on(account.processing(mid), cents)], credits: [on(account.inTransit(mid), cents)] })],
   R6: [({ mid, cents }) => ({ debits: [on(account.bank(OPERATING_BANK), cents)], credits: [on(account.inTransit(mid), cents)] })],
   "R6'": [({ portalId, mid, cents }) => ({ debits: [on(account.payable(portalId), cents)], credits: [on(account.inTransit(mid), cents)] })],
@@ -244,14 +244,14 @@ export const POSTING_RULES: PostingRules = {
   R17: [({ postings }) => ({ debits: postings, credits: [] })],
 };
 
-/** The version in which each rule posts, at a place of the log. */
+/** The version of each rule that is in force at a place of the log. */
 export type RulesInForce = { readonly [R in Rule]: { readonly version: number; readonly post: Post<R> } };
 
 /** Before any change: every rule in its first version. */
 export const firstRules = (table: PostingRules = POSTING_RULES): RulesInForce =>
   Object.fromEntries(Object.entries(table).map(([rule, [post]]) => [rule, { version: 1, post }])) as unknown as RulesInForce;
 
-/** After the change of a rule. Throws if this release does not have that rule or version: whoever goes on would post by the wrong one. */
+/** After a change. Throws if this release does not have that rule or version, since it would post by another one. */
 export const rulesAfter = (
   rules: RulesInForce,
   { rule, version }: { readonly rule: string; readonly version: number },
@@ -489,7 +489,7 @@ const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: R
   }
 };
 
-/** A corrected line: what it means now, less what it meant before, rule by rule, each in the version that is in force at the correction. */
+/** A corrected line: rule by rule, its meaning now less its meaning before. Both follow the versions in force at the correction. */
 const correctionEntries = (rules: RulesInForce, mid: string, closedAt: string, { before, after }: LineCorrection): readonly Entry[] => {
   const now = after === null ? [] : lineEntries(rules, mid, closedAt, after);
   const then = before === null ? [] : lineEntries(rules, mid, closedAt, before);

@@ -731,7 +731,7 @@ describe('the chart of accounts', () => {
 });
 
 describe('versions of a rule', () => {
-  /** In its second version, R5 is a service fee that is given back. */
+  /** The second version of R5 takes the fee of the processor from the service fees. */
   const table: PostingRules = {
     ...POSTING_RULES,
     R5: [...POSTING_RULES.R5, ({ mid, cents }) => ({ debits: [{ account: account.serviceFeeRefunded(PORTAL), cents }], credits: [{ account: account.inTransit(mid), cents }] })], // prettier-ignore

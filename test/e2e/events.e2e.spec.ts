@@ -1,4 +1,4 @@
-/** The service writes what its types of events say: a type of TypeScript promises nothing at run time. */
+/** Events of the running service agree with their schemas, since the compiler checks no data at run time. */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { readdirSync, readFileSync } from 'node:fs';
 import { Ajv, type ValidateFunction } from 'ajv';

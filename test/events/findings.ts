@@ -1,10 +1,10 @@
-/** What is wrong with the committed schemas and golden files of event types, in the words that tell how to mend it. */
+/** Faults of the committed schemas and golden files of event types, each with the way to mend it. */
 import { isDeepStrictEqual } from 'node:util';
 import { Ajv } from 'ajv';
 import type { Json } from '#kernel';
 import { type DeclaredEvent, goldenFile, type Schema, schemaFile } from './schemas.js';
 
-/** The data of an event as a version stored it, and what readers make of it today; without `read`, they take it as it is. */
+/** Data of an event: as a version stored it, and as it is read today. Without `read` both are the same. */
 export interface Golden {
   readonly stored: Json;
   readonly read?: Json;
@@ -13,7 +13,7 @@ export interface Golden {
 const RECIPE = 'docs/changing.md#a-new-version-of-an-event';
 const ajv = new Ajv({ allowUnionTypes: true });
 
-/** `files`: the parsed content of every file in the folders of events, by path. */
+/** `files`: parsed content by path, of every file in the folders of events. */
 export const findings = (declared: readonly DeclaredEvent[], files: ReadonlyMap<string, unknown>): readonly string[] => {
   const known = new Set<string>();
   const file = (path: string): unknown => {

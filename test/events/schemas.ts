@@ -1,4 +1,4 @@
-/** The event types that the libs declare with `defineEvents`, and a JSON schema of the data of each, made from its TypeScript type. */
+/** The event types that libs declare with `defineEvents`, each with a JSON schema of its data, made from its TypeScript type. */
 import { resolve } from 'node:path';
 import ts from 'typescript';
 import { createFormatter, createParser, DEFAULT_CONFIG, SchemaGenerator } from 'ts-json-schema-generator';
@@ -71,7 +71,7 @@ const declarations = (source: ts.SourceFile): { readonly constant: string; reado
   return found;
 };
 
-/** Comments are left out: an event type has not changed if only they have. */
+/** Without comments: a changed comment is no changed event. */
 const CONFIG = {
   ...DEFAULT_CONFIG,
   expose: 'all',
@@ -115,7 +115,7 @@ const referencesIn = (schema: unknown): readonly string[] => {
   return names;
 };
 
-/** Names that these schemas reach through references. */
+/** Names of the definitions that these schemas need. */
 const reached = (schema: unknown, definitions: Definitions, names = new Set<string>()): ReadonlySet<string> => {
   for (const name of referencesIn(schema))
     if (!names.has(name)) {
@@ -125,7 +125,7 @@ const reached = (schema: unknown, definitions: Definitions, names = new Set<stri
   return names;
 };
 
-/** Puts definitions in the place of their references. Only a type that holds itself stays a reference. */
+/** Replaces references by their definitions, except those of recursive types. */
 const expand = <Value>(value: Value, definitions: Definitions): Value => {
   if (Array.isArray(value)) return value.map((one: unknown) => expand(one, definitions)) as Value;
   if (typeof value !== 'object' || value === null) return value;
@@ -140,10 +140,10 @@ const recursion = (data: unknown, definitions: Definitions): { readonly definiti
   return names.length === 0 ? {} : { definitions: Object.fromEntries(names.map((name) => [name, expand(definitions[name]!, definitions)])) };
 };
 
-/** Lists whose order means nothing. */
+/** Keywords of lists without an order. */
 const SETS: readonly string[] = ['anyOf', 'enum', 'required', 'type'];
 
-/** The same schema in one order, whatever the order of the source. */
+/** The same schema in one order, which does not depend on the source. */
 const ordered = <Value>(value: Value, key = ''): Value => {
   if (Array.isArray(value)) {
     const items = value.map((one: unknown) => ordered(one));

@@ -1,4 +1,4 @@
-/** A service whose log holds every type of event that it can write, each made by the code that makes it in production. */
+/** A service with every type of event in its log. The code that writes them in production wrote them. */
 import { issueAuditKey, revokeAuditKey } from '#audit';
 import type { Actor, Position } from '#eventstore';
 import { Deadline, timestamp } from '#kernel';
@@ -27,7 +27,7 @@ export const NOT_WRITTEN_YET: readonly string[] = ['PostingRuleChanged'];
 export const startWithEveryEvent = async (): Promise<Service> => {
   const names = await startNameServer();
   names.answer(HOOK, ['127.0.0.1']);
-  // Nothing listens there: what is sent fails and is held.
+  // Nothing listens there, so every delivery fails and is held.
   const port = await freePort();
   const env = { WEBHOOK_PRIVATE_TARGETS: `${HOOK}:${port}=127.0.0.1/32`, WEBHOOK_DNS_SERVERS: names.address, WEBHOOK_RETRY_SECONDS: '0.1' };
   const service = await startService({ publicUrl: PUBLIC, env }).catch((error: unknown) => {
@@ -91,7 +91,7 @@ const administer = async (service: Service): Promise<void> => {
   await revokeAuditKey(ports, keyId, ACTOR);
 };
 
-/** Payments of every ending that needs no batch. */
+/** Payments with every ending that needs no batch. */
 const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   const { client } = partner;
   const { payments } = service.services;
@@ -118,7 +118,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   const resolve = { as: 'voided', evidence: 'call with the bank, 14:20', by: BY, force: false, transactions: {} } as const;
   await resolvePayment(payments.ports, service.services.settlement.register, { ...resolve, paymentId: await failed(CARD.neverReached) });
 
-  // Nobody can tell whether a refund was made, until recovery finds it. Whoever asks again hears of it.
+  // The outcome of a refund is unknown until recovery finds it. The repeated command gets its result.
   const refunded = await created(CARD.settlesAtOnce);
   for (const call of ['refund', 'lookup', 'finalize'] as const) await service.simulator.arm({ match: { call }, answer: 'cut', times: null });
   const refund = { operation: 'refund', paymentId: refunded, amountCents: 10_000, includeFee: false, reason: 'billed twice', by: BY } as const;
@@ -136,7 +136,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   await created(CARD.settlementRejected);
 };
 
-/** Batches that the processor's interface tells, files that contradict it, and exceptions. */
+/** Batches from the processor's interface, files that contradict them, and exceptions. */
 const settleAll = async (service: Service, partner: TestAccount): Promise<void> => {
   const { services, simulator } = service;
   const desk = settlementDesk(service);
@@ -150,13 +150,13 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     await simulator.closeBatches();
     await record();
     await dispute(service, disputed, 4_000, 'debited', 'lost');
-    // The day comes on which the bank gets the money of those batches.
+    // On this day the processor funds those batches.
     service.clock.advance(5 * DAY_MS);
     await record();
 
-    // A file knows the next batch before the interface is asked, and one line more.
+    // The file of the next batch comes before the interface lists it, and has one line more.
     const [stays, goes] = [await desk.transaction(await sale()), await desk.transaction(await sale())];
-    // The worker asks for batches too.
+    // So that the worker does not record it from the interface first.
     await simulator.arm({ match: { call: 'batches' }, answer: 'disabled', times: null });
     const batch = (await simulator.closeBatches()).find(({ merchantAccount }) => merchantAccount === stays.merchantAccount)!;
     const line = (transactionId: string, gross: number, fee: number) =>
@@ -171,7 +171,7 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     await change({ type: 'Assign', to: 'Robin Lee', by: BY });
     await change({ type: 'Explain', reason: 'terminal of another city', by: 'Robin Lee' });
     await change({ type: 'Resolve', resolution: 'adopt', reason: 'paid at the counter', by: BY, portalId: portal, feeCents: 0 });
-    // Corrected files: a sale leaves the batch; a line comes and goes.
+    // Corrected files: the first removes a sale and adds a line, the second removes that line.
     await desk.importFile(desk.csv(one, strange, line('tx_late', 300, 0)));
     await desk.exceptions();
     await desk.importFile(desk.csv(one, strange));
@@ -181,14 +181,14 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
   }
 };
 
-/** Sessions of every ending. */
+/** Checkout sessions with every ending. */
 const checkOut = async (service: Service, partner: TestAccount): Promise<void> => {
   const portal = await checkoutPortal(service, partner);
   const payer = () => new Payer(service.urls[0]!, PUBLIC);
   const fields = (more: Readonly<Record<string, string>> = {}) =>
     intakeOf(portal, { payer_first_name: 'Alex', payer_last_name: 'Rivera', payer_email: 'alex@mail.example', ...more });
 
-  // Begun by the partner's server, opened by the payer; declined, then paid.
+  // The server of the partner starts it, the payer opens it; declined, then paid.
   const body = JSON.stringify({ ...fields(), amount_cents: 12_500, line_items: LINES });
   const begun = await payer().send(INTAKE, { method: 'POST', body, headers: { 'content-type': 'application/json', origin: null } });
   const opened = payer();
