@@ -2,6 +2,7 @@
  * `npm run demo`: a mid-size city's back office (water bills, parking citations, permits) that uses the running service over HTTP like any partner, keeps
  * books of its own, and at the end pages through the whole list and reconciles it with them to the cent. Exit code 1 on any difference.
  */
+import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { SingleBar } from 'cli-progress';
 import { NO_FEE } from '#accounts';
@@ -15,6 +16,9 @@ import { Random, requestFor, SERVICES, type Plan } from './city.js';
 const DEFAULT_PAYMENTS = 1_000;
 const MAX_PAYMENTS = 1_000_000;
 const DEFAULT_CONCURRENCY = 16;
+/** The service may be killed and started again meanwhile; a key that it left in progress is taken over after a minute. */
+const PATIENCE_MS = 180_000;
+const LOOK_AGAIN_MS = 1_000;
 /** Differences that are printed one by one. */
 const SHOWN_DIFFERENCES = 20;
 
@@ -37,7 +41,7 @@ const main = async (): Promise<number> => {
   const seed = whole('--seed', values.seed, Date.now() % 1_000_000, Number.MAX_SAFE_INTEGER);
 
   const { apiUrl, apiKey, portals } = await openShop();
-  const partner = new Partner(`${apiUrl}/api/partner/v1`, apiKey);
+  const partner = new Partner(`${apiUrl}/api/partner/v1`, apiKey, PATIENCE_MS);
   const random = new Random(seed);
   const plans = Array.from({ length: count }, (_, index) => requestFor(random, index, portals));
   process.stdout.write(`${count} payments against ${apiUrl}, ${concurrency} at a time, seed ${seed}\n`);
@@ -89,18 +93,21 @@ const openShop = async (): Promise<{ apiUrl: string; apiKey: string; portals: st
   }
 };
 
-/** C19: the same request may be sent again. */
-const NOTHING_BEGAN = 'IDEMPOTENCY_UNAVAILABLE';
+/** The same request may be sent again, under its key: nothing began (C19), or the next answer tells what became of it. */
+const SEND_AGAIN = ['IDEMPOTENCY_UNAVAILABLE', 'INTERNAL_ERROR'];
+const RECONCILE = 'IDEMPOTENCY_RECONCILIATION_REQUIRED';
 
 const pay = async (partner: Partner, plan: Plan, faults: string[]): Promise<Book> => {
   const book = { plan, id: null as string | null, serviceFeeCents: 0, capturedCents: 0, refundedCents: 0, unknown: false, voided: false };
-  const answer = await partner.post('payments', plan.body, plan.key, [NOTHING_BEGAN]);
+  const answer = await partner.post('payments', plan.body, plan.key, SEND_AGAIN);
   if (plan.sentTwice) {
-    const again = await partner.post('payments', plan.body, plan.key);
+    const again = await partner.post('payments', plan.body, plan.key, SEND_AGAIN);
     const replayed = again.replayed && again.text === answer.text;
-    const reserved = answer.status >= 500 && again.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED';
+    const reserved = (answer.status >= 500 || answer.code === RECONCILE) && again.code === RECONCILE;
     if (!replayed && !reserved) faults.push(`${plan.key}: sent twice, answered ${answer.status} and then ${again.status} ${again.code ?? ''}`);
   }
+  // The answer was lost, and the key never charges again: what became of the payment is read, if it ever began.
+  if (answer.repeated && answer.code === RECONCILE) return answer.paymentId === null ? book : { ...book, ...(await look(partner, answer.paymentId)) };
   if (!plan.expected.includes(answer.status)) faults.push(`${plan.key}: ${plan.scenario} answered ${answer.status} ${answer.code ?? ''}`);
   if (answer.status === 200) {
     const payment = answer.data as unknown as PaymentView;
@@ -110,11 +117,24 @@ const pay = async (partner: Partner, plan: Plan, faults: string[]): Promise<Book
   return { ...book, id: answer.paymentId, unknown: answer.status === 504 };
 };
 
+/** A payment whose answer was lost, once it is decided. */
+const look = async (partner: Partner, id: string): Promise<Pick<Book, 'id' | 'serviceFeeCents' | 'capturedCents' | 'unknown'>> => {
+  const until = performance.now() + PATIENCE_MS;
+  for (;;) {
+    const { status, serviceFeeCents, capturedAmountCents } = (await partner.get(`payments/${id}`)).data as unknown as Partial<PaymentView>;
+    if (status === 'succeeded') return { id, serviceFeeCents: serviceFeeCents!, capturedCents: capturedAmountCents!, unknown: false };
+    // `pending` may still succeed; nothing else becomes `succeeded` by itself. Without a status the answer was an error.
+    const isDecided = status !== undefined && status !== 'pending';
+    if (isDecided || performance.now() > until) return { id, serviceFeeCents: 0, capturedCents: 0, unknown: true };
+    await sleep(LOOK_AGAIN_MS);
+  }
+};
+
 const reverse = async (partner: Partner, book: Book, faults: string[]): Promise<void> => {
   const { plan, id } = book;
   const { operation, body } = plan.afterwards!;
   // Unlike a create's, the key of a reversal goes on with what it began, whatever became of the first request (C17).
-  const answer = await partner.post(`payments/${id}/${operation}`, body, `${plan.key}-${operation}`, [NOTHING_BEGAN, 'INTERNAL_ERROR']);
+  const answer = await partner.post(`payments/${id}/${operation}`, body, `${plan.key}-${operation}`, [...SEND_AGAIN, 'PAYMENT_TIMEOUT']);
   if (answer.status === 200) {
     book.refundedCents += Number(answer.data.amountCents);
     book.voided = operation === 'void';

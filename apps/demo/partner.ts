@@ -1,5 +1,9 @@
-/** A partner's HTTP client: keeps connections, waits out `IDEMPOTENCY_IN_PROGRESS`, and knows an answer when it sees one. */
+/**
+ * A partner's HTTP client: keeps connections, waits out `IDEMPOTENCY_IN_PROGRESS`, and sends a request again, under its key, if the answer was lost
+ * (docs/api.md, "After a create").
+ */
 import { Agent, request } from 'node:http';
+import { setTimeout as sleep } from 'node:timers/promises';
 
 export interface Reply {
   readonly status: number;
@@ -9,8 +13,14 @@ export interface Reply {
   readonly code: string | null;
   /** `details.id`, or null. */
   readonly paymentId: string | null;
+  /** An earlier try of the request got no answer, or one that did not tell what became of it. */
+  readonly repeated: boolean;
 }
 
+/** No answer arrived, or not all of it: the request may have been executed. */
+class AnswerLost extends Error {}
+
+const PAUSE_MS = 1_000;
 const MAX_WAITS = 20;
 const REQUEST_TIMEOUT_MS = 60_000;
 
@@ -20,30 +30,50 @@ export class Partner {
   constructor(
     private readonly base: string,
     private readonly apiKey: string,
+    /** How long a request without an answer, or a key in progress, is tried again. Default: a lost answer is an error at once. */
+    private readonly patienceMs = 0,
   ) {}
 
   get(path: string): Promise<Reply> {
-    return this.send('GET', path, null, null);
+    return this.sendPatiently('GET', path, null, null);
   }
 
   /** `again`: further codes after which it is sent again under its key. */
   async post(path: string, body: unknown, idempotencyKey: string, again: readonly string[] = []): Promise<Reply> {
+    const maxWaits = Math.max(MAX_WAITS, this.patienceMs / PAUSE_MS);
+    let repeated = false;
     for (let waits = 0; ; waits++) {
-      const reply = await this.send('POST', path, JSON.stringify(body), idempotencyKey);
-      if ((reply.code !== 'IDEMPOTENCY_IN_PROGRESS' && !again.includes(reply.code ?? '')) || waits === MAX_WAITS) return reply;
-      await new Promise((wake) => setTimeout(wake, 1_000));
+      const reply = await this.sendPatiently('POST', path, JSON.stringify(body), idempotencyKey);
+      repeated ||= reply.repeated;
+      if ((reply.code !== 'IDEMPOTENCY_IN_PROGRESS' && !again.includes(reply.code ?? '')) || waits >= maxWaits) return { ...reply, repeated };
+      repeated ||= reply.status >= 500;
+      await sleep(PAUSE_MS);
     }
   }
 
-  private send(method: string, path: string, body: string | null, idempotencyKey: string | null): Promise<Reply> {
+  /** The service may be starting again: the same request, with the same key, until it answers. */
+  private async sendPatiently(method: string, path: string, body: string | null, idempotencyKey: string | null): Promise<Reply> {
+    const since = performance.now();
+    for (let repeated = false; ; repeated = true) {
+      try {
+        return { ...(await this.send(method, path, body, idempotencyKey)), repeated };
+      } catch (error) {
+        if (!(error instanceof AnswerLost) || performance.now() - since >= this.patienceMs) throw error;
+        await sleep(PAUSE_MS);
+      }
+    }
+  }
+
+  private send(method: string, path: string, body: string | null, idempotencyKey: string | null): Promise<Omit<Reply, 'repeated'>> {
     return new Promise((resolve, reject) => {
+      const lost = (error: Error) => reject(new AnswerLost(error.message, { cause: error }));
       const headers: Record<string, string> = { authorization: `ApiKey ${this.apiKey}` };
       if (body !== null) Object.assign(headers, { 'content-type': 'application/json', 'content-length': String(Buffer.byteLength(body)) });
       if (idempotencyKey !== null) headers['idempotency-key'] = idempotencyKey;
       const call = request(`${this.base}/${path}`, { method, headers, agent: this.agent, timeout: REQUEST_TIMEOUT_MS }, (response) => {
         let text = '';
         response.setEncoding('utf8').on('data', (chunk: string) => (text += chunk));
-        response.once('error', reject).once('end', () => {
+        response.once('error', lost).once('end', () => {
           const { data = {}, details } = JSON.parse(text) as { data?: Record<string, unknown>; details?: { code?: string; id?: string } };
           resolve({
             status: response.statusCode!,
@@ -56,7 +86,7 @@ export class Partner {
         });
       });
       call.once('timeout', () => call.destroy(new Error(`${method} ${path}: no answer within ${REQUEST_TIMEOUT_MS / 1000} s`)));
-      call.once('error', reject);
+      call.once('error', lost);
       call.end(body ?? undefined);
     });
   }
