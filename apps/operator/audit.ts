@@ -6,7 +6,7 @@ import { Argument, type Command, Option } from 'commander';
 import type { AuditKeyPorts, AuditRole, Difference, DriftKind, DriftReport, ReportName } from '#audit';
 import type { Check, PeriodPorts } from '#ledger';
 import type { Services } from '../services.js';
-import { anyText, moment, operator, print, progressBar, table, type Terminal, UsageError, uuid } from './terminal.js';
+import { anyText, moment, loginName, print, progressBar, table, type Terminal, UsageError, uuid } from './terminal.js';
 
 /** A seal that never ran reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -108,7 +108,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .command('close-period')
     .description('close the books to a time: from now on nothing is booked before it; its trial balance is recorded and a head signed')
     .requiredOption('--to <time>', 'end of the period, exclusive', moment)
-    .option('--by <name>', 'who decides', anyText, operator())
+    .option('--by <name>', 'who decides', anyText, loginName())
     .action(
       action(
         async ({ services }, { to, by }: { to: string; by: string }) => {
@@ -184,7 +184,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       action(async ({ services }, { name, role }: { name: string; role: AuditRole }) => {
         const all = await services();
         const { auditKeyModel, issueAuditKey } = await import('#audit');
-        const { position, keyId, auditKey } = await issueAuditKey(keyPorts(all), { name, role }, { type: 'operator', id: operator() });
+        const { position, keyId, auditKey } = await issueAuditKey(keyPorts(all), { name, role }, { type: 'operator', id: loginName() });
         await all.readModels.inForce(auditKeyModel, position, KEY_MS);
         return { json: { keyId, auditKey, name, role }, text: `${auditKey}\n\nIt is shown this once (key ${keyId}, ${role}).` };
       }),
@@ -217,7 +217,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         async ({ services }, keyId: string) => {
           const all = await services();
           const { auditKeyModel, revokeAuditKey, listAuditKeys } = await import('#audit');
-          const position = await revokeAuditKey(keyPorts(all), keyId, { type: 'operator', id: operator() });
+          const position = await revokeAuditKey(keyPorts(all), keyId, { type: 'operator', id: loginName() });
           await all.readModels.inForce(auditKeyModel, position, KEY_MS);
           const row = (await listAuditKeys(all.pool)).find((one) => one.keyId === keyId)!;
           return { json: row, text: `${keyId} is revoked` };

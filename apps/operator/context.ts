@@ -39,7 +39,7 @@ import {
 } from '#platform';
 import { readRuntime, type Runtime, tryLockDataDir } from '../data-dir.js';
 import type { Services } from '../services.js';
-import { operator } from './terminal.js';
+import { loginName } from './terminal.js';
 
 /** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
 const DATA_DIR_WAIT_MS = 60_000;
@@ -136,7 +136,7 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
     if (position !== null) await models.inForce(directoryModel, position, PROJECT_TIMEOUT_MS);
   };
   const { environment, cardInTextCheck } = config;
-  const actor = { type: 'operator', id: operator() } as const;
+  const actor = { type: 'operator', id: loginName() } as const;
   return {
     config,
     logger,

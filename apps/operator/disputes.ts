@@ -2,7 +2,7 @@
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
 import type { Dispute, DisputeStatus, Leg } from '#payments';
-import { type Answer, fields, operator, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 interface OpenOptions {
   readonly id?: string;
@@ -52,7 +52,7 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
         const { staff } = await import('#payments');
         const { payments, settlement } = await services();
         const terms = { disputeId: id ?? ids.uuid(), disputedAmountCents: amountCents, ...rest };
-        const dispute = await openDispute(payments.ports, paymentId, terms, staff(by ?? operator(), ids.uuid()));
+        const dispute = await openDispute(payments.ports, paymentId, terms, staff(by ?? loginName(), ids.uuid()));
         await settlement.register.caughtUp();
         return answer({ ...dispute, paymentId });
       }),
@@ -72,7 +72,7 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
         const { staff } = await import('#payments');
         const { payments, settlement } = await services();
         const change = { status: status ?? null, stage: stage ?? null };
-        return answer(await updateDispute(payments.ports, settlement.register, disputeId, change, staff(by ?? operator(), ids.uuid())));
+        return answer(await updateDispute(payments.ports, settlement.register, disputeId, change, staff(by ?? loginName(), ids.uuid())));
       }),
     );
 

@@ -5,7 +5,7 @@ import { collect } from '#platform';
 import type { BatchSummary, ExceptionChange, Resolution } from '#settlement';
 import type { SimulatorGateway } from '#gateways';
 import type { Context } from './context.js';
-import { anyText, operator, progressBar, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+import { anyText, loginName, progressBar, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 /** A batch of a big day takes a while to be matched line by line. */
 const CLOSE_MS = 15 * 60_000;
@@ -62,7 +62,8 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
           const all = await services();
           const { importSettlementFile } = await import('#settlement');
           const bar = progressBar('lines', null);
-          const by = { actor: { type: 'operator', id: operator() } as const, correlationId: ids.uuid() };
+          const { staff } = await import('#payments');
+          const by = staff(loginName(), ids.uuid());
           const imported = await importSettlementFile(
             all.settlement,
             file,

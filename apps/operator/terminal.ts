@@ -162,7 +162,7 @@ export const moment = (text: string): string => {
 };
 
 /** The name under which facts are recorded: who is logged in, or the number where the system has no name for it (containers). */
-export const operator = (): string => {
+export const loginName = (): string => {
   try {
     return userInfo().username;
   } catch {

@@ -3,7 +3,7 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 import { ServiceError } from '#kernel';
 import type { AttemptRow, DeliveryRow, DeliveryState, Endpoint, Endpoints, EndpointSecret, Forwarded, StaffDeps } from '#webhooks';
 import type { Context } from './context.js';
-import { type Answer, fields, operator, table, type Terminal, UsageError, uuid, wantsJson } from './terminal.js';
+import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wantsJson } from './terminal.js';
 
 interface ByOption {
   readonly by?: string;
@@ -26,8 +26,8 @@ const open = async (context: Context, by?: string): Promise<typeof import('#webh
   const webhooks = await import('#webhooks');
   const { pool, store, clock, ids, keys, config } = context;
   await context.prepare(webhooks.webhookMigrations);
-  const { staff } = await import('#payments');
-  const { actor } = staff(by ?? operator(), ids.uuid());
+  const { operator } = await import('#payments');
+  const { actor } = operator(by ?? loginName(), ids.uuid());
   const deps = { pool, store, clock, ids, actor };
   return { ...webhooks, deps, endpoints: new webhooks.Endpoints({ ...deps, keys, sender: senderOf(webhooks, config, clock) }) };
 };

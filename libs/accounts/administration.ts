@@ -66,6 +66,11 @@ export interface CaseChange {
 export class Administration {
   constructor(private readonly deps: AdministrationDeps) {}
 
+  /** The same, recorded as done by another. */
+  as(actor: Actor): Administration {
+    return new Administration({ ...this.deps, actor });
+  }
+
   // Accounts and keys.
 
   /** Present state. Throws 404 for an unknown account. */

@@ -100,6 +100,6 @@ export {
 } from './recovery.js';
 export { resolvePayment, type ResolveRequest } from './resolve.js';
 export { reverse, type ReverseRequest } from './reverse.js';
-export { isTaskOpen, raiseStaffTask, refuseStaffText, staff, type StaffTaskReason } from './staff.js';
+export { isTaskOpen, operator, raiseStaffTask, refuseStaffText, staff, type StaffTaskReason } from './staff.js';
 export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts } from './stream.js';
 export { postgresVelocity, purgeVelocity, type Velocity, velocityMigration } from './velocity.js';

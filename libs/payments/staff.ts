@@ -9,11 +9,17 @@ export const MAX_STAFF_NAME_CHARACTERS = 200;
 /** As `reason` of a partner's refund (C8). */
 export const MAX_STAFF_TEXT_CHARACTERS = 1_000;
 
-/** Who is recorded as having appended what a member of staff commands. Refuses a name that cannot be one with VALIDATION_ERROR. */
-export const staff = (name: string, correlationId: string): Origin => {
-  refuseStaffText('by', name, MAX_STAFF_NAME_CHARACTERS);
-  return { actor: { type: 'staff', id: name.trim() }, correlationId };
-};
+/** The origin of what a person commands. Refuses a name that cannot be recorded with VALIDATION_ERROR. */
+const person =
+  (type: 'staff' | 'operator') =>
+  (name: string, correlationId: string): Origin => {
+    refuseStaffText('by', name, MAX_STAFF_NAME_CHARACTERS);
+    return { actor: { type, id: name.trim() }, correlationId };
+  };
+/** People who decide about payments, cases, settlement and the books. */
+export const staff = person('staff');
+/** People who run the installation: accounts, portals, keys, webhooks. */
+export const operator = person('operator');
 
 /** Words of staff are kept for ever, so they are held to the rules of a partner's: not empty, not endless, no NUL, no lone surrogate, no card number (C8, C9). */
 export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TEXT_CHARACTERS): void => {

@@ -1,6 +1,6 @@
 /**
- * Where an account wants to be told: its endpoints, their secrets, and what staff may do with them. Kept in Postgres beside the deliveries, not rebuilt from
- * the log; every change by staff is a fact in a stream `staff-webhook-<id>` too, appended inside the transaction that makes the change: a change without its
+ * Where an account wants to be told: its endpoints, their secrets, and what operators may do with them. Kept in Postgres beside the deliveries, not rebuilt
+ * from the log; every change by an operator is a fact in a stream `staff-webhook-<id>` too, appended inside the transaction that makes the change: a change without its
  * record cannot be, and a record whose commit was lost is repeated with the command.
  *
  * A secret is shown once, `whsec_` and 256 random bits, and kept sealed (AES-256-GCM under the master key ring). Rotation without a gap: *stage* a new one,
@@ -69,7 +69,7 @@ export interface EndpointSecret {
   readonly secret: string;
 }
 
-/** A delivery that staff opened again. */
+/** A delivery that an operator opened again. */
 export interface Redelivered {
   readonly deliveryId: number;
   readonly eventId: string;
@@ -81,7 +81,7 @@ interface About {
   readonly endpointId: string;
 }
 
-/** A change of webhooks by staff; the actor is in the event's metadata. */
+/** A change of webhooks by an operator; the actor is in the event's metadata. Before 0.2.0 the actor was `staff`. */
 export type WebhookStaffEvent =
   | { readonly type: 'WebhookEndpointAdded'; readonly data: About & { readonly accountId: string; readonly url: string; readonly secretId: string } }
   | { readonly type: 'WebhookEndpointPaused' | 'WebhookEndpointResumed' | 'WebhookEndpointDisabled'; readonly data: About }
@@ -119,7 +119,7 @@ export interface EndpointDeps extends StaffDeps {
 export const DUE_CHANNEL = 'webhook_due';
 export const announceDue = (client: Queryable) => client.query(`select pg_notify('${DUE_CHANNEL}', '')`);
 
-/** Records a change by staff. Called last inside the transaction of the change. */
+/** Records a change by an operator. Called last inside the transaction of the change. */
 export const recordStaffAction = async ({ store, clock, ids, actor }: StaffDeps, event: WebhookStaffEvent): Promise<void> => {
   const eventId = ids.uuid();
   // A stream of its own, so that the store recognises a repetition by its revision.

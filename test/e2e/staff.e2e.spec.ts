@@ -3,7 +3,10 @@
  * tree; what a command did is read back over HTTP.
  */
 import { execFile } from 'node:child_process';
-import { tmpdir } from 'node:os';
+import { writeFile } from 'node:fs/promises';
+import { tmpdir, userInfo } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { PaymentView, RefundView } from '#payments';
 import { eventually } from '../support/eventually.js';
@@ -47,6 +50,13 @@ const call = async (method: string, path: string, body?: object): Promise<{ stat
 const pay = async (number?: string) => (await call('POST', PAYMENTS, paymentOf(welcome.portalId, number ? { number } : {}))).body.data as PaymentView;
 const read = async (id: string) => (await call('GET', `${PAYMENTS}/${id}`)).body.data as PaymentView;
 const BY = ['--by', 'Dana Scott'];
+/** The last actor of each type of event, as auditors read it. */
+const actorsByEvent = async (): Promise<ReadonlyMap<string, string>> => {
+  const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data };
+  const { stdout } = await promisify(execFile)(process.execPath, [LAUNCHER, 'audit', 'export', 'staff-actions', '--format', 'ndjson'], { env });
+  const rows = stdout.trimEnd().split('\n').map((line) => JSON.parse(line) as { actor_type: string; actor: string; event: string });
+  return new Map(rows.map((row) => [row.event, `${row.actor_type} ${row.actor}`]));
+};
 
 describe('beside the running service', () => {
   test('settlement close: the open batches, once; then a refund is a refund, and a void exits 1 with the envelope', async () => {
@@ -79,6 +89,32 @@ describe('beside the running service', () => {
       { type: 'staff', id: 'Dana Scott' },
       { type: 'staff', id: 'Dana Scott' },
     ]);
+  });
+  test('staff decide about payments, cases and the books; operators run the installation; without --by the login name is recorded', async () => {
+    const { id } = await pay(CARD.settlesAtOnce);
+    await done('accounts', 'create', '--name', 'Shelbyville');
+    await done('audit', 'keys', 'issue', '--name', 'Books', '--role', 'finance');
+    await done('cases', 'block', '--portal', welcome.portalId, '--reference', 'CASE-ACTOR');
+    const dispute = ['--payment', id, '--amount-cents', '100', '--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'fraud'];
+    await done('disputes', 'open', ...dispute, '--opened-on', '2026-11-01', '--due-date', '2026-11-20');
+    await done('ledger', 'adjust', '--debit', 'equity:adjustment', '--credit', 'assets:bank:operating', '--amount-cents', '1', '--reason', 'cent', ...BY);
+    const file = join(dataDir.path, 'actor.csv');
+    const { transactionId } = (await pay()).gateway;
+    const line = `actor,${new Date().toISOString()},${transactionId},,sale,10000,0,10000,`;
+    await writeFile(file, `batch_id,closed_at,transaction_id,ref,type,gross_cents,fee_cents,net_cents,funded_on\n${line}\n`);
+    await done('settlement', 'import', file);
+
+    const login = userInfo().username;
+    const actors = await actorsByEvent();
+    const recorded = ['AccountCreated', 'AuditKeyIssued', 'CaseBlocked', 'PaymentDisputed', 'ManualAdjustment', 'SettlementFileImported'];
+    expect(Object.fromEntries(recorded.map((event) => [event, actors.get(event)]))).toEqual({
+      AccountCreated: `operator ${login}`,
+      AuditKeyIssued: `operator ${login}`,
+      CaseBlocked: `staff ${login}`,
+      PaymentDisputed: `staff ${login}`,
+      ManualAdjustment: 'staff Dana Scott',
+      SettlementFileImported: `staff ${login}`,
+    });
   });
   test('refund twice under one key: the same answer, the money once', async () => {
     const { id } = await pay(CARD.settlesAtOnce);

@@ -113,6 +113,12 @@ test('endpoints add: the secret is shown once, and the receiver gets what happen
   expect(JSON.parse(list.stdout)).toMatchObject([{ endpointId, accountId, url: urls[0], status: 'enabled', secretHint: added.secret.slice(-4) }]);
 });
 
+test('an operator, not staff, is recorded as having added it', async () => {
+  const { stdout } = await run('audit', 'export', 'staff-actions', '--format', 'ndjson');
+  const actions = stdout.trimEnd().split('\n').map((line) => JSON.parse(line) as { actor_type: string; actor: string; event: string });
+  expect(actions.find(({ event }) => event === 'WebhookEndpointAdded')).toMatchObject({ actor_type: 'operator', actor: 'Dana Scott' });
+});
+
 test('a refund by staff reaches it, signed; one by the partner does not', async () => {
   const receiver = receivers[0]!;
   const [one, other] = [await pay(), await pay()];
