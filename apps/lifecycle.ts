@@ -38,8 +38,8 @@ export interface FirstAccount {
   readonly portalId: string;
 }
 
-/** Argument of a role that `npm start` runs as its child. */
-export const SUPERVISED = '--supervised';
+/** Argument of a role that `npm start` runs as its child; an id of the parent follows. */
+export const SUPERVISED = '--supervised=';
 type Figures = readonly MetricObjectWithValues<MetricValue<string>>[];
 /** What a parent may ask of a role. */
 export interface Answers {
@@ -62,8 +62,9 @@ export type FromChild =
  * With {@link SUPERVISED} its parent decides when it ends, by SIGTERM or by ending itself. A Ctrl-C reaches the whole process group, but the parent stops its children
  * in order. What the role would print, and its metrics, go to the parent.
  */
-export const runRole = (name: string, start: (config: Config, log: Logger) => Promise<Running>): void => {
-  const supervised = process.argv.includes(SUPERVISED);
+export const runRole = (name: string, start: (config: Config, log: Logger, supervisor: string | null) => Promise<Running>): void => {
+  const supervisor = process.argv.find((argument) => argument.startsWith(SUPERVISED))?.slice(SUPERVISED.length) ?? null;
+  const supervised = supervisor !== null;
   let stopping = false;
   const run = async (): Promise<void> => {
     const config = readConfig();
@@ -104,7 +105,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger) => Pr
     for (const output of [process.stdout, process.stderr]) output.on('error', () => undefined);
     // The parent may be gone already.
     if (supervised && !process.connected) return stop(0);
-    const begun = start(config, log);
+    const begun = start(config, log, supervisor);
     starting = begun;
     const running = await begun;
     if (supervised) return answerParent(running);

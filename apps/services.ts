@@ -148,11 +148,13 @@ const REGISTER_TIMEOUT_MS = 120_000;
 /** An append that failed this recently makes the process not ready. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
 
-/** What a test may replace. */
 export interface OpenOptions {
+  /** A test may replace it. */
   readonly clock?: Clock;
   /** The role of a process that stays: it is recorded, so that `payfold upgrade` knows that it lives. */
   readonly role?: string;
+  /** Of the leases on projections; see `createSubscriber`. */
+  readonly leaseOwner?: string;
 }
 
 export const openServices = async (
@@ -160,7 +162,7 @@ export const openServices = async (
   { databaseUrl, simulatorUrl }: Places,
   keys: KeyRing,
   log: Logger,
-  { clock = systemClock, role }: OpenOptions = {},
+  { clock = systemClock, role, leaseOwner }: OpenOptions = {},
 ): Promise<Services> => {
   const ids = systemIds(() => clock.now());
   cardInTextCheck.on = config.cardInTextCheck;
@@ -212,7 +214,7 @@ export const openServices = async (
         { err: error, projection: what.name },
         what.retrying ? 'a projection is retrying' : 'a projection stopped',
       );
-    const subscribing = { store, pool: projectionPool, clock, log, onError };
+    const subscribing = { store, pool: projectionPool, clock, log, onError, ...(leaseOwner !== undefined && { owner: leaseOwner }) };
     const readModels = new ReadModels(READ_MODELS, {
       ...subscribing,
       onBuild: (building) => log.info(building, 'a read model is being built'),

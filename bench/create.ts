@@ -1,16 +1,18 @@
 /**
  * `POST /payments` over HTTP, complete: authentication, validation, key, two durable appends, a processor without delay. Throughput as a ratio to pgbench's
- * durable single-row inserts in the same minute on the same Postgres, rounds interleaved; then latency at half of the peak, open loop; then the parts by themselves,
- * because all of them share the same cores: what no service made of these parts could pass here; then the books are checked.
+ * durable single-row inserts in the same minute on the same Postgres, rounds interleaved; then latency at half of the peak and at an ordinary rate, open loop; at each
+ * rate the processor time of a create, by process; then the parts by themselves, because all of them share the same cores: what no service made of these parts could
+ * pass here; then the books are checked.
  */
-import { closedLoop, openLoop, percentile } from './load.js';
+import { closedLoop, type LoadResult, openLoop, percentile } from './load.js';
 import { pgbenchBest, pgbenchTogether, printSettings, refuseWithoutFsync } from './pgbench.js';
-import { createRequest, rssMib, startService } from './service.js';
+import { createRequest, type Part, PARTS, processorMs, rssOf, startService } from './service.js';
 
 const CONNECTIONS = 64;
 const ROUNDS = 3;
 const ROUND_SECONDS = 10;
 const LATENCY_SECONDS = 20;
+const ORDINARY_RATE = 100;
 const PART_SECONDS = 5;
 /** Rows that a create writes durably: intent and outcome in the log, the key's claim and its answer. */
 const ROWS_PER_CREATE = 4;
@@ -28,14 +30,31 @@ try {
     request: createRequest(service, run),
   });
   await closedLoop(load('warm'), 5);
-  const idle = await rssMib(service.pid);
+  const memory = () => rssOf(service, ['api', 'worker']);
+  const idle = await memory();
   let acknowledged = 0;
+  /** Runs a load; its processor time is added to `spent`. */
+  const measured = async (spent: Record<Part, number>, run: () => Promise<LoadResult>): Promise<LoadResult> => {
+    const before = processorMs(service);
+    const result = await run();
+    const after = processorMs(service);
+    for (const part of PARTS) spent[part] += after[part] - before[part];
+    acknowledged += result.statuses.get(200) ?? 0;
+    return result;
+  };
+  const nothing = (): Record<Part, number> => Object.fromEntries(PARTS.map((part) => [part, 0])) as Record<Part, number>;
+  const printSpent = (rate: number, spent: Record<Part, number>, creates: number) => {
+    const each = PARTS.map((part) => `${part} ${(spent[part] / creates).toFixed(2)}`).join(', ');
+    const together = PARTS.reduce((sum, part) => sum + spent[part], 0) / creates;
+    console.log(`processor milliseconds a create at ${rate.toFixed(0)}/s: ${each}; together ${together.toFixed(2)}`);
+  };
+  const atPeak = { spent: nothing(), creates: 0 };
   const rates: number[] = [];
   const yardsticks: number[] = [];
   const ratios: number[] = [];
   for (let round = 1; round <= ROUNDS; round++) {
-    const result = await closedLoop(load(`r${round}`), ROUND_SECONDS);
-    acknowledged += result.statuses.get(200) ?? 0;
+    const result = await measured(atPeak.spent, () => closedLoop(load(`r${round}`), ROUND_SECONDS));
+    atPeak.creates += result.answered;
     rates.push(result.perSecond);
     const best = await pgbenchBest(service.databaseUrl, service.pool);
     const statuses = [...result.statuses].map(([status, count]) => `${status}: ${count}`).join(', ');
@@ -52,17 +71,24 @@ try {
   }
   const median = (values: number[]) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)]!;
   const half = median(rates) / 2;
-  const latency = await openLoop(load('half'), half, LATENCY_SECONDS);
-  acknowledged += latency.statuses.get(200) ?? 0;
   console.log(`\nmedian ${median(rates).toFixed(0)} creates/s (${Math.min(...rates).toFixed(0)} to ${Math.max(...rates).toFixed(0)})`);
   if (ratios.length > 0)
     console.log(
       `median ratio to pgbench ${median(ratios).toFixed(2)} (${Math.min(...ratios).toFixed(2)} to ${Math.max(...ratios).toFixed(2)}); floor 0.25, goal 0.35`,
     );
-  console.log(
-    `at ${half.toFixed(0)}/s, open loop: p50 ${percentile(latency.latencies, 0.5).toFixed(1)} ms, p99 ${percentile(latency.latencies, 0.99).toFixed(1)} ms; ceiling 50 ms`,
-  );
-  console.log(`memory of the Node process after warm-up ${idle.toFixed(0)} MiB, now ${(await rssMib(service.pid)).toFixed(0)} MiB`);
+  printSpent(median(rates), atPeak.spent, atPeak.creates);
+  for (const [run, rate, ceiling] of [
+    ['half', half, '; ceiling 50 ms'],
+    ['ordinary', ORDINARY_RATE, ''],
+  ] as const) {
+    const spent = nothing();
+    const { latencies, answered } = await measured(spent, () => openLoop(load(run), rate, LATENCY_SECONDS));
+    console.log(
+      `at ${rate.toFixed(0)}/s, open loop: p50 ${percentile(latencies, 0.5).toFixed(1)} ms, p99 ${percentile(latencies, 0.99).toFixed(1)} ms${ceiling}`,
+    );
+    printSpent(rate, spent, answered);
+  }
+  console.log(`memory of API and worker after warm-up ${idle.toFixed(0)} MiB, now ${(await memory()).toFixed(0)} MiB`);
 
   // The same request, read and refused for its credentials; and the same charges, sent to the processor without us.
   const { host } = service.simulatorUrl;
@@ -80,6 +106,7 @@ try {
     const bound = 1 / (1 / refused.perSecond + CHARGES_PER_CREATE / processor.perSecond + ROWS_PER_CREATE / together);
     console.log(`pgbench, ${CONNECTIONS} rows to a commit: ${together.toFixed(0)} rows/s`);
     console.log(`HTTP in, ${CHARGES_PER_CREATE} charges and ${ROWS_PER_CREATE} such rows at those rates on these cores: ${bound.toFixed(0)} creates/s, ratio ${(bound / median(yardsticks)).toFixed(2)}, with no work of our own`); // prettier-ignore
+    console.log(`share of that bound: ${(median(rates) / bound).toFixed(2)}`);
   }
 
   const { rows } = await service.pool.query<{ created: string; gaps: string }>(

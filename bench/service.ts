@@ -1,5 +1,6 @@
 /** The service under test: the real process tree of `npm start` in a directory of its own, and a shop to charge at. */
 import { spawn, type ChildProcess } from 'node:child_process';
+import { readdirSync, readFileSync } from 'node:fs';
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -10,9 +11,13 @@ import { createPool, freePort, type Pool } from '#platform';
 import { READ_MODELS } from '../apps/services.js';
 import { createSimulatorControl, type SimulatorControl } from '../apps/simulator/control.js';
 
+/** Processes of the tree; `load` is this one. */
+export const PARTS = ['api', 'worker', 'postgres', 'processor', 'supervisor', 'load'] as const;
+export type Part = (typeof PARTS)[number];
+
 export interface BenchService {
   readonly url: URL;
-  readonly pid: number;
+  readonly pids: Readonly<Record<Part, number>>;
   readonly dataDir: string;
   readonly databaseUrl: string;
   readonly simulatorUrl: URL;
@@ -63,7 +68,7 @@ export const startService = async (options: { dataDir?: string; apiKey?: string;
   };
   return {
     url: new URL(apiUrl),
-    pid: child.pid!,
+    pids: pidsOf(child.pid!),
     dataDir,
     databaseUrl,
     simulatorUrl: new URL(simulatorUrl),
@@ -112,3 +117,58 @@ export const getRequest = ({ url, apiKey }: BenchService, path: string): string 
 
 /** Resident memory of a process in MiB. */
 export const rssMib = async (pid: number): Promise<number> => Number(/VmRSS:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))![1]) / 1024;
+
+/** Resident memory of several processes of the service together, in MiB. */
+export const rssOf = async ({ pids }: BenchService, parts: readonly Part[]): Promise<number> =>
+  (await Promise.all(parts.map((part) => rssMib(pids[part])))).reduce((sum, mib) => sum + mib, 0);
+
+/** Fields of `/proc/<pid>/stat` behind the name, which may hold anything. */
+const STAT = { parent: 1, own: [11, 12], ofEnded: [13, 14] } as const;
+/** What the kernel counts in; the same on every Linux that Node runs on. */
+const TICK_MS = 10;
+
+interface Stat {
+  readonly pid: number;
+  readonly fields: readonly string[];
+}
+const statOf = (pid: number): Stat => {
+  const text = readFileSync(`/proc/${pid}/stat`, 'utf8');
+  return { pid, fields: text.slice(text.lastIndexOf(')') + 2).split(' ') };
+};
+
+const childrenOf = (parent: number): Stat[] =>
+  readdirSync('/proc')
+    .filter((name) => /^\d+$/.test(name))
+    .flatMap((name) => {
+      try {
+        return [statOf(Number(name))];
+      } catch {
+        return []; // ended meanwhile
+      }
+    })
+    .filter(({ fields }) => Number(fields[STAT.parent]) === parent);
+
+const pidsOf = (supervisor: number): Record<Part, number> => {
+  const children = childrenOf(supervisor).map(({ pid }) => ({ pid, command: readFileSync(`/proc/${pid}/cmdline`, 'utf8') }));
+  const find = (pattern: RegExp): number => children.find(({ command }) => pattern.test(command))!.pid;
+  return {
+    api: find(/api\/main\.js/),
+    worker: find(/worker\/main\.js/),
+    postgres: find(/bin\/postgres\0/),
+    processor: find(/simulator\/main\.js/),
+    supervisor,
+    load: process.pid,
+  };
+};
+
+/** Processor time of each part so far, in milliseconds; of Postgres with its sessions, those that ended too. */
+export const processorMs = ({ pids }: BenchService): Record<Part, number> => {
+  const ticks = (stats: readonly Stat[], at: readonly number[]) =>
+    stats.reduce((sum, { fields }) => sum + at.reduce((own, field) => own + Number(fields[field]), 0), 0);
+  const of = (part: Part): number => {
+    const stat = statOf(pids[part]);
+    if (part !== 'postgres') return TICK_MS * ticks([stat], STAT.own);
+    return TICK_MS * (ticks([stat, ...childrenOf(stat.pid)], STAT.own) + ticks([stat], STAT.ofEnded));
+  };
+  return Object.fromEntries(PARTS.map((part) => [part, of(part)])) as Record<Part, number>;
+};

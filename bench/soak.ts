@@ -1,11 +1,11 @@
 /**
- * Hours of an ordinary day: charges, reads, lists and refunds at an even rate, and whether the process grows. The slope of its resident memory after the
+ * Hours of an ordinary day: charges, reads, lists and refunds at an even rate, and whether the processes grow. The slope of the resident memory of supervisor, API and worker after the
  * warm-up is a least-squares line through a sample every ten seconds. `npm run bench -- soak [--minutes 60] [--rate 50]`.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { openLoop, percentile, slope } from './load.js';
-import { createRequest, getRequest, rssMib, startService } from './service.js';
+import { createRequest, getRequest, rssOf, startService } from './service.js';
 
 const CONNECTIONS = 16;
 const SAMPLE_MS = 10_000;
@@ -54,7 +54,7 @@ try {
     while (running) {
       await sleep(SAMPLE_MS, undefined, { ref: false });
       ids = await recent();
-      samples.push([(performance.now() - started) / 3_600_000, await rssMib(service.pid)]);
+      samples.push([(performance.now() - started) / 3_600_000, await rssOf(service, ['supervisor', 'api', 'worker'])]);
     }
   })();
   const { latencies, statuses } = await openLoop(load(day), rate, (end - started) / 1_000);

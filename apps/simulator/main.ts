@@ -14,14 +14,14 @@ const run = async (): Promise<void> => {
     closeBatchesAt: config.simulatorBatchClose,
     controls: config.environment === 'sandbox',
     onLog: (line) => logger.info(line),
-    // Only a restart reads the content of the disk.
+    // Only a restart reads what is on disk.
     onFailure: () => process.exit(1),
   });
   const stop = () => void simulator.close().then(() => process.exit(0));
   process.on('SIGTERM', stop);
-  // With an IPC channel it ends with its parent, even if that was killed. A Ctrl-C reaches both, and the parent may still have calls to make.
+  // With a parent (an IPC channel) it ends when the parent does. A Ctrl-C or a closed terminal reaches both, but the parent still has calls to make.
   process.on('disconnect', stop);
-  process.on('SIGINT', process.connected ? () => undefined : stop);
+  for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, process.connected ? () => undefined : stop);
   process.stdout.write(`${JSON.stringify({ ready: 'simulator', url: simulator.url, pid: process.pid })}\n`);
 };
 

@@ -1,5 +1,6 @@
 /** The API or the worker as a child process: it says where it listens, answers questions over its channel, and ends by SIGTERM or when its parent has ended. */
 import { fork } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import type { Writable } from 'node:stream';
 import { fileURLToPath } from 'node:url';
 import { systemClock, within } from '#kernel';
@@ -7,6 +8,7 @@ import { type Addresses, type Answers, type FromChild, type Question, SUPERVISED
 import type { Child } from './keep-running.js';
 
 const ANSWER_TIMEOUT_MS = 15_000;
+const SUPERVISOR_ID = randomUUID();
 
 export interface RoleProcess extends Child {
   readonly addresses: Partial<Addresses>;
@@ -16,7 +18,7 @@ export interface RoleProcess extends Child {
 
 /** Starts it and waits until it is ready; throws the line that says why it does not start. It keeps `lifeline` open as long as it lives. */
 export const startRole = async (role: 'api' | 'worker', env: NodeJS.ProcessEnv, lifeline: Writable | 'ignore'): Promise<RoleProcess> => {
-  const child = fork(fileURLToPath(new URL(`../${role}/main.js`, import.meta.url)), [SUPERVISED], {
+  const child = fork(fileURLToPath(new URL(`../${role}/main.js`, import.meta.url)), [`${SUPERVISED}${SUPERVISOR_ID}`], {
     env,
     // Figures may be NaN, which JSON cannot say.
     serialization: 'advanced',

@@ -145,8 +145,8 @@ const SWEEP_MS = 25;
 const BACKOFF_MS = { first: 25, most: 500 } as const;
 /** Events per page of a read of the log (200 to 1000 measured best for projections). */
 const PAGE_EVENTS = 500;
-/** The safety net under NOTIFY: a lost wake-up costs this much, never an event. */
-const POLL_MS = 500;
+/** The safety net under NOTIFY: a lost wake-up costs this much, never an event. Without a connection that listens every wake-up from outside is lost. */
+const POLL_MS = { listening: 5_000, deaf: 500 } as const;
 
 /**
  * The store over connections of its own: one for appends, one for LISTEN while anything follows the log (so never through a pooler in transaction mode),
@@ -712,13 +712,16 @@ class Reads {
 
 // ---- wake-ups
 
-/** Says when the log may have grown: appends of this process at once, those of others by NOTIFY, and a poll under both. */
+/** Says when the log may have grown: appends of this process at once, those of others by NOTIFY, and a poll under both. All that wait are woken together: they share a look at the log. */
 class Growth {
   count = 0;
   private followers = 0;
   private listener: AbortController | null = null;
-  private stopped: Promise<void> = Promise.resolve();
+  private stopped: Promise<unknown> = Promise.resolve();
   private readonly waiting = new Set<AbortController>();
+  private listening = false;
+  /** Of the poll; ended when the connection that listens is lost. */
+  private pause = new AbortController();
 
   constructor(
     private readonly pool: Pool,
@@ -732,12 +735,12 @@ class Growth {
   }
 
   async since(count: number, signal: AbortSignal): Promise<void> {
-    if (this.count !== count) return;
+    if (this.count !== count || signal.aborted) return;
     const waiter = new AbortController();
     const stop = () => waiter.abort('stopped');
     signal.addEventListener('abort', stop, { once: true });
     this.waiting.add(waiter);
-    await this.clock.sleep(POLL_MS, signal.aborted ? signal : waiter.signal);
+    await new Promise((woken) => waiter.signal.addEventListener('abort', woken, { once: true }));
     this.waiting.delete(waiter);
     signal.removeEventListener('abort', stop);
   }
@@ -747,7 +750,7 @@ class Growth {
     this.followers += 1;
     if (!this.listener) {
       this.listener = new AbortController();
-      this.stopped = this.listen(this.listener.signal);
+      this.stopped = Promise.all([this.listen(this.listener.signal), this.poll(this.listener.signal)]);
     }
     let released = false;
     return () => {
@@ -761,8 +764,17 @@ class Growth {
   async close(): Promise<void> {
     this.listener?.abort();
     this.listener = null;
+    this.pause.abort('closed');
     this.announce();
     await this.stopped;
+  }
+
+  private async poll(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      this.pause = new AbortController();
+      await this.clock.sleep(this.listening ? POLL_MS.listening : POLL_MS.deaf, this.pause.signal);
+      this.announce();
+    }
   }
 
   private async listen(signal: AbortSignal): Promise<void> {
@@ -780,9 +792,12 @@ class Growth {
         try {
           await client.query('listen es_appended');
           tries = 0;
+          this.listening = true;
           this.announce();
           if (!signal.aborted) await ended;
         } finally {
+          this.listening = false;
+          this.pause.abort('lost');
           signal.removeEventListener('abort', stop);
           client.release(true);
         }

@@ -100,6 +100,8 @@ export interface SubscriberOptions {
   readonly leaseMs?: number;
   /** For what `apply` notices. */
   readonly log?: ProjectionLog;
+  /** A UUID. Never that of another process that may be alive. Default: a new one. */
+  readonly owner?: string;
   /** Hears of every error: those that are tried again, and the one that stops the projection. */
   readonly onError?: (error: Error, what: { readonly name: string; readonly retrying: boolean }) => void;
 }
@@ -210,7 +212,7 @@ class LogSubscriber implements Subscriber {
     this.name = projection.name;
     this.checkpoint = projection.checkpoint ?? projection.name;
     this.clock = options.clock ?? systemClock;
-    this.owner = uuidV7(this.clock.now());
+    this.owner = options.owner ?? uuidV7(this.clock.now());
     this.leaseMs = options.leaseMs ?? LEASE_MS;
     this.batchEvents = options.batchEvents ?? BATCH_EVENTS;
     this.watch = new Watch(options.pool, this.checkpoint, this.clock);

@@ -38,6 +38,7 @@ export interface DispatcherOptions {
   readonly leaseGraceMs?: number;
   /** How often the table is looked at when nothing rings. */
   readonly idleMs?: number;
+  readonly leaseLookMs?: number;
   readonly tidyEveryMs?: number;
 }
 
@@ -49,11 +50,12 @@ export interface Dispatcher {
 
 /** Memory and sockets are bounded by this, whatever waits in the table. */
 const SLOTS = 128;
-/** Without a notification the table is looked at this often; a notification or the end of an attempt is quicker. */
-const IDLE_MS = 500;
+/** Without a notification the table is looked at this often, for what has become due; a notification or the end of an attempt is quicker. */
+const IDLE_MS = 1_000;
 /** Ends of attempts within this time are answered by one claim. */
 const CLAIM_EVERY_MS = 5;
-const TIDY_EVERY_MS = 1_000;
+const LEASE_LOOK_MS = 1_000;
+const TIDY_EVERY_MS = 5_000;
 const AFTER_FAILURE_MS = 1_000;
 const DRAIN_MS = 12_000;
 /** What could not be signed is our fault: not an attempt, and tried again after this long. */
@@ -77,7 +79,14 @@ class LeasingDispatcher implements Dispatcher {
     private readonly ports: DispatcherPorts,
     options: DispatcherOptions,
   ) {
-    this.options = { slots: SLOTS, leaseGraceMs: LEASE_GRACE_MS, idleMs: IDLE_MS, tidyEveryMs: TIDY_EVERY_MS, ...options };
+    this.options = {
+      slots: SLOTS,
+      leaseGraceMs: LEASE_GRACE_MS,
+      idleMs: IDLE_MS,
+      leaseLookMs: LEASE_LOOK_MS,
+      tidyEveryMs: TIDY_EVERY_MS,
+      ...options,
+    };
     this.complete = batched((ended: readonly Ended[]) => ports.deliveries.complete(ended), COMPLETIONS);
     this.recordHealth = batched(
       async (results: readonly { endpointId: string; succeeded: boolean }[]) => {
@@ -257,6 +266,7 @@ class LeasingDispatcher implements Dispatcher {
     const { deliveries, clock, log, watch, retrySeconds } = this.ports;
     /** Tokens of leases that have run out, and since when this process has seen them so. */
     let seen = new Map<string, number>();
+    let tidiedAt = Number.NEGATIVE_INFINITY;
     while (!signal.aborted) {
       try {
         const expired = await deliveries.expired();
@@ -274,11 +284,14 @@ class LeasingDispatcher implements Dispatcher {
           }
           if (reaped.length > 0) this.ring();
         }
-        await deliveries.tidy(retrySeconds);
+        if (now - tidiedAt >= this.options.tidyEveryMs) {
+          await deliveries.tidy(retrySeconds);
+          tidiedAt = now;
+        }
       } catch (error) {
         log.warn({ err: error }, 'webhook leases cannot be looked at');
       }
-      await clock.sleep(this.options.tidyEveryMs, signal);
+      await clock.sleep(this.options.leaseLookMs, signal);
     }
   }
 }

@@ -77,7 +77,7 @@ export const serveWebhooks = async (ports: WebhookPorts, ask: WebhookAsk): Promi
 };
 
 /** The worker's loop, looking less often than the product's: it is rung when something is due. */
-const LOOK_MS = { idleMs: 20_000, tidyEveryMs: 20_000 } as const;
+const LOOK_MS = { idleMs: 20_000, leaseLookMs: 20_000, tidyEveryMs: 20_000 } as const;
 
 export const startDispatcher = (world: World, process: Process, { pool, clock, keys }: WebhookPorts, log: Logger): void => {
   const { sim, seams, tables } = world;
