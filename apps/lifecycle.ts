@@ -51,9 +51,13 @@ export interface Question {
   readonly id: number;
   readonly ask: keyof Answers;
 }
+export interface Answer {
+  readonly id: number;
+  readonly answer?: unknown;
+  readonly error?: string;
+}
 /** What a role says to its parent, over the channel of `fork`: first that it is ready, or why it does not start; then answers. */
-export type FromChild =
-  { readonly ready: Partial<Addresses> } | { readonly refused: string } | { readonly id: number; readonly answer?: unknown; readonly error?: string };
+export type FromChild = { readonly ready: Partial<Addresses> } | { readonly refused: string } | Answer;
 
 /**
  * Runs a role: reads the configuration, starts it, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal). What keeps it from starting is one clear line

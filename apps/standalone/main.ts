@@ -42,10 +42,8 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
     const roles: Partial<Record<'api' | 'worker', Kept<RoleProcess>>> = {};
     const metricsServer = await serveMetrics(config.metricsPort, () => allMetrics(roles));
     stops.push(async () => metricsServer.close());
-    const cluster = join(config.dataDir, 'postgres');
-    const guard = startPostgresGuard(cluster);
-    const [databaseUrl, simulatorUrl] = await together(
-      config.databaseUrl ?? embedded(cluster, guard, log, stops),
+    const [{ databaseUrl, lifeline }, simulatorUrl] = await together(
+      config.databaseUrl === null ? embedded(config, log, stops) : { databaseUrl: config.databaseUrl, lifeline: 'ignore' as const },
       config.simulatorUrl ?? simulator(config, log, stops),
     );
 
@@ -58,13 +56,8 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
       PUBLIC_URL: config.publicUrl,
     };
     const keep = async (role: 'api' | 'worker'): Promise<Kept<RoleProcess>> =>
-      (roles[role] = await keepRunning(role, log, (before: RoleProcess | null) =>
-        startRole(role, { ...environment, ...portsOf(before) }, guard.lifeline),
-      ));
-    stops.push(async () => {
-      await roles.api?.stop();
-      await roles.worker?.stop();
-    });
+      (roles[role] = await keepRunning(role, log, (before: RoleProcess | null) => startRole(role, { ...environment, ...portsOf(before) }, lifeline)));
+    for (const role of ['worker', 'api'] as const) stops.push(async () => roles[role]?.stop());
     const [worker, api] = await together(keep('worker'), keep('api'));
     const { url, auditUrl } = api.first.addresses as Required<RoleProcess['addresses']>;
     await untilReady(url, log);
@@ -135,20 +128,23 @@ const refuseHalfDirectory = (config: Config): void => {
     throw new Error(`${config.dataDir} holds data but ${config.masterKeyFile} is missing; restore the key file, or set DATA_DIR to another folder`);
 };
 
-const embedded = async (cluster: string, guard: PostgresGuard, log: Logger, stops: Stops): Promise<string> => {
+const embedded = async (config: Config, log: Logger, stops: Stops): Promise<{ databaseUrl: string } & Pick<PostgresGuard, 'lifeline'>> => {
+  const cluster = join(config.dataDir, 'postgres');
+  const { watch, lifeline, end } = startPostgresGuard(cluster);
+  stops.push(end);
   const postgres = await keepRunning('postgres', log, (before: EmbeddedPostgres | null) =>
     startEmbeddedPostgres(cluster, {
       // Everybody knows it by this port.
       ...(before && { port: before.port }),
       // We still need it for what is in flight when a Ctrl-C comes.
       ownSession: true,
-      onSpawn: guard.watch,
+      onSpawn: watch,
       onLog: (line) => log.debug({ line }, 'postgres'),
     }),
   );
   stops.push(() => postgres.stop());
   log.info({ directory: postgres.first.directory }, 'embedded Postgres is running');
-  return postgres.first.url;
+  return { databaseUrl: postgres.first.url, lifeline };
 };
 
 const simulator = async (config: Config, log: Logger, stops: Stops): Promise<string | null> => {

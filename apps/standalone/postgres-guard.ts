@@ -15,14 +15,23 @@ export interface PostgresGuard {
   /** To be held open by those that need Postgres. */
   readonly lifeline: Writable | 'ignore';
   readonly watch: (postmaster: number) => void;
+  /** Once Postgres was stopped in order. */
+  readonly end: () => Promise<void>;
 }
 
 /** `cluster`: where `postmaster.pid` lies. Without a POSIX shell there is no guard: the next start stops what was left. */
 export const startPostgresGuard = (cluster: string): PostgresGuard => {
-  if (process.platform === 'win32') return { lifeline: 'ignore', watch: () => undefined };
+  if (process.platform === 'win32') return { lifeline: 'ignore', watch: () => undefined, end: async () => undefined };
   // In a session of its own it does not hear of a Ctrl-C.
   const shell = spawn('sh', ['-c', SCRIPT, cluster], { detached: true, stdio: ['pipe', 'ignore', 'ignore'] });
-  shell.on('error', () => undefined);
+  const ended = new Promise<void>((resolve) => shell.once('exit', () => resolve()).once('error', () => resolve()));
   shell.stdin.on('error', () => undefined);
-  return { lifeline: shell.stdin, watch: (postmaster) => void shell.stdin.write(`${postmaster}\n`) };
+  return {
+    lifeline: shell.stdin,
+    watch: (postmaster) => void shell.stdin.write(`${postmaster}\n`),
+    end: () => {
+      shell.stdin.end();
+      return ended;
+    },
+  };
 };

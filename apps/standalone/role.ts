@@ -4,7 +4,7 @@ import { randomUUID } from 'node:crypto';
 import type { Writable } from 'node:stream';
 import { fileURLToPath } from 'node:url';
 import { systemClock, within } from '#kernel';
-import { type Addresses, type Answers, type FromChild, type Question, SUPERVISED } from '../lifecycle.js';
+import { type Addresses, type Answer, type Answers, type FromChild, type Question, SUPERVISED } from '../lifecycle.js';
 import type { Child } from './keep-running.js';
 
 const ANSWER_TIMEOUT_MS = 15_000;
@@ -45,7 +45,7 @@ export const startRole = async (role: 'api' | 'worker', env: NodeJS.ProcessEnv, 
     ended = true;
     for (const { reject } of waiting.values()) reject(new Error(`the ${role} ended with ${how}`));
   });
-  child.on('message', ({ id, answer, error }: FromChild & { readonly id: number; readonly answer?: unknown; readonly error?: string }) => {
+  child.on('message', ({ id, answer, error }: Answer) => {
     if (error === undefined) waiting.get(id)?.resolve(answer as never);
     else waiting.get(id)?.reject(new Error(error));
   });
