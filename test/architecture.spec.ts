@@ -85,7 +85,9 @@ describe('HTTP and payments know nothing of each other', () => {
   });
 
   test('platform knows no payments', () => {
-    const wrong = filesBelow('libs/platform').filter((file) => /payment|refund|charge|settlement|VOID_/i.test(codeOf(file)));
+    // Names of released migrations never change.
+    const words = (file: string) => codeOf(file).replace(/'\d{4}-[a-z-]+'/g, '');
+    const wrong = filesBelow('libs/platform').filter((file) => /payment|refund|charge|settlement|VOID_/i.test(words(file)));
     expect(wrong).toEqual([]);
   });
 });

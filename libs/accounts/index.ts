@@ -1,4 +1,4 @@
-export { AccessTokens, authenticate, type AuthenticationDeps, type Caller, exchange } from './access-token.js';
+export { AccessTokens, authenticate, type AuthenticationDeps, type Caller, exchange, type TokenGrant } from './access-token.js';
 export type { Account } from './account.js';
 export {
   Administration,

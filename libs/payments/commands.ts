@@ -4,12 +4,11 @@ import { Inject } from '@nestjs/common';
 import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
 import { askTerms, charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
-import type { ListFilters } from './cursor.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { IdempotencyStore, Operation } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result } from './keys/once-by-key.js';
-import { type ListedPage, listPayments, type PaymentListPorts } from './list.js';
+import { type ListedPage, listPayments, type ListRequest, type PaymentListPorts } from './list.js';
 import { isVisible, openOf, payment as decider } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
@@ -226,12 +225,7 @@ export class FindPaymentHandler implements IQueryHandler<FindPayment> {
 }
 
 export class ListPayments extends Query<ListedPage> {
-  constructor(
-    readonly accountId: string,
-    readonly filters: ListFilters,
-    readonly cursor: string | null,
-    readonly limit: number | null,
-  ) {
+  constructor(readonly request: ListRequest) {
     super();
   }
 }
@@ -240,8 +234,8 @@ export class ListPayments extends Query<ListedPage> {
 export class ListPaymentsHandler implements IQueryHandler<ListPayments> {
   constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
 
-  execute({ accountId, filters, cursor, limit }: ListPayments): Promise<ListedPage> {
-    return listPayments(this.services.list, accountId, filters, cursor, limit);
+  execute({ request }: ListPayments): Promise<ListedPage> {
+    return listPayments(this.services.list, request);
   }
 }
 
@@ -253,12 +247,14 @@ export interface FeeQuote {
   readonly currency: 'USD';
 }
 
+export interface QuoteRequest {
+  readonly accountId: string;
+  readonly portalId: string;
+  readonly amountCents: Cents;
+}
+
 export class QuoteFee extends Query<FeeQuote> {
-  constructor(
-    readonly accountId: string,
-    readonly portalId: string,
-    readonly amountCents: Cents,
-  ) {
+  constructor(readonly request: QuoteRequest) {
     super();
   }
 }
@@ -268,7 +264,7 @@ export class QuoteFeeHandler implements IQueryHandler<QuoteFee> {
   constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
 
   /** The charge's own function (C49); reserves nothing. */
-  async execute({ accountId, portalId, amountCents }: QuoteFee): Promise<FeeQuote> {
+  async execute({ request: { accountId, portalId, amountCents } }: QuoteFee): Promise<FeeQuote> {
     const { portal, access } = await this.services.ports.directory.chargeTerms(accountId, portalId, null);
     if (!portal || access !== 'granted') throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
     const serviceFeeCents = serviceFee(amountCents, portal.fee);

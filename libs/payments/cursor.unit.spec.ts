@@ -4,7 +4,8 @@ import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { ServiceError } from '#kernel';
 import { KeyRing, newKeyRing } from '#platform';
-import { type ListFilters, openCursor, type PagePlace, sealCursor } from './cursor.js';
+import { openCursor, type PagePlace, sealCursor } from './cursor.js';
+import type { ListFilters } from './list-filters.js';
 
 const ACCOUNT = '0191a0de-4c5b-7a7c-9f2e-0a1b2c3d4e5f';
 const OTHER_ACCOUNT = '0191a0de-4c5b-7a7c-9f2e-0a1b2c3d4e60';
@@ -62,6 +63,26 @@ test.each<Partial<ListFilters>>([{ portalId: PORTAL }, { from: 0 }, { to: Date.U
     expect(open(filtered, filters)).toEqual(PLACE);
   },
 );
+
+test('a filter of a later release ends no open cursor, unless it is set', () => {
+  expect(open(cursor, { ...ALL, brand: null } as ListFilters)).toEqual(PLACE);
+  invalid(cursor, { ...ALL, brand: 'visa' } as ListFilters);
+});
+
+test('one of an earlier form is refused with words of its own', () => {
+  const form1 = Buffer.from(cursor, 'base64url');
+  form1[0] = 1;
+  const error = refusal(() => open(form1.toString('base64url')));
+  expect([error.status, error.message]).toEqual([400, 'cursor is of an earlier release; ask for the first page again.']);
+  expect(error.details).toEqual({ errors: [{ field: 'cursor', message: 'is of an earlier release; ask for the first page again' }] });
+  for (const no of [0, 3, 255]) {
+    form1[0] = no;
+    expect(refusal(() => open(form1.toString('base64url'))).message).toBe('cursor is not valid for this list.');
+  }
+  // Only one of full length was ever handed out.
+  form1[0] = 1;
+  expect(refusal(() => open(form1.subarray(0, 40).toString('base64url'))).message).toBe('cursor is not valid for this list.');
+});
 
 test('the order in which filters are named does not matter', () =>
   expect(open(cursor, { status: null, to: null, from: null, portalId: null })).toEqual(PLACE));

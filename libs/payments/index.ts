@@ -2,6 +2,7 @@ export { charge, chargeAnswer, type ChargeRequest, gatewayRef, type PaymentPorts
 export {
   chargeOnce,
   ChargePayment,
+  type FeeQuote,
   FindPayment,
   FindPaymentHandler,
   ListPayments,
@@ -9,6 +10,7 @@ export {
   PAYMENT_SERVICES,
   type PaymentServices,
   QuoteFee,
+  type QuoteRequest,
   type Received,
   reverseByStaff,
   reverseOnce,
@@ -16,7 +18,7 @@ export {
   settleCreate,
   type StaffReverseRequest,
 } from './commands.js';
-export { type ListFilters, openCursor } from './cursor.js';
+export { openCursor } from './cursor.js';
 export { serviceFee } from './fee.js';
 export { REQUEST_DEADLINE_MS } from './gateway/call.js';
 export {
@@ -59,7 +61,8 @@ export {
 export { type Answered, type AnswerEncoder, idempotencyUnavailable } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency } from './keys/postgres.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
-export { DEFAULT_PAGE, listPayments, MAX_PAGE, paymentListModel, paymentListRow } from './list.js';
+export { DEFAULT_PAGE, listPayments, type ListRequest, MAX_PAGE, type PaymentPage, paymentListModel, paymentListRow } from './list.js';
+export type { ListFilters } from './list-filters.js';
 export {
   cents,
   type Charged,
@@ -79,6 +82,7 @@ export {
   type PaymentCommand,
   type PaymentEvent,
   type PaymentStatus,
+  type Payer,
   type PaymentTerms,
   remaining,
   type RequestRefund,
@@ -88,7 +92,7 @@ export {
   statusOf,
   type VisiblePayment,
 } from './payment.js';
-export { type PaymentView, paymentView, type RefundView, type VoidView } from './payment.view.js';
+export { type LineItemView, type PaymentView, paymentView, type RefundView, type ReversalView, type VoidView } from './payment.view.js';
 export {
   createRecovery,
   postgresRecoveryWork,

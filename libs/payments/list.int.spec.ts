@@ -22,8 +22,9 @@ import {
   unknown,
 } from '../../test/support/given.js';
 import { refused } from '../../test/support/payments.js';
-import { type ListFilters, openCursor } from './cursor.js';
+import { openCursor } from './cursor.js';
 import { listPayments, MAX_PAGE, type PaymentListPorts, paymentListModel } from './list.js';
+import type { ListFilters } from './list-filters.js';
 import type { PaymentEvent } from './payment.js';
 import { paymentStream } from './stream.js';
 
@@ -59,7 +60,7 @@ const list = async (
   limit: number | null = null,
   accountId = ACCOUNT,
   keys = ring,
-) => (await listPayments(ports(keys), accountId, { ...ALL, ...filters }, cursor, limit)).page;
+) => (await listPayments(ports(keys), { accountId, filters: { ...ALL, ...filters }, cursor, limit })).page;
 
 const record = async (facts: readonly PaymentEvent[], id = ids.uuid(), at?: string) => {
   const events = facts.map(({ type, at: told, data }): NewEvent => ({

@@ -6,7 +6,8 @@ import type { Directory } from '#accounts';
 import type { Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
-import { type ListFilters, openCursor, type PagePlace, sealCursor } from './cursor.js';
+import { openCursor, type PagePlace, sealCursor } from './cursor.js';
+import { conditionsOf, type ListFilters } from './list-filters.js';
 import { isVisible, openOf, payment as decider, type Payment, statusOf } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { LONG_STREAM_EVENTS, paymentIdOf, paymentEvents } from './stream.js';
@@ -188,6 +189,14 @@ export interface PaymentListPorts {
   caughtUpTo(position: Position, timeoutMs: number): Promise<boolean>;
 }
 
+/** A page that is asked for. `cursor` null: the first page; `limit` null: {@link DEFAULT_PAGE}. */
+export interface ListRequest {
+  readonly accountId: string;
+  readonly filters: ListFilters;
+  readonly cursor: string | null;
+  readonly limit: number | null;
+}
+
 export interface ListedPage {
   readonly page: PaymentPage;
   /** `lag`: `0` when the page shows everything that had happened when the request arrived, else `unknown`. */
@@ -195,13 +204,7 @@ export interface ListedPage {
 }
 
 /** One page. An unknown or never granted portal → PORTAL_ACCESS_DENIED (C46); a cursor that is not this list's → VALIDATION_ERROR (C45). */
-export const listPayments = async (
-  ports: PaymentListPorts,
-  accountId: string,
-  filters: ListFilters,
-  cursor: string | null,
-  limit: number | null,
-): Promise<ListedPage> => {
+export const listPayments = async (ports: PaymentListPorts, { accountId, filters, cursor, limit }: ListRequest): Promise<ListedPage> => {
   const head = await ports.head();
   if (filters.portalId !== null && (await ports.directory.grant(accountId, filters.portalId)) === null)
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
@@ -236,11 +239,7 @@ const readPage = async (
 ): Promise<{ id: string; payment: Payment }[]> => {
   const values: unknown[] = [accountId];
   const bind = (value: unknown) => `$${values.push(value)}`;
-  const where = ['account_id = $1'];
-  if (filters.portalId !== null) where.push(`portal_id = ${bind(filters.portalId)}`);
-  if (filters.status !== null) where.push(`status = ${bind(filters.status)}`);
-  if (filters.from !== null) where.push(`created_at >= ${bind(new Date(filters.from).toISOString())}::timestamptz`);
-  if (filters.to !== null) where.push(`created_at < ${bind(new Date(filters.to).toISOString())}::timestamptz`);
+  const where = ['account_id = $1', ...conditionsOf(filters, bind)];
   if (after !== null)
     where.push(`(created_at, payment_id) < (${bind(new Date(after.createdAt).toISOString())}::timestamptz, ${bind(after.id)}::uuid)`);
   const { rows } = await db.query<{ payment_id: string; state: Payment }>(

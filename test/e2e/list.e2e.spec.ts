@@ -279,6 +279,12 @@ describe('GET /payments', () => {
 });
 
 describe('the cursor (C45)', () => {
+  test('one of an earlier form: 400 that says so', async () => {
+    const form1 = Buffer.from((await client.list({ limit: 1 })).data.nextCursor!, 'base64url');
+    form1[0] = 1;
+    const { status, message } = await client.list({ cursor: form1.toString('base64url') });
+    expect([status, message]).toEqual([400, 'cursor is of an earlier release; ask for the first page again.']);
+  });
   test('tampered in any place, cut, lengthened, another’s, with other filters → 400; with another limit it works', async () => {
     const cursor = (await client.list({ limit: 1 })).data.nextCursor!;
     expect(cursor).toMatch(/^[A-Za-z0-9_-]+$/);

@@ -9,7 +9,7 @@ import { openCursor } from '#payments';
 import { brandOf, holdsCardNumber, maskCardNumbers, newKeyRing, passesLuhn } from '#platform';
 import { idempotencyKeyOf, parseStrictJson } from '#platform/http';
 import { checkUrl, Refused } from '#webhooks';
-import { chargeRequestOf, instantOf, listQueryOf, refuseAmount } from '../../apps/api/partner/requests.js';
+import { chargeRequestOf, instantOf, listRequestOf, refuseAmount } from '../../apps/api/partner/requests.js';
 import { moment } from '../../apps/operator/terminal.js';
 import { Broken, type FuzzTarget } from './coverage.js';
 
@@ -160,8 +160,8 @@ const cursors = new Map<string, true>();
 const cursor: FuzzTarget = {
   name: 'cursor',
   files: ['payments/cursor.js'],
-  seeds: ['AQAAAZqu0000', 'A'.repeat(55), Buffer.alloc(41, 1).toString('base64url')],
-  dictionary: ['=', '-', '_', '+', '/', 'AQ', '\n'],
+  seeds: ['AgAAAZqu0000', 'A'.repeat(55), ...[1, 2].map((version) => Buffer.alloc(41, version).toString('base64url'))],
+  dictionary: ['=', '-', '_', '+', '/', 'AQ', 'Ag', '\n'],
   run: (input) => {
     const text = input.toString('utf8');
     // Nobody here knows the key: whatever opens was forged.
@@ -250,7 +250,7 @@ const instants: FuzzTarget = {
       demand(/^\d{4}-/.test(again) && instantOf(again) === epochMs, `${text} is ${again}, and back it is not`);
       if (/^\d{4}-\d{2}-\d{2}$/.test(text)) demand(again === `${text}T00:00:00.000Z`, `${text} became ${again}`);
     }
-    void refusing(ServiceError, () => listQueryOf({ from: text, to: '2026-01-01' }));
+    void refusing(ServiceError, () => listRequestOf(ACCOUNT, { from: text, to: '2026-01-01' }));
     try {
       const written = moment(text);
       demand(new Date(written).toISOString() === written, 'a moment that is none');

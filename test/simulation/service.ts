@@ -16,8 +16,8 @@ import {
   FindPaymentHandler,
   type GatewayAccount,
   type IdempotencyStore,
-  type ListFilters,
   listPayments,
+  type ListRequest,
   type PaymentGateway,
   paymentListModel,
   type PaymentPorts,
@@ -160,13 +160,7 @@ export type Ask =
   | { readonly kind: 'open dispute'; readonly paymentId: string; readonly dispute: Dispute }
   | { readonly kind: 'update dispute'; readonly disputeId: string; readonly status: DisputeStatus }
   | { readonly kind: 'get'; readonly accountId: string; readonly paymentId: string }
-  | {
-      readonly kind: 'list';
-      readonly accountId: string;
-      readonly filters: ListFilters;
-      readonly cursor: string | null;
-      readonly limit: number | null;
-    }
+  | ({ readonly kind: 'list' } & ListRequest)
   | PayerAsk
   | WebhookAsk;
 
@@ -402,7 +396,7 @@ export class Replica {
       case 'get':
         return successAnswer(await new FindPaymentHandler(services).execute(new FindPayment(ask.accountId, ask.paymentId)));
       case 'list': {
-        const { page, ledger } = await listPayments(services.list, ask.accountId, ask.filters, ask.cursor, ask.limit);
+        const { page, ledger } = await listPayments(services.list, ask);
         return { ...successAnswer(page), complete: ledger.lag === '0' };
       }
       case 'add endpoint':

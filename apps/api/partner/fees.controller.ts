@@ -4,11 +4,10 @@ import { QueryBus } from '@nestjs/cqrs';
 import { ApiOperation, ApiQuery, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply } from 'fastify';
 import type { Caller } from '#accounts';
-import { MAX_AMOUNT_CENTS } from '#kernel';
 import { QuoteFee } from '#payments';
 import { sendAnswer, successAnswer } from '#platform/http';
 import { Answers, CallerOf, Partner } from './http.js';
-import { quoteQueryOf } from './requests.js';
+import { QuoteQuery, quoteRequestOf } from './requests.js';
 import { FeeQuote } from './resources.js';
 
 @Partner()
@@ -19,11 +18,9 @@ export class FeesController {
 
   @Get('quote')
   @ApiOperation({ summary: 'Quote the service fee', operationId: 'quoteFee' })
-  @ApiQuery({ name: 'portalId', schema: { type: 'string', format: 'uuid' } })
-  @ApiQuery({ name: 'amountCents', schema: { type: 'integer', minimum: 1, maximum: MAX_AMOUNT_CENTS } })
+  @ApiQuery({ type: QuoteQuery })
   @Answers({ result: FeeQuote, errors: [] })
   async quote(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
-    const { portalId, amountCents } = quoteQueryOf(query);
-    sendAnswer(reply, successAnswer(await this.queries.execute(new QuoteFee(caller.accountId, portalId, amountCents))));
+    sendAnswer(reply, successAnswer(await this.queries.execute(new QuoteFee(quoteRequestOf(caller.accountId, query)))));
   }
 }

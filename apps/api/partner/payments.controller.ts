@@ -4,11 +4,11 @@ import { CommandBus, QueryBus } from '@nestjs/cqrs';
 import { ApiOperation, ApiParam, ApiQuery, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply } from 'fastify';
 import type { Caller } from '#accounts';
-import { ChargePayment, DEFAULT_PAGE, FindPayment, ListPayments, MAX_PAGE, type PaymentStatus, ReversePayment } from '#payments';
+import { ChargePayment, FindPayment, ListPayments, ReversePayment } from '#payments';
 import { type Answer, sendAnswer, successAnswer, validated } from '#platform/http';
 import { answerOf } from '../../answers.js';
 import { Answers, CallerOf, Partner, type PartnerRequest, receivedOf, RequestOf } from './http.js';
-import { chargeRequestOf, CreatePaymentRequest, instantOf, listQueryOf, refuseAmount, RefundRequest, VoidRequest } from './requests.js';
+import { chargeRequestOf, CreatePaymentRequest, ListQuery, listRequestOf, refuseAmount, RefundRequest, VoidRequest } from './requests.js';
 import { Payment, PaymentPage, RefundResult, VoidResult } from './resources.js';
 
 @Partner()
@@ -38,24 +38,10 @@ export class PaymentsController {
 
   @Get()
   @ApiOperation({ summary: "List the account's payments, newest first", operationId: 'listPayments' })
-  @ApiQuery({ name: 'portalId', required: false, schema: { type: 'string', format: 'uuid' } })
-  @ApiQuery({ name: 'from', required: false, description: 'Inclusive; RFC 3339 with offset, or YYYY-MM-DD.', schema: { type: 'string' } })
-  @ApiQuery({ name: 'to', required: false, description: 'Exclusive; as from.', schema: { type: 'string' } })
-  @ApiQuery({ name: 'status', required: false, schema: { type: 'string' } })
-  @ApiQuery({ name: 'cursor', required: false, schema: { type: 'string' } })
-  @ApiQuery({ name: 'limit', required: false, schema: { type: 'integer', minimum: 1, maximum: MAX_PAGE, default: DEFAULT_PAGE } })
+  @ApiQuery({ type: ListQuery })
   @Answers({ result: PaymentPage, headers: ['Ledger-Position', 'Ledger-Lag'], errors: [] })
   async list(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
-    const { portalId, from, to, status, cursor, limit } = listQueryOf(query);
-    const filters = {
-      portalId: portalId?.toLowerCase() ?? null,
-      from: from === undefined ? null : instantOf(from),
-      to: to === undefined ? null : instantOf(to),
-      status: (status as PaymentStatus | undefined) ?? null,
-    };
-    const { page, ledger } = await this.queries.execute(
-      new ListPayments(caller.accountId, filters, cursor ?? null, limit === undefined ? null : Number(limit)),
-    );
+    const { page, ledger } = await this.queries.execute(new ListPayments(listRequestOf(caller.accountId, query)));
     void reply.header('ledger-position', ledger.position ?? '').header('ledger-lag', String(ledger.lag));
     sendAnswer(reply, successAnswer(page));
   }

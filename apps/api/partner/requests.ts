@@ -1,7 +1,17 @@
 /** What partners send: fields and their rules (specification, Endpoints; C4–C9). The decorators are the validator and the OpenAPI document at once. */
 import { ApiPropertyOptional } from '@nestjs/swagger';
 import { isUuid, type Json, MAX_AMOUNT_CENTS, ServiceError, sumCents } from '#kernel';
-import { type ChargeRequest, DEFAULT_PAGE, MAX_PAGE, PAYMENT_STATUSES, Secret } from '#payments';
+import {
+  type ChargeRequest,
+  DEFAULT_PAGE,
+  type ListFilters,
+  type ListRequest,
+  MAX_PAGE,
+  PAYMENT_STATUSES,
+  type PaymentStatus,
+  type QuoteRequest,
+  Secret,
+} from '#payments';
 import { cardInText, passesLuhn } from '#platform';
 import { CentsField, EnumField, type Fault, Field, NestedField, TextField, validated, validatedQuery, validationError } from '#platform/http';
 
@@ -198,23 +208,28 @@ export class VoidRequest {
   @TextField({ optional: true, max: 1000, free: true }) reason?: string;
 }
 
-export class ListQuery {
-  @UuidField({ optional: true }) portalId?: string;
+/** Each field of a query as it is sent. */
+type Sent<Fields> = { readonly [Name in keyof Fields]: string | undefined };
+
+export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'> & ListFilters> {
+  @UuidField({ optional: true }) portalId: string | undefined;
   @Field({
     optional: true,
     schema: { type: 'string', description: 'Inclusive; RFC 3339 with offset, or `YYYY-MM-DD` (00:00:00Z).' },
     check: (value) => instantFault(value),
   })
-  from?: string;
-  @Field({ optional: true, schema: { type: 'string', description: 'Exclusive; as `from`.' }, check: (value) => instantFault(value) }) to?: string;
-  @EnumField({ optional: true, values: PAYMENT_STATUSES }) status?: string;
-  @TextField({ optional: true, min: 1, max: 1024, description: '`nextCursor` of the page before, with the same filters.' }) cursor?: string;
+  from: string | undefined;
+  @Field({ optional: true, schema: { type: 'string', description: 'Exclusive; as `from`.' }, check: (value) => instantFault(value) })
+  to: string | undefined;
+  @EnumField({ optional: true, values: PAYMENT_STATUSES }) status: PaymentStatus | undefined;
+  @TextField({ optional: true, min: 1, max: 1024, description: '`nextCursor` of the page before, with the same filters.' }) cursor:
+    string | undefined;
   @Field({
     optional: true,
     schema: { type: 'integer', minimum: 1, maximum: MAX_PAGE, default: DEFAULT_PAGE },
     check: (value) => (wholeNumber(value) <= MAX_PAGE ? null : `must be 1 to ${MAX_PAGE}`),
   })
-  limit?: string;
+  limit: string | undefined;
 }
 
 /** Digits of a query, from 1 on; infinite where they are none. */
@@ -240,7 +255,7 @@ export const instantOf = (text: string): number | null => {
   return time >= FIRST_INSTANT && time <= LAST_INSTANT ? time : null;
 };
 
-export class QuoteQuery {
+export class QuoteQuery implements Sent<Omit<QuoteRequest, 'accountId'>> {
   @UuidField() portalId!: string;
   @Field({
     schema: { type: 'integer', minimum: 1, maximum: MAX_AMOUNT_CENTS },
@@ -249,16 +264,22 @@ export class QuoteQuery {
   amountCents!: string;
 }
 
-export const listQueryOf = (query: Readonly<Record<string, unknown>>): ListQuery => {
-  const value = validatedQuery(ListQuery, query);
-  if (value.from !== undefined && value.to !== undefined && instantOf(value.from)! > instantOf(value.to)!)
+export const listRequestOf = (accountId: string, query: Readonly<Record<string, unknown>>): ListRequest => {
+  const { portalId, from, to, status, cursor, limit } = validatedQuery(ListQuery, query);
+  const filters: ListFilters = {
+    portalId: portalId?.toLowerCase() ?? null,
+    from: from === undefined ? null : instantOf(from),
+    to: to === undefined ? null : instantOf(to),
+    status: status ?? null,
+  };
+  if (filters.from !== null && filters.to !== null && filters.from > filters.to)
     throw validationError([{ field: 'from', message: 'must not lie after to' }]);
-  return value;
+  return { accountId, filters, cursor: cursor ?? null, limit: limit === undefined ? null : Number(limit) };
 };
 
 /** The quote ignores parameters that it does not know, but not the one that would be mistaken for the principal (C3). */
-export const quoteQueryOf = (query: Readonly<Record<string, unknown>>): { portalId: string; amountCents: number } => {
+export const quoteRequestOf = (accountId: string, query: Readonly<Record<string, unknown>>): QuoteRequest => {
   if ('amount' in query) refuseAmount(query);
   const { portalId, amountCents } = validatedQuery(QuoteQuery, query, { ignoreUnknown: true });
-  return { portalId: portalId.toLowerCase(), amountCents: Number(amountCents) };
+  return { accountId, portalId: portalId.toLowerCase(), amountCents: Number(amountCents) };
 };

@@ -1,7 +1,21 @@
-/** What partners receive, for the OpenAPI document. The values are made by `payment.view`; a test validates every answer of the e2e suite against this. */
+/**
+ * What partners receive, for the OpenAPI document. Each class implements the view of the lib that makes the value, so that the compiler names a field that is
+ * missing here. The e2e suite validates every answer against this document.
+ */
 import { ApiProperty, ApiPropertyOptional } from '@nestjs/swagger';
 import { STATUS_OF } from '#kernel';
-import { DECLINE_CODES, PAYMENT_STATUSES } from '#payments';
+import type { TokenGrant } from '#accounts';
+import {
+  DECLINE_CODES,
+  type FeeQuote as FeeQuoteView,
+  type LineItemView,
+  type Payer,
+  PAYMENT_STATUSES,
+  type PaymentPage as PaymentPageView,
+  type PaymentView,
+  type RefundView,
+  type VoidView,
+} from '#payments';
 
 const uuid = { type: 'string', format: 'uuid' } as const;
 const cents = { type: 'integer', minimum: 0 } as const;
@@ -20,7 +34,7 @@ class Address {
   @ApiPropertyOptional(text) country?: string;
 }
 
-class PayerInfo {
+class PayerInfo implements Payer {
   @ApiPropertyOptional(text) firstName?: string;
   @ApiPropertyOptional(text) lastName?: string;
   @ApiPropertyOptional(text) email?: string;
@@ -43,29 +57,29 @@ class GatewayTransaction {
   @ApiProperty(text) transactionId!: string;
 }
 
-class LineItem {
+class LineItem implements LineItemView {
   @ApiProperty(uuid) id!: string;
   @ApiProperty(cents) amountCents!: number;
   @ApiProperty(cents) serviceFeeCents!: number;
-  @ApiProperty(oneOf(...PAYMENT_STATUSES)) status!: string;
+  @ApiProperty(oneOf(...PAYMENT_STATUSES)) status!: PaymentView['status'];
   @ApiProperty(cents) refundedAmountCents!: number;
   @ApiProperty(cents) remainingRefundableAmountCents!: number;
   @ApiProperty(text) referenceId!: string;
   @ApiProperty(orNull({ type: 'string', maxLength: 500 })) description!: string | null;
-  @ApiProperty(orNull({ type: 'object', additionalProperties: true })) metadata!: object | null;
+  @ApiProperty(orNull({ type: 'object', additionalProperties: true })) metadata!: LineItemView['metadata'];
 }
 
-export class Payment {
+export class Payment implements PaymentView {
   @ApiProperty(uuid) id!: string;
-  @ApiProperty(oneOf(...PAYMENT_STATUSES)) status!: string;
-  @ApiProperty(oneOf('sale', 'auth')) captureMode!: string;
-  @ApiProperty(oneOf('USD')) currency!: string;
+  @ApiProperty(oneOf(...PAYMENT_STATUSES)) status!: PaymentView['status'];
+  @ApiProperty(oneOf('sale', 'auth')) captureMode!: 'sale';
+  @ApiProperty(oneOf('USD')) currency!: 'USD';
   @ApiProperty(cents) amountCents!: number;
   @ApiProperty(cents) serviceFeeCents!: number;
   @ApiProperty(cents) totalChargedCents!: number;
   @ApiProperty(cents) refundedAmountCents!: number;
   @ApiProperty(cents) remainingRefundableAmountCents!: number;
-  @ApiProperty(cents) authorizedAmountCents!: number;
+  @ApiProperty(cents) authorizedAmountCents!: 0;
   @ApiProperty(cents) capturedAmountCents!: number;
   @ApiProperty(orNull(text)) confirmationNumber!: string | null;
   @ApiProperty(uuid) portalId!: string;
@@ -74,25 +88,25 @@ export class Payment {
   @ApiProperty({ type: PaymentMethod }) paymentMethod!: PaymentMethod;
   @ApiProperty({ type: GatewayInfo }) gateway!: GatewayInfo;
   @ApiProperty({ type: LineItem, isArray: true }) lineItems!: LineItem[];
-  @ApiProperty(orNull(dateTime)) expiresAt!: string | null;
+  @ApiProperty(orNull(dateTime)) expiresAt!: PaymentView['expiresAt'];
   @ApiProperty(orNull(dateTime)) capturedAt!: string | null;
   @ApiProperty(dateTime) createdAt!: string;
   @ApiProperty(dateTime) updatedAt!: string;
 }
 
-export class PaymentPage {
+export class PaymentPage implements PaymentPageView {
   @ApiProperty({ type: Payment, isArray: true }) payments!: Payment[];
   @ApiProperty({ ...orNull(text), description: 'Pass it as `cursor`, with the same filters; null on the last page.' }) nextCursor!: string | null;
 }
 
-export class RefundResult {
+export class RefundResult implements RefundView {
   @ApiProperty(uuid) id!: string;
-  @ApiProperty(oneOf('group')) target!: string;
-  @ApiProperty(oneOf('void', 'refund')) reversalType!: string;
+  @ApiProperty(oneOf('group')) target!: 'group';
+  @ApiProperty(oneOf('void', 'refund')) reversalType!: 'void' | 'refund';
   @ApiProperty(cents) amountCents!: number;
-  @ApiProperty(oneOf('USD')) currency!: string;
+  @ApiProperty(oneOf('USD')) currency!: 'USD';
   @ApiProperty(orNull(text)) reason!: string | null;
-  @ApiProperty(oneOf('succeeded')) status!: string;
+  @ApiProperty(oneOf('succeeded')) status!: 'succeeded';
   @ApiProperty(cents) remainingRefundableAmountCents!: number;
   @ApiProperty({ type: GatewayTransaction }) gateway!: GatewayTransaction;
   @ApiProperty(dateTime) createdAt!: string;
@@ -103,29 +117,29 @@ class VoidedLineItem {
   @ApiProperty(cents) amountCents!: number;
 }
 
-export class VoidResult {
+export class VoidResult implements VoidView {
   @ApiProperty(uuid) id!: string;
   @ApiProperty(cents) amountCents!: number;
-  @ApiProperty(oneOf('USD')) currency!: string;
+  @ApiProperty(oneOf('USD')) currency!: 'USD';
   @ApiProperty(orNull(text)) reason!: string | null;
-  @ApiProperty(oneOf('voided')) status!: string;
+  @ApiProperty(oneOf('voided')) status!: 'voided';
   @ApiProperty({ type: VoidedLineItem, isArray: true }) voidedLineItems!: VoidedLineItem[];
   @ApiProperty(cents) voidedServiceFeeCents!: number;
   @ApiProperty({ type: GatewayTransaction }) gateway!: GatewayTransaction;
   @ApiProperty(dateTime) createdAt!: string;
 }
 
-export class FeeQuote {
+export class FeeQuote implements FeeQuoteView {
   @ApiProperty(uuid) portalId!: string;
   @ApiProperty(cents) amountCents!: number;
   @ApiProperty(cents) serviceFeeCents!: number;
   @ApiProperty(cents) totalChargedCents!: number;
-  @ApiProperty(oneOf('USD')) currency!: string;
+  @ApiProperty(oneOf('USD')) currency!: 'USD';
 }
 
-export class AccessTokenGrant {
+export class AccessTokenGrant implements TokenGrant {
   @ApiProperty(text) accessToken!: string;
-  @ApiProperty(oneOf('Bearer')) tokenType!: string;
+  @ApiProperty(oneOf('Bearer')) tokenType!: 'Bearer';
   @ApiProperty({ type: 'integer' }) expiresIn!: number;
   @ApiProperty(dateTime) expiresAt!: string;
 }

@@ -1,0 +1,34 @@
+/** The filters of the list, declared once: the type of each, and its condition. The edge reads them, the cursor is bound to those that are set. */
+import type { PaymentStatus } from './payment.js';
+
+/** null: every payment passes. */
+export interface ListFilters {
+  readonly portalId: string | null;
+  readonly status: PaymentStatus | null;
+  /** Milliseconds since the epoch, inclusive, on createdAt. */
+  readonly from: number | null;
+  /** As `from`, exclusive. */
+  readonly to: number | null;
+}
+
+/** Binds a value, and names its parameter. */
+export type Bind = (value: unknown) => string;
+
+const CONDITIONS: { readonly [Name in keyof ListFilters]: (value: NonNullable<ListFilters[Name]>, bind: Bind) => string } = {
+  portalId: (portalId, bind) => `portal_id = ${bind(portalId)}`,
+  status: (status, bind) => `status = ${bind(status)}`,
+  from: (from, bind) => `created_at >= ${bind(new Date(from).toISOString())}::timestamptz`,
+  to: (to, bind) => `created_at < ${bind(new Date(to).toISOString())}::timestamptz`,
+};
+
+/** The filters that are set. */
+export const setFilters = (filters: ListFilters): Partial<ListFilters> =>
+  Object.fromEntries(Object.entries(filters).filter(([, value]) => value !== null));
+
+export const conditionsOf = (filters: ListFilters, bind: Bind): string[] => {
+  const condition = <Name extends keyof ListFilters>(name: Name): string[] => {
+    const value = filters[name];
+    return value === null ? [] : [CONDITIONS[name](value, bind)];
+  };
+  return (Object.keys(CONDITIONS) as (keyof ListFilters)[]).flatMap(condition);
+};
