@@ -61,8 +61,8 @@ export {
 export { type Answered, type AnswerEncoder, idempotencyUnavailable } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency } from './keys/postgres.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
-export { DEFAULT_PAGE, listPayments, type ListRequest, MAX_PAGE, type PaymentPage, paymentListModel, paymentListRow } from './list.js';
 export type { ListFilters } from './list-filters.js';
+export { DEFAULT_PAGE, listPayments, type ListRequest, MAX_PAGE, paymentListModel, paymentListRow, type PaymentPage } from './list.js';
 export {
   cents,
   type Charged,
@@ -76,13 +76,13 @@ export {
   type LegTerms,
   type Means,
   openAttempt,
+  type Payer,
   payment,
   type Payment,
   PAYMENT_STATUSES,
   type PaymentCommand,
   type PaymentEvent,
   type PaymentStatus,
-  type Payer,
   type PaymentTerms,
   remaining,
   type RequestRefund,
@@ -92,7 +92,7 @@ export {
   statusOf,
   type VisiblePayment,
 } from './payment.js';
-export { type LineItemView, type PaymentView, paymentView, type RefundView, type ReversalView, type VoidView } from './payment.view.js';
+export { type LineItemView, type PaymentView, paymentView, type RefundView, type VoidView } from './payment.view.js';
 export {
   createRecovery,
   postgresRecoveryWork,
