@@ -3,7 +3,7 @@ import { existsSync, readFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
 import client, { type MetricObjectWithValues, type MetricValue, type Registry } from 'prom-client';
 import { Unavailable } from '#eventstore';
-import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig } from '#platform';
+import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig, DatabaseUnavailable } from '#platform';
 
 /** In-flight requests get longer than their own deadline of 28 s. */
 const DRAIN_MS = 35_000;
@@ -166,7 +166,8 @@ const clearLine = (error: unknown): string => {
   if (code === 'EADDRINUSE') return `port ${port} of ${address} is in use; set PORT, AUDIT_PORT, METRICS_PORT or SIMULATOR_PORT to a free one`;
   if (code !== undefined && syscall !== undefined) return error.message;
   // Five characters are an SQLSTATE: the database's own words are clear enough, as are those of a store that is away.
-  if (error.constructor === Error || error instanceof Unavailable || /^[0-9A-Z]{5}$/.test(code ?? '')) return error.message;
+  if (error.constructor === Error || error instanceof Unavailable || error instanceof DatabaseUnavailable || /^[0-9A-Z]{5}$/.test(code ?? ''))
+    return error.message;
   return error.stack ?? error.message;
 };
 

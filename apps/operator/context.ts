@@ -23,7 +23,7 @@ import {
   type Config,
   createLogger,
   createPool,
-  isUnavailable,
+  DatabaseUnavailable,
   type KeyRing,
   type Logger,
   migrate,
@@ -107,8 +107,8 @@ export const openContext = async (env: Readonly<Record<string, string | undefine
     return { ...(await opening), untilInterrupted, close };
   } catch (error) {
     await close();
-    if (!isUnavailable(error)) throw error;
-    throw new Error(`the database cannot be reached (${(error as { code?: string }).code ?? (error as Error).message})`, { cause: error });
+    if (!(error instanceof DatabaseUnavailable)) throw error;
+    throw new Error(`the database cannot be reached (${error.code ?? error.message})`, { cause: error });
   }
 };
 

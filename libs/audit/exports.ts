@@ -6,7 +6,7 @@ import type { EventStore, Position, ReadModel } from '#eventstore';
 import { ServiceError, sumCents } from '#kernel';
 import { type Charged, isVisible, type Payment, paymentListModel, statusOf, remaining } from '#payments';
 import { paymentRegisterModel } from '#settlement';
-import type { Pool } from '#platform';
+import { isDataException, type Pool } from '#platform';
 import { type Cell, journalModel } from '#ledger';
 
 export interface ReportQuery {
@@ -82,8 +82,8 @@ const cursorPages = async function* <Row>(db: Pool, query: { text: string; value
     await client.query('commit');
     broken = false;
   } catch (error) {
-    // Class 22, data exception: a part of the place that is no date, id or text to the database. Nothing else of the question comes here unread.
-    if (!begun && /^22/.test((error as { code?: string }).code ?? '')) throw notAPlace();
+    // A part of the place is no date, id or text to the database. Nothing else of the question comes here unread.
+    if (!begun && isDataException(error)) throw notAPlace();
     throw error;
   } finally {
     // A reader that left in the middle leaves a transaction behind; its connection goes with it.

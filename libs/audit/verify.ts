@@ -2,7 +2,7 @@
  * Verification of the sealed log: every event is read again, its leaf made again and compared with the tiles, every tile with the one above it, and every signed
  * head with the tree of that size. What differs is named: the first event that was changed, removed, inserted or swapped; the tile; the head.
  */
-import type { EventStore, Position, Recorded } from '#eventstore';
+import { BeyondTheEnd, type EventStore, LogGap, type Position, type Recorded } from '#eventstore';
 import type { Check } from '#ledger';
 import type { KeyRing, Queryable } from '#platform';
 import { headFiles, headKeys, openHead, readHeadFile } from './head.js';
@@ -107,9 +107,9 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
         onProgress?.(count);
       }
   } catch (error) {
-    const gap = /the log has a gap: position (\d+) is missing/.exec((error as Error).message);
-    if (!gap && !/lies beyond the end of the log/.test((error as Error).message)) throw error;
-    events.add(gap ? `the event at position ${gap[1]} was removed (of ${size} that are sealed)` : (error as Error).message);
+    if (error instanceof LogGap) events.add(`the event at position ${error.missing} was removed (of ${size} that are sealed)`);
+    else if (error instanceof BeyondTheEnd) events.add(error.message);
+    else throw error;
   }
   await flush();
   await roots.end(tree.size, size);

@@ -86,6 +86,14 @@ export const positionNumber = (position: Position | null): bigint => {
   return BigInt(position);
 };
 
+/** An event of the log is gone. */
+export class LogGap extends Error {
+  constructor(readonly missing: Position) {
+    super(`the log has a gap: position ${missing} is missing`);
+    this.name = 'LogGap';
+  }
+}
+
 /** A place that the log never reached, or does not reach any more: the store was wiped, restored or replaced. Following it would be silent for ever. */
 export class BeyondTheEnd extends Error {
   constructor(

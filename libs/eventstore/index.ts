@@ -1,3 +1,4 @@
+export { BeyondTheEnd, LogGap } from './codec.js';
 export {
   type Actor,
   Conflict,

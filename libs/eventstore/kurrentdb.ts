@@ -125,7 +125,7 @@ type Verdict = 'conflict' | 'not_found' | 'unsent' | 'lost' | 'fault';
 
 /** A call that our own timer ended. */
 class NoAnswer extends Error {}
-/** What trying again cannot mend: a place that is not of this log, an event that is not ours. */
+/** What trying again cannot mend, such as an event that is not ours. */
 class Fault extends Error {}
 
 /** By the client's `type`. Errors of the transport that the client did not translate have none and are judged by gRPC `code` (c). */
@@ -146,7 +146,7 @@ const judge = (error: unknown): Verdict => {
   const { type, code, message } = error as { type?: string; code?: unknown; message?: string };
   if (NEVER_CONNECTED.test(message ?? '')) return 'unsent';
   if (error instanceof NoAnswer) return 'lost';
-  if (error instanceof Fault || error instanceof TypeError) return 'fault';
+  if (error instanceof Fault || error instanceof BeyondTheEnd || error instanceof TypeError) return 'fault';
   // "BadRequest" is the one unknown answer that is a fault of ours; "Server Is Not Ready" and its like pass.
   if (/BadRequest/.test(message ?? '')) return 'fault';
   if (type !== undefined) return BY_TYPE[type] ?? 'fault';
@@ -750,7 +750,7 @@ class Follower implements Subscription {
       this.target = head;
       this.wake.abort();
       if (this.seen === null || (head !== null && this.seen <= head)) return;
-      if (look === 2) throw new Fault(new BeyondTheEnd(this.seen, head).message);
+      if (look === 2) throw new BeyondTheEnd(this.seen, head);
       await this.ports.clock.sleep(this.ports.timings.retryMs, this.stop.signal);
     }
   }

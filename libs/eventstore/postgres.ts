@@ -6,8 +6,8 @@
  * The lock would make single appends slow; so everything that waits while a batch is on its way goes into the next one: many appends, one commit.
  */
 import { systemClock, within, type Clock } from '#kernel';
-import { ALL_AS_TEXT, createPool, isUnavailable, type Client, type Migration, type Pool } from '#platform';
-import { BeyondTheEnd, deserialise, numericPosition, positionNumber, serialise, sizeOf, type Serialised } from './codec.js';
+import { ALL_AS_TEXT, createPool, DatabaseUnavailable, isRolledBack, StatementTimeout, type Client, type Migration, type Pool } from '#platform';
+import { BeyondTheEnd, deserialise, LogGap, numericPosition, positionNumber, serialise, sizeOf, type Serialised } from './codec.js';
 import { followPages, type Page, Tail } from './following.js';
 import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Expected, type NewEvent, type Position, type Recorded } from './event-store.js';
 
@@ -220,16 +220,6 @@ const backoff = (tries: number): number => Math.min(BACKOFF_MS.most, BACKOFF_MS.
 const refusedOrUnknown = (ambiguous: boolean, message: string, cause: Error): Error =>
   ambiguous ? new OutcomeUnknown(message, { cause }) : new Error(message, { cause });
 
-/** True when the server itself refused the statement, so that nothing of it can have been committed. */
-const certainlyRolledBack = (error: unknown): boolean => {
-  const { code } = error as { code?: unknown };
-  // Five characters are an SQLSTATE. Class 08, 57P, 58 and XX: the connection or the server ended, perhaps in the middle of the commit.
-  return typeof code === 'string' && /^[0-9A-Z]{5}$/.test(code) && !/^(08|57P|58|XX)/.test(code);
-};
-
-/** 25006: connected to a standby, as happens for a moment while servers change roles. */
-const isTransient = (error: unknown): boolean => isUnavailable(error) || (error as { code?: string }).code === '25006';
-
 /** A connection for one piece of work. One that broke, or was given up in the middle of a statement, is thrown away. */
 const withClient = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
   const client = await pool.connect();
@@ -239,7 +229,7 @@ const withClient = async <T>(pool: Pool, work: (client: Client) => Promise<T>): 
   try {
     return await work(client);
   } catch (error) {
-    broken ||= !certainlyRolledBack(error);
+    broken ||= !isRolledBack(error);
     throw error;
   } finally {
     client.off('error', onError);
@@ -432,8 +422,8 @@ class Appends {
   /** Puts the appends of a failed batch back at the head of the queue, under the same ids; the store knows those that did arrive. */
   private recover(appends: readonly Append[], error: unknown): void {
     const cause = error as Error;
-    const rolledBack = certainlyRolledBack(error);
-    const transient = isTransient(error);
+    const rolledBack = isRolledBack(error);
+    const transient = error instanceof DatabaseUnavailable;
     const again: Append[] = [];
     for (const append of appends) {
       append.ambiguous ||= append.inFlight && !rolledBack;
@@ -658,7 +648,7 @@ class Reads {
     }
   }
 
-  /** Throws Unavailable, or a plain Error: the position lies beyond the end, or the log has a gap. */
+  /** Throws Unavailable, BeyondTheEnd, LogGap. */
   async page(after: Position | null, max: number, until: Position | undefined, prefixes: readonly string[] | undefined): Promise<Page> {
     const from = positionNumber(after);
     const patterns = prefixes === undefined ? null : prefixes.map((prefix) => `${prefix.replace(/[\\%_]/g, '\\$&')}%`);
@@ -682,8 +672,7 @@ class Reads {
     if (prefixes === undefined)
       // Positions have no gaps by construction: one that is missing was deleted, or a commit was lost.
       for (let index = 0; index < Math.max(events.length, Number(to - from)); index++)
-        if (events[index]?.position !== numericPosition(from + BigInt(index + 1)))
-          throw new Error(`the log has a gap: position ${numericPosition(from + BigInt(index + 1))} is missing`);
+        if (events[index]?.position !== numericPosition(from + BigInt(index + 1))) throw new LogGap(numericPosition(from + BigInt(index + 1)));
     return { events, through: to > from ? numericPosition(to) : after, atEnd: to >= head, characters };
   }
 
@@ -699,12 +688,12 @@ class Reads {
       try {
         return await withClient(this.pool, async (client) => {
           const query = client.query<Row>({ name, text, values, rowMode: 'array', types: ALL_AS_TEXT });
-          return (await within(this.clock, READ_TIMEOUT_MS, query, () => new Error('Postgres did not answer: read timeout'))).rows;
+          return (await within(this.clock, READ_TIMEOUT_MS, query, () => new StatementTimeout('Postgres did not answer: read timeout'))).rows;
         });
       } catch (error) {
-        if (!isTransient(error)) throw error;
-        if (tries === 0 && !certainlyRolledBack(error) && !/timeout/.test((error as Error).message)) continue;
-        throw new Unavailable(`Postgres: ${(error as Error).message}`, { cause: error });
+        if (!(error instanceof DatabaseUnavailable)) throw error;
+        if (tries === 0 && !isRolledBack(error) && !(error instanceof StatementTimeout)) continue;
+        throw new Unavailable(`Postgres: ${error.message}`, { cause: error });
       }
     }
   }

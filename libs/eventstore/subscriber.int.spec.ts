@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import { systemClock } from '#kernel';
-import { createPool, migrate, transaction, type Client, type Pool } from '#platform';
+import { createPool, DatabaseUnavailable, migrate, transaction, type Client, type Pool } from '#platform';
 import { createPostgresEventStore } from './postgres.js';
 import {
   createSubscriber,
@@ -214,7 +214,7 @@ describe('a worker', () => {
     const errors: boolean[] = [];
     const worker = subscriber({
       apply: async (client, events) => {
-        if (failures-- > 0) throw Object.assign(new Error('deadlock'), { code: '40P01' });
+        if (failures-- > 0) throw new DatabaseUnavailable('deadlock', { code: '40P01' });
         await write(client, events);
       },
       onError: (_, { retrying }) => errors.push(retrying),
@@ -431,7 +431,7 @@ describe('a command that brings a projection up to its own event', () => {
     const { position } = await append(1);
     const slow = subscriber({
       apply: async () => {
-        throw Object.assign(new Error('busy'), { code: '53300' });
+        throw new DatabaseUnavailable('busy', { code: '53300' });
       },
     });
     await expect(slow.runUntil(position, { timeoutMs: 300 })).rejects.toThrow('busy');

@@ -13,7 +13,7 @@
  * `watchProjection` and `projectionStatus`. A rebuild runs the same `apply` from zero under another name into another schema (`searchPath`).
  */
 import { systemClock, type Clock } from '#kernel';
-import { isUnavailable, transaction, uuidV7, type Client, type Logger, type Migration, type Pool, type Queryable } from '#platform';
+import { DatabaseUnavailable, transaction, uuidV7, type Client, type Logger, type Migration, type Pool, type Queryable } from '#platform';
 import { OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded, type SubscriptionItem } from './event-store.js';
 import { BeyondTheEnd } from './codec.js';
 
@@ -182,7 +182,7 @@ class HandlerFault extends Error {}
 
 const isTransient = (error: unknown): boolean =>
   !(error instanceof HandlerFault || error instanceof ProjectionFailed) &&
-  (error instanceof Unavailable || error instanceof OutcomeUnknown || isUnavailable(error));
+  (error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof DatabaseUnavailable);
 
 const asPosition = (text: string): Position | null => (text === '' ? null : (text as Position));
 
@@ -559,7 +559,8 @@ class LogSubscriber implements Subscriber {
     } catch (error) {
       // "the account is closed" is no lost connection: where the connection still answers, an error without a code is the handler's own.
       const itsOwn =
-        !(error instanceof Unavailable || error instanceof OutcomeUnknown) && (error as { code?: unknown } | undefined)?.code === undefined;
+        !(error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof DatabaseUnavailable) &&
+        (error as { code?: unknown } | undefined)?.code === undefined;
       if (itsOwn && (await client.query('select').then(Boolean, () => false))) throw new HandlerFault(String(error), { cause: error });
       throw error;
     }

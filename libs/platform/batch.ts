@@ -1,5 +1,5 @@
 import type { Clock } from '#kernel';
-import { isDataException } from './postgres/pool.js';
+import { isDataException, StatementTimeout } from './postgres/errors.js';
 
 /**
  * Calls that arrive while a statement is on its way go together in the next one: under load a round trip, and a commit, are shared by many requests.
@@ -44,7 +44,7 @@ export const batched = <Item, Result>(
   const pump = (): void => {
     if (patience) {
       const now = patience.clock.monotonic();
-      while (queue.length > 0 && queue[0]!.until < now) queue.shift()!.reject(new Error('timeout while waiting for a turn'));
+      while (queue.length > 0 && queue[0]!.until < now) queue.shift()!.reject(new StatementTimeout('timeout while waiting for a turn'));
     }
     while (running < inFlight && queue.length > 0) {
       const batch = queue.splice(0, maxItems);

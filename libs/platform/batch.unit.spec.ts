@@ -1,5 +1,6 @@
 import { describe, expect, test } from '@jest/globals';
 import { batched, Convoy } from './batch.js';
+import { StatementTimeout } from './postgres/errors.js';
 
 describe('calls that share a statement', () => {
   /** Statements that end when told to. */
@@ -85,7 +86,7 @@ describe('calls that share a statement', () => {
     now = 101;
     ends[0]!();
     expect(await first).toBe(10);
-    await expect(late).rejects.toThrow('timeout');
+    await expect(late).rejects.toThrow(StatementTimeout);
     await turn();
     ends[1]!();
     expect(await inTime).toBe(30);

@@ -3,7 +3,7 @@
  * compared. What is drawn is drawn from the seed; when it strikes is up to the machine.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
-import { isUnavailable } from '#platform';
+import { DatabaseUnavailable } from '#platform';
 import { Random } from '../../apps/demo/city.js';
 import { eventually } from '../support/eventually.js';
 import { CARD } from '../support/service.js';
@@ -166,7 +166,7 @@ const patiently = async (compare: () => Promise<Verdict>): Promise<Verdict> => {
     try {
       return await compare();
     } catch (error) {
-      if (tries >= COMPARISONS || !isUnavailable(error)) throw error;
+      if (tries >= COMPARISONS || !(error instanceof DatabaseUnavailable)) throw error;
     }
   }
 };

@@ -34,7 +34,7 @@ import {
   type StoredAnswer,
   type Velocity,
 } from '#payments';
-import type { Client, KeyRing, Pool } from '#platform';
+import { type Client, DatabaseUnavailable, type KeyRing, type Pool, StatementTimeout } from '#platform';
 import { WEBHOOK_STATEMENTS, WebhookTables } from './deliveries.js';
 import { type Process, Rng, type Simulator, type Store } from './simulator.js';
 
@@ -293,7 +293,7 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
 };
 
 const lostConnection = (): never => {
-  throw Object.assign(new Error('Connection terminated unexpectedly'), { code: 'ECONNRESET' });
+  throw new DatabaseUnavailable('Connection terminated unexpectedly', { code: 'ECONNRESET' });
 };
 
 /** A statement whose client is gone may still run: as long as the server lets one. */
@@ -349,7 +349,7 @@ const IDLE_IN_TRANSACTION_MS = 60_000;
 const LOCK_TIMEOUT_MS = 10_000;
 const LOCK_POLL_MS = 50;
 
-const databaseError = (code: string, message: string) => Object.assign(new Error(message), { code });
+const databaseError = (code: string, message: string) => new DatabaseUnavailable(message, { code });
 
 export class Tables {
   readonly checkpoints = new Map<string, Checkpoint>();
@@ -387,7 +387,7 @@ export class Tables {
       const holder = this.locks.get(name);
       if (!holder || holder === transaction) break;
       if (this.sim.now - holder.lastStatementAt > IDLE_IN_TRANSACTION_MS) this.end(holder, 'rollback');
-      else if (this.sim.now >= until) throw databaseError('55P03', 'canceling statement due to lock timeout');
+      else if (this.sim.now >= until) throw new StatementTimeout('canceling statement due to lock timeout', { code: '55P03' });
       else await this.sim.wait(LOCK_POLL_MS);
       // Its client is gone meanwhile.
       if (transaction.ended) throw databaseError('57P01', 'terminating connection');

@@ -13,9 +13,9 @@ import type { Socket } from 'node:net';
 import { ApiBody, ApiHeader, ApiResponse, ApiSecurity } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
-import { AuthenticationError, canonicalJson, ServiceError, systemClock } from '#kernel';
+import { canonicalJson, systemClock } from '#kernel';
 import { idempotencyUnavailable, type Received } from '#payments';
-import { Convoy, isUnavailable } from '#platform';
+import { Convoy, DatabaseUnavailable } from '#platform';
 import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
 import { ErrorEnvelope } from './resources.js';
 
@@ -36,12 +36,7 @@ export class AuthGuard implements CanActivate {
       request.caller = await authenticate(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
     } catch (error) {
       // The directory is away, and the keys most likely with it. To a request with a key a bare 500 would say that it may have begun (C16, C19).
-      if (
-        !(error instanceof AuthenticationError || error instanceof ServiceError) &&
-        isUnavailable(error) &&
-        headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0
-      )
-        throw idempotencyUnavailable();
+      if (error instanceof DatabaseUnavailable && headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0) throw idempotencyUnavailable();
       throw error;
     }
     return true;

@@ -1,6 +1,7 @@
 /** Bulk loading: rows into a table by COPY, the fastest way in, at constant memory. */
 import { once } from 'node:events';
 import { from as copyFrom } from 'pg-copy-streams';
+import { typedError } from './errors.js';
 import type { Client } from './pool.js';
 
 /** Takes rows one after the other and writes them to a table; `end` waits until they are all there. */
@@ -18,7 +19,7 @@ const CHARACTER_BYTES = 3;
 export const copyInto = (client: Client, table: string, columns: readonly string[]): RowCopy => {
   const stream = client.query(copyFrom(`copy ${table} (${columns.join(', ')}) from stdin`));
   let failure: Error | undefined;
-  stream.on('error', (error: Error) => (failure ??= error));
+  stream.on('error', (error: Error) => (failure ??= typedError(error) as Error));
   const check = () => {
     if (failure) throw failure;
   };

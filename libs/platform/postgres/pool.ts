@@ -1,5 +1,6 @@
 /** Connections to Postgres: how pools are made, and the one way to run a transaction. */
 import pg from 'pg';
+import { isReadOnly, typedError } from './errors.js';
 
 export type Pool = pg.Pool;
 export type Client = pg.PoolClient;
@@ -70,9 +71,28 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   // An idle connection that dies is replaced at the next query; without a listener it would end the process.
   pool.on('error', () => undefined);
   // So is one in use: the statement on it fails, and it may report its death once more when nobody listens.
-  pool.on('connect', (client) => client.on('error', () => undefined));
+  pool.on('connect', (client) => {
+    client.on('error', () => undefined);
+    client.query = withTypedErrors(client.query.bind(client), (error) => {
+      // Kept, it would lead to the standby for ever. A client that ends is thrown away at its release.
+      if (isReadOnly(error)) void client.end();
+    });
+  });
+  pool.connect = withTypedErrors(pool.connect.bind(pool));
+  pool.query = withTypedErrors(pool.query.bind(pool));
   return pool;
 };
+
+/** The same function, but its promise fails with the types of `errors.ts`. What is no promise, such as a stream, passes as it is. */
+const withTypedErrors = <Call>(call: Call & ((...given: unknown[]) => unknown), onError?: (error: unknown) => void): Call =>
+  ((...given: unknown[]) => {
+    const result = call(...given);
+    if (!(result instanceof Promise)) return result;
+    return result.catch((error: unknown) => {
+      onError?.(error);
+      throw typedError(error);
+    });
+  }) as Call;
 
 /** Runs `work` in one transaction: commits what it returns, rolls back what it throws. A connection that broke is thrown away. */
 export const transaction = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
@@ -94,21 +114,4 @@ export const transaction = async <T>(pool: Pool, work: (client: Client) => Promi
     client.off('error', onError);
     client.release(broken);
   }
-};
-
-/** True where a value was one that its column cannot hold: the statement did nothing, and would do nothing again. */
-export const isDataException = (error: unknown): boolean => /^22/.test((error as { code?: string }).code ?? '');
-
-/** True where a statement waited too long for a lock. */
-export const isLockTimeout = (error: unknown): boolean => (error as { code?: string }).code === '55P03';
-
-/** True for a failure of the connection or the server rather than of the statement: worth trying again later. */
-export const isUnavailable = (error: unknown): boolean => {
-  const { code, message } = error as { code?: string; message?: string };
-  if (code === undefined) return /timeout|terminated|closed|Connection/i.test(message ?? '');
-  return (
-    /^(08|53|57P|58|55P03|40|25P03|XX000$)/.test(code) ||
-    code === '57014' ||
-    ['ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'ENOENT', 'ETIMEDOUT', 'EHOSTUNREACH', 'ENOTFOUND', 'EAI_AGAIN'].includes(code)
-  );
 };

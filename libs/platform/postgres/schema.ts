@@ -5,7 +5,8 @@
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { compareReleases, RELEASE } from '../release.js';
-import { type Client, isLockTimeout, type Pool, type Queryable } from './pool.js';
+import { isLockTimeout } from './errors.js';
+import type { Client, Pool, Queryable } from './pool.js';
 
 /** The name orders and identifies (`0010-event-store`). Name and SQL of a released migration never change. */
 export interface Migration {

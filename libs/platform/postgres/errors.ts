@@ -1,0 +1,82 @@
+/** Errors of the database, by what they mean. Codes and texts of Postgres and its driver are read here and nowhere else. */
+
+/** The connection or the server failed, or another transaction was in the way. The same statement may succeed later. */
+export class DatabaseUnavailable extends Error {
+  /** SQLSTATE, or the code of the operating system; undefined where the driver gives none. */
+  readonly code: string | undefined;
+
+  constructor(message: string, { code, ...options }: ErrorOptions & { readonly code?: string | undefined } = {}) {
+    super(message, options);
+    this.name = 'DatabaseUnavailable';
+    this.code = code;
+  }
+}
+
+/** A time limit ended the wait: for an answer, for a lock, or for a connection. */
+export class StatementTimeout extends DatabaseUnavailable {
+  constructor(...given: ConstructorParameters<typeof DatabaseUnavailable>) {
+    super(...given);
+    this.name = 'StatementTimeout';
+  }
+}
+
+const QUERY_CANCELED = '57014';
+const LOCK_NOT_AVAILABLE = '55P03';
+const READ_ONLY = '25006';
+const IDLE_IN_TRANSACTION_TIMEOUT = '25P03';
+const INTERNAL_ERROR = 'XX000';
+/** Connection, transaction rollback, resources, shutdown, system. */
+const UNAVAILABLE_CLASS = /^(08|40|53|57P|58)/;
+const SYSTEM_CODES = ['ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'ENOENT', 'ETIMEDOUT', 'EHOSTUNREACH', 'ENOTFOUND', 'EAI_AGAIN'];
+
+/** Errors that the driver tells by their text alone. A spec provokes those of a running system. */
+const BY_TEXT: Readonly<Record<string, typeof DatabaseUnavailable>> = {
+  'Connection terminated': DatabaseUnavailable,
+  'Connection terminated unexpectedly': DatabaseUnavailable,
+  'Client has encountered a connection error and is not queryable': DatabaseUnavailable,
+  'Client was closed and is not queryable': DatabaseUnavailable,
+  'Cannot use a pool after calling end on the pool': DatabaseUnavailable,
+  'The server does not support SSL connections': DatabaseUnavailable,
+  'There was an error establishing an SSL connection': DatabaseUnavailable,
+  'Connection terminated due to connection timeout': StatementTimeout,
+  'timeout exceeded when trying to connect': StatementTimeout,
+  'Query read timeout': StatementTimeout,
+};
+
+const typeOf = (code: string | undefined, message: string): typeof DatabaseUnavailable | undefined => {
+  if (code === undefined) return BY_TEXT[message];
+  if (code === QUERY_CANCELED || code === LOCK_NOT_AVAILABLE) return StatementTimeout;
+  const unavailable =
+    UNAVAILABLE_CLASS.test(code) || [READ_ONLY, IDLE_IN_TRANSACTION_TIMEOUT, INTERNAL_ERROR].includes(code) || SYSTEM_CODES.includes(code);
+  return unavailable ? DatabaseUnavailable : undefined;
+};
+
+/** An error of the driver as one of the types above; any other error as it is. */
+export const typedError = (error: unknown): unknown => {
+  if (error instanceof DatabaseUnavailable) return error;
+  const { code, message = '', errors } = error as { code?: string; message?: string; errors?: readonly Error[] };
+  const Type = typeOf(code, message);
+  // A host with several addresses fails with one error for each, and no text of its own.
+  return Type ? new Type(message || (errors?.[0]?.message ?? ''), { code, cause: error }) : error;
+};
+
+const codeOf = (error: unknown): string => {
+  const { code } = (error ?? {}) as { code?: unknown };
+  return typeof code === 'string' ? code : '';
+};
+
+/** The session may only read: it leads to a standby, as happens after a failover. */
+export const isReadOnly = (error: unknown): boolean => codeOf(error) === READ_ONLY;
+
+/** The statement waited too long for a lock. */
+export const isLockTimeout = (error: unknown): boolean => codeOf(error) === LOCK_NOT_AVAILABLE;
+
+/** A value was one that its column cannot hold: the statement did nothing, and would do nothing again. */
+export const isDataException = (error: unknown): boolean => codeOf(error).startsWith('22');
+
+/** The server itself refused the statement, so nothing of it can have been committed. */
+export const isRolledBack = (error: unknown): boolean => {
+  const code = codeOf(error);
+  // Five characters are an SQLSTATE. In these classes the connection or the server ended, perhaps in the middle of the commit.
+  return /^[0-9A-Z]{5}$/.test(code) && !/^(08|57P|58|XX)/.test(code);
+};
