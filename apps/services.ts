@@ -20,7 +20,9 @@ import {
   openEventStore,
   OutcomeUnknown,
   missingShapes,
+  postgresCheckpoint,
   prepareReadModels,
+  type Projection,
   type ReadModel,
   ReadModels,
   requireOwnStore,
@@ -42,6 +44,7 @@ import {
   type PaymentServices,
   PaymentStreams,
   postgresIdempotency,
+  postgresListRows,
   postgresRecoveryWork,
   postgresVelocity,
   recoveryMigration,
@@ -70,6 +73,7 @@ import {
   type Dispatcher,
   type DispatcherWatch,
   postgresDeliveries,
+  postgresDueSignal,
   webhookMigrations,
   webhookOutbox,
 } from '#webhooks';
@@ -214,14 +218,17 @@ export const openServices = async (
         { err: error, projection: what.name },
         what.retrying ? 'a projection is retrying' : 'a projection stopped',
       );
-    const subscribing = { store, pool: projectionPool, clock, log, onError, ...(leaseOwner !== undefined && { owner: leaseOwner }) };
+    const subscribing = { store, clock, log, onError, ...(leaseOwner !== undefined && { owner: leaseOwner }) };
     const readModels = new ReadModels(READ_MODELS, {
       ...subscribing,
+      pool: projectionPool,
       onBuild: (building) => log.info(building, 'a read model is being built'),
     });
-    const reactors = { webhookOutbox: createSubscriber(webhookOutbox(store), subscribing), logSeal: createSubscriber(logSeal, subscribing) };
+    const reactor = (projection: Projection) =>
+      createSubscriber(projection, { ...subscribing, checkpoint: postgresCheckpoint(projectionPool, projection.name) });
+    const reactors = { webhookOutbox: reactor(webhookOutbox(store)), logSeal: reactor(logSeal) };
     // A process that runs the projection hears of its own progress at once; another looks at the checkpoint.
-    const watch = watchProjection(pool, checkpointOf(paymentListModel), clock);
+    const watch = watchProjection(postgresCheckpoint(pool, checkpointOf(paymentListModel)), clock);
     const list = readModels.of(paymentListModel);
     const caughtUp = (projection: Subscriber) => async () => {
       const head = await store.head();
@@ -233,7 +240,7 @@ export const openServices = async (
       idempotency,
       answers: answerEncoder,
       list: {
-        db: pool,
+        rows: postgresListRows(pool),
         keys,
         directory,
         head: () => store.head(),
@@ -254,7 +261,7 @@ export const openServices = async (
         config.failpoint,
         createSender({ settings: config.webhooks, resolve: createResolve(config.webhooks.dnsServers, clock), clock }),
       ),
-      pool: webhookPool,
+      due: postgresDueSignal(webhookPool),
       keys,
       clock,
       log,

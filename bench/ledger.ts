@@ -13,9 +13,9 @@ import {
   checkpointOf,
   createPostgresEventStore,
   createSubscriber,
+  postgresCheckpoint,
   prepareReadModels,
   type Projection,
-  projectionOf,
   type ReadModel,
   resetCheckpoint,
   searchPathOf,
@@ -94,13 +94,15 @@ try {
     await work();
     return (performance.now() - started) / 1_000;
   };
-  const project = (projection: Projection) => timed(() => createSubscriber(projection, { store, pool }).runUntil(head, { timeoutMs: RUN_MS }));
+  const project = (projection: Projection, name = projection.name) =>
+    timed(() => createSubscriber(projection, { store, checkpoint: postgresCheckpoint(pool, name) }).runUntil(head, { timeoutMs: RUN_MS }));
+  const projectModel = (model: ReadModel) => project(model, checkpointOf(model));
   const again = async (model: ReadModel) => {
     await transaction(pool, async (client) => {
       await client.query(`truncate ${model.tables.join(', ')}`);
       await resetCheckpoint(client, checkpointOf(model), null);
     });
-    return project(projectionOf(model));
+    return projectModel(model);
   };
 
   // From all over the log, so that most of what is read is in no cache of the database.
@@ -117,15 +119,15 @@ try {
 
   const measureBooks = async () => {
     // A-B-A: what else the machine does hits both.
-    const first = await project(projectionOf(paymentListModel));
-    const journal = await project(projectionOf(journalModel));
+    const first = await projectModel(paymentListModel);
+    const journal = await projectModel(journalModel);
     const second = await again(paymentListModel);
     const listRate = events / ((first + second) / 2);
     console.log(
       `projections, ${events} events: list ${listRate.toFixed(0)}/s, journal ${(events / journal).toFixed(0)}/s; ratio ${(events / journal / listRate).toFixed(2)} (floor 0.5)`,
     );
 
-    await project(projectionOf(paymentRegisterModel));
+    await projectModel(paymentRegisterModel);
     // Settlement's lines are not in this history; what they would have written is.
     await pool.query(
       `update gateway_transaction g set settled_batch_id = m.data->>'batchId' from model m where m.type = 'PaymentSettled' and m.data->>'leg' = g.leg`,

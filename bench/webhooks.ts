@@ -18,7 +18,7 @@ import { parseArgs } from 'node:util';
 import { eventStoreMigrations } from '#eventstore';
 import { systemClock } from '#kernel';
 import { createLogger, createPool, migrate, type Pool, readConfig, readOrCreateKeyRing, startEmbeddedPostgres, systemIds } from '#platform';
-import { createDispatcher, createResolve, createSender, postgresDeliveries, webhookMigrations } from '#webhooks';
+import { createDispatcher, createResolve, createSender, postgresDeliveries, postgresDueSignal, webhookMigrations } from '#webhooks';
 import { startNameServer } from '../test/support/name-server.js';
 import { createAuthority } from '../test/support/receiver.js';
 import { refuseWithoutFsync } from './pgbench.js';
@@ -63,7 +63,7 @@ const work = (databaseUrl: string): void => {
   const dispatcher = createDispatcher({
     deliveries: postgresDeliveries(pool, systemIds(() => clock.now()).uuid()),
     sender: createSender({ settings: config.webhooks, resolve: createResolve(config.webhooks.dnsServers, clock), clock }),
-    pool,
+    due: postgresDueSignal(pool),
     keys: readOrCreateKeyRing(config.masterKeyFile),
     clock,
     log: createLogger('error', 'bench'),

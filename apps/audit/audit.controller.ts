@@ -15,7 +15,7 @@ import {
 import { ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } from '@nestjs/swagger';
 import { once } from 'node:events';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { checkpointOf, projectionPlace, type ReadModel } from '#eventstore';
+import { checkpointOf, postgresCheckpoint, projectionPlace, type ReadModel } from '#eventstore';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
 import { type AuditCaller, authenticateAudit, driftFound, exportReport, isReport, listAsOf, paymentAsOf, REPORTS, reportOf, timeline } from '#audit';
 import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
@@ -317,7 +317,7 @@ export class AuditController {
   /** Says where a read model stands, as the answer is about to be read from it. */
   private async standing(reply: FastifyReply, model: ReadModel): Promise<string | null> {
     const { store, pool } = this.services;
-    const { position, head, lagEvents } = await projectionPlace(store, pool, checkpointOf(model));
+    const { position, head, lagEvents } = await projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model)));
     const lag = head === null || (position !== null && position >= head) ? '0' : lagEvents === null ? 'unknown' : String(lagEvents);
     void reply.header('ledger-position', position ?? '').header('ledger-lag', lag);
     return position;

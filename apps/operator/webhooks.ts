@@ -28,7 +28,7 @@ const open = async (context: Context, by?: string): Promise<typeof import('#webh
   await context.prepare(webhooks.webhookMigrations);
   const { operator } = await import('#payments');
   const { actor } = operator(by ?? loginName(), ids.uuid());
-  const deps = { pool, store, clock, ids, actor };
+  const deps = { tables: webhooks.postgresStaffTables(pool), store, clock, ids, actor };
   return { ...webhooks, deps, endpoints: new webhooks.Endpoints({ ...deps, keys, sender: senderOf(webhooks, config, clock) }) };
 };
 

@@ -1,6 +1,6 @@
 /** The worker: the subscribers that follow the log, the loops that look at the clock, and the dispatcher of webhooks. Any number may run; each piece of work is guarded by itself. */
 import { setMaxListeners } from 'node:events';
-import { finishSessions } from '#checkout';
+import { finishSessions, postgresUnfinishedRows } from '#checkout';
 import { dropUnusedShapes } from '#eventstore';
 import { BrokenPromise, ForgedHead, signLog, sweepDrift } from '#audit';
 import { purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
@@ -47,7 +47,11 @@ export const startWorker = (services: Services): Worker => {
       run: () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)),
     },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(payments) },
-    { name: 'checkout finisher', everyMs: FINISH_CHECKOUTS_EVERY_MS, run: () => finishSessions(checkout, pool, { stop: stop.signal }) },
+    {
+      name: 'checkout finisher',
+      everyMs: FINISH_CHECKOUTS_EVERY_MS,
+      run: () => finishSessions(checkout, postgresUnfinishedRows(pool), { stop: stop.signal }),
+    },
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(payments, stop.signal) },
     { name: 'drift', everyMs: DRIFT_EVERY_MS, run: () => lookForDrift(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },

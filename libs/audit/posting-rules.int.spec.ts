@@ -5,11 +5,13 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import {
   type Actor,
+  checkpointOf,
   createSubscriber,
   memoryEventStore,
   type Position,
+  postgresCheckpoint,
   prepareReadModels,
-  projectionOf,
+  type Projection,
   type ReadModel,
   rebuild,
   searchPathOf,
@@ -73,8 +75,9 @@ afterAll(async () => {
 
 /** The journal as a release with these rules makes it. */
 const journalOf = (rules: PostingRules): ReadModel => ({ ...journalModel, apply: (client, events) => applyJournal(client, events, rules) });
-const follow = async (model: ReadModel) =>
-  createSubscriber(projectionOf(model), { store, pool, clock }).runUntil((await store.head())!, { timeoutMs: 20_000 });
+const subscriber = (projection: Projection, checkpoint: string, log = store) =>
+  createSubscriber(projection, { store: log, checkpoint: postgresCheckpoint(pool, checkpoint), clock });
+const follow = async (model: ReadModel) => subscriber(model, checkpointOf(model)).runUntil((await store.head())!, { timeoutMs: 20_000 });
 const periodPorts = (rules: PostingRules): PeriodPorts => ({ store, db: pool, clock, ids, journalReached: () => follow(journalOf(rules)) });
 const origin = () => ({ actor: ACTOR, correlationId: ids.uuid() });
 
@@ -150,7 +153,7 @@ test('the new version counts from the event on: old entries and closed periods k
   const rulesOf = async ({ paymentId }: typeof old) => (await timeline(store, paymentId, {}, NEW_RULES)).at(-1)!.rules;
   expect(await rulesOf(inBetween)).toEqual(['R4', 'R5']);
   expect(await rulesOf(young)).toEqual(['R5']);
-  await createSubscriber(logSeal, { store, pool, clock }).runUntil(after, { timeoutMs: 20_000 });
+  await subscriber(logSeal, logSeal.name).runUntil(after, { timeoutMs: 20_000 });
   const ports = { store, db: pool, keys: newKeyRing(), folder: join(folder, 'heads'), now: () => clock.now(), rules: NEW_RULES };
   // A pack of a later period holds the changes too: an auditor of its entries needs the versions in force.
   const pack = { from: '2026-03-01T00:00:00.000Z', to: '2026-04-01T00:00:00.000Z', out: join(folder, 'march'), version: '0', verifier: VERIFIER };
@@ -167,8 +170,7 @@ test.each([
   const meta = { recordedAt: timestamp(clock.now()), ...origin() };
   const event = { id: ids.uuid(), type: 'PostingRuleChanged', v: 1, data, meta };
   await log.append(RULE_CHANGES, 'no_stream', [event]);
-  const projection = { ...journalOf(NEW_RULES), checkpoint: `journal of ${data.rule}` };
-  const reached = createSubscriber(projection, { store: log, pool, clock }).runUntil((await log.head())!, { timeoutMs: 20_000 });
+  const reached = subscriber(journalOf(NEW_RULES), `journal of ${data.rule}`, log).runUntil((await log.head())!, { timeoutMs: 20_000 });
   await expect(reached).rejects.toThrow(`stopped at PostingRuleChanged ${event.id}`);
   await expect(reached).rejects.toThrow(message);
   await expect(timeline(log, ids.uuid(), {}, NEW_RULES)).rejects.toThrow(message);

@@ -11,5 +11,13 @@ export { type FieldFault, localeOf } from './pages/text.js';
 export { type CheckoutPorts, followNow, pay, paymentOf, quoteOf } from './pay.js';
 export { CHECKOUT_STREAMS, checkoutEvents, checkoutIdOf, CheckoutSessions, type Session } from './sessions.js';
 export { signedAddress } from './signature.js';
-export { checkoutUnfinishedModel, finishSessions } from './unfinished.js';
+export {
+  applyUnfinished,
+  checkoutUnfinishedModel,
+  finishSessions,
+  postgresUnfinishedRows,
+  type UnfinishedPlace,
+  type UnfinishedRows,
+  type UnfinishedSession,
+} from './unfinished.js';
 export { cancelAddress, cancellationOf, returnAddress } from './way-back.js';

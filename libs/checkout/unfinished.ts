@@ -4,7 +4,7 @@
  */
 import type { Origin, ReadModel, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
-import type { Pool, Queryable } from '#platform';
+import type { Queryable } from '#platform';
 import type { CheckoutEvent } from './checkout.js';
 import { type CheckoutPorts, followNow } from './pay.js';
 import { CHECKOUT_STREAMS, checkoutIdOf, checkoutEvents } from './sessions.js';
@@ -15,6 +15,28 @@ const INDEXES = `
   alter table checkout_unfinished add constraint checkout_unfinished_pkey primary key (checkout_id);
   create index checkout_unfinished_since on checkout_unfinished (since, checkout_id)`;
 
+/** The rows, a port. Postgres and the simulation keep one contract (test/support/unfinished-rows.contract.ts). */
+export interface UnfinishedRows {
+  /** A session that is there already gets the new attempt. */
+  write(sessions: readonly UnfinishedSession[]): Promise<void>;
+  remove(checkoutIds: readonly string[]): Promise<void>;
+  /** Those whose attempt began at `until` or before, oldest first. `after`: the last of the page before. */
+  page(after: UnfinishedPlace | null, until: string, limit: number): Promise<UnfinishedPlace[]>;
+}
+
+export interface UnfinishedSession {
+  readonly checkoutId: string;
+  readonly paymentId: string;
+  /** When its attempt began, RFC 3339. */
+  readonly since: string;
+}
+
+export interface UnfinishedPlace {
+  readonly checkoutId: string;
+  /** As the store writes it. */
+  readonly since: string;
+}
+
 export const checkoutUnfinishedModel: ReadModel = {
   name: 'checkout-unfinished',
   shape: 1,
@@ -22,35 +44,53 @@ export const checkoutUnfinishedModel: ReadModel = {
   tables: ['checkout_unfinished'],
   createTables: TABLE,
   createIndexes: INDEXES,
-  apply: (client, events) => applyUnfinished(client, events),
+  apply: (client, events) => applyUnfinished(postgresUnfinishedRows(client), events),
 };
 
 const BEGINS: CheckoutEvent['type'] = 'AttemptStarted';
 /** A session whose outcome is unknown stays: the loop goes on until somebody knows. */
 const ENDS: readonly CheckoutEvent['type'][] = ['AttemptDeclined', 'CheckoutPaid'];
 
-const applyUnfinished = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
-  const begun = new Map<string, { paymentId: string; since: string }>();
+export const applyUnfinished = async (rows: Pick<UnfinishedRows, 'write' | 'remove'>, events: readonly Recorded[]): Promise<void> => {
+  const begun = new Map<string, UnfinishedSession>();
   const ended = new Set<string>();
   for (const recorded of events) {
     const checkoutId = checkoutIdOf(recorded.stream);
     const event = checkoutEvents.read(recorded);
     if (event.type === BEGINS) {
       ended.delete(checkoutId);
-      begun.set(checkoutId, { paymentId: event.data.paymentId, since: event.at });
+      begun.set(checkoutId, { checkoutId, paymentId: event.data.paymentId, since: event.at });
     } else if (ENDS.includes(event.type)) {
       begun.delete(checkoutId);
       ended.add(checkoutId);
     }
   }
-  if (ended.size > 0) await client.query('delete from checkout_unfinished where checkout_id = any ($1::text[])', [[...ended]]);
-  if (begun.size > 0)
-    await client.query(
+  if (ended.size > 0) await rows.remove([...ended]);
+  if (begun.size > 0) await rows.write([...begun.values()]);
+};
+
+export const postgresUnfinishedRows = (db: Queryable): UnfinishedRows => ({
+  write: async (sessions) => {
+    await db.query(
       `insert into checkout_unfinished (checkout_id, payment_id, since) select * from unnest($1::text[], $2::uuid[], $3::timestamptz[])
        on conflict (checkout_id) do update set payment_id = excluded.payment_id, since = excluded.since`,
-      [[...begun.keys()], [...begun.values()].map(({ paymentId }) => paymentId), [...begun.values()].map(({ since }) => since)],
+      [sessions.map(({ checkoutId }) => checkoutId), sessions.map(({ paymentId }) => paymentId), sessions.map(({ since }) => since)],
     );
-};
+  },
+
+  remove: async (checkoutIds) => {
+    await db.query('delete from checkout_unfinished where checkout_id = any ($1::text[])', [checkoutIds]);
+  },
+
+  page: async (after, until, limit) => {
+    const { rows } = await db.query<{ checkout_id: string; since: string }>(
+      `select checkout_id, since::text as since from checkout_unfinished
+     where (since, checkout_id) > ($1::timestamptz, $2) and since <= $3 order by since, checkout_id limit $4`,
+      [after?.since ?? '-infinity', after?.checkoutId ?? '', until, limit],
+    );
+    return rows.map((row) => ({ checkoutId: row.checkout_id, since: row.since }));
+  },
+});
 
 /** A request that is at work finishes its session itself. */
 const LEFT_ALONE_MS = 5_000;
@@ -59,21 +99,21 @@ const ROUND_LIMIT = 100;
 /** One round over all sessions without an outcome; returns how many were looked at. Ends early when `stop` aborts. */
 export const finishSessions = async (
   ports: CheckoutPorts,
-  pool: Pool,
+  rows: Pick<UnfinishedRows, 'page'>,
   { stop, leftAloneMs = LEFT_ALONE_MS, abandonedAfterMs }: { stop?: AbortSignal; leftAloneMs?: number; abandonedAfterMs?: number } = {},
 ): Promise<number> => {
   const { clock, ids, log } = ports.payments;
   const until = timestamp(clock.now() - leftAloneMs);
-  let after = { since: '-infinity', checkoutId: '' };
+  let after: UnfinishedPlace | null = null;
   for (let looked = 0; ;) {
-    const page = await unfinishedAfter(pool, after, until);
-    for (const { checkoutId, since } of page) {
+    const page: UnfinishedPlace[] = await rows.page(after, until, ROUND_LIMIT);
+    for (const place of page) {
       if (stop?.aborted) return looked;
-      after = { since, checkoutId };
+      after = place;
       looked += 1;
       const origin: Origin = { actor: { type: 'recovery', id: 'checkout' }, correlationId: ids.uuid() };
       try {
-        const session = await ports.sessions.load(checkoutId);
+        const session = await ports.sessions.load(place.checkoutId);
         if (session) await followNow(ports, session, origin, abandonedAfterMs === undefined ? {} : { abandonedAfterMs });
       } catch (error) {
         // It comes again in the next round; the others need not wait for it.
@@ -82,17 +122,4 @@ export const finishSessions = async (
     }
     if (page.length < ROUND_LIMIT) return looked;
   }
-};
-
-const unfinishedAfter = async (
-  pool: Pool,
-  after: { readonly since: string; readonly checkoutId: string },
-  until: string,
-): Promise<{ checkoutId: string; since: string }[]> => {
-  const { rows } = await pool.query<{ checkout_id: string; since: string }>(
-    `select checkout_id, since::text as since from checkout_unfinished
-     where (since, checkout_id) > ($1::timestamptz, $2) and since <= $3 order by since, checkout_id limit $4`,
-    [after.since, after.checkoutId, until, ROUND_LIMIT],
-  );
-  return rows.map((row) => ({ checkoutId: row.checkout_id, since: row.since }));
 };

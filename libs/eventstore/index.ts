@@ -1,3 +1,14 @@
+export {
+  type Checkpoint,
+  HandlerFault,
+  type Lease,
+  Moved,
+  type Place,
+  postgresCheckpoint,
+  requireOwnStore,
+  resetCheckpoint,
+  runHandler,
+} from './checkpoint.js';
 export { BeyondTheEnd, LogGap } from './codec.js';
 export {
   type Actor,
@@ -24,7 +35,6 @@ export {
   dropUnusedShapes,
   missingShapes,
   prepareReadModels,
-  projectionOf,
   type ReadModel,
   ReadModels,
   rebuild,
@@ -49,8 +59,6 @@ export {
   ProjectionFailed,
   type ProjectionLog,
   projectionPlace,
-  requireOwnStore,
-  resetCheckpoint,
   type Subscriber,
   watchProjection,
 } from './subscriber.js';

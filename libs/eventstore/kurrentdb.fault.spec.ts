@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createPool, migrate, type Client } from '#platform';
 import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
+import { postgresCheckpoint } from './checkpoint.js';
 import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
 import { createSubscriber } from './subscriber.js';
 import { eventStoreMigrations } from './index.js';
@@ -340,8 +341,8 @@ describe('a projection over it', () => {
       apply: async (client: Client, events: readonly Recorded[]) =>
         void (await client.query('insert into seen (id) select unnest($1::uuid[])', [events.map(({ id }) => id)])),
     };
-    const worker = createSubscriber(projection, { store, pool });
-    const command = createSubscriber(projection, { store, pool });
+    const another = () => createSubscriber(projection, { store, checkpoint: postgresCheckpoint(pool, 'seen') });
+    const [worker, command] = [another(), another()];
     cleanUps.push(() => worker.stop());
     double.nextSubscriptions.push('duplicate', 'early_checkpoint', 'silent_end', 'error', 'stall', 'unconfirmed');
     worker.start();

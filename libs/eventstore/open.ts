@@ -1,10 +1,10 @@
 /** Which event store a process uses, and the tables of this lib. */
 import type { Migration } from '#platform';
+import { projectionCheckpointMigration } from './checkpoint.js';
 import type { EventStore } from './event-store.js';
 import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
 import { createPostgresEventStore, eventStoreMigration } from './postgres.js';
 import { readModelMigration } from './read-model.js';
-import { projectionCheckpointMigration } from './subscriber.js';
 
 /** Tables of this lib, for `migrate`. */
 export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration, readModelMigration];

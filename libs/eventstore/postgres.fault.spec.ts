@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createPool, freePort, migrate, startEmbeddedPostgres, type EmbeddedPostgres, type Pool } from '#platform';
 import { createPostgresEventStore } from './postgres.js';
+import { postgresCheckpoint } from './checkpoint.js';
 import { createSubscriber } from './subscriber.js';
 import { eventStoreMigrations } from './index.js';
 import { OutcomeUnknown, Unavailable, type EventStore, type NewEvent, type Position } from './event-store.js';
@@ -217,7 +218,7 @@ describe('Postgres is killed (SIGKILL) under load and started again', () => {
         apply: async (client, events) =>
           void (await client.query('insert into applied (id) select unnest($1::uuid[])', [events.map(({ id }) => id)])),
       },
-      { store, pool },
+      { store, checkpoint: postgresCheckpoint(pool, 'applied') },
     );
     projection.start();
     cleanUps.push(() => projection.stop());

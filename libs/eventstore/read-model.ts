@@ -6,19 +6,11 @@
 import { createHash } from 'node:crypto';
 import { type Clock, ServiceError } from '#kernel';
 import { type Client, livingProcesses, type Migration, type Pool, type Queryable, transaction } from '#platform';
+import { dropCheckpoint, lockCheckpoint, postgresCheckpoint, resetCheckpoint } from './checkpoint.js';
 import type { EventStore, Position, Recorded } from './event-store.js';
-import {
-  createSubscriber,
-  dropCheckpoint,
-  lockCheckpoint,
-  readAhead,
-  resetCheckpoint,
-  type Projection,
-  type Subscriber,
-  type SubscriberOptions,
-} from './subscriber.js';
+import { createSubscriber, readAhead, type Projection, type Subscriber, type SubscriberOptions } from './subscriber.js';
 
-export interface ReadModel extends Omit<Projection, 'checkpoint'> {
+export interface ReadModel extends Projection {
   /** Goes up by one with every change of the tables, or of the rows that `apply` makes of the same events. */
   readonly shape: number;
   readonly tables: readonly string[];
@@ -69,8 +61,6 @@ type Named = Pick<ReadModel, 'name' | 'shape'>;
 
 export const schemaOf = ({ name, shape }: Named): string => `rm_${name.replaceAll('-', '_')}_${shape}`;
 export const checkpointOf = ({ name, shape }: Named): string => `${name}@${shape}`;
-
-export const projectionOf = (model: ReadModel): Projection => ({ ...model, checkpoint: checkpointOf(model) });
 
 /** `search_path` of a pool that reads these models. */
 export const searchPathOf = (models: readonly Named[]): readonly string[] => [...models.map(schemaOf), 'public'];
@@ -169,8 +159,7 @@ const BUILD_RETRY_MS = 1_000;
 const TELL_EVERY_MS = 10_000;
 const OTHER_SHAPES_POLL_MS = 100;
 
-export interface ReadModelsOptions extends Omit<SubscriberOptions, 'searchPath' | 'store' | 'pool' | 'clock'> {
-  readonly store: EventStore;
+export interface ReadModelsOptions extends Omit<SubscriberOptions, 'checkpoint'> {
   /** Its `search_path` names the schemas of the models ({@link searchPathOf}). */
   readonly pool: Pool;
   readonly clock: Clock;
@@ -192,7 +181,9 @@ export class ReadModels {
     readonly models: readonly ReadModel[],
     private readonly options: ReadModelsOptions,
   ) {
-    this.subscribers = new Map(models.map((model) => [model.name, createSubscriber(projectionOf(model), options)]));
+    this.subscribers = new Map(
+      models.map((model) => [model.name, createSubscriber(model, { ...options, checkpoint: postgresCheckpoint(options.pool, checkpointOf(model)) })]),
+    );
   }
 
   of({ name }: Pick<ReadModel, 'name'>): Subscriber {
@@ -382,7 +373,7 @@ export const rebuild = async (
     await client.query(`analyze ${model.tables.join(', ')}`);
     await transaction(pool, (one) => resetCheckpoint(one, shadow, head));
 
-    const follower = createSubscriber({ ...model, checkpoint: shadow }, { store, pool, searchPath });
+    const follower = createSubscriber(model, { store, checkpoint: postgresCheckpoint(pool, shadow, { searchPath }) });
     for (let lagMs = Number.POSITIVE_INFINITY; lagMs > SWAP_LAG_MS;) {
       const target = await store.head();
       if (target === null) break;

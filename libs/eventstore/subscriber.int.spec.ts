@@ -3,17 +3,8 @@ import { randomUUID } from 'node:crypto';
 import { systemClock } from '#kernel';
 import { createPool, DatabaseUnavailable, migrate, transaction, type Client, type Pool } from '#platform';
 import { createPostgresEventStore } from './postgres.js';
-import {
-  createSubscriber,
-  dropCheckpoint,
-  lockCheckpoint,
-  ProjectionFailed,
-  projectionStatus,
-  resetCheckpoint,
-  watchProjection,
-  type Subscriber,
-  type SubscriberOptions,
-} from './subscriber.js';
+import { dropCheckpoint, lockCheckpoint, postgresCheckpoint, resetCheckpoint, type PostgresCheckpointOptions } from './checkpoint.js';
+import { createSubscriber, ProjectionFailed, projectionStatus, watchProjection, type Subscriber, type SubscriberOptions } from './subscriber.js';
 import { eventStoreMigrations } from './index.js';
 import { Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
 import { newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
@@ -51,10 +42,12 @@ const write = async (client: Client, events: readonly Recorded[]) => {
 };
 
 const subscriber = (
-  options: Partial<SubscriberOptions> & { apply?: typeof write; name?: string; streamPrefixes?: string[]; lingerMs?: number } = {},
+  options: Partial<SubscriberOptions> &
+    PostgresCheckpointOptions & { apply?: typeof write; name?: string; streamPrefixes?: string[]; lingerMs?: number } = {},
 ) => {
-  const { apply = write, name = 'seen', streamPrefixes, lingerMs = 0, ...rest } = options;
-  const made = createSubscriber({ name, apply, lingerMs, ...(streamPrefixes && { streamPrefixes }) }, { store, pool, ...rest });
+  const { apply = write, name = 'seen', streamPrefixes, lingerMs = 0, searchPath, ...rest } = options;
+  const checkpoint = postgresCheckpoint(pool, name, searchPath === undefined ? {} : { searchPath });
+  const made = createSubscriber({ name, apply, lingerMs, ...(streamPrefixes && { streamPrefixes }) }, { store, checkpoint, ...rest });
   started.push(made);
   return made;
 };
@@ -355,7 +348,7 @@ describe('a database that went back, as a standby without its last commits does'
 
   test('is not taken for caught up because more had been seen before', async () => {
     const worker = subscriber();
-    const elsewhere = watchProjection(pool, 'seen');
+    const elsewhere = watchProjection(postgresCheckpoint(pool, 'seen'));
     worker.start();
     const { ids, position } = await append(8);
     const both = async (until: Position, timeoutMs: number) =>
@@ -444,7 +437,7 @@ describe('a command that brings a projection up to its own event', () => {
 
 describe('from another process', () => {
   test('readers wait for the checkpoint', async () => {
-    const watch = watchProjection(pool, 'seen');
+    const watch = watchProjection(postgresCheckpoint(pool, 'seen'));
     expect(await watch.caughtUpTo(null, 0)).toBe(true);
     const { position } = await append(3);
     expect(await watch.caughtUpTo(position, 50)).toBe(false);
@@ -454,7 +447,7 @@ describe('from another process', () => {
   });
 
   test('the status tells position, head and lag', async () => {
-    expect(await projectionStatus({ store, pool, name: 'seen' })).toMatchObject({
+    expect(await projectionStatus({ name: 'seen' }, { store, checkpoint: postgresCheckpoint(pool, 'seen') })).toMatchObject({
       position: null,
       head: null,
       lagEvents: 0,
@@ -465,10 +458,12 @@ describe('from another process', () => {
     const { position } = await append(3);
     const { position: head } = await append(4);
     await subscriber().runUntil(position, { timeoutMs: 5_000 });
-    const behind = await projectionStatus({ store, pool, name: 'seen' });
+    const behind = await projectionStatus({ name: 'seen' }, { store, checkpoint: postgresCheckpoint(pool, 'seen') });
     expect(behind).toMatchObject({ position, head, lagEvents: 4, leased: false });
     expect(behind.lagMs).toBeGreaterThan(0);
-    expect(await projectionStatus({ store, pool, name: 'seen', streamPrefixes: ['case-'] })).toMatchObject({ lagEvents: 4, lagMs: 0 });
+    expect(
+      await projectionStatus({ name: 'seen', streamPrefixes: ['case-'] }, { store, checkpoint: postgresCheckpoint(pool, 'seen') }),
+    ).toMatchObject({ lagEvents: 4, lagMs: 0 });
   });
 });
 

@@ -1,51 +1,18 @@
 /**
  * The one way to follow the log: a projection or reactor gets events in order and writes rows; the rows and the place in the log that they stand
- * for are committed in one transaction. Delivery by the store is at least once; what counts is decided by the compare-and-set on the checkpoint:
+ * for are committed in one transaction. Delivery by the store is at least once; what counts is decided by the compare-and-set on the checkpoint
+ * (checkpoint.ts). Two workers, a repeated batch, a crash between commit and answer, a worker that was asleep for an hour: none of them applies an event twice or
+ * passes one over. The lease on top only saves work: with it, one worker is active per projection and the others stand by.
  *
- *   update projection_checkpoint set position = $new where name = $1 and position = $old and epoch = $mine
- *
- * It is the first statement of the transaction, so a second worker waits for the row, finds another position, and has done nothing. Two workers,
- * a repeated batch, a crash between commit and answer, a worker that was asleep for an hour: none of them applies an event twice or passes one over.
- * The lease on top only saves work: with it, one worker is active per projection and the others stand by.
- *
- * Use: `const list = createSubscriber({ name: 'payment-list', streamPrefixes: ['payment-'], apply }, { store, pool })`, then in a worker
- * `list.start()` … `await list.stop()`; in a command `await list.runUntil(position, { timeoutMs })`; in a process that only reads,
- * `watchProjection` and `projectionStatus`. A rebuild runs the same `apply` from zero under another name into another schema (`searchPath`).
+ * Use: `const list = createSubscriber({ name: 'payment-list', streamPrefixes: ['payment-'], apply }, { store, checkpoint: postgresCheckpoint(pool, 'payment-list') })`,
+ * then in a worker `list.start()` … `await list.stop()`; in a command `await list.runUntil(position, { timeoutMs })`; in a process that only reads,
+ * `watchProjection` and `projectionStatus`. A rebuild runs the same `apply` from zero over another checkpoint into another schema.
  */
 import { systemClock, type Clock } from '#kernel';
-import { DatabaseUnavailable, transaction, uuidV7, type Client, type Logger, type Migration, type Pool, type Queryable } from '#platform';
+import { DatabaseUnavailable, uuidV7, type Client, type Logger } from '#platform';
+import { asPosition, HandlerFault, Moved, type Checkpoint, type CheckpointStatus, type Lease, type Place } from './checkpoint.js';
 import { OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded, type SubscriptionItem } from './event-store.js';
 import { BeyondTheEnd } from './codec.js';
-
-/** Checkpoints with their leases, and the events that stopped a projection. Position '' is the start of the log. */
-export const projectionCheckpointMigration: Migration = {
-  name: '0011-projection-checkpoint',
-  sql: `
-create table projection_checkpoint (
-  name text primary key,
-  position text collate "C" not null,
-  epoch bigint not null,
-  owner uuid,
-  lease_until timestamptz,
-  updated_at timestamptz not null default clock_timestamp(),
-  check ((owner is null) = (lease_until is null))
-) with (fillfactor = 50);
-
-create table projection_failure (
-  name text not null,
-  position text collate "C" not null,
-  event_id uuid,
-  stream text,
-  type text,
-  message text not null,
-  stack text not null,
-  attempts int not null default 1,
-  failed_at timestamptz not null default clock_timestamp(),
-  resolved_at timestamptz,
-  primary key (name, position)
-);
-`,
-};
 
 /** Events per transaction; 200 to 1000 measured best, 5000 slower. */
 const BATCH_EVENTS = 500;
@@ -66,11 +33,9 @@ const BACKOFF_MS = { first: 50, most: 1_000 } as const;
 /** A single event that fails is tried once more before it counts as poison. */
 const POISON_ATTEMPTS = 2;
 
-/** What follows the log. */
-export interface Projection {
+/** What follows the log. `Tx`: the transaction through which it writes its rows. */
+export interface Projection<Tx = Client> {
   readonly name: string;
-  /** Key of the checkpoint; default: the name. A read model has one for each shape. */
-  readonly checkpoint?: string;
   /** Streams that it gets; all of ours where it is left out. */
   readonly streamPrefixes?: readonly string[];
   /**
@@ -80,22 +45,19 @@ export interface Projection {
    */
   readonly lingerMs?: number;
   /**
-   * Writes the rows for events, in order, through `client`, inside the transaction that moves the checkpoint. Names of tables are unqualified, so that
+   * Writes the rows for events, in order, inside the transaction that moves the checkpoint. Names of tables are unqualified, so that
    * a rebuild can aim it at another schema. Whatever it throws rolls the transaction back: an error of the connection or the server is tried again,
    * any other stops the projection at the event. Types that it does not know it ignores.
    */
-  readonly apply: (client: Client, events: readonly Recorded[], log?: ProjectionLog) => Promise<void>;
+  readonly apply: (tx: Tx, events: readonly Recorded[], log?: ProjectionLog) => Promise<void>;
 }
 
 export type ProjectionLog = Pick<Logger, 'warn'>;
 
-export interface SubscriberOptions {
+export interface SubscriberOptions<Tx = Client> {
   readonly store: EventStore;
-  /** Where rows and checkpoint lie. At most two connections are used at once. */
-  readonly pool: Pool;
+  readonly checkpoint: Checkpoint<Tx>;
   readonly clock?: Clock;
-  /** `search_path` while `apply` runs, for a rebuild into a schema of its own (`rm_list_2, public`). */
-  readonly searchPath?: string;
   readonly batchEvents?: number;
   readonly leaseMs?: number;
   /** For what `apply` notices. */
@@ -131,21 +93,13 @@ export interface Subscriber {
   status(): Promise<ProjectionStatus>;
 }
 
-export interface ProjectionStatus {
+export interface ProjectionStatus extends CheckpointStatus {
   readonly name: string;
-  /** null: nothing applied yet. */
-  readonly position: Position | null;
   readonly head: Position | null;
   /** Events of all streams between the two; null where the store's positions do not count events. */
   readonly lagEvents: number | null;
   /** Age of the oldest event that is not applied yet, 0 where there is none. */
   readonly lagMs: number;
-  /** Take-overs so far. */
-  readonly epoch: bigint;
-  /** True while some worker holds the lease. */
-  readonly leased: boolean;
-  readonly updatedAt: Date | null;
-  readonly failure: { readonly position: Position | null; readonly eventId: string | null; readonly message: string; readonly failedAt: Date } | null;
 }
 
 /** A projection cannot go on: the event, and why (`cause`). */
@@ -166,56 +120,40 @@ export class ProjectionFailed extends Error {
   }
 }
 
-/** A place in the log under the rule of one owner. `position` '' is the start. */
-interface Place {
-  readonly position: string;
-  readonly epoch: string;
-}
-
-/** The compare-and-set found another position: somebody else applied, or our own commit had arrived after all. */
-class Moved extends Error {}
 /** The place is no longer ours: another worker took over, or the checkpoint was reset. */
 class Lost extends Error {}
-
-/** The handler's own fault, however its message reads: the connection was well. */
-class HandlerFault extends Error {}
 
 const isTransient = (error: unknown): boolean =>
   !(error instanceof HandlerFault || error instanceof ProjectionFailed) &&
   (error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof DatabaseUnavailable);
 
-const asPosition = (text: string): Position | null => (text === '' ? null : (text as Position));
+export const createSubscriber = <Tx>(projection: Projection<Tx>, options: SubscriberOptions<Tx>): Subscriber =>
+  new LogSubscriber(projection, options);
 
-export const createSubscriber = (projection: Projection, options: SubscriberOptions): Subscriber => new LogSubscriber(projection, options);
-
-class LogSubscriber implements Subscriber {
+class LogSubscriber<Tx> implements Subscriber {
   readonly name: string;
   state: SubscriberState = 'stopped';
   failure: ProjectionFailed | null = null;
   retrying: Error | null = null;
-  private readonly checkpoint: string;
+  private readonly checkpoint: Checkpoint<Tx>;
   private readonly clock: Clock;
-  private readonly owner: string;
-  private readonly leaseMs: number;
+  private readonly lease: Lease;
   private readonly batchEvents: number;
   private readonly watch: Watch;
   private running: { stop: AbortController; done: Promise<void> } | null = null;
   /** Ends the linger at hand. */
   private wakeUp: () => void = () => undefined;
-  /** A failure was recorded earlier; it is marked as resolved with the first commit that passes it. */
-  private unresolved = false;
 
   constructor(
-    private readonly projection: Projection,
-    private readonly options: SubscriberOptions,
+    private readonly projection: Projection<Tx>,
+    private readonly options: SubscriberOptions<Tx>,
   ) {
     this.name = projection.name;
-    this.checkpoint = projection.checkpoint ?? projection.name;
+    this.checkpoint = options.checkpoint;
     this.clock = options.clock ?? systemClock;
-    this.owner = options.owner ?? uuidV7(this.clock.now());
-    this.leaseMs = options.leaseMs ?? LEASE_MS;
+    this.lease = { owner: options.owner ?? uuidV7(this.clock.now()), ms: options.leaseMs ?? LEASE_MS };
     this.batchEvents = options.batchEvents ?? BATCH_EVENTS;
-    this.watch = new Watch(options.pool, this.checkpoint, this.clock);
+    this.watch = new Watch(this.checkpoint, this.clock);
   }
 
   start(): void {
@@ -241,8 +179,7 @@ class LogSubscriber implements Subscriber {
   }
 
   status(): Promise<ProjectionStatus> {
-    const { store, pool, clock } = this.options;
-    return projectionStatus({ store, pool, name: this.name, checkpoint: this.checkpoint, streamPrefixes: this.projection.streamPrefixes, clock });
+    return projectionStatus(this.projection, this.options);
   }
 
   // ---- working as one of several workers
@@ -250,10 +187,10 @@ class LogSubscriber implements Subscriber {
   private async run(signal: AbortSignal): Promise<void> {
     for (let tries = 0; !signal.aborted;) {
       try {
-        const place = await this.takeLease();
+        const place = await this.checkpoint.take(this.lease);
         if (!place) {
           this.state = 'standby';
-          await this.clock.sleep(this.leaseMs / STANDBY_LOOKS, signal);
+          await this.clock.sleep(this.lease.ms / STANDBY_LOOKS, signal);
           continue;
         }
         this.state = 'active';
@@ -273,14 +210,14 @@ class LogSubscriber implements Subscriber {
         break;
       }
     }
-    await this.releaseLease();
+    await this.checkpoint.release(this.lease.owner).catch(() => undefined);
     // A failed subscriber may be started again.
     if (this.state === 'failed') this.running = null;
   }
 
   /** The log ends before our place. Where the checkpoint does not reach it either, database and log went back together, and the checkpoint says where to go on. */
   private lostOr(beyond: BeyondTheEnd): Promise<unknown> {
-    return this.lookUp().then(
+    return this.checkpoint.look().then(
       ({ position }) => (position < beyond.after ? new Lost() : beyond),
       (error: unknown) => error,
     );
@@ -376,46 +313,16 @@ class LogSubscriber implements Subscriber {
     }
   }
 
-  private async takeLease(): Promise<Place | null> {
-    const { pool } = this.options;
-    const held = await pool.query('select from projection_checkpoint where name = $1 and owner <> $2 and lease_until >= clock_timestamp()', [
-      this.checkpoint,
-      this.owner,
-    ]);
-    if (held.rowCount !== 0) return null;
-    const { rows } = await pool.query<Place & { unresolved: boolean }>(
-      `insert into projection_checkpoint as c (name, position, epoch, owner, lease_until)
-       values ($1, '', 1, $2, clock_timestamp() + $3::int * interval '1 millisecond')
-       on conflict (name) do update
-         set owner = excluded.owner, lease_until = excluded.lease_until, epoch = c.epoch + (c.owner is distinct from excluded.owner)::int
-         where c.owner is null or c.owner = excluded.owner or c.lease_until < clock_timestamp()
-       returning position, epoch, exists (select from projection_failure f where f.name = $1 and f.resolved_at is null) as unresolved`,
-      [this.checkpoint, this.owner, this.leaseMs],
-    );
-    if (rows[0]) this.unresolved = rows[0].unresolved;
-    return rows[0] ?? null;
-  }
-
   private async keepLease(place: Place, signal: AbortSignal, onLost: () => void): Promise<void> {
     for (;;) {
-      await this.clock.sleep(this.leaseMs / 3, signal);
+      await this.clock.sleep(this.lease.ms / 3, signal);
       if (signal.aborted) return;
       try {
-        const { rowCount } = await this.options.pool.query(
-          `update projection_checkpoint set lease_until = clock_timestamp() + $4::int * interval '1 millisecond' where name = $1 and owner = $2 and epoch = $3`,
-          [this.checkpoint, this.owner, place.epoch, this.leaseMs],
-        );
-        if (rowCount === 0) return onLost();
+        if (!(await this.checkpoint.renew(this.lease, place.epoch))) return onLost();
       } catch {
         // Without the database nobody can take over either; the compare-and-set decides in any case.
       }
     }
-  }
-
-  private async releaseLease(): Promise<void> {
-    await this.options.pool
-      .query('update projection_checkpoint set owner = null, lease_until = null where name = $1 and owner = $2', [this.checkpoint, this.owner])
-      .catch(() => undefined);
   }
 
   // ---- working once
@@ -429,7 +336,7 @@ class LogSubscriber implements Subscriber {
     let tries = 0;
     do {
       try {
-        const place = await this.lookUp();
+        const place = await this.checkpoint.look();
         if (place.position >= until) return this.watch.passed(place.position as Position);
         const now = this.clock.monotonic();
         if (place.leased) {
@@ -462,24 +369,6 @@ class LogSubscriber implements Subscriber {
       if (late()) return;
     }
     if (place.position < until) await this.moveOn(place, until);
-  }
-
-  /** Where the projection stands, made where it never ran. */
-  private async lookUp(): Promise<Place & { leased: boolean }> {
-    const { pool } = this.options;
-    for (;;) {
-      const { rows } = await pool.query<Place & { leased: boolean; unresolved: boolean }>(
-        `select position, epoch, coalesce(lease_until >= clock_timestamp(), false) as leased,
-                exists (select from projection_failure f where f.name = c.name and f.resolved_at is null) as unresolved
-         from projection_checkpoint c where name = $1`,
-        [this.checkpoint],
-      );
-      if (rows[0]) {
-        this.unresolved = rows[0].unresolved;
-        return rows[0];
-      }
-      await pool.query(`insert into projection_checkpoint (name, position, epoch) values ($1, '', 0) on conflict do nothing`, [this.checkpoint]);
-    }
   }
 
   // ---- applying
@@ -523,52 +412,15 @@ class LogSubscriber implements Subscriber {
   }
 
   private async commit(place: Place, events: readonly Recorded[], to: Position): Promise<Place> {
-    const { pool } = this.options;
-    if (events.length === 0 && !this.unresolved) await this.advance(pool, place, to);
-    else
-      await transaction(pool, async (client) => {
-        await this.advance(client, place, to);
-        if (this.unresolved)
-          await client.query(
-            'update projection_failure set resolved_at = clock_timestamp() where name = $1 and resolved_at is null and position <= $2',
-            [this.checkpoint, to],
-          );
-        if (events.length > 0) await this.applyRows(client, events);
-      });
+    await this.checkpoint.commit(place, to, this.lease, events.length > 0 ? (tx) => this.projection.apply(tx, events, this.options.log) : null);
     this.retrying = null;
     this.watch.passed(to);
     return { position: to, epoch: place.epoch };
   }
 
-  /** The compare-and-set; throws {@link Moved}. */
-  private async advance(db: Queryable, place: Place, to: Position): Promise<void> {
-    const { rowCount } = await db.query({
-      name: 'projection_advance',
-      text: `update projection_checkpoint set position = $4, updated_at = clock_timestamp(),
-               lease_until = case owner when $5 then clock_timestamp() + $6::int * interval '1 millisecond' else lease_until end
-             where name = $1 and position = $2 and epoch = $3`,
-      values: [this.checkpoint, place.position, place.epoch, to, this.owner, this.leaseMs],
-    });
-    if (rowCount !== 1) throw new Moved();
-  }
-
-  private async applyRows(client: Client, events: readonly Recorded[]): Promise<void> {
-    if (this.options.searchPath !== undefined) await client.query(`select set_config('search_path', $1, true)`, [this.options.searchPath]);
-    try {
-      await this.projection.apply(client, events, this.options.log);
-    } catch (error) {
-      // "the account is closed" is no lost connection: where the connection still answers, an error without a code is the handler's own.
-      const itsOwn =
-        !(error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof DatabaseUnavailable) &&
-        (error as { code?: unknown } | undefined)?.code === undefined;
-      if (itsOwn && (await client.query('select').then(Boolean, () => false))) throw new HandlerFault(String(error), { cause: error });
-      throw error;
-    }
-  }
-
   /** After a compare-and-set that found another position: goes on from there, or throws where the place is no longer ours. */
   private async catchUpWith(place: Place): Promise<Place> {
-    const found = await this.lookUp();
+    const found = await this.checkpoint.look();
     // Behind what we committed: the database was restored under us. Begin again from what it says.
     if (found.epoch !== place.epoch || found.position < place.position) throw new Lost();
     if (found.position !== '') this.watch.passed(found.position as Position);
@@ -593,18 +445,8 @@ class LogSubscriber implements Subscriber {
   /** Writes the failure down for operators. Where even that fails, the next start meets the same event. */
   private async record(error: unknown): Promise<ProjectionFailed> {
     const failed = error instanceof ProjectionFailed ? error : new ProjectionFailed(this.name, null, causeOf(error));
-    const { event, cause } = failed;
-    const { message, stack } = cause as Error;
-    await this.options.pool
-      .query(
-        `insert into projection_failure as f (name, position, event_id, stream, type, message, stack)
-         values ($1, coalesce($2, (select position from projection_checkpoint where name = $1), ''), $3, $4, $5, $6, $7)
-         on conflict (name, position) do update set message = excluded.message, stack = excluded.stack, event_id = excluded.event_id,
-           stream = excluded.stream, type = excluded.type, attempts = f.attempts + 1, failed_at = clock_timestamp(), resolved_at = null`,
-        [this.checkpoint, event?.position ?? null, event?.id ?? null, event?.stream ?? null, event?.type ?? null, message, stack ?? ''],
-      )
-      .catch(() => undefined);
-    this.unresolved = true;
+    const { message, stack = '' } = failed.cause as Error;
+    await this.checkpoint.recordFailure({ event: failed.event, message, stack }).catch(() => undefined);
     return failed;
   }
 }
@@ -642,7 +484,8 @@ export interface ProjectionWatch {
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean>;
 }
 
-export const watchProjection = (pool: Queryable, name: string, clock: Clock = systemClock): ProjectionWatch => new Watch(pool, name, clock);
+export const watchProjection = (checkpoint: Pick<Checkpoint, 'position'>, clock: Clock = systemClock): ProjectionWatch =>
+  new Watch(checkpoint, clock);
 
 /**
  * What was seen longer ago, and lies beyond what somebody waits for, is asked for again: a database that was restored went back. Longer than a worker may take to save
@@ -657,8 +500,7 @@ class Watch implements ProjectionWatch {
   private readonly waiting = new Set<{ readonly position: Position; readonly wake: AbortController; passed: boolean }>();
 
   constructor(
-    private readonly pool: Queryable,
-    private readonly name: string,
+    private readonly checkpoint: Pick<Checkpoint, 'position'>,
     private readonly clock: Clock,
   ) {}
 
@@ -704,8 +546,7 @@ class Watch implements ProjectionWatch {
     this.polling = true;
     while (this.waiting.size > 0) {
       try {
-        const { rows } = await this.pool.query<{ position: string }>('select position from projection_checkpoint where name = $1', [this.name]);
-        const position = rows[0]?.position ?? '';
+        const position = await this.checkpoint.position();
         if (position >= this.seen || !this.isFresh) this.learn(position);
       } catch {
         // The waiters end by their own time.
@@ -717,65 +558,27 @@ class Watch implements ProjectionWatch {
 }
 
 /** Where a projection stands, whoever runs it. Throws Unavailable, or the database's error. */
-export const projectionStatus = async (of: {
-  store: EventStore;
-  pool: Queryable;
-  name: string;
-  /** Default: the name. */
-  checkpoint?: string;
-  streamPrefixes?: readonly string[] | undefined;
-  clock?: Clock | undefined;
-}): Promise<ProjectionStatus> => {
-  const { store, pool, name, checkpoint = name, streamPrefixes } = of;
-  const clock = of.clock ?? systemClock;
-  const { rows } = await pool.query<{
-    position: string;
-    epoch: string;
-    leased: boolean;
-    updated_at: Date;
-    failed_position: string | null;
-    event_id: string | null;
-    message: string | null;
-    failed_at: Date | null;
-  }>(
-    `select c.position, c.epoch, coalesce(c.lease_until >= clock_timestamp(), false) as leased, c.updated_at,
-            f.position as failed_position, f.event_id, f.message, f.failed_at
-     from projection_checkpoint c
-     left join lateral (select * from projection_failure f where f.name = c.name and f.resolved_at is null order by f.position limit 1) f on true
-     where c.name = $1`,
-    [checkpoint],
-  );
-  const row = rows[0];
-  const position = asPosition(row?.position ?? '');
+export const projectionStatus = async (
+  { name, streamPrefixes }: Pick<Projection, 'name' | 'streamPrefixes'>,
+  { store, checkpoint, clock = systemClock }: Pick<SubscriberOptions, 'store' | 'clock'> & { readonly checkpoint: Pick<Checkpoint, 'status'> },
+): Promise<ProjectionStatus> => {
+  const status = await checkpoint.status();
+  const { position } = status;
   const head = await store.head();
   const behind = head !== null && (position === null || position < head);
   let lagMs = 0;
   if (behind)
     for await (const [oldest] of store.readAll(position, { max: 1, ...(streamPrefixes && { streamPrefixes }) }))
       if (oldest) lagMs = Math.max(0, clock.now() - oldest.storedAt.getTime());
-  return {
-    name,
-    position,
-    head,
-    lagEvents: behind ? eventsBetween(position, head) : 0,
-    lagMs,
-    epoch: BigInt(row?.epoch ?? 0),
-    leased: row?.leased ?? false,
-    updatedAt: row?.updated_at ?? null,
-    failure: row?.message
-      ? { position: asPosition(row.failed_position ?? ''), eventId: row.event_id, message: row.message, failedAt: row.failed_at! }
-      : null,
-  };
+  return { name, ...status, head, lagEvents: behind ? eventsBetween(position, head) : 0, lagMs };
 };
 
 /** Where a projection stands against the head, without what it costs to say how old its oldest event is. */
 export const projectionPlace = async (
   store: EventStore,
-  pool: Queryable,
-  name: string,
+  checkpoint: Pick<Checkpoint, 'position'>,
 ): Promise<{ readonly position: Position | null; readonly head: Position | null; readonly lagEvents: number | null }> => {
-  const { rows } = await pool.query<{ position: string }>('select position from projection_checkpoint where name = $1', [name]);
-  const position = asPosition(rows[0]?.position ?? '');
+  const position = asPosition(await checkpoint.position());
   const head = await store.head();
   return { position, head, lagEvents: head !== null && (position === null || position < head) ? eventsBetween(position, head) : 0 };
 };
@@ -783,57 +586,3 @@ export const projectionPlace = async (
 /** Positions of one number have no gaps (Postgres, memory), so they count events; KurrentDB's are byte offsets. */
 const eventsBetween = (position: Position | null, head: Position): number | null =>
   /^\d+$/.test(head) && /^\d*$/.test(position ?? '') ? Number(BigInt(head) - BigInt(position ?? 0)) : null;
-
-/**
- * Refuses an event store that the read models have never followed: payments would be begun in a log that nobody reads. Places of KurrentDB have two parts, those of
- * Postgres one.
- */
-export const requireOwnStore = async (db: Queryable, onKurrentdb: boolean): Promise<void> => {
-  const { rows } = await db.query<{ kurrentdb: boolean }>(
-    `select position like '%:%' as kurrentdb from projection_checkpoint where position <> '' order by updated_at desc limit 1`,
-  );
-  const [known] = rows;
-  if (!known || known.kurrentdb === onKurrentdb) return;
-  throw new Error(
-    known.kurrentdb
-      ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'
-      : 'the events of this database lie in Postgres; unset KURRENTDB_URL, or take another database',
-  );
-};
-
-export interface Checkpoint {
-  readonly name: string;
-  readonly position: Position | null;
-  readonly epoch: bigint;
-}
-
-/**
- * The checkpoint, locked for the rest of the transaction: nobody applies meanwhile. For the swap of a rebuild: lock both, compare, switch, commit.
- * null where the projection never ran.
- */
-export const lockCheckpoint = async (client: Client, name: string): Promise<Checkpoint | null> => {
-  const { rows } = await client.query<{ position: string; epoch: string }>(
-    'select position, epoch from projection_checkpoint where name = $1 for update',
-    [name],
-  );
-  return rows[0] ? { name, position: asPosition(rows[0].position), epoch: BigInt(rows[0].epoch) } : null;
-};
-
-/**
- * Puts a checkpoint to a position (null: the start of the log) in the transaction that also empties, fills or swaps the rows. The epoch counts up, so a
- * worker in the middle of a batch loses its place and begins again from here. Never for a reactor, whose effects left the house.
- */
-export const resetCheckpoint = async (client: Client, name: string, position: Position | null): Promise<void> => {
-  await client.query(
-    `insert into projection_checkpoint as c (name, position, epoch) values ($1, $2, 1)
-     on conflict (name) do update set position = excluded.position, epoch = c.epoch + 1, owner = null, lease_until = null, updated_at = clock_timestamp()`,
-    [name, position ?? ''],
-  );
-  await client.query('update projection_failure set resolved_at = clock_timestamp() where name = $1 and resolved_at is null', [name]);
-};
-
-/** Removes a checkpoint, for the old side of a swapped rebuild. */
-export const dropCheckpoint = async (client: Client, name: string): Promise<void> => {
-  await client.query('delete from projection_checkpoint where name = $1', [name]);
-  await client.query('delete from projection_failure where name = $1', [name]);
-};

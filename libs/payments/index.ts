@@ -62,7 +62,19 @@ export { type Answered, type AnswerEncoder, idempotencyUnavailable } from './key
 export { idempotencyMigrations, postgresIdempotency } from './keys/postgres.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
 export type { ListFilters } from './list-filters.js';
-export { DEFAULT_PAGE, listPayments, type ListRequest, MAX_PAGE, paymentListModel, paymentListRow, type PaymentPage } from './list.js';
+export {
+  applyPaymentList,
+  DEFAULT_PAGE,
+  listPayments,
+  type ListRequest,
+  MAX_PAGE,
+  paymentListModel,
+  paymentListRow,
+  type PaymentListRows,
+  type PaymentPage,
+  type PaymentRow,
+  postgresListRows,
+} from './list.js';
 export {
   cents,
   type Charged,

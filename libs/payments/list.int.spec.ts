@@ -21,9 +21,10 @@ import {
   move,
   unknown,
 } from '../../test/support/given.js';
+import { listRowsContract } from '../../test/support/list-rows.contract.js';
 import { refused } from '../../test/support/payments.js';
 import { openCursor } from './cursor.js';
-import { listPayments, MAX_PAGE, type PaymentListPorts, paymentListModel } from './list.js';
+import { listPayments, MAX_PAGE, type PaymentListPorts, paymentListModel, postgresListRows } from './list.js';
 import type { ListFilters } from './list-filters.js';
 import type { PaymentEvent } from './payment.js';
 import { paymentStream } from './stream.js';
@@ -53,7 +54,13 @@ const directory = new (class extends MemoryDirectory {
     return portalId === PORTAL ? ('revoked' as const) : null;
   }
 })();
-const ports = (keys = ring): PaymentListPorts => ({ db: pool, keys, directory, head: () => store.head(), caughtUpTo: async () => true });
+const ports = (keys = ring): PaymentListPorts => ({
+  rows: postgresListRows(pool),
+  keys,
+  directory,
+  head: () => store.head(),
+  caughtUpTo: async () => true,
+});
 const list = async (
   cursor: string | null = null,
   filters: Partial<ListFilters> = {},
@@ -193,3 +200,5 @@ describe('the cursor of a page (C45)', () => {
     expect(openCursor(ring, ACCOUNT, ALL, nextCursor!)).toEqual({ createdAt: Date.parse(last.createdAt), id: last.id });
   });
 });
+
+listRowsContract('Postgres’', async () => ({ rows: postgresListRows(pool), close: async () => undefined }), 40);

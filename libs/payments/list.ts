@@ -28,10 +28,20 @@ const PAYMENT_LIST_INDEXES = `
   create index payment_list_status on payment_list (account_id, status, created_at desc, payment_id desc);
   create index payment_list_open on payment_list (open_since) where open_since is not null`;
 
-interface PaymentRow {
+export interface PaymentRow {
   readonly paymentId: string;
   readonly revision: bigint;
   readonly payment: Payment;
+}
+
+/** The rows of the list, a port. Postgres and the simulation keep one contract (test/support/list-rows.contract.ts). */
+export interface PaymentListRows {
+  /** The rows that exist, in any order. */
+  read(paymentIds: readonly string[]): Promise<PaymentRow[]>;
+  /** A row that has this revision already, or a later one, stays as it is. Throws for a payment that must have no row. */
+  write(rows: readonly PaymentRow[]): Promise<void>;
+  /** Rows of an account, newest first, those with the higher id first within a millisecond. `after`: the last row of the page before. */
+  page(accountId: string, filters: ListFilters, after: PagePlace | null, limit: number): Promise<Pick<PaymentRow, 'paymentId' | 'payment'>[]>;
 }
 
 /** Advances rows by a batch of events, in memory. `rows` holds what was there before; an event that was applied already is passed over. */
@@ -54,15 +64,19 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
 const LINGER_MS = 50;
 
 /** Applies a batch inside the transaction that moves the checkpoint. */
-const applyPaymentList = async (client: Queryable, events: readonly Recorded[], log?: ProjectionLog): Promise<void> => {
+export const applyPaymentList = async (
+  list: Pick<PaymentListRows, 'read' | 'write'>,
+  events: readonly Recorded[],
+  log?: ProjectionLog,
+): Promise<void> => {
   const known = [...new Set(events.filter(({ revision }) => revision > 0n).map(({ stream }) => paymentIdOf(stream)))];
   const rows = new Map<string, PaymentRow>();
-  if (known.length > 0) for (const row of await readRows(client, known)) rows.set(row.paymentId, row);
+  if (known.length > 0) for (const row of await list.read(known)) rows.set(row.paymentId, row);
   advanceRows(rows, events);
   const visible = [...rows.values()].filter(({ payment }) => isVisible(payment));
   for (const { paymentId, revision } of visible)
     if (revision >= LONG_STREAM_EVENTS) log?.warn({ paymentId }, 'a payment has an unusually long stream');
-  if (visible.length > 0) await writeRows(client, visible);
+  if (visible.length > 0) await list.write(visible);
 };
 
 /** Payments that are folded in memory at once while loading; most streams end soon after they began. */
@@ -127,15 +141,7 @@ export const paymentListModel: ReadModel = {
   createTables: PAYMENT_LIST_TABLE,
   createIndexes: PAYMENT_LIST_INDEXES,
   load: loadPaymentList,
-  apply: applyPaymentList,
-};
-
-const readRows = async (client: Queryable, paymentIds: readonly string[]): Promise<PaymentRow[]> => {
-  const { rows } = await client.query<{ payment_id: string; revision: string; state: Payment }>(
-    'select payment_id, revision, state from payment_list where payment_id = any($1::uuid[])',
-    [paymentIds],
-  );
-  return rows.map((row) => ({ paymentId: row.payment_id, revision: BigInt(row.revision), payment: row.state }));
+  apply: (client, events, log) => applyPaymentList(postgresListRows(client), events, log),
 };
 
 const COLUMNS = ['payment_id', 'account_id', 'portal_id', 'created_at', 'status', 'open_attempt_id', 'open_since', 'revision', 'state'];
@@ -157,20 +163,43 @@ export const paymentListRow = ({ paymentId, revision, payment }: PaymentRow): (s
   ];
 };
 
-const writeRows = async (client: Queryable, rows: readonly PaymentRow[]): Promise<void> => {
-  const columns = rows.map(paymentListRow);
-  const column = (index: number) => columns.map((row) => row[index]!);
-  await client.query({
-    name: 'payment-list-write',
-    text: `
+export const postgresListRows = (db: Queryable): PaymentListRows => ({
+  read: async (paymentIds) => {
+    const { rows } = await db.query<{ payment_id: string; revision: string; state: Payment }>(
+      'select payment_id, revision, state from payment_list where payment_id = any($1::uuid[])',
+      [paymentIds],
+    );
+    return rows.map((row) => ({ paymentId: row.payment_id, revision: BigInt(row.revision), payment: row.state }));
+  },
+
+  write: async (rows) => {
+    const columns = rows.map(paymentListRow);
+    const column = (index: number) => columns.map((row) => row[index]!);
+    await db.query({
+      name: 'payment-list-write',
+      text: `
       insert into payment_list as l (payment_id, account_id, portal_id, created_at, status, open_attempt_id, open_since, revision, state)
       select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::timestamptz[], $5::text[], $6::uuid[], $7::timestamptz[], $8::bigint[], $9::json[])
       on conflict (payment_id) do update set status = excluded.status, open_attempt_id = excluded.open_attempt_id, open_since = excluded.open_since,
         revision = excluded.revision, state = excluded.state
       where l.revision < excluded.revision`,
-    values: COLUMNS.map((_, index) => column(index)),
-  });
-};
+      values: COLUMNS.map((_, index) => column(index)),
+    });
+  },
+
+  page: async (accountId, filters, after, limit) => {
+    const values: unknown[] = [accountId];
+    const bind = (value: unknown) => `$${values.push(value)}`;
+    const where = ['account_id = $1', ...conditionsOf(filters, bind)];
+    if (after !== null)
+      where.push(`(created_at, payment_id) < (${bind(new Date(after.createdAt).toISOString())}::timestamptz, ${bind(after.id)}::uuid)`);
+    const { rows } = await db.query<{ payment_id: string; state: Payment }>(
+      `select payment_id, state from payment_list where ${where.join(' and ')} order by created_at desc, payment_id desc limit ${bind(limit)}`,
+      values,
+    );
+    return rows.map((row) => ({ paymentId: row.payment_id, payment: row.state }));
+  },
+});
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Reading pages.
@@ -181,7 +210,7 @@ export interface PaymentPage {
 }
 
 export interface PaymentListPorts {
-  readonly db: Queryable;
+  readonly rows: Pick<PaymentListRows, 'page'>;
   readonly keys: KeyRing;
   readonly directory: Directory;
   head(): Promise<Position | null>;
@@ -212,39 +241,20 @@ export const listPayments = async (ports: PaymentListPorts, { accountId, filters
   // What happened before the request arrived is waited for, a while; a page that comes without it says so in its headers.
   const complete = head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS));
   const size = limit ?? DEFAULT_PAGE;
-  const rows = await readPage(ports.db, accountId, filters, after, size + 1);
+  const rows = await ports.rows.page(accountId, filters, after, size + 1);
   const shown = rows.slice(0, size);
   const last = rows.length > size ? shown.at(-1) : undefined;
   return {
     page: {
-      payments: shown.map(({ id, payment }) => {
+      payments: shown.map(({ paymentId, payment }) => {
         if (!isVisible(payment)) throw new Error('a row without a payment');
-        return paymentView(id, payment);
+        return paymentView(paymentId, payment);
       }),
       nextCursor:
         last && isVisible(last.payment)
-          ? sealCursor(ports.keys, accountId, filters, { createdAt: Date.parse(last.payment.createdAt), id: last.id })
+          ? sealCursor(ports.keys, accountId, filters, { createdAt: Date.parse(last.payment.createdAt), id: last.paymentId })
           : null,
     },
     ledger: { position: head, lag: complete ? '0' : 'unknown' },
   };
-};
-
-const readPage = async (
-  db: Queryable,
-  accountId: string,
-  filters: ListFilters,
-  after: PagePlace | null,
-  limit: number,
-): Promise<{ id: string; payment: Payment }[]> => {
-  const values: unknown[] = [accountId];
-  const bind = (value: unknown) => `$${values.push(value)}`;
-  const where = ['account_id = $1', ...conditionsOf(filters, bind)];
-  if (after !== null)
-    where.push(`(created_at, payment_id) < (${bind(new Date(after.createdAt).toISOString())}::timestamptz, ${bind(after.id)}::uuid)`);
-  const { rows } = await db.query<{ payment_id: string; state: Payment }>(
-    `select payment_id, state from payment_list where ${where.join(' and ')} order by created_at desc, payment_id desc limit ${bind(limit)}`,
-    values,
-  );
-  return rows.map((row) => ({ id: row.payment_id, payment: row.state }));
 };

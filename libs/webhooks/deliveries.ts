@@ -7,10 +7,11 @@
  */
 import { ServiceError } from '#kernel';
 import { type Migration, type Pool, purge, type Queryable, transaction } from '#platform';
-import { announceDue, cancelForDisabled, recordStaffAction, type Redelivered, type StaffDeps } from './endpoint.js';
+import { recordStaffAction, type Redelivered, type StaffDeps } from './endpoint.js';
 import { OUTBOX_NEVER_AGAIN, WEBHOOK_OUTBOX } from './outbox.js';
 import type { Outcome } from './safe-request.js';
 import { FAILING_AFTER, type Fate, LEASE_MS, MAX_LEASE_LOSSES, RETRY_SPREAD } from './schedule.js';
+import { cancelForDisabled, type StaffRows } from './staff-rows.js';
 
 export const webhookDeliveryMigration: Migration = {
   name: '0082-webhook-delivery',
@@ -362,24 +363,18 @@ export const printable = (bytes: Uint8Array): string =>
 /** So many are redelivered, and recorded, in one transaction. */
 const REDELIVERY_BATCH = 500;
 
-const reopen = `
-  update webhook_delivery d set state = 'pending', round = d.round + 1, attempts = 0, lease_losses = 0, due_at = clock_timestamp(), held_at = null
-  from webhook_endpoint e
-  where e.id = d.endpoint_id and e.status <> 'disabled' and d.state in ('held', 'delivered') and d.id = any ($1::bigint[])
-  returning d.id::text as "deliveryId", d.event_id as "eventId", d.endpoint_id as "endpointId", d.round`;
-
-const reopenAll = async (deps: StaffDeps, ids: (client: Queryable) => Promise<string[]>, exactly: boolean): Promise<Redelivered[]> =>
-  transaction(deps.pool, async (client) => {
-    const wanted = await ids(client);
+const reopenAll = async (deps: StaffDeps, ids: (rows: StaffRows) => Promise<string[]>, exactly: boolean): Promise<Redelivered[]> =>
+  deps.tables.change(async (rows) => {
+    const wanted = await ids(rows);
     if (wanted.length === 0) return [];
-    const { rows } = await client.query<Omit<Redelivered, 'deliveryId'> & { deliveryId: string }>(reopen, [wanted]);
-    if (exactly && rows.length < wanted.length) {
-      const missing = wanted.filter((id) => !rows.some(({ deliveryId }) => deliveryId === id));
-      throw await cannotRedeliver(client, missing);
+    const reopened = await rows.reopen(wanted);
+    if (exactly && reopened.length < wanted.length) {
+      const missing = wanted.filter((id) => !reopened.some(({ deliveryId }) => String(deliveryId) === id));
+      throw await cannotRedeliver(rows, missing);
     }
-    const done = rows.map((row) => ({ ...row, deliveryId: Number(row.deliveryId) })).sort((a, b) => a.deliveryId - b.deliveryId);
+    const done = reopened.sort((a, b) => a.deliveryId - b.deliveryId);
     if (done.length > 0) {
-      await announceDue(client);
+      await rows.announceDue();
       await recordStaffAction(deps, { type: 'WebhookRedeliveryRequested', data: { deliveries: done } });
     }
     return done;
@@ -390,17 +385,12 @@ const reopenAll = async (deps: StaffDeps, ids: (client: Queryable) => Promise<st
  * and signature. All or none: one that is on its way, cancelled or of a disabled endpoint refuses them all, so that a double click is one round.
  */
 export const redeliver = async (deps: StaffDeps, names: readonly string[]): Promise<Redelivered[]> => {
-  const ids = async (client: Queryable) => {
+  const ids = async (rows: StaffRows) => {
     const wanted = new Set<string>();
     for (const name of names) {
-      const { rows } = /^evt_/.test(name)
-        ? await client.query<{ id: string }>(
-            `select d.id::text as id from webhook_delivery d join webhook_endpoint e on e.id = d.endpoint_id where d.event_id = $1 and e.status <> 'disabled'`,
-            [name],
-          )
-        : await client.query<{ id: string }>('select id::text as id from webhook_delivery where id = $1::bigint', [name]);
-      if (rows.length === 0) throw noDelivery(name);
-      for (const { id } of rows) wanted.add(id);
+      const found = await rows.findDeliveries(name);
+      if (found.length === 0) throw noDelivery(name);
+      for (const id of found) wanted.add(id);
     }
     return [...wanted];
   };
@@ -411,18 +401,7 @@ export const redeliver = async (deps: StaffDeps, names: readonly string[]): Prom
 export const redeliverAllHeld = async (deps: StaffDeps): Promise<Redelivered[]> => {
   const done: Redelivered[] = [];
   for (;;) {
-    const batch = await reopenAll(
-      deps,
-      async (client) => {
-        const { rows } = await client.query<{ id: string }>(
-          `select d.id::text as id from webhook_delivery d join webhook_endpoint e on e.id = d.endpoint_id
-           where d.state = 'held' and e.status <> 'disabled' order by d.held_at, d.id limit $1 for update of d skip locked`,
-          [REDELIVERY_BATCH],
-        );
-        return rows.map(({ id }) => id);
-      },
-      false,
-    );
+    const batch = await reopenAll(deps, (rows) => rows.heldDeliveries(REDELIVERY_BATCH), false);
     if (batch.length === 0) return done;
     done.push(...batch);
   }
@@ -437,13 +416,8 @@ export const noDelivery = (name: string): ServiceError =>
     { status: 404 },
   );
 
-const cannotRedeliver = async (client: Queryable, ids: readonly string[]): Promise<ServiceError> => {
-  const { rows } = await client.query<{ id: string; state: DeliveryState; status: string }>(
-    `select d.id::text as id, d.state, e.status from webhook_delivery d join webhook_endpoint e on e.id = d.endpoint_id
-     where d.id = any ($1::bigint[]) order by d.id limit 1`,
-    [ids],
-  );
-  const { id, state, status } = rows[0]!;
+const cannotRedeliver = async (rows: StaffRows, ids: readonly string[]): Promise<ServiceError> => {
+  const { id, state, status } = await rows.deliveryState(ids);
   const why = status === 'disabled' ? 'its endpoint is disabled' : `it is ${state.replace('_', ' ')}`;
   return new ServiceError('INVALID_STATE', `Delivery ${id} cannot be sent again: ${why}.`);
 };

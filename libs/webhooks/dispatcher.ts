@@ -6,9 +6,10 @@
  * clock may be as wrong as it likes.
  */
 import type { Clock } from '#kernel';
-import { batched, type KeyRing, type Logger, type Pool } from '#platform';
+import { batched, type KeyRing, type Logger } from '#platform';
 import type { Claimed, Deliveries, Ended } from './deliveries.js';
-import { DUE_CHANNEL, openWebhookSecret } from './endpoint.js';
+import type { DueSignal } from './due.js';
+import { openWebhookSecret } from './endpoint.js';
 import type { Outcome, Posted, Sender } from './safe-request.js';
 import { ATTEMPT_BUDGET_MS, FAILING_AFTER, fateOf, LEASE_GRACE_MS, LEASE_MS } from './schedule.js';
 import { headersOf } from './signature.js';
@@ -22,8 +23,7 @@ export interface DispatcherWatch {
 export interface DispatcherPorts {
   readonly deliveries: Deliveries;
   readonly sender: Pick<Sender, 'post' | 'close'>;
-  /** For LISTEN: one connection of it is held. */
-  readonly pool: Pool;
+  readonly due: DueSignal;
   readonly keys: KeyRing;
   readonly clock: Clock;
   readonly log: Logger;
@@ -135,25 +135,10 @@ class LeasingDispatcher implements Dispatcher {
   }
 
   private async listenLoop(signal: AbortSignal): Promise<void> {
-    const { pool, clock } = this.ports;
+    const { due, clock } = this.ports;
     while (!signal.aborted) {
       try {
-        const client = await pool.connect();
-        const ended = new AbortController();
-        const end = () => ended.abort('ended');
-        signal.addEventListener('abort', end, { once: true });
-        try {
-          client.on('error', end);
-          client.on('end', end);
-          client.on('notification', () => this.ring());
-          await client.query(`listen ${DUE_CHANNEL}`);
-          // What was announced before we listened.
-          this.ring();
-          while (!ended.signal.aborted && !signal.aborted) await clock.sleep(60_000, ended.signal);
-        } finally {
-          signal.removeEventListener('abort', end);
-          client.release(true);
-        }
+        await due.listen(() => this.ring(), signal);
       } catch {
         // Without a listener the table is still looked at; that is all that is lost.
       }

@@ -8,10 +8,11 @@
  */
 import { newSecret } from '#accounts';
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
-import { type Client, type KeyRing, type Migration, type Pool, type Queryable, transaction } from '#platform';
+import type { KeyRing, Migration } from '#platform';
 import { type Actor, defineEvents, type EventStore, recordOnce } from '#eventstore';
 import { NoAddress, Refused } from './target.js';
 import type { Sender } from './safe-request.js';
+import type { StaffRows, StaffTables } from './staff-rows.js';
 
 export const webhookEndpointMigration: Migration = {
   name: '0080-webhook-endpoint',
@@ -103,7 +104,7 @@ const MAX_DESCRIPTION_LENGTH = 200;
 const HINT_LENGTH = 4;
 
 export interface StaffDeps {
-  readonly pool: Pool;
+  readonly tables: StaffTables;
   readonly store: EventStore;
   readonly clock: Clock;
   readonly ids: Ids;
@@ -114,10 +115,6 @@ export interface EndpointDeps extends StaffDeps {
   readonly keys: KeyRing;
   readonly sender: Pick<Sender, 'vet'>;
 }
-
-/** Tells dispatchers, when the transaction commits, that something may be due. */
-export const DUE_CHANNEL = 'webhook_due';
-export const announceDue = (client: Queryable) => client.query(`select pg_notify('${DUE_CHANNEL}', '')`);
 
 /** Records a change by an operator. Called last inside the transaction of the change. */
 export const recordStaffAction = async ({ store, clock, ids, actor }: StaffDeps, event: WebhookStaffEvent): Promise<void> => {
@@ -144,7 +141,7 @@ export class Endpoints {
    * clocks cannot. Refuses a URL by rule, a host that resolves to nothing or to an address that is not public, and a URL that the account has already.
    */
   async add(accountId: string, url: string, description: string | null = null): Promise<EndpointSecret & { readonly url: string }> {
-    const { pool, store, clock, ids, sender } = this.deps;
+    const { tables, store, clock, ids, sender } = this.deps;
     if (description !== null && (description.length > MAX_DESCRIPTION_LENGTH || /\p{Cc}/u.test(description)))
       throw new ServiceError('VALIDATION_ERROR', `The description must have at most ${MAX_DESCRIPTION_LENGTH} characters on one line.`);
     await sender.vet(url).catch((error: unknown) => {
@@ -155,16 +152,12 @@ export class Endpoints {
     const { href } = new URL(url);
     const endpointId = ids.uuid();
     const head = await store.head();
-    const made = await transaction(pool, async (client) => {
-      await client.query('select pg_advisory_xact_lock(hashtextextended($1, 0))', [`webhook_endpoint ${accountId}`]);
-      const twin = await client.query(`select from webhook_endpoint where account_id = $1 and url = $2 and status <> 'disabled'`, [accountId, href]);
-      if (twin.rowCount !== 0) throw notNow('The account has an endpoint with this URL.');
-      const now = timestamp(clock.now());
-      await client.query(
-        `insert into webhook_endpoint (id, account_id, url, description, created_at, registered_at_position) values ($1, $2, $3, $4, $5, $6)`,
-        [endpointId, accountId, href, description, now, head ?? ''],
-      );
-      const secret = await this.insertSecret(client, endpointId, 'active');
+    const made = await tables.change(async (rows) => {
+      await rows.lockAccount(accountId);
+      if (await rows.hasEndpoint(accountId, href)) throw notNow('The account has an endpoint with this URL.');
+      const createdAt = timestamp(clock.now());
+      await rows.addEndpoint({ endpointId, accountId, url: href, description, createdAt, registeredAtPosition: head ?? '' });
+      const secret = await this.addSecret(rows, endpointId, 'active');
       await recordStaffAction(this.deps, { type: 'WebhookEndpointAdded', data: { endpointId, accountId, url: href, secretId: secret.secretId } });
       return secret;
     });
@@ -172,18 +165,8 @@ export class Endpoints {
   }
 
   /** All endpoints, or those of an account, oldest first. */
-  async list(accountId: string | null = null): Promise<Endpoint[]> {
-    const { rows } = await this.deps.pool.query<Omit<Endpoint, 'createdAt'> & { createdAt: Date }>(
-      `select e.id as "endpointId", e.account_id as "accountId", e.url, e.description, e.status, e.consecutive_failures as "consecutiveFailures",
-              e.created_at as "createdAt", a.hint as "secretHint", s.hint as "stagedSecretHint"
-       from webhook_endpoint e
-       join webhook_endpoint_secret a on a.endpoint_id = e.id and a.state = 'active'
-       left join webhook_endpoint_secret s on s.endpoint_id = e.id and s.state = 'staged'
-       where $1::uuid is null or e.account_id = $1
-       order by e.created_at, e.id`,
-      [accountId],
-    );
-    return rows.map((row) => ({ ...row, createdAt: timestamp(row.createdAt.getTime()) }));
+  list(accountId: string | null = null): Promise<Endpoint[]> {
+    return this.deps.tables.endpoints(accountId);
   }
 
   async find(endpointId: string): Promise<Endpoint> {
@@ -212,14 +195,14 @@ export class Endpoints {
     to: EndpointStatus,
     event: 'WebhookEndpointPaused' | 'WebhookEndpointResumed' | 'WebhookEndpointDisabled',
   ): Promise<Endpoint> {
-    await transaction(this.deps.pool, async (client) => {
-      const { status } = await lockEndpoint(client, endpointId);
+    await this.deps.tables.change(async (rows) => {
+      const status = await lockEndpoint(rows, endpointId);
       if (status === to) return;
       if (status === 'disabled') throw notNow('A disabled endpoint stays disabled; add it again.');
       // A resumed endpoint starts with a clean record: what failed before was the reason for the pause.
-      await client.query(`update webhook_endpoint set status = $2, consecutive_failures = 0 where id = $1`, [endpointId, to]);
-      if (to === 'disabled') await cancelForDisabled(client);
-      if (to === 'enabled') await announceDue(client);
+      await rows.setStatus(endpointId, to);
+      if (to === 'disabled') await rows.cancelForDisabled();
+      if (to === 'enabled') await rows.announceDue();
       await recordStaffAction(this.deps, { type: event, data: { endpointId } });
     });
     return this.find(endpointId);
@@ -227,48 +210,35 @@ export class Endpoints {
 
   /** A new secret, shown once; nothing is signed with it before it is activated. One that was staged before is retired. */
   stageSecret(endpointId: string): Promise<EndpointSecret> {
-    return transaction(this.deps.pool, async (client) => {
-      const { status } = await lockEndpoint(client, endpointId);
+    return this.deps.tables.change(async (rows) => {
+      const status = await lockEndpoint(rows, endpointId);
       if (status === 'disabled') throw notNow('The endpoint is disabled.');
-      await this.retire(client, endpointId, 'staged');
-      const made = await this.insertSecret(client, endpointId, 'staged');
+      await rows.retireSecret(endpointId, 'staged', this.now());
+      const made = await this.addSecret(rows, endpointId, 'staged');
       await recordStaffAction(this.deps, { type: 'WebhookSecretStaged', data: { endpointId, secretId: made.secretId } });
       return made;
     });
   }
 
   /** The staged secret signs everything from the next attempt on; the one before it is retired. */
-  activateSecret(endpointId: string): Promise<Endpoint> {
-    return transaction(this.deps.pool, async (client) => {
-      await lockEndpoint(client, endpointId);
-      const staged = await client.query<{ id: string }>(`select id from webhook_endpoint_secret where endpoint_id = $1 and state = 'staged'`, [
-        endpointId,
-      ]);
-      const secretId = staged.rows[0]?.id;
-      if (secretId === undefined) throw notNow('No secret is staged for this endpoint.');
-      await this.retire(client, endpointId, 'active');
-      await client.query(`update webhook_endpoint_secret set state = 'active', activated_at = $2 where id = $1`, [secretId, this.now()]);
+  async activateSecret(endpointId: string): Promise<Endpoint> {
+    await this.deps.tables.change(async (rows) => {
+      await lockEndpoint(rows, endpointId);
+      const secretId = await rows.stagedSecret(endpointId);
+      if (secretId === null) throw notNow('No secret is staged for this endpoint.');
+      await rows.retireSecret(endpointId, 'active', this.now());
+      await rows.activateSecret(secretId, this.now());
       await recordStaffAction(this.deps, { type: 'WebhookSecretActivated', data: { endpointId, secretId } });
-    }).then(() => this.find(endpointId));
+    });
+    return this.find(endpointId);
   }
 
-  private async insertSecret(client: Client, endpointId: string, state: 'staged' | 'active'): Promise<EndpointSecret> {
+  private async addSecret(rows: StaffRows, endpointId: string, state: 'staged' | 'active'): Promise<EndpointSecret> {
     const secretId = this.deps.ids.uuid();
     const secret = `whsec_${newSecret()}`;
     const { kid, ciphertext } = this.deps.keys.seal(secret, secretContext(secretId));
-    await client.query(
-      `insert into webhook_endpoint_secret (id, endpoint_id, kid, ciphertext, hint, state, created_at, activated_at)
-       values ($1, $2, $3, $4, $5, $6, $7, case when $6 = 'active' then $7::timestamptz end)`,
-      [secretId, endpointId, kid, ciphertext, secret.slice(-HINT_LENGTH), state, this.now()],
-    );
+    await rows.addSecret({ secretId, endpointId, kid, ciphertext, hint: secret.slice(-HINT_LENGTH), state, at: this.now() });
     return { endpointId, secretId, secret };
-  }
-
-  private async retire(client: Client, endpointId: string, state: 'staged' | 'active') {
-    await client.query(
-      `update webhook_endpoint_secret set state = 'retired', ciphertext = null, retired_at = $3 where endpoint_id = $1 and state = $2`,
-      [endpointId, state, this.now()],
-    );
   }
 
   private now(): string {
@@ -276,16 +246,8 @@ export class Endpoints {
   }
 }
 
-const lockEndpoint = async (client: Client, endpointId: string): Promise<{ status: EndpointStatus }> => {
-  const { rows } = await client.query<{ status: EndpointStatus }>('select status from webhook_endpoint where id = $1 for update', [endpointId]);
-  if (!rows[0]) throw noSuchEndpoint();
-  return rows[0];
-};
-
-/** Cancels what waits for endpoints that are disabled. The outbox may have added to it just as one was disabled, so dispatchers repeat this. */
-export const cancelForDisabled = async (db: Queryable): Promise<void> => {
-  await db.query(
-    `update webhook_delivery set state = 'canceled'
-     where state = 'pending' and endpoint_id in (select id from webhook_endpoint where status = 'disabled')`,
-  );
+const lockEndpoint = async (rows: StaffRows, endpointId: string): Promise<EndpointStatus> => {
+  const status = await rows.lockEndpoint(endpointId);
+  if (status === null) throw noSuchEndpoint();
+  return status;
 };

@@ -8,7 +8,7 @@
 import { request as httpRequest } from 'node:http';
 import { type Clock, timestamp, within } from '#kernel';
 import type { KeyRing, Pool, Queryable } from '#platform';
-import { DUE_CHANNEL } from './endpoint.js';
+import { DUE_CHANNEL } from './due.js';
 import { ATTEMPT_BUDGET_MS } from './schedule.js';
 import { headersOf } from './signature.js';
 

@@ -5,10 +5,10 @@
  * purged is passed over.
  */
 import { paymentIdOf, type PaymentTerms, paymentEvents } from '#payments';
-import type { Client, Migration } from '#platform';
+import type { Migration, Queryable } from '#platform';
 import type { EventStore, Projection, Recorded } from '#eventstore';
-import { announceDue } from './endpoint.js';
-import { bodyOf, notificationOf, NOTIFYING_EVENTS, type Notification } from './notification.js';
+import { announceDue } from './due.js';
+import { bodyOf, notificationOf, NOTIFYING_EVENTS } from './notification.js';
 import { eventIdOf } from './signature.js';
 
 export const webhookEventMigration: Migration = {
@@ -56,13 +56,29 @@ export const OUTBOX_NEVER_AGAIN = `
 /** Name of the checkpoint. */
 export const WEBHOOK_OUTBOX = 'webhook-outbox';
 
-interface Told {
+/** An event that is to be told. */
+export interface OutboxEvent {
   readonly id: string;
-  readonly notification: Notification;
-  readonly body: string;
+  readonly type: string;
   readonly accountId: string;
   readonly paymentId: string;
-  readonly recorded: Recorded;
+  readonly payload: Buffer;
+  /** RFC 3339. */
+  readonly createdAt: string;
+  readonly stream: string;
+  readonly revision: bigint;
+  readonly position: string;
+}
+
+/** The rows of the outbox, a port. Postgres and the simulation keep one contract (test/support/webhook-rows.contract.ts). */
+export interface OutboxRows {
+  /**
+   * Writes events in order, each with a delivery for every endpoint of its account that is not disabled and was registered before the event's position. An event
+   * that is there already stays as it is, and so does a delivery. An event that may have been purged is passed over.
+   */
+  write(events: readonly OutboxEvent[]): Promise<void>;
+  /** When the transaction commits. */
+  announceDue(): Promise<void>;
 }
 
 /** What a webhook loses by it nobody notices; it saves a transaction for nearly every event. */
@@ -72,20 +88,27 @@ export const webhookOutbox = (store: EventStore): Projection => ({
   name: WEBHOOK_OUTBOX,
   streamPrefixes: ['payment-'],
   lingerMs: LINGER_MS,
-  apply: async (client, events) => {
-    const told: Told[] = [];
-    for (const recorded of events) {
-      if (!(NOTIFYING_EVENTS as readonly string[]).includes(recorded.type)) continue;
-      const paymentId = paymentIdOf(recorded.stream);
-      const notification = notificationOf(paymentId, paymentEvents.read(recorded));
-      if (!notification) continue;
-      const id = eventIdOf(notification.type, recorded.stream, recorded.revision);
-      const body = bodyOf(id, recorded.meta.recordedAt, notification);
-      told.push({ id, notification, body, accountId: await ownerOf(store, recorded.stream), paymentId, recorded });
-    }
-    if (told.length > 0) await write(client, told);
-  },
+  apply: (client, events) => applyOutbox(postgresOutboxRows(client), store, events),
 });
+
+export const applyOutbox = async (rows: OutboxRows, store: EventStore, events: readonly Recorded[]): Promise<void> => {
+  const told: OutboxEvent[] = [];
+  for (const recorded of events) {
+    if (!(NOTIFYING_EVENTS as readonly string[]).includes(recorded.type)) continue;
+    const { stream, revision, position } = recorded;
+    const paymentId = paymentIdOf(stream);
+    const notification = notificationOf(paymentId, paymentEvents.read(recorded));
+    if (!notification) continue;
+    const { type } = notification;
+    const id = eventIdOf(type, stream, revision);
+    const createdAt = recorded.meta.recordedAt;
+    const payload = Buffer.from(bodyOf(id, createdAt, notification));
+    told.push({ id, type, accountId: await ownerOf(store, stream), paymentId, payload, createdAt, stream, revision, position });
+  }
+  if (told.length === 0) return;
+  await rows.write(told);
+  await rows.announceDue();
+};
 
 /** The account of the payment: what its first event says. Matches are rare, so one short read each. */
 const ownerOf = async (store: EventStore, stream: string): Promise<string> => {
@@ -96,9 +119,10 @@ const ownerOf = async (store: EventStore, stream: string): Promise<string> => {
   throw new Error(`${stream} does not begin with PaymentInitiated`);
 };
 
-const write = async (client: Client, told: readonly Told[]): Promise<void> => {
-  await client.query(
-    `with told as (
+export const postgresOutboxRows = (db: Queryable): OutboxRows => ({
+  write: async (events) => {
+    await db.query(
+      `with told as (
        select * from unnest($1::text[], $2::text[], $3::uuid[], $4::uuid[], $5::bytea[], $6::timestamptz[], $7::text[], $8::bigint[], $9::text[])
          with ordinality as t (id, type, account_id, payment_id, payload, created_at, stream, revision, position, number)
        where not exists (select from webhook_purged p where p.position >= t.position)),
@@ -111,17 +135,18 @@ const write = async (client: Client, told: readonly Told[]): Promise<void> => {
      join webhook_endpoint e on e.account_id = t.account_id and e.status <> 'disabled' and e.registered_at_position < t.position collate "C"
      order by t.number
      on conflict (event_id, endpoint_id) do nothing`,
-    [
-      told.map(({ id }) => id),
-      told.map(({ notification }) => notification.type),
-      told.map(({ accountId }) => accountId),
-      told.map(({ paymentId }) => paymentId),
-      told.map(({ body }) => Buffer.from(body)),
-      told.map(({ recorded }) => recorded.meta.recordedAt),
-      told.map(({ recorded }) => recorded.stream),
-      told.map(({ recorded }) => String(recorded.revision)),
-      told.map(({ recorded }) => recorded.position),
-    ],
-  );
-  await announceDue(client);
-};
+      [
+        events.map(({ id }) => id),
+        events.map(({ type }) => type),
+        events.map(({ accountId }) => accountId),
+        events.map(({ paymentId }) => paymentId),
+        events.map(({ payload }) => payload),
+        events.map(({ createdAt }) => createdAt),
+        events.map(({ stream }) => stream),
+        events.map(({ revision }) => String(revision)),
+        events.map(({ position }) => position),
+      ],
+    );
+  },
+  announceDue: () => announceDue(db),
+});

@@ -1,4 +1,4 @@
-import { checkoutUnfinishedModel, finishSessions } from '#checkout';
+import { checkoutUnfinishedModel, finishSessions, postgresUnfinishedRows } from '#checkout';
 /**
  * A crash at each point of a checkout (checkout.md 3, C66): an API process kills itself with SIGKILL right before or right after one port call while a payer pays.
  * The payer then goes on at another process, as after a restart. Worker and processor are processes of their own; the processor's books are the truth.
@@ -66,7 +66,7 @@ const aMinuteLater = async () => {
   await recoverAll(stores);
   const checkoutUnfinished = stores.readModels.of(checkoutUnfinishedModel);
   await checkoutUnfinished.runUntil((await stores.store.head())!, { timeoutMs: 10_000 });
-  await finishSessions(stores.checkout, stores.pool, { leftAloneMs: 0, abandonedAfterMs: 0 });
+  await finishSessions(stores.checkout, postgresUnfinishedRows(stores.pool), { leftAloneMs: 0, abandonedAfterMs: 0 });
 };
 
 /** `sees`: the payer's page at the other process, at once; `ends`: after the worker was there. */

@@ -9,7 +9,7 @@ import { Administration, directoryModel, NO_FEE } from '#accounts';
 import { Deadline, timestamp } from '#kernel';
 import { charge, Secret } from '#payments';
 import { createLogger, readConfig, readKeyRing } from '#platform';
-import { createResolve, createSender, Endpoints } from '#webhooks';
+import { createResolve, createSender, Endpoints, postgresStaffTables } from '#webhooks';
 import { openServices, type Services } from '../../apps/services.js';
 import { eventually } from '../support/eventually.js';
 import { type NameServer, startNameServer } from '../support/name-server.js';
@@ -89,7 +89,7 @@ beforeAll(async () => {
     new Deadline(clock, 20_000),
   );
   const sender = createSender({ settings: config.webhooks, resolve: createResolve(config.webhooks.dnsServers, clock), clock });
-  const endpoints = new Endpoints({ pool, store, clock, ids, keys, sender, actor });
+  const endpoints = new Endpoints({ tables: postgresStaffTables(pool), store, clock, ids, keys, sender, actor });
   for (const [index, url] of urls.entries()) receivers[index]!.accept((await endpoints.add(accountId, url)).secret);
 });
 afterAll(async () => {

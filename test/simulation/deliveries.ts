@@ -1,25 +1,33 @@
 /**
- * The tables of webhooks under simulation: endpoints, their secrets, events, deliveries, attempts. What the dispatcher does with them goes through the port of
- * `libs/webhooks/deliveries.ts` and keeps its contract suite; what the outbox and staff write comes as their SQL, a statement at a time.
+ * The tables of webhooks under simulation: endpoints, their secrets, events, deliveries, attempts, and the ports of `libs/webhooks` over them. They keep the contract
+ * suites of the real ones.
  */
 import {
   type Claimed,
   type Deliveries,
   type DeliveryState,
+  type DueSignal,
   type Ended,
+  type Endpoint,
   type EndpointStatus,
   FAILING_AFTER,
   LEASE_MS,
   MAX_LEASE_LOSSES,
+  type OutboxEvent,
+  type OutboxRows,
   RETRY_SPREAD,
+  type StaffRows,
+  type StaffTables,
 } from '#webhooks';
 import type { Rng } from './simulator.js';
-import type { Run, Statement } from './stores.js';
+import type { Statement } from './stores.js';
+import { type Database, port, type Run, type Tables } from './tables.js';
 
 interface EndpointRow {
   readonly id: string;
   readonly accountId: string;
   readonly url: string;
+  readonly description: string | null;
   readonly createdAt: string;
   readonly registeredAt: string;
   /** When the row could be seen, by the tables' clock. */
@@ -37,17 +45,6 @@ interface SecretRow {
   state: 'staged' | 'active' | 'retired';
 }
 
-export interface EventRow {
-  readonly id: string;
-  readonly type: string;
-  readonly accountId: string;
-  readonly paymentId: string;
-  readonly payload: Buffer;
-  readonly stream: string;
-  readonly revision: string;
-  readonly position: string;
-}
-
 export interface DeliveryRow {
   readonly id: string;
   readonly eventId: string;
@@ -59,6 +56,7 @@ export interface DeliveryRow {
   /** Of all rounds, which the product does not count. */
   lostInAll: number;
   dueAt: number;
+  heldAt: number | null;
   lease: { readonly token: string; readonly until: number } | null;
 }
 
@@ -76,7 +74,7 @@ const CLOCK_TOLERANCE_MS = 5_000;
 export class WebhookTables {
   readonly endpoints = new Map<string, EndpointRow>();
   readonly secrets = new Map<string, SecretRow>();
-  readonly events = new Map<string, EventRow>();
+  readonly events = new Map<string, OutboxEvent>();
   readonly deliveries = new Map<string, DeliveryRow>();
   readonly attempts: AttemptRow[] = [];
   private leases = 0;
@@ -87,14 +85,14 @@ export class WebhookTables {
   ) {}
 
   /** The outbox: events and their deliveries, each once. */
-  tell(told: readonly EventRow[]): void {
+  tell(told: readonly OutboxEvent[]): void {
     for (const event of told) {
       if (!this.events.has(event.id)) this.events.set(event.id, event);
       for (const { id: endpointId, accountId, status, registeredAt } of this.endpoints.values()) {
         if (accountId !== event.accountId || status === 'disabled' || registeredAt >= event.position) continue;
         if ([...this.deliveries.values()].some((one) => one.eventId === event.id && one.endpointId === endpointId)) continue;
         const id = String(this.deliveries.size + 1);
-        this.deliveries.set(id, { id, eventId: event.id, endpointId, state: 'pending', round: 1, attempts: 0, leaseLosses: 0, lostInAll: 0, dueAt: this.now(), lease: null }); // prettier-ignore
+        this.deliveries.set(id, { id, eventId: event.id, endpointId, state: 'pending', round: 1, attempts: 0, leaseLosses: 0, lostInAll: 0, dueAt: this.now(), heldAt: null, lease: null }); // prettier-ignore
       }
     }
   }
@@ -103,8 +101,20 @@ export class WebhookTables {
     return [...this.deliveries.values()].filter((one) => one.endpointId === endpointId && one.state === state);
   }
 
-  activeSecret(endpointId: string): SecretRow | undefined {
-    return [...this.secrets.values()].find((one) => one.endpointId === endpointId && one.state === 'active');
+  secret(endpointId: string, state: SecretRow['state']): SecretRow | undefined {
+    return [...this.secrets.values()].find((one) => one.endpointId === endpointId && one.state === state);
+  }
+
+  /** Oldest first. */
+  list(accountId: string | null): Endpoint[] {
+    return [...this.endpoints.values()]
+      .filter((one) => accountId === null || one.accountId === accountId)
+      .sort((a, b) => (a.createdAt < b.createdAt ? -1 : a.createdAt > b.createdAt ? 1 : a.id < b.id ? -1 : 1))
+      .map(({ id: endpointId, failures: consecutiveFailures, accountId, url, description, status, createdAt }) => {
+        const secretHint = this.secret(endpointId, 'active')!.hint;
+        const stagedSecretHint = this.secret(endpointId, 'staged')?.hint ?? null;
+        return { endpointId, accountId, url, description, status, consecutiveFailures, createdAt, secretHint, stagedSecretHint };
+      });
   }
 
   claimDue(slots: number): Claimed[] {
@@ -123,7 +133,7 @@ export class WebhookTables {
       Object.assign(one, { state: 'in_flight', lease: { token, until: now + LEASE_MS } });
       const { id: eventId, type, payload } = this.events.get(one.eventId)!;
       const { id: endpointId, url, failures: consecutiveFailures } = this.endpoints.get(one.endpointId)!;
-      const { id: secretId, kid, ciphertext } = this.activeSecret(endpointId)!;
+      const { id: secretId, kid, ciphertext } = this.secret(endpointId, 'active')!;
       const { id: deliveryId, round, attempts } = one;
       return { deliveryId, token, round, attempts, eventId, type, payload, endpointId, url, consecutiveFailures, secretId, sealed: { kid, ciphertext: ciphertext! }, claimedAtMs: now, chance: this.rng.next() }; // prettier-ignore
     });
@@ -140,7 +150,7 @@ export class WebhookTables {
       if (!row) return false;
       const { fate, outcome, startedAtMs, durationMs } = one;
       const dueAt = fate.state === 'pending' ? this.now() + fate.waitMs : row.dueAt;
-      Object.assign(row, { state: fate.state, attempts: row.attempts + 1, lease: null, dueAt });
+      Object.assign(row, { state: fate.state, attempts: row.attempts + 1, lease: null, dueAt, heldAt: fate.state === 'held' ? this.now() : null });
       this.attempts.push({ deliveryId: row.id, round: row.round, attempt: row.attempts, outcome, startedAtMs, durationMs });
       return true;
     });
@@ -174,7 +184,7 @@ export class WebhookTables {
       const row = this.held(lease);
       if (!row || row.lease!.until >= this.now()) return [];
       const held = row.leaseLosses + 1 >= MAX_LEASE_LOSSES;
-      Object.assign(row, { state: held ? 'held' : 'pending', leaseLosses: row.leaseLosses + 1, lostInAll: row.lostInAll + 1, lease: null, dueAt: this.now() }); // prettier-ignore
+      Object.assign(row, { state: held ? 'held' : 'pending', leaseLosses: row.leaseLosses + 1, lostInAll: row.lostInAll + 1, lease: null, dueAt: this.now(), heldAt: held ? this.now() : null }); // prettier-ignore
       return [{ deliveryId: row.id, held }];
     });
   }
@@ -199,7 +209,7 @@ export class WebhookTables {
   }
 
   reopen(row: DeliveryRow): void {
-    Object.assign(row, { state: 'pending', round: row.round + 1, attempts: 0, leaseLosses: 0, dueAt: this.now() });
+    Object.assign(row, { state: 'pending', round: row.round + 1, attempts: 0, leaseLosses: 0, dueAt: this.now(), heldAt: null });
   }
 }
 
@@ -214,89 +224,79 @@ export const simulatedDeliveries = (tables: WebhookTables, statement: Statement)
   tidy: (retrySeconds) => statement('tidy', () => tables.tidy(retrySeconds), true),
 });
 
-const rowsOf = (rows: readonly object[]) => ({ rows, rowCount: rows.length });
-const done = (rowCount = 1) => ({ rows: [], rowCount });
-const text = (value: unknown) => value as string;
-const texts = (value: unknown) => value as readonly string[];
+export const simulatedOutboxRows = (tables: Tables, run: Run): OutboxRows =>
+  port<OutboxRows>('outbox', run, ['announceDue'], {
+    write: ({ writes }, events) => void writes.push(() => tables.webhooks.tell(events)),
+    announceDue: ({ writes }) => void writes.push(() => tables.ring()),
+  });
 
-/** Rows of one transaction that changes deliveries or an endpoint are not another's until it ends. */
+export const simulatedDueSignal = ({ run, tables, process }: Database): DueSignal => ({
+  listen: async (ring, stop) => {
+    await run('due.listen', () => void tables.listeners.set(process, ring));
+    ring();
+    await new Promise<void>((end) => (stop.aborted ? end() : stop.addEventListener('abort', () => end(), { once: true })));
+  },
+});
+
+export const simulatedStaffTables = (database: Database): StaffTables => ({
+  change: (work) => database.transaction((run) => work(simulatedStaffRows(database.tables, run))),
+  ...port<Omit<StaffTables, 'change'>>('webhooks', database.run, ['endpoints'], {
+    endpoints: (_, accountId) => database.tables.webhooks.list(accountId),
+  }),
+});
+
+/** Those who send deliveries again do it one after the other. */
 const REDELIVERY = 'redelivery';
 
-/** What the outbox and staff say to Postgres, by how the statement begins, white space made one. */
-export const WEBHOOK_STATEMENTS: readonly (readonly [string, Run])[] = [
-  ['with told as ( select * from unnest', (tables, [ids, types, accounts, payments, payloads, , streams, revisions, positions], transaction) => {
-    const told = texts(ids).map((id, index) => ({
-      id,
-      type: texts(types)[index]!,
-      accountId: texts(accounts)[index]!,
-      paymentId: texts(payments)[index]!,
-      payload: (payloads as readonly Buffer[])[index]!,
-      stream: texts(streams)[index]!,
-      revision: texts(revisions)[index]!,
-      position: texts(positions)[index]!,
-    }));
-    tables.write(transaction, () => tables.webhooks.tell(told));
-    return done(told.length);
-  }],
-  ["select pg_notify('webhook_due'", (tables, _values, transaction) => {
-    tables.write(transaction, () => tables.ring());
-    return done();
-  }],
-  ['select pg_advisory_xact_lock', async (tables, [name], transaction) => {
-    await tables.lock(text(name), transaction);
-    return done();
-  }],
-  ['select from webhook_endpoint where account_id = $1 and url = $2', ({ webhooks }, [accountId, url]) =>
-    done([...webhooks.endpoints.values()].filter((one) => one.accountId === accountId && one.url === url && one.status !== 'disabled').length)],
-  ['insert into webhook_endpoint (id,', (tables, [id, accountId, url, , createdAt, registeredAt], transaction) => {
-    const row: EndpointRow = { id: text(id), accountId: text(accountId), url: text(url), createdAt: text(createdAt), registeredAt: text(registeredAt), seenFrom: 0, status: 'enabled', failures: 0 }; // prettier-ignore
-    tables.write(transaction, () => tables.webhooks.endpoints.set(row.id, { ...row, seenFrom: tables.now }));
-    return done();
-  }],
-  ['insert into webhook_endpoint_secret (id,', (tables, [id, endpointId, kid, ciphertext, hint, state], transaction) => {
-    const row: SecretRow = { id: text(id), endpointId: text(endpointId), kid: text(kid), ciphertext: text(ciphertext), hint: text(hint), state: state as SecretRow['state'] }; // prettier-ignore
-    tables.write(transaction, () => tables.webhooks.secrets.set(row.id, row));
-    return done();
-  }],
-  ['select status from webhook_endpoint where id = $1 for update', async (tables, [id], transaction) => {
-    await tables.lock(`webhook_endpoint ${text(id)}`, transaction);
-    const found = tables.webhooks.endpoints.get(text(id));
-    return rowsOf(found ? [{ status: found.status }] : []);
-  }],
-  ['update webhook_endpoint set status = $2', (tables, [id, status], transaction) => {
-    tables.write(transaction, () => Object.assign(tables.webhooks.endpoints.get(text(id))!, { status, failures: 0 }));
-    return done();
-  }],
-  ["update webhook_delivery set state = 'canceled'", (tables, _values, transaction) => {
-    tables.write(transaction, () => tables.webhooks.cancelForDisabled());
-    return done();
-  }],
-  ['select id from webhook_endpoint_secret where endpoint_id = $1 and state = \'staged\'', ({ webhooks }, [endpointId]) =>
-    rowsOf([...webhooks.secrets.values()].filter((one) => one.endpointId === endpointId && one.state === 'staged').map(({ id }) => ({ id })))],
-  ["update webhook_endpoint_secret set state = 'retired'", (tables, [endpointId, state], transaction) => {
-    tables.write(transaction, () => {
-      for (const row of tables.webhooks.secrets.values())
-        if (row.endpointId === endpointId && row.state === state) Object.assign(row, { state: 'retired', ciphertext: null });
-    });
-    return done();
-  }],
-  ["update webhook_endpoint_secret set state = 'active'", (tables, [id], transaction) => {
-    tables.write(transaction, () => (tables.webhooks.secrets.get(text(id))!.state = 'active'));
-    return done();
-  }],
-  ['select e.id as "endpointId", e.account_id as "accountId"', ({ webhooks }, [accountId]) =>
-    rowsOf([...webhooks.endpoints.values()]
-      .filter((one) => accountId === null || one.accountId === accountId)
-      .map((one) => ({ endpointId: one.id, accountId: one.accountId, url: one.url, status: one.status, createdAt: new Date(one.createdAt) })))],
-  ['select d.id::text as id from webhook_delivery d join webhook_endpoint e on e.id = d.endpoint_id where d.state = \'held\'', async (tables, [limit], transaction) => {
-    await tables.lock(REDELIVERY, transaction);
-    const { webhooks } = tables;
-    return rowsOf([...webhooks.deliveries.values()].filter((one) => one.state === 'held' && webhooks.canReopen(one)).slice(0, Number(limit)).map(({ id }) => ({ id })));
-  }],
-  ["update webhook_delivery d set state = 'pending', round = d.round + 1", (tables, [ids], transaction) => {
-    const { webhooks } = tables;
-    const rows = texts(ids).map((id) => webhooks.deliveries.get(id)!).filter((row) => webhooks.canReopen(row));
-    tables.write(transaction, () => rows.forEach((row) => webhooks.canReopen(row) && webhooks.reopen(row)));
-    return rowsOf(rows.map(({ id: deliveryId, eventId, endpointId, round }) => ({ deliveryId, eventId, endpointId, round: round + 1 })));
-  }],
-]; // prettier-ignore
+const simulatedStaffRows = (tables: Tables, run: Run): StaffRows => {
+  const { webhooks } = tables;
+  const all = () => [...webhooks.deliveries.values()];
+  const isDisabled = (endpointId: string) => webhooks.endpoints.get(endpointId)!.status === 'disabled';
+  const looks = ['lockAccount', 'hasEndpoint', 'lockEndpoint', 'stagedSecret', 'findDeliveries', 'heldDeliveries', 'deliveryState', 'announceDue'] as const; // prettier-ignore
+  return port<StaffRows>('webhooks', run, looks, {
+    lockAccount: (transaction, accountId) => tables.lock(`webhook_endpoint ${accountId}`, transaction),
+    hasEndpoint: (_, accountId, url) =>
+      [...webhooks.endpoints.values()].some((one) => one.accountId === accountId && one.url === url && one.status !== 'disabled'),
+    addEndpoint: ({ writes }, { endpointId: id, registeredAtPosition: registeredAt, ...row }) =>
+      void writes.push(() => webhooks.endpoints.set(id, { ...row, id, registeredAt, seenFrom: tables.now, status: 'enabled', failures: 0 })),
+    lockEndpoint: async (transaction, endpointId) => {
+      await tables.lock(`webhook_endpoint ${endpointId}`, transaction);
+      return webhooks.endpoints.get(endpointId)?.status ?? null;
+    },
+    setStatus: ({ writes }, endpointId, status) =>
+      void writes.push(() => Object.assign(webhooks.endpoints.get(endpointId)!, { status, failures: 0 })),
+    cancelForDisabled: ({ writes }) => void writes.push(() => webhooks.cancelForDisabled()),
+    addSecret: ({ writes }, { secretId: id, at: _, ...secret }) => void writes.push(() => webhooks.secrets.set(id, { ...secret, id })),
+    stagedSecret: (_, endpointId) => webhooks.secret(endpointId, 'staged')?.id ?? null,
+    retireSecret: ({ writes }, endpointId, state) => {
+      writes.push(() => {
+        const secret = webhooks.secret(endpointId, state);
+        if (secret) Object.assign(secret, { state: 'retired', ciphertext: null });
+      });
+    },
+    activateSecret: ({ writes }, secretId) => void writes.push(() => (webhooks.secrets.get(secretId)!.state = 'active')),
+    findDeliveries: (_, name) =>
+      all()
+        .filter(({ id, eventId, endpointId }) => id === name || (eventId === name && !isDisabled(endpointId)))
+        .map(({ id }) => id),
+    heldDeliveries: async (transaction, limit) => {
+      await tables.lock(REDELIVERY, transaction);
+      return all()
+        .filter((row) => row.state === 'held' && webhooks.canReopen(row))
+        .sort((a, b) => a.heldAt! - b.heldAt! || Number(a.id) - Number(b.id))
+        .slice(0, limit)
+        .map(({ id }) => id);
+    },
+    reopen: async (transaction, deliveryIds) => {
+      await tables.lock(REDELIVERY, transaction);
+      const rows = deliveryIds.map((id) => webhooks.deliveries.get(id)!).filter((row) => webhooks.canReopen(row));
+      transaction.writes.push(() => rows.forEach((row) => webhooks.canReopen(row) && webhooks.reopen(row)));
+      return rows.map(({ id, eventId, endpointId, round }) => ({ deliveryId: Number(id), eventId, endpointId, round: round + 1 }));
+    },
+    deliveryState: (_, deliveryIds) => {
+      const { id, state, endpointId } = all().find((row) => deliveryIds.includes(row.id))!;
+      return { id, state, status: webhooks.endpoints.get(endpointId)!.status };
+    },
+    announceDue: ({ writes }) => void writes.push(() => tables.ring()),
+  });
+};

@@ -885,10 +885,7 @@ export class Oracle {
       if (!state || !isVisible(state)) continue;
       visible += 1;
       const row = list.get(paymentIdOf(stream));
-      this.check(
-        row?.state === JSON.stringify(state) && row.revision === events.at(-1)!.revision.toString(),
-        'A8: the list is not what its events make',
-      );
+      this.check(row?.state === JSON.stringify(state) && row.revision === events.at(-1)!.revision, 'A8: the list is not what its events make');
     }
     this.check(list.size === visible, 'A8: the list has rows that no events make');
   }

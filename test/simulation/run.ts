@@ -74,7 +74,7 @@ const play = async (sim: Simulator, skewsMs: readonly [number, number], seams: S
   await finish(epilogue(outside), 'the epilogue');
   await becomeQuiet();
   await oracle.audit();
-  for (const failure of world.tables.failures) world.check(false, `A8: a projection stopped: ${failure}`);
+  for (const { name, message } of world.tables.failures) world.check(false, `A8: a projection stopped: ${name}: ${message}`);
 
   const head = await world.log.head();
   return {

@@ -3,10 +3,11 @@
  * `apps/worker` do, over simulated ports. Two replicas share the stores; each is made anew after a crash.
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
-import { type CheckoutPorts, CheckoutSessions, checkoutUnfinishedModel, finishSessions } from '#checkout';
-import { checkpointOf, createSubscriber, type EventStore, memoryEventStore, projectionOf, type Subscriber, watchProjection } from '#eventstore';
+import { applyUnfinished, type CheckoutPorts, CheckoutSessions, checkoutUnfinishedModel, finishSessions } from '#checkout';
+import { checkpointOf, createSubscriber, type EventStore, memoryEventStore, type Projection, type Subscriber, watchProjection } from '#eventstore';
 import { type Clock, type Ids, type Json, ServiceError } from '#kernel';
 import {
+  applyPaymentList,
   chargeOnce,
   type ChargeRequest,
   createRecovery,
@@ -34,12 +35,13 @@ import {
   sweepKeys,
 } from '#payments';
 import { openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
-import { KeyRing, type Logger, type Pool } from '#platform';
+import { KeyRing, type Logger } from '#platform';
 import { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from '#platform/http';
 import { answerEncoder, answerOf } from '../../apps/answers.js';
-import { type Deliveries, webhookOutbox } from '#webhooks';
+import { applyOutbox, type Deliveries, WEBHOOK_OUTBOX, webhookOutbox } from '#webhooks';
 import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
 import { type PayerAsk, servePayer } from './checkout.js';
+import { simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
 import type { Process, Simulator } from './simulator.js';
 import {
   type DirectoryChanges,
@@ -47,13 +49,12 @@ import {
   memoryIdempotency,
   simulatedDirectory,
   simulatedLog,
-  simulatedPool,
   simulatedRecoveryWork,
   simulatedRegister,
   simulatedStatement,
-  Tables,
   VelocityCounts,
 } from './stores.js';
+import { Database, type Run, simulatedCheckpoint, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
 import { type Receiver, serveWebhooks, type SimulatedSender, startDispatcher, type WebhookAsk, type WebhookPorts } from './webhooks.js';
 
 /** Where a canary may put its fault: each wraps one port of every replica, or changes what the replicas share. */
@@ -230,7 +231,7 @@ export class Replica {
   private services!: PaymentServices;
   private settlement!: SettlementPorts;
   private checkout!: CheckoutPorts;
-  private pool!: Pool;
+  private database!: Database;
   private clock!: Clock;
   private ids!: Ids;
   private subscriber!: Subscriber;
@@ -241,19 +242,15 @@ export class Replica {
     private readonly world: World,
     readonly process: Process,
   ) {
-    const open: Parameters<typeof simulatedPool>[3] = new Set();
-    process.onStart = () => this.start(open);
+    process.onStart = () => this.start();
     process.onCrash = () => {
-      // The server notices broken connections.
-      for (const transaction of open) world.tables.end(transaction, 'rollback');
-      open.clear();
-      world.tables.listeners.delete(process);
+      this.database.breakConnections();
       for (const reset of this.connections) reset();
       this.connections.clear();
     };
   }
 
-  private start(open: Parameters<typeof simulatedPool>[3]): void {
+  private start(): void {
     const { world, process } = this;
     const { sim, seams } = world;
     const clock = sim.clock(process);
@@ -284,18 +281,23 @@ export class Replica {
       velocity: world.velocity.port(statement),
       log: logged,
     };
-    const pool = simulatedPool(sim, process, world.tables, open);
+    const database = new Database(sim, process, world.tables);
     const bareKeys = memoryIdempotency(world.keys, RING, ids, simulatedStatement(sim, process, 'keys'));
     const keys = seams.keys?.(bareKeys, world) ?? bareKeys;
     const recovery = createRecovery({ ...ports, gateways: gateways('recovery ') }, log, simulatedRecoveryWork(world.tables, statement));
-    const subscriber = createSubscriber(projectionOf(paymentListModel), { store: log, pool, clock, leaseMs: PROJECTION_LEASE_MS });
-    const watch = watchProjection(pool, checkpointOf(paymentListModel), clock);
+    const list: Projection<Run> = {
+      ...paymentListModel,
+      apply: (run, events, log) => applyPaymentList(simulatedListRows(world.tables, run), events, log),
+    };
+    const checkpoint = simulatedCheckpoint(database, checkpointOf(paymentListModel));
+    const subscriber = createSubscriber(list, { store: log, checkpoint, clock, leaseMs: PROJECTION_LEASE_MS });
+    const watch = watchProjection(checkpoint, clock);
     this.services = {
       ports,
       idempotency: keys,
       answers: answerEncoder,
       list: {
-        db: pool,
+        rows: simulatedListRows(world.tables, database.run),
         keys: RING,
         directory: ports.directory,
         head: () => log.head(),
@@ -306,28 +308,40 @@ export class Replica {
     };
     this.settlement = { payments: ports, store: log, register: simulatedRegister(log) };
     this.checkout = { payments: ports, sessions: new CheckoutSessions(log, clock, ids), directory: ports.directory };
-    [this.clock, this.ids, this.subscriber, this.pool] = [clock, ids, subscriber, pool];
+    [this.clock, this.ids, this.subscriber, this.database] = [clock, ids, subscriber, database];
     this.startWorker();
     if (world.hasCheckout) this.startCheckout();
     if (world.hasWebhooks) this.startWebhooks();
   }
 
   private get webhooks(): WebhookPorts {
-    return { pool: this.pool, store: this.settlement.store, clock: this.clock, ids: this.ids, keys: RING };
+    return { tables: simulatedStaffTables(this.database), store: this.settlement.store, clock: this.clock, ids: this.ids, keys: RING };
   }
 
   startWebhooks(): void {
-    const { world, process, webhooks, pool, clock } = this;
+    const { world, webhooks, database, clock } = this;
     const { store } = webhooks;
-    createSubscriber(webhookOutbox(store), { store, pool, clock, leaseMs: PROJECTION_LEASE_MS }).start();
-    startDispatcher(world, process, webhooks, this.services.log);
+    const outbox: Projection<Run> = {
+      ...webhookOutbox(store),
+      apply: (run, events) => applyOutbox(simulatedOutboxRows(world.tables, run), store, events),
+    };
+    const checkpoint = simulatedCheckpoint(database, WEBHOOK_OUTBOX);
+    createSubscriber(outbox, { store, checkpoint, clock, leaseMs: PROJECTION_LEASE_MS }).start();
+    startDispatcher(world, database, webhooks, this.services.log);
   }
 
   /** The projection of sessions without an outcome, and the loop that finishes them. */
   startCheckout(): void {
-    const { checkout, pool, clock } = this;
-    createSubscriber(projectionOf(checkoutUnfinishedModel), { store: this.settlement.store, pool, clock, leaseMs: PROJECTION_LEASE_MS }).start();
-    void this.loop(() => finishSessions(checkout, pool));
+    const { checkout, database, clock } = this;
+    const { store } = this.settlement;
+    const { tables } = this.world;
+    const unfinished: Projection<Run> = {
+      ...checkoutUnfinishedModel,
+      apply: (run, events) => applyUnfinished(simulatedUnfinishedRows(tables, run), events),
+    };
+    const checkpoint = simulatedCheckpoint(database, checkpointOf(checkoutUnfinishedModel));
+    createSubscriber(unfinished, { store, checkpoint, clock, leaseMs: PROJECTION_LEASE_MS }).start();
+    void this.loop(() => finishSessions(checkout, simulatedUnfinishedRows(tables, database.run)));
   }
 
   /** The loops of `apps/worker`, at a pace of their own. */

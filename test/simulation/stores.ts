@@ -1,6 +1,6 @@
 /**
- * The stores of the simulation. Each behaves as the real one does, statement by statement, and is held to the same contract suite where there is one; what is
- * shared between replicas lives in the first class of each pair, what a replica sees of it goes through the simulator.
+ * The stores of the simulation, except for the tables (tables.ts). Each behaves as the real one does, and is held to the same contract suite where there is one; what
+ * is shared between replicas lives in the first class of each pair, what a replica sees of it goes through the simulator.
  */
 import type { ChargeTerms, Directory, PortalAccess } from '#accounts';
 import { type EventStore, OutcomeUnknown, type Position, type Recorded, type SubscriptionItem, Unavailable } from '#eventstore';
@@ -30,13 +30,12 @@ import {
   paymentEvents,
   paymentIdOf,
   type RecoveryWork,
-  type Resolution,
   type StoredAnswer,
   type Velocity,
 } from '#payments';
-import { type Client, DatabaseUnavailable, type KeyRing, type Pool, StatementTimeout } from '#platform';
-import { WEBHOOK_STATEMENTS, WebhookTables } from './deliveries.js';
-import { type Process, Rng, type Simulator, type Store } from './simulator.js';
+import type { KeyRing } from '#platform';
+import type { Process, Simulator, Store } from './simulator.js';
+import { lostConnection, type Tables } from './tables.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The log: the product's own memory store behind the simulator.
@@ -292,10 +291,6 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
   };
 };
 
-const lostConnection = (): never => {
-  throw new DatabaseUnavailable('Connection terminated unexpectedly', { code: 'ECONNRESET' });
-};
-
 /** A statement whose client is gone may still run: as long as the server lets one. */
 const LATE_STATEMENT_MS = [50, 2_000] as const;
 
@@ -308,362 +303,17 @@ export const simulatedStatement =
 export const directStatement: Statement = async (_name, effect) => effect();
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Tables: as much of Postgres as the projections use, statement by statement: transactions that are applied at their commit, the row lock that the
-// checkpoint's update takes, connections that break. An unknown statement is refused, so that a change of the product's SQL is noticed here.
-
-interface Checkpoint {
-  position: string;
-  epoch: number;
-  owner: string | null;
-  leaseUntil: number | null;
-}
-
-export interface ListRow {
-  readonly payment_id: string;
-  readonly account_id: string;
-  readonly portal_id: string;
-  readonly created_at: string;
-  readonly status: string;
-  readonly open_attempt_id: string | null;
-  readonly open_since: string | null;
-  readonly revision: string;
-  readonly state: string;
-}
-
-interface Transaction {
-  readonly writes: (() => void)[];
-  readonly locked: Set<string>;
-  lastStatementAt: number;
-  ended: boolean;
-}
-
-interface Result {
-  readonly rows: readonly object[];
-  readonly rowCount: number;
-}
-const rowsOf = (rows: readonly object[]): Result => ({ rows, rowCount: rows.length });
-const count = (rowCount: number): Result => ({ rows: [], rowCount });
-
-/** As `idle_in_transaction_session_timeout` and `lock_timeout` are set on the pools. */
-const IDLE_IN_TRANSACTION_MS = 60_000;
-const LOCK_TIMEOUT_MS = 10_000;
-const LOCK_POLL_MS = 50;
-
-const databaseError = (code: string, message: string) => new DatabaseUnavailable(message, { code });
-
-export class Tables {
-  readonly checkpoints = new Map<string, Checkpoint>();
-  readonly list = new Map<string, ListRow>();
-  readonly tries = new Map<string, { tries: number; nextTryAt: string; outcome: Resolution }>();
-  readonly failures: string[] = [];
-  /** Checkouts without an outcome. */
-  readonly unfinished = new Map<string, { readonly checkout_id: string; readonly since: string }>();
-  readonly webhooks: WebhookTables;
-  /** Who hears of what may be due (LISTEN): one connection of each process. */
-  readonly listeners = new Map<Process, () => void>();
-  private readonly locks = new Map<string, Transaction>();
-  /** Seam of a canary: rows are not part of the transaction that moves the checkpoint. */
-  splitTransactions = false;
-
-  constructor(private readonly sim: Simulator) {
-    this.webhooks = new WebhookTables(() => sim.now, new Rng(sim.seed ^ 0x27d4eb2f));
-  }
-
-  begin(): Transaction {
-    return { writes: [], locked: new Set(), lastStatementAt: this.sim.now, ended: false };
-  }
-
-  end(transaction: Transaction, how: 'commit' | 'rollback'): void {
-    if (transaction.ended) return;
-    transaction.ended = true;
-    if (how === 'commit') for (const write of transaction.writes) write();
-    for (const lock of transaction.locked) if (this.locks.get(lock) === transaction) this.locks.delete(lock);
-  }
-
-  /** Waits for a row lock, as the server does: until it is free, or the waiter's patience ends. */
-  async lock(name: string, transaction: Transaction): Promise<void> {
-    const until = this.sim.now + LOCK_TIMEOUT_MS;
-    for (;;) {
-      const holder = this.locks.get(name);
-      if (!holder || holder === transaction) break;
-      if (this.sim.now - holder.lastStatementAt > IDLE_IN_TRANSACTION_MS) this.end(holder, 'rollback');
-      else if (this.sim.now >= until) throw new StatementTimeout('canceling statement due to lock timeout', { code: '55P03' });
-      else await this.sim.wait(LOCK_POLL_MS);
-      // Its client is gone meanwhile.
-      if (transaction.ended) throw databaseError('57P01', 'terminating connection');
-    }
-    this.locks.set(name, transaction);
-    transaction.locked.add(name);
-  }
-
-  async run(text: string, values: readonly unknown[], transaction: Transaction): Promise<Result> {
-    if (transaction.ended) throw databaseError('25P03', 'terminating connection due to idle-in-transaction timeout');
-    transaction.lastStatementAt = this.sim.now;
-    const found = STATEMENTS.find(([begins]) => text.startsWith(begins));
-    if (!found) throw new Error(`the simulated tables do not know this statement: ${text}`);
-    return found[1](this, values, transaction, text);
-  }
-
-  write(transaction: Transaction, write: () => void): void {
-    transaction.writes.push(write);
-  }
-
-  lockCheckpoint(name: unknown, transaction: Transaction): Promise<void> {
-    return this.lock(`checkpoint ${String(name)}`, transaction);
-  }
-
-  /** NOTIFY: it may not arrive. */
-  ring(): void {
-    for (const [process, hear] of this.listeners)
-      void this.sim
-        .call(process, { store: 'tables', name: 'notification', effect: () => true, failed: () => false, idle: true })
-        .then((arrived) => arrived && hear());
-  }
-
-  get now(): number {
-    return this.sim.now;
-  }
-}
-
-export type Run = (tables: Tables, values: readonly unknown[], transaction: Transaction, text: string) => Result | Promise<Result>;
-
-const LIST_COLUMNS = ['payment_id', 'account_id', 'portal_id', 'created_at', 'status', 'open_attempt_id', 'open_since', 'revision', 'state'] as const;
-
-/** By how the statement begins, white space made one. */
-const STATEMENTS: readonly (readonly [string, Run])[] = [
-  ['select from projection_checkpoint where name = $1 and owner <> $2', (tables, [name, owner]) => {
-    const found = tables.checkpoints.get(name as string);
-    return count(found && found.owner !== null && found.owner !== owner && found.leaseUntil! >= tables.now ? 1 : 0);
-  }],
-  ['insert into projection_checkpoint as c (name, position, epoch, owner, lease_until)', async (tables, [name, owner, leaseMs], transaction) => {
-    await tables.lockCheckpoint(name, transaction);
-    const found = tables.checkpoints.get(name as string);
-    if (found && found.owner !== null && found.owner !== owner && found.leaseUntil! >= tables.now) return count(0);
-    const epoch = found ? found.epoch + (found.owner === owner ? 0 : 1) : 1;
-    const taken: Checkpoint = { position: found?.position ?? '', epoch, owner: owner as string, leaseUntil: tables.now + Number(leaseMs) };
-    tables.write(transaction, () => tables.checkpoints.set(name as string, taken));
-    return rowsOf([{ position: taken.position, epoch: String(epoch), unresolved: false }]);
-  }],
-  ['update projection_checkpoint set position', async (tables, [name, position, epoch, to, owner, leaseMs], transaction) => {
-    await tables.lockCheckpoint(name, transaction);
-    const found = tables.checkpoints.get(name as string);
-    if (!found || found.position !== position || String(found.epoch) !== epoch) return count(0);
-    const move = () => Object.assign(found, { position: to, ...(found.owner === owner && { leaseUntil: tables.now + Number(leaseMs) }) });
-    if (tables.splitTransactions) move();
-    else tables.write(transaction, move);
-    return count(1);
-  }],
-  ['update projection_checkpoint set lease_until', async (tables, [name, owner, epoch, leaseMs], transaction) => {
-    await tables.lockCheckpoint(name, transaction);
-    const found = tables.checkpoints.get(name as string);
-    if (found?.owner !== owner || String(found?.epoch) !== epoch) return count(0);
-    tables.write(transaction, () => (found!.leaseUntil = tables.now + Number(leaseMs)));
-    return count(1);
-  }],
-  ['update projection_checkpoint set owner = null', (tables, [name, owner], transaction) => {
-    const found = tables.checkpoints.get(name as string);
-    if (found?.owner === owner) tables.write(transaction, () => Object.assign(found!, { owner: null, leaseUntil: null }));
-    return count(1);
-  }],
-  ['select position, epoch, coalesce(lease_until', (tables, [name]) => {
-    const found = tables.checkpoints.get(name as string);
-    if (!found) return count(0);
-    const leased = found.leaseUntil !== null && found.leaseUntil >= tables.now;
-    return rowsOf([{ position: found.position, epoch: String(found.epoch), leased, unresolved: false }]);
-  }],
-  ['select position from projection_checkpoint', (tables, [name]) => {
-    const found = tables.checkpoints.get(name as string);
-    return rowsOf(found ? [{ position: found.position }] : []);
-  }],
-  ['insert into projection_failure', (tables, [name, , , , , message]) => {
-    tables.failures.push(`${String(name)}: ${String(message)}`);
-    return count(1);
-  }],
-  ['update projection_failure set resolved_at', () => count(0)],
-  ['select payment_id, revision, state from payment_list where payment_id = any', (tables, [ids]) =>
-    rowsOf((ids as string[]).flatMap((id) => tables.list.get(id) ?? []).map((row) => ({ ...row, state: JSON.parse(row.state) as object })))],
-  ['insert into payment_list as l', (tables, values, transaction) => {
-    const columns = values as readonly (readonly string[])[];
-    const rows = columns[0]!.map((_, index) => Object.fromEntries(LIST_COLUMNS.map((name, column) => [name, columns[column]![index]])) as unknown as ListRow);
-    tables.write(transaction, () => {
-      for (const row of rows) {
-        const before = tables.list.get(row.payment_id);
-        if (!before || BigInt(before.revision) < BigInt(row.revision)) tables.list.set(row.payment_id, row);
-      }
-    });
-    return count(rows.length);
-  }],
-  ['select payment_id, state from payment_list where', (tables, values, _transaction, text) => {
-    const conditions = /where (.*) order by/.exec(text)![1]!.split(' and ');
-    const value = (condition: string) => values[Number(/\$(\d+)/.exec(condition)![1]) - 1] as string;
-    const time = (at: string) => Date.parse(at);
-    const passes = (row: ListRow, condition: string): boolean => {
-      if (condition.startsWith('account_id =')) return row.account_id === value(condition);
-      if (condition.startsWith('portal_id =')) return row.portal_id === value(condition);
-      if (condition.startsWith('status =')) return row.status === value(condition);
-      if (condition.startsWith('created_at >=')) return time(row.created_at) >= time(value(condition));
-      if (condition.startsWith('created_at <')) return time(row.created_at) < time(value(condition));
-      const place = /^\(created_at, payment_id\) < \(\$(\d+)::timestamptz, \$(\d+)::uuid\)$/.exec(condition);
-      if (!place) throw new Error(`the simulated list does not know this condition: ${condition}`);
-      const [at, id] = [values[Number(place[1]) - 1] as string, values[Number(place[2]) - 1] as string];
-      return time(row.created_at) < time(at) || (time(row.created_at) === time(at) && row.payment_id < id);
-    };
-    const rows = [...tables.list.values()]
-      .filter((row) => conditions.every((condition) => passes(row, condition)))
-      .sort((a, b) => time(b.created_at) - time(a.created_at) || (a.payment_id < b.payment_id ? 1 : -1));
-    const limit = Number(values[Number(/limit \$(\d+)/.exec(text)![1]) - 1]);
-    return rowsOf(rows.slice(0, limit).map((row) => ({ payment_id: row.payment_id, state: JSON.parse(row.state) as object })));
-  }],
-  ['delete from checkout_unfinished where', (tables, [ids], transaction) => {
-    tables.write(transaction, () => (ids as string[]).forEach((id) => tables.unfinished.delete(id)));
-    return count(1);
-  }],
-  ['insert into checkout_unfinished', (tables, [ids, , sinces], transaction) => {
-    tables.write(transaction, () =>
-      (ids as string[]).forEach((checkout_id, index) => tables.unfinished.set(checkout_id, { checkout_id, since: (sinces as string[])[index]! })));
-    return count(1);
-  }],
-  ['select checkout_id, since::text', (tables, values) => {
-    // `-infinity` stands before every instant as text, too.
-    const [since, id, until, limit] = values as readonly [string, string, string, number];
-    const isAfter = (row: { since: string; checkout_id: string }) => row.since > since || (row.since === since && row.checkout_id > id);
-    const rows = [...tables.unfinished.values()]
-      .filter((row) => isAfter(row) && row.since <= until)
-      .sort((a, b) => (a.since < b.since ? -1 : a.since > b.since ? 1 : a.checkout_id < b.checkout_id ? -1 : 1));
-    return rowsOf(rows.slice(0, limit));
-  }],
-  ...WEBHOOK_STATEMENTS,
-  ['select', (_tables, _values, _transaction, text) => {
-    if (text !== 'select') throw new Error(`the simulated tables do not know this statement: ${text}`);
-    return rowsOf([{}]);
-  }],
-]; // prettier-ignore
-
-interface Query {
-  readonly text: string;
-  readonly values?: readonly unknown[];
-}
-
-const known = new Map<string, string>();
-/** White space made one. There are few statements, so each is looked at once. */
-const normalised = (text: string): string => {
-  const before = known.get(text);
-  if (before !== undefined) return before;
-  const after = text.replace(/\s+/g, ' ').trim();
-  known.set(text, after);
-  return after;
-};
-
-/** Names of statements in a story, and whether they are polls. */
-const nameOf = (text: string): { name: string; idle: boolean } => {
-  if (text === 'begin' || text === 'commit' || text === 'rollback') return { name: text, idle: text !== 'commit' };
-  if (text.startsWith('select')) return { name: 'rows.read', idle: true };
-  if (text.startsWith('update projection_checkpoint set position')) return { name: 'checkpoint', idle: false };
-  if (/^(insert into payment_list|insert into checkout_unfinished|delete from checkout_unfinished|with told|\w+ (into )?webhook_)/.test(text))
-    return { name: 'rows.write', idle: false };
-  return { name: text.split(' ').slice(0, 3).join(' '), idle: true };
-};
-
-/** A replica's connections to the tables, in the shape of a `pg` pool. */
-export const simulatedPool = (sim: Simulator, process: Process, tables: Tables, open: Set<Transaction>): Pool => {
-  const send = (text: string, effect: () => Result | Promise<Result>, breaks: () => void): Promise<Result> =>
-    sim.call(process, {
-      store: 'tables',
-      ...nameOf(text),
-      effect,
-      failed: () => {
-        breaks();
-        return lostConnection();
-      },
-    });
-  const parsed = (query: string | Query, values?: readonly unknown[]) =>
-    typeof query === 'string' ? { text: normalised(query), values: values ?? [] } : { text: normalised(query.text), values: query.values ?? [] };
-  const begin = () => {
-    const transaction = tables.begin();
-    open.add(transaction);
-    return transaction;
-  };
-  const finish = (transaction: Transaction, how: 'commit' | 'rollback') => {
-    tables.end(transaction, how);
-    open.delete(transaction);
-  };
-  const pool = {
-    query: (query: string | Query, bound?: readonly unknown[]) => {
-      const { text, values } = parsed(query, bound);
-      const transaction = begin();
-      const effect = async () => {
-        try {
-          const result = await tables.run(text, values, transaction);
-          finish(transaction, 'commit');
-          return result;
-        } catch (error) {
-          finish(transaction, 'rollback');
-          throw error;
-        }
-      };
-      return send(text, effect, () => undefined);
-    },
-    connect: async () => {
-      let transaction: Transaction | null = null;
-      let broken = false;
-      let hear = () => undefined as void;
-      const client = {
-        on: (event: string, handler: () => void) => {
-          if (event === 'notification') hear = handler;
-          return client;
-        },
-        off: () => client,
-        release: () => {
-          if (transaction) finish(transaction, 'rollback');
-        },
-        query: (query: string | Query, bound?: readonly unknown[]) => {
-          const { text, values } = parsed(query, bound);
-          if (broken) return Promise.reject(databaseError('ECONNRESET', 'Connection terminated'));
-          const breaks = () => {
-            broken = true;
-            if (transaction) finish(transaction, 'rollback');
-          };
-          return send(
-            text,
-            async () => {
-              if (text === 'begin') {
-                transaction = begin();
-                return count(0);
-              }
-              if (text.startsWith('listen ')) {
-                tables.listeners.set(process, () => hear());
-                return count(0);
-              }
-              if (!transaction) throw new Error('no transaction');
-              if (text === 'commit' || text === 'rollback') {
-                if (transaction.ended && text === 'commit') throw databaseError('25P03', 'the transaction was ended by the server');
-                finish(transaction, text);
-                return count(0);
-              }
-              return tables.run(text, values, transaction);
-            },
-            breaks,
-          );
-        },
-      };
-      return client as unknown as Client;
-    },
-  };
-  return pool as unknown as Pool;
-};
-
-// ------------------------------------------------------------------------------------------------------------------------------------
 // Recovery's work, velocity, directory.
 
-/** The statements of `postgresRecoveryWork` over the list's rows. */
+/** As `postgresRecoveryWork`, over the list's rows. */
 export const simulatedRecoveryWork = (tables: Tables, statement: Statement): RecoveryWork => ({
   due: ({ begunBefore, begunAfter, nextTryBefore, nextTryAfter }) =>
     statement(
       'recovery.due',
       () =>
         [...tables.list.values()]
-          .filter(({ open_since }) => open_since !== null && (open_since < begunBefore || open_since > begunAfter))
-          .map((row) => ({ paymentId: row.payment_id, attemptId: row.open_attempt_id!, since: row.open_since! }))
+          .filter(({ openSince }) => openSince !== null && (openSince < begunBefore || openSince > begunAfter))
+          .map((row) => ({ paymentId: row.paymentId, attemptId: row.openAttemptId!, since: row.openSince! }))
           .map((open) => ({ ...open, tried: tables.tries.get(`${open.paymentId} ${open.attemptId}`) }))
           .filter(({ tried }) => !tried || tried.nextTryAt <= nextTryBefore || tried.nextTryAt > nextTryAfter)
           .sort((a, b) => (a.since < b.since ? -1 : a.since > b.since ? 1 : a.paymentId < b.paymentId ? -1 : 1))

@@ -1,14 +1,22 @@
 /** The simulated stores keep the contracts of the real ones; else what is proved over them says nothing. */
 import { expect, test } from '@jest/globals';
+import { memoryEventStore } from '#eventstore';
+import { systemClock } from '#kernel';
 import { newKeyRing, systemIds } from '#platform';
 import { Secret } from '#payments';
+import { Endpoints, type EndpointStatus, type OutboxEvent, redeliver } from '#webhooks';
+import { checkpointContract } from '../support/checkpoint.contract.js';
 import { deliveriesContract } from '../support/deliveries.contract.js';
 import { gatewayContract } from '../support/gateway.contract.js';
 import { idempotencyContract } from '../support/key-store.contract.js';
+import { listRowsContract } from '../support/list-rows.contract.js';
+import { unfinishedRowsContract } from '../support/unfinished-rows.contract.js';
+import { webhookRowsContract } from '../support/webhook-rows.contract.js';
 import { Bank, bankGateway, CARDS, directWire, type GatewayName } from './bank.js';
-import { type EventRow, simulatedDeliveries, WebhookTables } from './deliveries.js';
-import { Rng } from './simulator.js';
+import { simulatedDeliveries, simulatedDueSignal, simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
+import { NO_FAULTS, Process, Simulator } from './simulator.js';
 import { directStatement, KeyTable, memoryIdempotency } from './stores.js';
+import { Database, type Run, simulatedCheckpoint, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
 
 idempotencyContract('the simulation’s', async () => {
   const table = new KeyTable(() => Date.now());
@@ -50,62 +58,127 @@ for (const name of ['bank-lowering', 'bank-plain', 'bank-refunding'] as const sa
     };
   });
 
+/** Tables of a world without faults, whose time goes on by itself. */
+const openTables = () => {
+  const sim = new Simulator(1, NO_FAULTS);
+  const tables = new Tables(sim);
+  let open = true;
+  const goOn = async () => {
+    while (open) {
+      await sim.run(() => !open);
+      await new Promise(setImmediate);
+    }
+  };
+  const going = goOn();
+  return {
+    tables,
+    /** The connections of another process. */
+    connect: () => new Database(sim, new Process('A'), tables),
+    pass: (ms: number) => sim.wait(ms),
+    close: async () => {
+      open = false;
+      await going;
+    },
+  };
+};
+
+checkpointContract<Run>(
+  'the simulation’s',
+  async () => {
+    const { connect, pass, close } = openTables();
+    const written: [name: string, row: string][] = [];
+    return {
+      checkpoint: (name) => simulatedCheckpoint(connect(), name),
+      write: (run, name, row) => run('write', ({ writes }) => void writes.push(() => written.push([name, row]))),
+      rows: async (name) => written.filter(([of]) => of === name).map(([, row]) => row),
+      pass,
+      wait: pass,
+      close,
+    };
+  },
+  200,
+);
+
+listRowsContract(
+  'the simulation’s',
+  async () => {
+    const { tables, connect, close } = openTables();
+    return { rows: simulatedListRows(tables, connect().run), close };
+  },
+  100,
+);
+
+unfinishedRowsContract('the simulation’s', async () => {
+  const { tables, connect, close } = openTables();
+  return { rows: simulatedUnfinishedRows(tables, connect().run), close };
+});
+
+webhookRowsContract('the simulation’s', async () => {
+  const { tables, connect, pass, close } = openTables();
+  const database = connect();
+  return {
+    tables: simulatedStaffTables(database),
+    deliveries: simulatedDeliveries(tables.webhooks, directStatement),
+    due: simulatedDueSignal(database),
+    outbox: (work) => database.transaction((run) => work(simulatedOutboxRows(tables, run))),
+    eventIds: async () => [...tables.webhooks.events.keys()],
+    rows: async () => [...tables.webhooks.deliveries.values()],
+    wait: pass,
+    close,
+  };
+});
+
+const VERBS = { paused: 'pause', enabled: 'resume', disabled: 'disable' } as const;
+
 deliveriesContract(
   'the simulation’s',
-  async () => ({
-    fresh: async () => {
-      let now = 1_000_000;
-      const tables = new WebhookTables(() => now, new Rng(1));
-      const happened: EventRow[] = [];
+  async () => {
+    const worlds: { close(): Promise<void> }[] = [];
+    const fresh = async () => {
+      const world = openTables();
+      worlds.push(world);
+      const { tables, connect, pass } = world;
+      const { webhooks } = tables;
+      const database = connect();
+      const store = memoryEventStore({ now: () => tables.now });
+      const ids = systemIds(() => tables.now);
+      const clock = { ...systemClock, now: () => tables.now };
+      const staff = { tables: simulatedStaffTables(database), store, clock, ids, actor: { type: 'staff', id: 'spec' } } as const;
+      const endpoints = new Endpoints({ ...staff, keys: newKeyRing(), sender: { vet: async () => undefined } });
+      const happened: OutboxEvent[] = [];
+      const [accountId, paymentId, stream] = ['a', 'p', 'payment-p'];
       let told = 0;
-      const position = () => String(happened.length).padStart(4, '0');
-      return {
-        workers: [simulatedDeliveries(tables, directStatement), simulatedDeliveries(tables, directStatement)] as const,
-        register: async (url) => {
-          const id = url;
-          tables.endpoints.set(id, {
-            id,
-            accountId: 'a',
-            url,
-            createdAt: '',
-            registeredAt: position(),
-            seenFrom: now,
-            status: 'enabled',
-            failures: 0,
-          });
-          tables.secrets.set(id, { id, endpointId: id, kid: 'k', ciphertext: 'c', hint: 'hint', state: 'active' });
-          return id;
-        },
-        change: async (endpointId, status) => {
-          const endpoint = tables.endpoints.get(endpointId)!;
-          if (endpoint.status !== status) Object.assign(endpoint, { status, failures: 0 });
-          tables.cancelForDisabled();
-        },
-        happen: async () => {
-          const [id, after] = [`evt_${happened.length}`, String(happened.length + 1).padStart(4, '0')];
-          happened.push({ id, type: 't', accountId: 'a', paymentId: 'p', payload: Buffer.alloc(0), stream: 's', revision: id, position: after });
-        },
-        tell: async () => {
-          tables.tell(happened.slice(told));
-          told = happened.length;
-        },
-        replay: async () => {
-          tables.tell(happened);
-          told = happened.length;
-        },
-        pass: async (seconds) => void (now += seconds * 1000),
-        redeliver: async (deliveryId) => {
-          const row = tables.deliveries.get(deliveryId)!;
-          const allowed = tables.canReopen(row);
-          if (allowed) tables.reopen(row);
-          return allowed;
-        },
-        rows: async () => [...tables.deliveries.values()].map(({ leaseLosses: losses, ...row }) => ({ ...row, losses })),
-        counts: async () => ({ events: tables.events.size, attempts: tables.attempts.length }),
+      const write = (events: readonly OutboxEvent[]) => {
+        told = happened.length;
+        return database.transaction((run) => simulatedOutboxRows(tables, run).write(events));
       };
-    },
-    close: async () => undefined,
-  }),
+      return {
+        workers: [simulatedDeliveries(webhooks, directStatement), simulatedDeliveries(webhooks, directStatement)] as const,
+        register: async (url: string) => (await endpoints.add(accountId, url)).endpointId,
+        change: (endpointId: string, to: EndpointStatus) => endpoints[VERBS[to]](endpointId),
+        happen: async () => {
+          const revision = BigInt(happened.length);
+          const id = `evt_${revision}`;
+          const meta = { recordedAt: '', actor: { type: 'system', id: 'spec' }, correlationId: '' } as const;
+          const { position } = await store.append(stream, revision === 0n ? 'no_stream' : revision - 1n, [
+            { id: ids.uuid(), type: 'Happened', v: 1, data: {}, meta },
+          ]);
+          happened.push({ id, type: 't', accountId, paymentId, payload: Buffer.alloc(0), createdAt: '', stream, revision, position });
+        },
+        tell: () => write(happened.slice(told)),
+        replay: () => write(happened),
+        pass: (seconds: number) => pass(seconds * 1000),
+        redeliver: (deliveryId: string) =>
+          redeliver(staff, [deliveryId]).then(
+            () => true,
+            () => false,
+          ),
+        rows: async () => [...webhooks.deliveries.values()].map(({ leaseLosses: losses, ...row }) => ({ ...row, losses })),
+        counts: async () => ({ events: webhooks.events.size, attempts: webhooks.attempts.length }),
+      };
+    };
+    return { fresh, close: () => Promise.all(worlds.map((world) => world.close())) };
+  },
   200,
 );
 

@@ -7,7 +7,7 @@ import { createHmac, timingSafeEqual } from 'node:crypto';
 import type { EventStore, Recorded } from '#eventstore';
 import type { Clock, Ids } from '#kernel';
 import { paymentIdOf, paymentEvents } from '#payments';
-import type { KeyRing, Logger, Pool } from '#platform';
+import type { KeyRing, Logger } from '#platform';
 import {
   ATTEMPT_BUDGET_MS,
   createDispatcher,
@@ -21,13 +21,15 @@ import {
   redeliverAllHeld,
   RETRY_SECONDS,
   type Sender,
+  type StaffTables,
 } from '#webhooks';
 import type { Check } from './audits.js';
-import { type DeliveryRow, simulatedDeliveries, type WebhookTables } from './deliveries.js';
+import { type DeliveryRow, simulatedDeliveries, simulatedDueSignal, type WebhookTables } from './deliveries.js';
 import type { Outside } from './partners.js';
 import type { World } from './service.js';
 import type { Process, Rng, Simulator } from './simulator.js';
 import { simulatedStatement } from './stores.js';
+import type { Database } from './tables.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Staff's commands (`payfold webhooks …`), as any process may be asked to do them.
@@ -50,7 +52,7 @@ export const WEBHOOK_ANSWERS: Readonly<Record<WebhookAsk['kind'], readonly strin
 };
 
 export interface WebhookPorts {
-  readonly pool: Pool;
+  readonly tables: StaffTables;
   readonly store: EventStore;
   readonly clock: Clock;
   readonly ids: Ids;
@@ -79,15 +81,16 @@ export const serveWebhooks = async (ports: WebhookPorts, ask: WebhookAsk): Promi
 /** The worker's loop, looking less often than the product's: it is rung when something is due. */
 const LOOK_MS = { idleMs: 20_000, leaseLookMs: 20_000, tidyEveryMs: 20_000 } as const;
 
-export const startDispatcher = (world: World, process: Process, { pool, clock, keys }: WebhookPorts, log: Logger): void => {
+export const startDispatcher = (world: World, database: Database, { clock, keys }: WebhookPorts, log: Logger): void => {
   const { sim, seams, tables } = world;
+  const { process } = database;
   const bareDeliveries = simulatedDeliveries(tables.webhooks, simulatedStatement(sim, process, 'tables'));
   const bareSender = simulatedSender(sim, process, world.receivers);
   createDispatcher(
     {
       deliveries: seams.deliveries?.(bareDeliveries, world) ?? bareDeliveries,
       sender: seams.sender?.(bareSender, world) ?? bareSender,
-      pool,
+      due: simulatedDueSignal(database),
       keys,
       clock,
       log,
@@ -278,7 +281,7 @@ export const auditDeliveries = (
   const accounts = new Map([...streams].map(([stream, [first]]) => [paymentIdOf(stream), (first!.data as { accountId?: string }).accountId ?? '']));
   const { tables: { webhooks }, receivers, sim } = world; // prettier-ignore
   auditEvents(webhooks, streams, accounts, check);
-  const storedAt = (stream: string, revision: string) => streams.get(stream)![Number(revision)]!.storedAt.getTime();
+  const storedAt = (stream: string, revision: bigint) => streams.get(stream)![Number(revision)]!.storedAt.getTime();
   for (const endpoint of webhooks.endpoints.values()) {
     const receiver = receivers.get(endpoint.url)!;
     const deliveries = [...webhooks.deliveries.values()].filter(({ endpointId }) => endpointId === endpoint.id);

@@ -6,7 +6,7 @@ import { adjustBooks, closePeriod, journalModel } from '#ledger';
 import { resolvePayment, reverseByStaff, settleCreate, staff } from '#payments';
 import { freePort } from '#platform';
 import { changeException, recordSettlements } from '#settlement';
-import { createResolve, createSender, Endpoints, redeliverAllHeld } from '#webhooks';
+import { createResolve, createSender, Endpoints, postgresStaffTables, redeliverAllHeld } from '#webhooks';
 import { dispute } from './books.js';
 import { CARD_FORM, checkoutPortal, formText, INTAKE, intakeOf, LINES, Payer, type Portal, SHOP, signedFields } from './checkout.js';
 import { eventually } from './eventually.js';
@@ -219,7 +219,7 @@ const linkOf = ({ portalId, signingSecret }: Portal, nowMs: number): string => {
   return `${INTAKE}/link?${formText(signedFields(signingSecret, 'link', `${PUBLIC}${INTAKE}/link`, fields))}`;
 };
 
-const webhookDeps = ({ services: { pool, store, clock, ids } }: Service) => ({ pool, store, clock, ids, actor: ACTOR });
+const webhookDeps = ({ services: { pool, store, clock, ids } }: Service) => ({ tables: postgresStaffTables(pool), store, clock, ids, actor: ACTOR });
 
 const listenTo = async (
   service: Service,

@@ -24,6 +24,7 @@ import {
   paymentView,
   type PaymentView,
   postgresIdempotency,
+  postgresListRows,
   postgresVelocity,
   type Received,
   type Recovery,
@@ -332,7 +333,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     idempotency: postgresIdempotency(ground.pool, ground.keys, ids),
     answers: answerEncoder,
     // Lists are another spec's.
-    list: { db: ground.pool, keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },
+    list: { rows: postgresListRows(ground.pool), keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },
     recovery,
     log,
   };

@@ -5,7 +5,7 @@
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { createSubscriber, eventStoreMigrations, type Subscriber } from '#eventstore';
+import { createSubscriber, eventStoreMigrations, postgresCheckpoint, type Subscriber } from '#eventstore';
 import { Deadline } from '#kernel';
 import { type Dispute, idempotencyMigrations, type PaymentCommand, velocityMigration } from '#payments';
 import { createLogger, createPool, migrate, type Pool, readConfig } from '#platform';
@@ -20,7 +20,10 @@ import {
   type EndpointSecret,
   type Outcome,
   postgresDeliveries,
+  postgresDueSignal,
+  postgresStaffTables,
   type StaffDeps,
+  WEBHOOK_OUTBOX,
   webhookMigrations,
   webhookOutbox,
 } from '#webhooks';
@@ -131,12 +134,12 @@ export const openWebhookStage = async ({ ground, names, authority, caFile }: Web
   const sender = (clock: MovableClock) => createSender({ settings: settings(), resolve: createResolve([names.address], clock), clock });
   const { store, ids } = house;
   const newOutbox = () => {
-    const subscriber = createSubscriber(webhookOutbox(store), { store, pool });
+    const subscriber = createSubscriber(webhookOutbox(store), { store, checkpoint: postgresCheckpoint(pool, WEBHOOK_OUTBOX) });
     closers.push(() => subscriber.stop());
     return subscriber;
   };
   const outbox = newOutbox();
-  const staff: StaffDeps = { pool, store, clock: house.clock, ids, actor: { type: 'staff', id: 'spec' } };
+  const staff: StaffDeps = { tables: postgresStaffTables(pool), store, clock: house.clock, ids, actor: { type: 'staff', id: 'spec' } };
   const endpoints = new Endpoints({ ...staff, keys: ground.keys, sender: { vet: (url) => sender(new MovableClock()).vet(url) } });
   const dispute = async (paymentId: string, change: Partial<Dispute>) => {
     const loaded = await house.ports.streams.load(paymentId);
@@ -177,7 +180,7 @@ export const openWebhookStage = async ({ ground, names, authority, caFile }: Web
         {
           deliveries: deliveries ?? postgresDeliveries(pool, ids.uuid()),
           sender: sender(clock),
-          pool,
+          due: postgresDueSignal(pool),
           keys: ground.keys,
           clock,
           log,

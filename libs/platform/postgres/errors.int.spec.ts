@@ -1,6 +1,5 @@
 /** What the driver and a real Postgres throw, each by its meaning; and a connection that a failover made read-only. */
-import { connect, createServer, type Server, type Socket } from 'node:net';
-import type { AddressInfo } from 'node:net';
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/globals';
 import { freshDatabase } from '../../../test/support/postgres.js';
 import { DatabaseUnavailable, isDataException, isLockTimeout, isRolledBack, StatementTimeout } from './errors.js';

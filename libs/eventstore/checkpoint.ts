@@ -1,0 +1,315 @@
+/**
+ * The checkpoint of a projection: the position that it has applied, a lease on it, and the event that stopped the projection. {@link Checkpoint} is a port. Postgres
+ * and the simulation keep one contract (test/support/checkpoint.contract.ts).
+ *
+ * Rows and checkpoint are committed in one transaction, whose first statement is a compare-and-set:
+ *
+ *   update projection_checkpoint set position = $new where name = $1 and position = $old and epoch = $mine
+ *
+ * A second worker waits for that row, finds another position, and has done nothing.
+ */
+import { DatabaseUnavailable, transaction, type Client, type Migration, type Pool, type Queryable } from '#platform';
+import { OutcomeUnknown, Unavailable, type Position } from './event-store.js';
+
+/** Checkpoints with their leases, and the events that stopped a projection. Position '' is the start of the log. */
+export const projectionCheckpointMigration: Migration = {
+  name: '0011-projection-checkpoint',
+  sql: `
+create table projection_checkpoint (
+  name text primary key,
+  position text collate "C" not null,
+  epoch bigint not null,
+  owner uuid,
+  lease_until timestamptz,
+  updated_at timestamptz not null default clock_timestamp(),
+  check ((owner is null) = (lease_until is null))
+) with (fillfactor = 50);
+
+create table projection_failure (
+  name text not null,
+  position text collate "C" not null,
+  event_id uuid,
+  stream text,
+  type text,
+  message text not null,
+  stack text not null,
+  attempts int not null default 1,
+  failed_at timestamptz not null default clock_timestamp(),
+  resolved_at timestamptz,
+  primary key (name, position)
+);
+`,
+};
+
+/** A position in the log under one owner. `position` '' is the start. */
+export interface Place {
+  readonly position: string;
+  /** Counts the owners so far. */
+  readonly epoch: string;
+}
+
+export interface Lease {
+  readonly owner: string;
+  readonly ms: number;
+}
+
+export interface CheckpointFailure {
+  /** null: the log cannot be read on from the checkpoint. */
+  readonly event: { readonly position: Position; readonly id: string; readonly stream: string; readonly type: string } | null;
+  readonly message: string;
+  readonly stack: string;
+}
+
+export interface CheckpointStatus {
+  /** null: nothing applied yet. */
+  readonly position: Position | null;
+  /** Take-overs so far. */
+  readonly epoch: bigint;
+  /** True while some worker holds the lease. */
+  readonly leased: boolean;
+  readonly updatedAt: Date | null;
+  /** The first that is not resolved. */
+  readonly failure: { readonly position: Position | null; readonly eventId: string | null; readonly message: string; readonly failedAt: Date } | null;
+}
+
+/** `Tx`: the transaction through which a projection writes its rows. */
+export interface Checkpoint<Tx = Client> {
+  /** Takes the lease, or extends it for the same owner; null while another owner holds it. A new owner raises the epoch. */
+  take(lease: Lease): Promise<Place | null>;
+  /** Extends the lease; false if it is no longer this owner's under this epoch. */
+  renew(lease: Lease, epoch: string): Promise<boolean>;
+  /** Gives the lease back, if it is this owner's. */
+  release(owner: string): Promise<void>;
+  /** Where the projection stands. A projection that never ran gets its checkpoint at the start of the log. */
+  look(): Promise<Place & { readonly leased: boolean }>;
+  /** The position alone; '' if the projection never ran. */
+  position(): Promise<string>;
+  /**
+   * Moves the checkpoint from a place to a position. Then runs `apply` in the same transaction. Extends the lease if it is this owner's. Throws {@link Moved},
+   * without `apply`, if the checkpoint is elsewhere. Throws {@link HandlerFault} if `apply` failed and the connection did not. After any other error the outcome may
+   * be unknown.
+   */
+  commit(from: Place, to: Position, lease: Lease, apply: ((tx: Tx) => Promise<void>) | null): Promise<void>;
+  /** Records why the projection stopped. The first commit that passes the position resolves it. */
+  recordFailure(failure: CheckpointFailure): Promise<void>;
+  status(): Promise<CheckpointStatus>;
+}
+
+/** The compare-and-set found another position: somebody else applied, or our own commit had arrived after all. */
+export class Moved extends Error {}
+
+/** The fault of the handler, its cause, whatever its message says: the connection was well. */
+export class HandlerFault extends Error {}
+
+/** Runs a handler in a transaction. An error without a code is the handler's own if the connection still answers: "the account is closed" is no lost connection. */
+export const runHandler = async (handler: () => Promise<void>, answers: () => Promise<boolean>): Promise<void> => {
+  try {
+    await handler();
+  } catch (error) {
+    const isOwn =
+      !(error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof DatabaseUnavailable) &&
+      (error as { code?: unknown } | undefined)?.code === undefined;
+    if (isOwn && (await answers())) throw new HandlerFault(String(error), { cause: error });
+    throw error;
+  }
+};
+
+export const asPosition = (text: string): Position | null => (text === '' ? null : (text as Position));
+
+export interface PostgresCheckpointOptions {
+  /** `search_path` of the transaction while `apply` runs: a rebuild writes into another schema (`rm_list_2, public`). */
+  readonly searchPath?: string;
+}
+
+/** Uses at most two connections at once. */
+export const postgresCheckpoint = (pool: Pool, name: string, options: PostgresCheckpointOptions = {}): Checkpoint =>
+  new PostgresCheckpoint(pool, name, options);
+
+class PostgresCheckpoint implements Checkpoint {
+  /** A failure was recorded earlier. The first commit that passes it marks it as resolved. */
+  private unresolved = false;
+
+  constructor(
+    private readonly pool: Pool,
+    private readonly name: string,
+    private readonly options: PostgresCheckpointOptions,
+  ) {}
+
+  async take({ owner, ms }: Lease): Promise<Place | null> {
+    // Workers on standby ask often, so they only read.
+    const held = await this.pool.query('select from projection_checkpoint where name = $1 and owner <> $2 and lease_until >= clock_timestamp()', [
+      this.name,
+      owner,
+    ]);
+    if (held.rowCount !== 0) return null;
+    const { rows } = await this.pool.query<Place & { unresolved: boolean }>(
+      `insert into projection_checkpoint as c (name, position, epoch, owner, lease_until)
+       values ($1, '', 1, $2, clock_timestamp() + $3::int * interval '1 millisecond')
+       on conflict (name) do update
+         set owner = excluded.owner, lease_until = excluded.lease_until, epoch = c.epoch + (c.owner is distinct from excluded.owner)::int
+         where c.owner is null or c.owner = excluded.owner or c.lease_until < clock_timestamp()
+       returning position, epoch, exists (select from projection_failure f where f.name = $1 and f.resolved_at is null) as unresolved`,
+      [this.name, owner, ms],
+    );
+    return rows[0] ? this.found(rows[0]) : null;
+  }
+
+  async renew({ owner, ms }: Lease, epoch: string): Promise<boolean> {
+    const { rowCount } = await this.pool.query(
+      `update projection_checkpoint set lease_until = clock_timestamp() + $4::int * interval '1 millisecond' where name = $1 and owner = $2 and epoch = $3`,
+      [this.name, owner, epoch, ms],
+    );
+    return rowCount !== 0;
+  }
+
+  async release(owner: string): Promise<void> {
+    await this.pool.query('update projection_checkpoint set owner = null, lease_until = null where name = $1 and owner = $2', [this.name, owner]);
+  }
+
+  async look(): Promise<Place & { leased: boolean }> {
+    for (;;) {
+      const { rows } = await this.pool.query<Place & { leased: boolean; unresolved: boolean }>(
+        `select position, epoch, coalesce(lease_until >= clock_timestamp(), false) as leased,
+                exists (select from projection_failure f where f.name = c.name and f.resolved_at is null) as unresolved
+         from projection_checkpoint c where name = $1`,
+        [this.name],
+      );
+      if (rows[0]) return this.found(rows[0]);
+      await this.pool.query(`insert into projection_checkpoint (name, position, epoch) values ($1, '', 0) on conflict do nothing`, [this.name]);
+    }
+  }
+
+  private found<Found extends { unresolved: boolean }>({ unresolved, ...found }: Found): Omit<Found, 'unresolved'> {
+    this.unresolved = unresolved;
+    return found;
+  }
+
+  async position(): Promise<string> {
+    const { rows } = await this.pool.query<{ position: string }>('select position from projection_checkpoint where name = $1', [this.name]);
+    return rows[0]?.position ?? '';
+  }
+
+  async commit(from: Place, to: Position, lease: Lease, apply: ((client: Client) => Promise<void>) | null): Promise<void> {
+    if (!apply && !this.unresolved) return this.advance(this.pool, from, to, lease);
+    await transaction(this.pool, async (client) => {
+      await this.advance(client, from, to, lease);
+      if (this.unresolved)
+        await client.query(
+          'update projection_failure set resolved_at = clock_timestamp() where name = $1 and resolved_at is null and position <= $2',
+          [this.name, to],
+        );
+      if (!apply) return;
+      if (this.options.searchPath !== undefined) await client.query(`select set_config('search_path', $1, true)`, [this.options.searchPath]);
+      await runHandler(
+        () => apply(client),
+        () => client.query('select').then(Boolean, () => false),
+      );
+    });
+  }
+
+  private async advance(db: Queryable, from: Place, to: Position, lease: Lease): Promise<void> {
+    const { rowCount } = await db.query({
+      name: 'projection_advance',
+      text: `update projection_checkpoint set position = $4, updated_at = clock_timestamp(),
+               lease_until = case owner when $5 then clock_timestamp() + $6::int * interval '1 millisecond' else lease_until end
+             where name = $1 and position = $2 and epoch = $3`,
+      values: [this.name, from.position, from.epoch, to, lease.owner, lease.ms],
+    });
+    if (rowCount !== 1) throw new Moved();
+  }
+
+  async recordFailure({ event, message, stack }: CheckpointFailure): Promise<void> {
+    // Also where the statement fails: the next commit may pass a failure that was recorded all the same.
+    this.unresolved = true;
+    await this.pool.query(
+      `insert into projection_failure as f (name, position, event_id, stream, type, message, stack)
+       values ($1, coalesce($2, (select position from projection_checkpoint where name = $1), ''), $3, $4, $5, $6, $7)
+       on conflict (name, position) do update set message = excluded.message, stack = excluded.stack, event_id = excluded.event_id,
+         stream = excluded.stream, type = excluded.type, attempts = f.attempts + 1, failed_at = clock_timestamp(), resolved_at = null`,
+      [this.name, event?.position ?? null, event?.id ?? null, event?.stream ?? null, event?.type ?? null, message, stack],
+    );
+  }
+
+  async status(): Promise<CheckpointStatus> {
+    const { rows } = await this.pool.query<{
+      position: string;
+      epoch: string;
+      leased: boolean;
+      updated_at: Date;
+      failed_position: string | null;
+      event_id: string | null;
+      message: string | null;
+      failed_at: Date | null;
+    }>(
+      `select c.position, c.epoch, coalesce(c.lease_until >= clock_timestamp(), false) as leased, c.updated_at,
+              f.position as failed_position, f.event_id, f.message, f.failed_at
+       from projection_checkpoint c
+       left join lateral (select * from projection_failure f where f.name = c.name and f.resolved_at is null order by f.position limit 1) f on true
+       where c.name = $1`,
+      [this.name],
+    );
+    const row = rows[0];
+    return {
+      position: asPosition(row?.position ?? ''),
+      epoch: BigInt(row?.epoch ?? 0),
+      leased: row?.leased ?? false,
+      updatedAt: row?.updated_at ?? null,
+      failure: row?.failed_at
+        ? { position: asPosition(row.failed_position ?? ''), eventId: row.event_id, message: row.message ?? '', failedAt: row.failed_at }
+        : null,
+    };
+  }
+}
+
+// ---- what Postgres alone does with checkpoints
+
+/**
+ * Refuses an event store that the read models have never followed: payments would be begun in a log that nobody reads. Places of KurrentDB have two parts, those of
+ * Postgres one.
+ */
+export const requireOwnStore = async (db: Queryable, onKurrentdb: boolean): Promise<void> => {
+  const { rows } = await db.query<{ kurrentdb: boolean }>(
+    `select position like '%:%' as kurrentdb from projection_checkpoint where position <> '' order by updated_at desc limit 1`,
+  );
+  const [known] = rows;
+  if (!known || known.kurrentdb === onKurrentdb) return;
+  throw new Error(
+    known.kurrentdb
+      ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'
+      : 'the events of this database lie in Postgres; unset KURRENTDB_URL, or take another database',
+  );
+};
+
+/**
+ * The checkpoint, locked for the rest of the transaction: nobody applies meanwhile. For the swap of a rebuild: lock both, compare, switch, commit.
+ * null where the projection never ran.
+ */
+export const lockCheckpoint = async (
+  client: Client,
+  name: string,
+): Promise<{ readonly position: Position | null; readonly epoch: bigint } | null> => {
+  const { rows } = await client.query<{ position: string; epoch: string }>(
+    'select position, epoch from projection_checkpoint where name = $1 for update',
+    [name],
+  );
+  return rows[0] ? { position: asPosition(rows[0].position), epoch: BigInt(rows[0].epoch) } : null;
+};
+
+/**
+ * Puts a checkpoint to a position (null: the start of the log) in the transaction that also empties, fills or swaps the rows. The epoch counts up, so a
+ * worker in the middle of a batch loses its place and begins again from here. Never for a reactor, whose effects left the house.
+ */
+export const resetCheckpoint = async (client: Client, name: string, position: Position | null): Promise<void> => {
+  await client.query(
+    `insert into projection_checkpoint as c (name, position, epoch) values ($1, $2, 1)
+     on conflict (name) do update set position = excluded.position, epoch = c.epoch + 1, owner = null, lease_until = null, updated_at = clock_timestamp()`,
+    [name, position ?? ''],
+  );
+  await client.query('update projection_failure set resolved_at = clock_timestamp() where name = $1 and resolved_at is null', [name]);
+};
+
+/** Removes a checkpoint, for the old side of a swapped rebuild. */
+export const dropCheckpoint = async (client: Client, name: string): Promise<void> => {
+  await client.query('delete from projection_checkpoint where name = $1', [name]);
+  await client.query('delete from projection_failure where name = $1', [name]);
+};

@@ -1,0 +1,124 @@
+/** What the rows of the list do alike, in Postgres and in the simulation: the newest revision stays, and pages follow a model for any filter. */
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { randomUUID } from 'node:crypto';
+import fc from 'fast-check';
+import { fold } from '#kernel';
+import { type ListFilters, payment as decider, type PaymentEvent, type PaymentListRows, type PaymentRow, type PaymentTerms } from '#payments';
+import { abandoned, AT, created, declined, feeless, initiated, unknown, voided } from './given.js';
+
+export interface ListRowsGround {
+  readonly rows: PaymentListRows;
+  close(): Promise<unknown>;
+}
+
+/** One history for each of four statuses. */
+const HISTORIES = [
+  ['pending', () => []],
+  ['failed', () => [declined]],
+  ['unknown', () => [unknown]],
+  ['succeeded', (terms, at) => [created(terms, at)]],
+] as const satisfies readonly (readonly [NonNullable<ListFilters['status']>, (terms: PaymentTerms, at: string) => PaymentEvent[]])[];
+
+const rowOf = (facts: readonly PaymentEvent[], paymentId: string = randomUUID()): PaymentRow => ({
+  paymentId,
+  revision: BigInt(facts.length - 1),
+  payment: fold(decider, facts),
+});
+
+const NO_FILTERS: ListFilters = { portalId: null, from: null, to: null, status: null };
+const text = (rows: readonly Pick<PaymentRow, 'paymentId' | 'payment'>[]) =>
+  rows.map(({ paymentId, payment }) => [paymentId, JSON.stringify(payment)]);
+
+export const listRowsContract = (whose: string, open: () => Promise<ListRowsGround>, runs: number): void =>
+  describe(`${whose} rows of the list`, () => {
+    let ground: ListRowsGround;
+    beforeAll(async () => {
+      ground = await open();
+    });
+    afterAll(() => ground.close());
+
+    const all = (accountId: string, filters: Partial<ListFilters> = {}) => ground.rows.page(accountId, { ...NO_FILTERS, ...filters }, null, 100);
+
+    test('come back as they were written, to the byte', async () => {
+      const rows = HISTORIES.map(([, facts]) => rowOf([initiated(), ...facts(feeless, AT)]));
+      await ground.rows.write(rows);
+      const read = await ground.rows.read([...rows.map(({ paymentId }) => paymentId), randomUUID()]);
+      expect(read).toHaveLength(rows.length);
+      for (const row of rows) {
+        const found = read.find(({ paymentId }) => paymentId === row.paymentId)!;
+        expect([found.revision, JSON.stringify(found.payment)]).toEqual([row.revision, JSON.stringify(row.payment)]);
+      }
+    });
+
+    test('keep the newest revision, whatever is written later', async () => {
+      const terms = { ...feeless, accountId: randomUUID() };
+      const [begun, good, gone] = [[initiated(terms)], [initiated(terms), created(terms)], [initiated(terms), created(terms), ...voided('A')]];
+      const { paymentId, ...first } = rowOf(begun);
+      const write = (facts: readonly PaymentEvent[]) => ground.rows.write([rowOf(facts, paymentId)]);
+      await ground.rows.write([{ paymentId, ...first }]);
+      await write(good);
+      await write(begun);
+      expect(await ground.rows.read([paymentId])).toMatchObject([{ revision: 1n }]);
+      expect(await all(terms.accountId, { status: 'pending' })).toEqual([]);
+      expect(await all(terms.accountId, { status: 'succeeded' })).toHaveLength(1);
+      // The same revision once more, as a repeated batch has it.
+      await ground.rows.write([{ ...rowOf(gone, paymentId), revision: 1n }]);
+      expect(await all(terms.accountId, { status: 'succeeded' })).toHaveLength(1);
+      await write(gone);
+      expect(await all(terms.accountId, { status: 'succeeded' })).toEqual([]);
+      expect(await all(terms.accountId)).toHaveLength(1);
+    });
+
+    test('refuse a payment that must have none', async () => {
+      const [good, bad] = [rowOf([initiated()]), rowOf([abandoned])];
+      await expect(ground.rows.write([good, bad])).rejects.toThrow('no row');
+      expect(await ground.rows.read([good.paymentId, bad.paymentId])).toEqual([]);
+    });
+
+    test('pages of any size under any filter: the model’s rows, newest first', async () => {
+      const accounts = [randomUUID(), randomUUID()];
+      const portals = [randomUUID(), randomUUID()];
+      const time = (tick: number) => new Date(Date.parse(AT) + tick).toISOString();
+      const tick = fc.integer({ min: 0, max: 4 });
+      const payment = fc.record({ id: fc.uuid(), account: fc.nat(1), portal: fc.nat(1), tick, history: fc.nat(HISTORIES.length - 1) });
+      const filter = fc.record({
+        account: fc.nat(1),
+        portal: fc.option(fc.nat(1)),
+        status: fc.option(fc.constantFrom(...HISTORIES.map(([status]) => status))),
+        from: fc.option(tick),
+        to: fc.option(tick),
+        size: fc.integer({ min: 1, max: 7 }),
+      });
+      const made: { row: PaymentRow; account: number; portal: number; tick: number; status: string }[] = [];
+      await fc.assert(
+        fc.asyncProperty(fc.array(payment, { maxLength: 12 }), fc.array(filter, { minLength: 1, maxLength: 5 }), async (payments, filters) => {
+          const fresh = payments.map(({ id, account, portal, tick, history }) => {
+            const terms = { ...feeless, accountId: accounts[account]!, portalId: portals[portal]! };
+            const [status, facts] = HISTORIES[history]!;
+            return { row: rowOf([initiated(terms, time(tick)), ...facts(terms, time(tick))], id), account, portal, tick, status };
+          });
+          if (fresh.length > 0) await ground.rows.write(fresh.map(({ row }) => row));
+          made.push(...fresh);
+          for (const { account, portal, status, from, to, size } of filters) {
+            const expected = made
+              .filter((one) => one.account === account && (portal === null || one.portal === portal) && (status === null || one.status === status))
+              .filter((one) => (from === null || one.tick >= from) && (to === null || one.tick < to))
+              .sort((a, b) => b.tick - a.tick || (a.row.paymentId < b.row.paymentId ? 1 : -1));
+            const edge = (tick: number | null) => (tick === null ? null : Date.parse(time(tick)));
+            const asked = { portalId: portal === null ? null : portals[portal]!, status, from: edge(from), to: edge(to) };
+            const seen: Awaited<ReturnType<PaymentListRows['page']>> = [];
+            for (let full = true; full;) {
+              const last = seen.at(-1);
+              const createdAt = last ? made.find(({ row }) => row.paymentId === last.paymentId)!.tick : 0;
+              const page = await ground.rows.page(accounts[account]!, asked, last ? { createdAt: edge(createdAt)!, id: last.paymentId } : null, size);
+              full = page.length === size;
+              expect(page.length).toBeLessThanOrEqual(size);
+              seen.push(...page);
+            }
+            expect(text(seen)).toEqual(text(expected.map(({ row }) => row)));
+          }
+        }),
+        { numRuns: runs, endOnFailure: true },
+      );
+    }, 180_000);
+  });
