@@ -21,7 +21,7 @@ export default tseslint.config(
       'no-control-regex': 'off',
       'no-restricted-syntax': [
         'error',
-        { selector: "Property[key.name='rejectUnauthorized'] > Literal[value=false]", message: 'TLS is verified, always (webhooks.md 5).' },
+        { selector: "Property[key.name='rejectUnauthorized'] > Literal[value=false]", message: 'TLS is verified, always (decision 0015).' },
         {
           selector:
             "CallExpression[callee.property.name='query'] > TemplateLiteral.arguments:first-child > TemplateElement[value.raw=/\\$\\{(?!.*(columns|where|schema))/]",

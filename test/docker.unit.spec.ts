@@ -175,7 +175,7 @@ describe('the compose file', () => {
     expect([...new Set(used)].sort()).toEqual(Object.keys(compose.volumes).sort());
   });
 
-  test('Postgres keeps parameters of failed statements out of its log (security.md 1)', () => {
+  test('Postgres keeps parameters of failed statements out of its log (docs/contract.md#card-data)', () => {
     expect(compose.services.postgres!.command).toEqual(
       expect.arrayContaining(['log_min_error_statement=panic', 'log_parameter_max_length_on_error=0']),
     );

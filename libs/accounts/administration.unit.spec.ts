@@ -203,7 +203,7 @@ describe('cases', () => {
   });
 });
 
-describe('the first start of a sandbox (cli.md)', () => {
+describe('the first start of a sandbox', () => {
   test('makes an account, a portal with 2.5 % + 50 cents, and a key', async () => {
     const made = (await createSandboxDefaults(administration))!;
     expect(made.apiKey).toMatch(/^pc_test_/);

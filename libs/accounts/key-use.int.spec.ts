@@ -19,7 +19,7 @@ afterAll(async () => {
   await database.drop();
 });
 
-test('the last use of a key is written at most once a minute, by all replicas together (security.md 2)', async () => {
+test('the last use of a key is written at most once a minute, by all replicas together', async () => {
   const time = { ms: START };
   const clock = { now: () => time.ms };
   let writes = 0;

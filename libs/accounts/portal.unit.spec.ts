@@ -73,7 +73,7 @@ describe('a portal', () => {
     given(created)
       .when(create)
       .thenRefused('INVALID_STATE', /already exists/));
-  test('begins without limits and rules, hosted checkout off, only its owner admitted (C53, cli.md)', () =>
+  test('begins without limits and rules, hosted checkout off, only its owner admitted (C53)', () =>
     expect(fold(portal, [created])).toEqual({
       portalId,
       name: 'Water bills',
@@ -236,7 +236,7 @@ describe('the gateway (C47)', () => {
   });
 });
 
-describe('hosted checkout (checkout.md 3, 4)', () => {
+describe('hosted checkout', () => {
   const configured = (checkout: CheckoutConfig): PortalEvent => ({ type: 'PortalCheckoutConfigured', data: { portalId, checkout } });
   const off: CheckoutConfig = { enabled: false, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null };
   test('a change names what changes', () => {

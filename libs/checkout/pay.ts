@@ -88,7 +88,7 @@ const retold = async (ports: CheckoutPorts, session: Session, origin: Origin, te
   }
 };
 
-/** Codes that `charge` throws only before it has written the intent (contract §2, steps 7–11). */
+/** Codes that `charge` throws only before it has written the intent (E7 to E11). */
 const REFUSED_BEFORE_THE_INTENT: ReadonlySet<ErrorCode> = new Set<ErrorCode>([
   'VALIDATION_ERROR',
   'PORTAL_ACCESS_DENIED',

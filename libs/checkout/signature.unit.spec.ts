@@ -1,4 +1,4 @@
-/** `sig` (C60) with the vectors of its documentation, and the vetting of addresses (checkout.md 3). */
+/** `sig` (C60) with the vectors of its documentation, and the vetting of addresses. */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { signatureOf } from '../../test/support/checkout.js';

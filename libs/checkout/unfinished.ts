@@ -1,6 +1,6 @@
 /**
  * Sessions whose attempt has no outcome yet: a read model of them, and the worker's round that finishes them. A payer who has closed his browser, a process that
- * died between two appends, a charge that recovery undid an hour later: none leaves a session in `processing` (checkout.md 3).
+ * died between two appends, a charge that recovery undid an hour later: none leaves a session in `processing`.
  */
 import type { Origin, ReadModel, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';

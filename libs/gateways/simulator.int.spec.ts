@@ -1,4 +1,4 @@
-/** Which outcome a call has, row by row (recovery.md 2.2), against a server on a real socket that misbehaves on command. */
+/** Which outcome a call has, row by row (docs/contract.md#gateway), against a server on a real socket that misbehaves on command. */
 import { spawn } from 'node:child_process';
 import { connect, createServer, type AddressInfo, type Server, type Socket } from 'node:net';
 import { inspect } from 'node:util';

@@ -1,5 +1,5 @@
 /**
- * The adapter of the sandbox processor (`apps/simulator`), over a real socket. Which outcome a call has is decided here and nowhere else (recovery.md 2.2):
+ * The adapter of the sandbox processor (`apps/simulator`), over a real socket. Which outcome a call has is decided here and nowhere else (docs/contract.md#gateway):
  *
  * | what happened | outcome |
  * |---|---|

@@ -1,4 +1,4 @@
-/** Charging: which outcome becomes which fact and answer (recovery.md 2.2), and that no success is answered without a durable outcome. */
+/** Charging: which outcome becomes which fact and answer (docs/contract.md#gateway), and that no success is answered without a durable outcome. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { eventually } from '../../test/support/eventually.js';
 import { read, sent } from '../../test/support/answers.js';
@@ -369,7 +369,7 @@ describe('with a key', () => {
     expect((await house.chargeWithKey(key, { expiry: { month: 1, year: 2020 } })).status).toBe(400);
     expect((await house.chargeWithKey(key)).status).toBe(200);
   });
-  test('replay beats state: portal revoked, case blocked, card expired (contract §2)', async () => {
+  test('replay beats state: portal revoked, case blocked, card expired (docs/contract.md#order-of-evaluation)', async () => {
     const key = house.key();
     const asked = { referenceId: 'CASE-7' };
     const first = await house.chargeWithKey(key, asked);
@@ -450,7 +450,7 @@ describe('with a key', () => {
   });
 });
 
-describe('refusals before anything begins (contract §2, steps 7–11)', () => {
+describe('refusals before anything begins (E7 to E11)', () => {
   const nothingHappened = async () => {
     const types: string[] = [];
     for await (const events of house.store.readAll(null, { streamPrefixes: ['payment-'] })) types.push(...events.map(({ type }) => type));

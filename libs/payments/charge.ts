@@ -1,5 +1,5 @@
 /**
- * Creating a payment: facts → refusals (contract §2, steps 7–11) → intent → gateway → outcome. The intent is durable before money moves, and no
+ * Creating a payment: facts → refusals (E7 to E11) → intent → gateway → outcome. The intent is durable before money moves, and no
  * success is answered without a durable outcome. Whatever ends without certainty is left to recovery, which undoes it.
  */
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
@@ -69,7 +69,7 @@ export interface ChargeAttempt {
   readonly attemptId: string;
 }
 
-/** Our reference of one movement: 20 characters of Crockford base32 over attempt, leg and operation (gateway.md 1). */
+/** Our reference of one movement: 20 characters of Crockford base32 over attempt, leg and operation (docs/contract.md#gateway). */
 export const gatewayRef = (attemptId: string, leg: Leg, op: Op): Ref =>
   crockford(createHash('sha256').update(`${attemptId}:${leg}:${op}`).digest(), 20);
 
@@ -103,7 +103,7 @@ export const charge = async (
     const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
     loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId: attempt.attemptId, terms: plan }], owner, deadline, INTENT);
   } catch (error) {
-    // The stream was fenced by a takeover of our key: this request must never begin (recovery.md 1.8).
+    // The stream was fenced by a takeover of our key: this request must never begin (docs/contract.md#streams-and-appends).
     if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
     throw error;
   }
@@ -127,7 +127,7 @@ export const charge = async (
   return chargeAnswer(attempt.paymentId, loaded.payment);
 };
 
-/** The answer that a payment's state stands for: the same at once and rebuilt from the stream later, byte for byte (recovery.md 1.4). */
+/** The answer that a payment's state stands for: the same at once and rebuilt from the stream later, byte for byte (T7). */
 export const chargeAnswer = (paymentId: string, payment: Payment): PaymentView => {
   if (!isVisible(payment)) throw new Error('no payment to answer with');
   switch (payment.phase) {
@@ -179,7 +179,7 @@ export const refuseExpiredCard = (instrument: PaymentInstrument, now: number): v
     });
 };
 
-/** Steps 8–10 of contract §2 as far as no card is needed: whether the account may take this amount on this portal for this case now. */
+/** E8 to E10 as far as no card is needed: whether the account may take this amount on this portal for this case now. */
 export const refuseByTerms = (
   { gateways, clock }: Pick<PaymentPorts, 'gateways' | 'clock'>,
   amountCents: Cents,
@@ -203,7 +203,7 @@ export const refuseByTerms = (
 
 const notAllowed = (message: string, details = {}) => new ServiceError('PAYMENT_NOT_ALLOWED', message, details);
 
-/** Steps 8–10 of contract §2, then the plan of the charge: fee, lines, legs and every reference that the attempt may use. */
+/** E8 to E10, then the plan of the charge: fee, lines, legs and every reference that the attempt may use. */
 const refuseOrPlan = (
   ports: PaymentPorts,
   request: ChargeRequest,
@@ -301,7 +301,7 @@ const moveMoney = async (
       approved.push({ leg, txn: outcome.txn });
       continue;
     }
-    // Recovery finalised the reference before we came: it owns the attempt, and we record nothing (gateway.md 2).
+    // Recovery finalised the reference before we came: it owns the attempt, and we record nothing (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') return { kind: 'too_late' };
     if (outcome.kind === 'unknown') return { kind: 'unknown', leg: leg.leg, cause: outcome.cause };
     const takenBack = await takeBack(ports, gateway, approved, deadline);

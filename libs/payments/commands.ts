@@ -217,7 +217,7 @@ export class FindPaymentHandler implements IQueryHandler<FindPayment> {
     const id = paymentId.toLowerCase();
     const { payment } = await ports.streams.load(id);
     if (!isVisible(payment) || payment.terms.accountId !== accountId) throw notFound();
-    // Whoever asks about an open payment would rather know: resolve it now, but answer from the stream (recovery.md 2.3).
+    // Whoever asks about an open payment would rather know: resolve it now, but answer from the stream (docs/contract.md#recovery).
     const open = openOf(payment);
     if (open && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
     return paymentView(id, payment);

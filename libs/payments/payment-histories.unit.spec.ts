@@ -1,4 +1,4 @@
-/** Random legal histories of a payment: whatever is asked and whatever the gateway says, the money adds up (contract §4). */
+/** Random legal histories of a payment: whatever is asked and whatever the gateway says, the money adds up (docs/contract.md#money-and-states). */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { fold, ServiceError } from '#kernel';

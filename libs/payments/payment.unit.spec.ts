@@ -1,4 +1,4 @@
-/** The rules of a payment (contract §4–§7, C61, C67), as facts and commands. */
+/** The rules of a payment (docs/contract.md#money-and-states, C32 to C40, C61, C67), as facts and commands. */
 import { describe, expect, test } from '@jest/globals';
 import {
   abandoned,
@@ -238,7 +238,7 @@ describe('unknown becomes voided or failed, never succeeded by itself (C29)', ()
   test.each<[string, PaymentEvent[]]>([
     ['reversed', [undone('principal', 10_000, 0), undone('fee', 0, 325)]],
     ['never processed', [neverProcessed]],
-  ])('voided out of unknown, %s: captured 0, no confirmation (§4)', (_, facts) => {
+  ])('voided out of unknown, %s: captured 0, no confirmation', (_, facts) => {
     const view = viewOf(...open, ...facts);
     expect(view).toMatchObject({
       status: 'voided',
@@ -282,7 +282,7 @@ describe('unknown becomes voided or failed, never succeeded by itself (C29)', ()
   });
 });
 
-describe('the states and their money: captured = refunded + remaining (§4)', () => {
+describe('the states and their money: captured = refunded + remaining (docs/contract.md#money-and-states)', () => {
   const separateView = (...facts: PaymentEvent[]) => {
     const { status, capturedAmountCents, refundedAmountCents, remainingRefundableAmountCents } = viewOf(...facts);
     return [status, capturedAmountCents, refundedAmountCents, remainingRefundableAmountCents];
@@ -1316,7 +1316,7 @@ describe('results (C38)', () => {
       createdAt: AT,
     });
   });
-  test('stays what it was, whatever is refunded later (recovery.md 1.4 c)', () => {
+  test('stays what it was, whatever is refunded later (T7)', () => {
     const facts = [...charged(), ...partRefunded('A', [333, 333, 334])];
     const first = refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'));
     const later = [...facts, ...partRefunded('B', [1, 0, 0])];

@@ -48,7 +48,7 @@ export interface LineItemView {
   readonly metadata: Readonly<Record<string, Json>> | null;
 }
 
-/** PaymentGroupResponse. In every status captured = refunded + remaining (contract §4). */
+/** PaymentGroupResponse. In every status captured = refunded + remaining (docs/contract.md#money-and-states). */
 export const paymentView = (id: string, payment: VisiblePayment): PaymentView => {
   const { terms } = payment;
   const charge = payment.phase === 'charged' ? payment : null;

@@ -1,4 +1,4 @@
-/** Recovery (recovery.md 2.3, gateway.md 3): fence, finalise every reference, undo, record; and never decide by running out of tries. */
+/** Recovery (docs/contract.md#recovery): fence, finalise every reference, undo, record; and never decide by running out of tries. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { HOST_CLOCKS_DIFFER_MS } from '#kernel';

@@ -986,7 +986,7 @@ describe('facts of others in between', () => {
   });
 });
 
-test('answers are rebuilt byte for byte from the stream (recovery.md 1.4 c)', async () => {
+test('answers are rebuilt byte for byte from the stream (C17, T8)', async () => {
   const id = await charged({ lines: [3333, 3333, 3334] });
   const key = house.key();
   const asked = { ...PARTIAL, reason: 'é' };

@@ -213,7 +213,7 @@ const run = async (
       loaded = await record(ports, loaded, attemptId, commands, owner, deadline);
       continue;
     }
-    // Recovery finalised the reference before we came: it owns the attempt (gateway.md 2).
+    // Recovery finalised the reference before we came: it owns the attempt (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') throw timeout(paymentId);
     if (outcome.kind === 'rejected' || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
       const unfinished = outcome.kind === 'rejected' ? 'rejected' : 'never_executed';
@@ -268,7 +268,7 @@ const moveLeg = async (
   return { outcome: first, means: move.means };
 };
 
-/** Records at the exact revision; a fact of somebody else in between is stepped over, recovery's fence is not (recovery.md 1.8). */
+/** Records at the exact revision; a fact of somebody else in between is stepped over, recovery's fence is not (docs/contract.md#streams-and-appends). */
 const record = async (
   ports: PaymentPorts,
   loaded: LoadedPayment,

@@ -38,7 +38,7 @@ const PAYMENT_STREAM: DecidedStreamType<Payment, PaymentCommand, PaymentEvent> =
     type === 'PaymentSettled' || type === 'SettlementRejected' || type === 'SettlementWithdrawn' ? data.closedAt : null,
 };
 
-/** A stream this long is no normal payment: alarm, do not refuse (event-store.md 3). */
+/** A stream this long is no normal payment: alarm, do not refuse (docs/contract.md#streams-and-appends). */
 export const LONG_STREAM_EVENTS = 200;
 
 /** Milliseconds that an append may be repeated for, of what is left of the request. */

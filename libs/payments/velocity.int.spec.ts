@@ -224,7 +224,7 @@ describe('declines', () => {
   });
 });
 
-describe('what the table holds (security.md 1)', () => {
+describe('what the table holds (docs/contract.md#card-data)', () => {
   test('a keyed hash: no number, no last four, no token, no reference, no payment', async () => {
     const limits = { card: limit({ attempts: 5, declines: 5 }), case: limit({ attempts: 5 }) };
     const entryId = ids.uuid();

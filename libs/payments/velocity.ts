@@ -1,6 +1,6 @@
 /**
  * Velocity: limits on attempts and declines per case and per card, per portal, off by default (C53, C70). Exact sliding windows: N pass, the next is
- * refused until the oldest leaves the window. The card enters as a keyed hash, in a table that knows no payment and no last four (security.md 1).
+ * refused until the oldest leaves the window. The card enters as a keyed hash, in a table that knows no payment and no last four (docs/contract.md#card-data).
  */
 import type { LimitScope, Portal, VelocityLimits } from '#accounts';
 import { type Clock, ServiceError, timestamp } from '#kernel';

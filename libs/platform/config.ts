@@ -1,4 +1,4 @@
-/** Configuration: the only reader of the environment. Every wrong or missing name is listed at once (cli.md). */
+/** Configuration: the only reader of the environment. Every wrong or missing name is listed at once. */
 import { isIP } from 'node:net';
 import { resolve } from 'node:path';
 

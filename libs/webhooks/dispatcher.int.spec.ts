@@ -1,4 +1,4 @@
-/** Deliveries on their way (C55; webhooks.md 4, 6): real payments, outbox, Postgres, TLS and receivers that were written from the specification. */
+/** Deliveries on their way (C55): real payments, outbox, Postgres, TLS and receivers that were written from the specification. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { eventually } from '../../test/support/eventually.js';
 import { status } from '../../test/support/receiver.js';

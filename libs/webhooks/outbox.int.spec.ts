@@ -1,4 +1,4 @@
-/** From facts to deliveries, exactly once (C56, C57; webhooks.md 3): real payments, a real Postgres. */
+/** From facts to deliveries, exactly once (C56, C57): real payments, a real Postgres. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { resetCheckpoint } from '#eventstore';
 import { transaction } from '#platform';

@@ -1,4 +1,4 @@
-/** One POST to somebody else's server (webhooks.md 5), over real sockets, real TLS and a real name server, all on loopback. */
+/** One POST to somebody else's server (decision 0015), over real sockets, real TLS and a real name server, all on loopback. */
 import { createServer as createHttpServer } from 'node:http';
 import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';

@@ -1,5 +1,5 @@
 /**
- * The comparison after a storm (recovery.md 2.4): what partners were told, what the events say, what the bank did, and what the read models show must be one story,
+ * The comparison after a storm (A1 to A12): what partners were told, what the events say, what the bank did, and what the read models show must be one story,
  * to the cent. Reads everything past the proxies; every difference is a line.
  */
 import { setTimeout as sleep } from 'node:timers/promises';

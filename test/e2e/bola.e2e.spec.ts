@@ -133,7 +133,7 @@ describe('a payment’s id', () => {
 });
 
 describe('a portal’s id', () => {
-  test('another account’s and an unknown one: the same 403 (specification, Portal)', async () => {
+  test('another account’s and an unknown one: the same 403 (specification, Portals)', async () => {
     const withPortal = routes.filter(({ parameters, body }) => body === 'CreatePaymentRequest' || parameters.some(({ name }) => name === 'portalId'));
     expect(withPortal.length).toBeGreaterThanOrEqual(3);
     for (const route of withPortal) {

@@ -1,6 +1,6 @@
 import { checkoutUnfinishedModel, finishSessions, postgresUnfinishedRows } from '#checkout';
 /**
- * A crash at each point of a checkout (checkout.md 3, C66): an API process kills itself with SIGKILL right before or right after one port call while a payer pays.
+ * A crash at each point of a checkout (C66): an API process kills itself with SIGKILL right before or right after one port call while a payer pays.
  * The payer then goes on at another process, as after a restart. Worker and processor are processes of their own; the processor's books are the truth.
  */
 import { randomBytes } from 'node:crypto';

@@ -1,5 +1,5 @@
 /**
- * A crash at each named point of a create, a void and a refund (recovery.md 1.6, 2.4): an API process kills itself with SIGKILL right before or right after one
+ * A crash at each named point of a create, a void and a refund (S0 to S6): an API process kills itself with SIGKILL right before or right after one
  * port call; another one, as a restart or a second replica would, gets the same key again. Processor and worker are processes of their own; the processor's books
  * are the truth.
  */
@@ -136,7 +136,7 @@ const at = (flow: Flow, points: string, more: Partial<Crash> = {}) => {
   for (const point of points.split(' ')) crashes.push({ flow, point, before: 'retried', ...more });
 };
 
-// Creates: the table of recovery.md 1.6, S0 to S6.
+// Creates: S0 to S6.
 at('create', 'claim:before', { answer: '200 fresh', ends: 'succeeded' });
 at('create', 'claim:after append.PaymentInitiated:before', { answer: 'reconcile, no payment', ends: 'none' });
 at(

@@ -1,6 +1,6 @@
 /**
  * `kill -9` of the whole process tree (API, worker, Postgres, processor) in the middle of concurrent creates, again and again on the same data. Every key is then
- * retried until it has a final answer, and log, answers and the bank's own books are laid side by side (recovery.md 2.4, A1–A9).
+ * retried until it has a final answer, and log, answers and the bank's own books are laid side by side (A1–A9).
  */
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';

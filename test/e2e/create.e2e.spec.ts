@@ -1,4 +1,4 @@
-/** POST /api/partner/v1/payments: what is charged, what is refused and in which order (specification, Endpoints; contract §1, §2, §5). */
+/** POST /api/partner/v1/payments: what is charged, what is refused and in which order (specification, Endpoints; C1 to C11, C32 to C35, E1 to E13). */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { CARD, card, expiryIn, PARTNER, paymentOf, PAYMENTS, type Service, startService, type TestAccount } from '../support/service.js';
 
@@ -188,7 +188,7 @@ describe('the service fee', () => {
   });
 });
 
-describe('fixture cards (gateway.md 5)', () => {
+describe('fixture cards', () => {
   const reading = { status: 'succeeded' };
   test.each([
     ['approved Visa', '4242 4242 4242 4242', 'visa', '4242'],
@@ -632,9 +632,9 @@ describe('expiry of the card (C5)', () => {
 });
 
 /**
- * Contract §2. Each row provokes one refusal; a request that provokes several is answered with the earliest. Every pair that one request can provoke is tried.
+ * E1 to E13. Each row provokes one refusal; a request that provokes several is answered with the earliest. Every pair that one request can provoke is tried.
  */
-describe('order of evaluation (contract §2)', () => {
+describe('order of evaluation (E1 to E13)', () => {
   interface Provoked {
     portal: 'open' | 'bare' | 'ruled' | 'limited' | 'unknown';
     authorization: 'right' | 'none' | 'deactivated';

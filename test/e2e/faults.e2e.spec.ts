@@ -1,4 +1,4 @@
-/** What a partner sees while something is broken: the processor, the database, the service itself on its way down (C19, C29, C42, C43; security.md 4). */
+/** What a partner sees while something is broken: the processor, the database, the service itself on its way down (C19, C29, C42, C43). */
 import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/globals';
 import type { SimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
@@ -179,7 +179,7 @@ describe('the database', () => {
 });
 
 // Last: the second instance does not come back.
-describe('shutdown (security.md 4)', () => {
+describe('shutdown', () => {
   test('not ready at once, but what is in flight is answered', async () => {
     const instance = 1;
     const paid = await client.created(paymentOf(portal));

@@ -1,4 +1,4 @@
-/** Idempotency of create, refund and void (specification, Limits, rules 1–6; contract §3; recovery.md 1.4, 1.9). Two API instances over one database. */
+/** Idempotency of create, refund and void (specification, Idempotency; C12 to C20, T1 to T12). Two API instances over one database. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { RefundView, VoidView } from '#payments';
 import type { SimulatorControl } from '../../apps/simulator/control.js';
@@ -356,7 +356,7 @@ describe('keys are kept for 24 hours (C20)', () => {
   });
 });
 
-describe('a request that vanished is taken over when its lease is over (recovery.md 1.4, T7)', () => {
+describe('a request that vanished is taken over when its lease is over (T7)', () => {
   const vanish = (key: string, paymentId?: string) =>
     service.services.pool.query(
       `update idempotency_key set state = 'in_progress', status = null, body = null, lease_until = clock_timestamp() - interval '1 second',
@@ -611,7 +611,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
 });
 
 // Last: the clock goes forward by a month.
-describe('replay beats state (contract §2)', () => {
+describe('replay beats state (docs/contract.md#order-of-evaluation)', () => {
   test('a replay is answered though the card has expired, the case is blocked, the portal revoked', async () => {
     const where = await service.portal(partner);
     const { admin, administer, clock } = service;

@@ -1,4 +1,4 @@
-/** Reading and listing payments (specification, GET; contract §8, C7, C44–C48). */
+/** Reading and listing payments (specification, Endpoints; C7, C44–C49). */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { PaymentView } from '#payments';
 import { CARD, type Client, PARTNER, paymentOf, PAYMENTS, type Service, startService, type TestAccount } from '../support/service.js';

@@ -1,5 +1,5 @@
 /**
- * The command line as a child process, as cli.md describes it: accounts, keys, portals, cases. What a command changed is looked at through the directory
+ * The command line as a child process: accounts, keys, portals, cases. What a command changed is looked at through the directory
  * and through authentication, without projecting anything here: it must be in force when the command returns.
  */
 import { execFile, spawn } from 'node:child_process';

@@ -1,4 +1,4 @@
-/** Refunds and voids (specification, Endpoints and States; contract §4, §6, C21–C31, C34–C40, C62, C63, C67). */
+/** Refunds and voids (specification, Endpoints and States; C21–C31, C34–C40, C62, C63, C67). */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { PaymentView } from '#payments';
 import type { SimulatorControl } from '../../apps/simulator/control.js';
@@ -41,7 +41,7 @@ const expectRefused = (answer: Answer<unknown>, message: RegExp) => {
   expect([answer.status, answer.code]).toEqual([422, 'INVALID_STATE']);
   expect(answer.message).toMatch(message);
 };
-/** captured = refunded + remaining, in every status and on every line; the lines sum to the payment (contract §4). */
+/** captured = refunded + remaining, in every status and on every line; the lines sum to the payment (docs/contract.md#money-and-states). */
 const expectSound = (payment: PaymentView) => {
   expect(payment.refundedAmountCents + payment.remainingRefundableAmountCents).toBe(payment.capturedAmountCents);
   const sum = (of: (line: PaymentView['lineItems'][number]) => number) => payment.lineItems.reduce((total, line) => total + of(line), 0);

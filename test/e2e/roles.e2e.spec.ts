@@ -1,6 +1,6 @@
 /**
  * The roles as processes of their own: two APIs, two workers and the processor over one database. One of them may go at any time, by order or without a word,
- * and no partner notices (security.md 4). What the operator does with `payfold` counts in every process on the next request.
+ * and no partner notices. What the operator does with `payfold` counts in every process on the next request.
  */
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { mkdir } from 'node:fs/promises';

@@ -1,5 +1,5 @@
 /**
- * After the charge (specification, Events and States; contract C23, C24, C29, C30, C57, C67, C69): batches settle, staff refund and resolve, cardholders dispute.
+ * After the charge (specification, Events and States; C23, C24, C29, C30, C57, C67, C69): batches settle, staff refund and resolve, cardholders dispute.
  * Lines come from the sandbox processor; those that it never sends come from a processor that a spec writes the lines of.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';

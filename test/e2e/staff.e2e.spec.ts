@@ -1,5 +1,5 @@
 /**
- * Staff at the command line, as cli.md says, beside a running service and without one: refund, void, resolve, disputes, settlement. The service is a real process
+ * Staff at the command line beside a running service and without one: refund, void, resolve, disputes, settlement. The service is a real process
  * tree; what a command did is read back over HTTP.
  */
 import { execFile } from 'node:child_process';

@@ -1,5 +1,5 @@
 /**
- * Starting and stopping the service as its user does (cli.md "Start", security.md 4): the first start and the second, Ctrl-C, children that die, and everything
+ * Starting and stopping the service as its user does (docs/operations.md): the first start and the second, Ctrl-C, children that die, and everything
  * that must keep it from starting with one clear line, without touching what is there.
  */
 import { spawn } from 'node:child_process';

@@ -1,4 +1,4 @@
-/** The HTTP edge: limits, methods, headers, and what never leaves (contract C1, C8, C65; security.md 3, 4). */
+/** The HTTP edge: limits, methods, headers, and what never leaves (C1, C8, C65; docs/contract.md#the-http-edge). */
 import { connect } from 'node:net';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { eventually } from '../support/eventually.js';

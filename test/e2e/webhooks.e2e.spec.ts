@@ -1,5 +1,5 @@
 /**
- * Webhooks from end to end (specification, "Events"; cli.md): the service as a real process tree, staff at the command line, and a partner's receiver that was
+ * Webhooks from end to end (specification, Events): the service as a real process tree, staff at the command line, and a partner's receiver that was
  * written from the specification alone, with real TLS under a name that a name server of ours resolves.
  */
 import { execFile, spawn } from 'node:child_process';

@@ -670,7 +670,7 @@ export class Oracle {
       sum(intent.legs.map((leg) => leg.principalCents + leg.feeCents)) === intent.amountCents + fee,
       'A4: the legs do not sum to the charge',
     );
-    this.check(this.world.velocity.attempts.get(intent.attemptId) === 1, 'recovery.md 1.2: an attempt was not counted once');
+    this.check(this.world.velocity.attempts.get(intent.attemptId) === 1, 'an attempt was not counted once');
   }
 
   /** What clients wanted to pay, against what they paid: A1, A2, A3, A12. */

@@ -99,7 +99,7 @@ export const collect = async <T>(items: AsyncIterable<T>): Promise<T[]> => {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Idempotency keys: the rules of the table and its statements, in memory (recovery.md 1.4, 1.5).
+// Idempotency keys: the rules of the table and its statements, in memory (T1 to T12).
 
 export interface KeyRow {
   readonly accountId: string;

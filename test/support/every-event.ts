@@ -1,7 +1,7 @@
 /** A service with every type of event in its log. The code that writes them in production wrote them. */
 import { issueAuditKey, revokeAuditKey } from '#audit';
 import type { Actor, Position } from '#eventstore';
-import { Deadline, timestamp } from '#kernel';
+import { Deadline, type ServiceError, timestamp } from '#kernel';
 import { adjustBooks, closePeriod, journalModel } from '#ledger';
 import { resolvePayment, reverseByStaff, settleCreate, staff } from '#payments';
 import { freePort } from '#platform';
@@ -122,7 +122,8 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   const refunded = await created(CARD.settlesAtOnce);
   for (const call of ['refund', 'lookup', 'finalize'] as const) await service.simulator.arm({ match: { call }, answer: 'cut', times: null });
   const refund = { operation: 'refund', paymentId: refunded, amountCents: 10_000, includeFee: false, reason: 'billed twice', by: BY } as const;
-  await reverseByStaff(payments, refund, null);
+  const ended = await reverseByStaff(payments, refund, null).catch((error: unknown) => (error as ServiceError).code);
+  if (ended !== 'PAYMENT_TIMEOUT') throw new Error(`the outcome of the refund is not unknown: ${JSON.stringify(ended)}`);
   await service.simulator.clearFaults();
   await service.recover(refunded);
   await reverseByStaff(payments, refund, null);

@@ -1,5 +1,5 @@
 /**
- * What every key store does alike: the state machine of a key's row (recovery.md 1.4, T1–T12). One suite, run against Postgres and against the store of the
+ * What every key store does alike: the state machine of a key's row (T1–T12). One suite, run against Postgres and against the store of the
  * simulation, so that what is proved over the one holds for the other. Each test uses keys of its own.
  */
 import { randomBytes } from 'node:crypto';

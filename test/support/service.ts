@@ -129,7 +129,7 @@ export class Client {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Bodies.
 
-/** Fixture cards (gateway.md 5), by what they do. */
+/** Fixture cards, by what they do. */
 export const CARD = {
   approved: '4242 4242 4242 4242',
   declined: '4000 0000 0000 0002',
@@ -354,7 +354,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       logLines: () => log.map((line) => JSON.parse(line) as LogLine),
       stop: async () => {
         await stop();
-        // The last net against card data in logs must have caught nothing (security.md 1).
+        // The last net against card data in logs must have caught nothing (docs/contract.md#card-data).
         const caught = log.filter((line) => line.includes('[card]') || line.includes('pc_test_'));
         if (caught.length > 0) throw new Error(`secrets were about to be logged:\n${caught.join('')}`);
       },

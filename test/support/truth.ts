@@ -81,7 +81,7 @@ const netOf = (charges: readonly Truth[]) =>
   charges.reduce((sum, { amountCents = 0, voidedCents = 0, refundedCents = 0 }) => sum + amountCents - voidedCents - refundedCents, 0);
 
 /**
- * Reads both sides and checks what must hold after every run (recovery.md 2.4): every charge of the bank has its payment (A2), log and bank agree to the cent for
+ * Reads both sides and checks what must hold after every run (A1 to A12): every charge of the bank has its payment (A2), log and bank agree to the cent for
  * each payment (A2, A4), no leg returned more than it took (A5), every stream folds (A6), positions have no gaps, and nothing is open (A9).
  */
 export const readBooks = async ({ store, pool }: Services, bank: SimulatorControl): Promise<Books> => {

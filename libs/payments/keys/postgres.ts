@@ -186,7 +186,7 @@ interface FoundRow {
   body: string | null;
 }
 
-/** T2–T5 of recovery.md 1.4; the fingerprint is compared before the state is looked at. */
+/** T2–T5; the fingerprint is compared before the state is looked at. */
 const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Claim => {
   if (!timingSafeEqual(row.fp, fingerprint) || row.operation !== operation) return { kind: 'mismatch' };
   if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };

@@ -1,6 +1,6 @@
 /**
  * Fields of request bodies and queries: each decorator says once what a field is, for the validator (class-validator) and for the OpenAPI document.
- * Bodies are copied field by field into their class; class-transformer is not used, since a `metadata` key named `constructor` would break it (security.md 3).
+ * Bodies are copied field by field into their class; class-transformer is not used, since a `metadata` key named `constructor` would break it (docs/contract.md#the-http-edge).
  */
 import { ApiProperty, ApiPropertyOptional, type ApiPropertyOptions } from '@nestjs/swagger';
 import { ValidateIf, type ValidationArguments, validateSync, registerDecorator } from 'class-validator';

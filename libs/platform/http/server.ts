@@ -1,5 +1,5 @@
 /**
- * The HTTP server under Nest: Fastify with the limits of security.md 3, bodies as bytes (so that a bad body is answered after authentication, not before),
+ * The HTTP server under Nest: Fastify with the limits of docs/contract.md#the-http-edge, bodies as bytes (so that a bad body is answered after authentication, not before),
  * and every refusal of the transport in the envelope (C65).
  */
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';

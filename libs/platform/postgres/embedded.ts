@@ -60,7 +60,7 @@ export const startEmbeddedPostgres = async (
   const settings: Record<string, string> = {
     listen_addresses: '127.0.0.1',
     unix_socket_directories: '',
-    // A statement that fails may carry parameters; they must not reach the log (security.md 1).
+    // A statement that fails may carry parameters; they must not reach the log (docs/contract.md#card-data).
     log_min_error_statement: 'panic',
     log_parameter_max_length_on_error: '0',
     // The API, the worker, and a command that opens the whole service beside them.

@@ -122,8 +122,19 @@ const apply = async (client: Client, { name, sql, needs = FIRST_RELEASE, run = '
       }
     });
   if (run === 'batches') while (((await client.query(sql)).rowCount ?? 0) > 0);
-  else await client.query(sql);
+  else {
+    await dropInvalidIndexes(client);
+    await client.query(sql);
+  }
   await record();
+};
+
+/** A build that was cut off leaves an index that is never used, and that `if not exists` takes for the one that is wanted. */
+const dropInvalidIndexes = async (client: Client): Promise<void> => {
+  const { rows } = await client.query<{ name: string }>(
+    `select indexrelid::regclass::text as name from pg_index join pg_class c on c.oid = indexrelid where not indisvalid and c.relnamespace = 'public'::regnamespace`,
+  );
+  for (const { name } of rows) await client.query(`drop index concurrently if exists ${name}`);
 };
 
 const withLockRetries = async (work: () => Promise<void>): Promise<void> => {
