@@ -1,4 +1,4 @@
-/** How a process starts, serves metrics, and ends: the same for every role (security.md 4). */
+/** How a process starts, serves metrics, and ends: the same for every role. */
 import { existsSync, readFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
 import client, { type MetricObjectWithValues, type MetricValue, type Registry } from 'prom-client';
@@ -148,7 +148,7 @@ const answerParent = ({ addresses, metrics, firstAccount }: Running): void => {
   tellParent({ ready: addresses ?? {} });
 };
 
-/** What is in memory may be a card number: in production nothing may write memory to disk or show it (security.md 1). */
+/** What is in memory may be a card number: in production nothing may write memory to disk or show it (docs/contract.md#card-data). */
 const refuseMemoryDumps = (): void => {
   const flag = process.execArgv.find((argument) => /^--(inspect|heapsnapshot|heap-prof|report)/.test(argument));
   if (flag) throw new Error(`${flag} is refused in production: it can show card data that is in memory`);

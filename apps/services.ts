@@ -176,7 +176,7 @@ export const openServices = async (
   const keySettings = { max: KEY_POOL_CONNECTIONS, statementTimeoutMs: KEY_STATEMENT_TIMEOUT_MS, lockTimeoutMs: KEY_LOCK_TIMEOUT_MS, byKey: true };
   const keyPool = createPool(databaseUrl, { name: 'keys', ...keySettings });
   // A claim must survive a crash of Postgres that its owner survives: lost, the key would charge again. A settlement need not: the takeover makes it
-  // again from the stream (recovery.md 1.4, T7).
+  // again from the stream (T7).
   const settlePool = createPool(databaseUrl, { name: 'keys, settled', ...keySettings, synchronousCommit: 'off' });
   const velocityPool = createPool(databaseUrl, { name: 'velocity', max: VELOCITY_POOL_CONNECTIONS, byKey: true });
   const webhookPool = createPool(databaseUrl, { name: 'webhooks', max: WEBHOOK_POOL_CONNECTIONS, byKey: true });
@@ -193,9 +193,9 @@ export const openServices = async (
     else await requirePrepared(pool);
     const heads = { db: pool, keys, folder: join(config.dataDir, 'heads'), now: () => clock.now() };
     await resumeSeal(heads);
-    const bare = await openEventStore(config.kurrentdbUrl, databaseUrl, (message, error) => log.warn({ err: error }, message));
+    const bare = await openEventStore(config.kurrentdbUrl, databaseUrl, log);
     opened.push(() => bare.close());
-    await requireOwnStore(pool, config.kurrentdbUrl !== null);
+    await requireOwnStore(pool, bare, config.kurrentdbUrl !== null);
     if (config.migrate === 'start') await prepareReadModels(pool, READ_MODELS, bare);
     const appends = { failedAt: Number.NEGATIVE_INFINITY };
     const store = withFailpoint(config.failpoint, watchAppends(bare, clock, appends));
@@ -359,6 +359,7 @@ const watchAppends = (store: EventStore, clock: Clock, appends: { failedAt: numb
   ...(store.readStreams && { readStreams: (streams) => store.readStreams!(streams) }),
   subscribe: (after, options) => store.subscribe(after, options),
   head: () => store.head(),
+  ...(store.foreignStream && { foreignStream: () => store.foreignStream!() }),
   close: () => store.close(),
 });
 

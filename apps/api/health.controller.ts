@@ -1,4 +1,4 @@
-/** Liveness and readiness, for whoever runs the process (security.md 4). */
+/** Liveness and readiness, for whoever runs the process. */
 import { Controller, Get, Inject, Res } from '@nestjs/common';
 import { ApiExcludeController } from '@nestjs/swagger';
 import type { FastifyReply } from 'fastify';

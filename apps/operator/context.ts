@@ -1,5 +1,5 @@
 /**
- * What every command works on: the configured stores, opened for one command and closed after it, whether or not the service is running (cli.md).
+ * What every command works on: the configured stores, opened for one command and closed after it, whether or not the service is running.
  *
  * `DATABASE_URL` names the database; without it, it is that of the running service, and without one the embedded Postgres is started for the time of the
  * command, under the lock on `DATA_DIR` that keeps two processes from starting it twice.
@@ -120,9 +120,9 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   closers.push(() => pool.end());
   const prepare = (migrations: readonly Migration[]) => prepareSchema(pool, config, migrations);
   await prepare([...eventStoreMigrations, processMigration, apiKeyUseMigration]);
-  const store = await openEventStore(config.kurrentdbUrl, databaseUrl, (message, error) => logger.warn({ err: error }, message));
+  const store = await openEventStore(config.kurrentdbUrl, databaseUrl, logger);
   closers.push(() => store.close());
-  await requireOwnStore(pool, config.kurrentdbUrl !== null);
+  await requireOwnStore(pool, store, config.kurrentdbUrl !== null);
   if (config.migrate === 'start') await prepareReadModels(pool, [directoryModel], store);
 
   const directory = postgresDirectory(pool);

@@ -1,4 +1,4 @@
-/** The `payfold` command line (cli.md): nouns and verbs on the configured stores. A further noun is a further file and a line here. */
+/** The `payfold` command line: nouns and verbs on the configured stores. A further noun is a further file and a line here. */
 import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
 import { addAccounts } from './accounts.js';

@@ -1,5 +1,5 @@
 /**
- * How a command speaks: one JSON value or text on stdout, everything else on stderr, and an exit code (cli.md): 0 done, 1 refused or a difference found,
+ * How a command speaks: one JSON value or text on stdout, everything else on stderr, and an exit code: 0 done, 1 refused or a difference found,
  * 2 wrong usage. Nouns describe what they do and return an {@link Answer}; what becomes of it is decided here.
  */
 import { userInfo } from 'node:os';

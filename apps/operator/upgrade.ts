@@ -1,9 +1,9 @@
 /** `payfold upgrade`: from one release to the next without a stop. The order of steps: docs/operations.md. */
 import type { Command } from 'commander';
-import { ServiceError } from '#kernel';
-import { compareReleases, livingProcesses, migrate, missingMigrations, RELEASE } from '#platform';
+import { ServiceError, systemClock } from '#kernel';
+import { compareReleases, livingProcesses, migrate, missingMigrations, RELEASE, systemIds } from '#platform';
 import { checkpointOf, prepareReadModels, shapeStatus } from '#eventstore';
-import { table, type Terminal } from './terminal.js';
+import { loginName, table, type Terminal } from './terminal.js';
 import type { UpgradeContext } from './upgrade-context.js';
 
 export const addUpgrade = (program: Command, { action }: Terminal<UpgradeContext>): void => {
@@ -55,6 +55,9 @@ export const addUpgrade = (program: Command, { action }: Terminal<UpgradeContext
             `Older processes live: ${older.map(({ role, release, host, pid }) => `${role} ${release} (process ${pid} on ${host})`).join(', ')}. Stop them first; nothing was changed.`,
           );
         await migrate(context.pool, MIGRATIONS, { phase: 'contract' });
+        const [{ changePostingRules }, { operator }] = await Promise.all([import('#ledger'), import('#payments')]);
+        const ids = systemIds(() => systemClock.now());
+        await changePostingRules({ store: context.store, clock: systemClock, ids }, operator(loginName(), ids.uuid()));
         const status = await statusOf(context);
         return { json: status, text: inWords(status) };
       }),

@@ -9,7 +9,7 @@
  * A second worker waits for that row, finds another position, and has done nothing.
  */
 import { DatabaseUnavailable, transaction, type Client, type Migration, type Pool, type Queryable } from '#platform';
-import { OutcomeUnknown, Unavailable, type Position } from './event-store.js';
+import { OutcomeUnknown, Unavailable, type EventStore, type Position } from './event-store.js';
 
 /** Checkpoints with their leases, and the events that stopped a projection. Position '' is the start of the log. */
 export const projectionCheckpointMigration: Migration = {
@@ -264,15 +264,22 @@ class PostgresCheckpoint implements Checkpoint {
 // ---- what Postgres alone does with checkpoints
 
 /**
- * Refuses an event store that the read models have never followed: payments would be begun in a log that nobody reads. Places of KurrentDB have two parts, those of
- * Postgres one.
+ * Refuses an event store that the read models have never followed: payments would be begun in a log that nobody reads. Before its first use also one that holds
+ * streams of another program, since a KurrentDB belongs to one installation. Places of KurrentDB have two parts, those of Postgres one.
  */
-export const requireOwnStore = async (db: Queryable, onKurrentdb: boolean): Promise<void> => {
+export const requireOwnStore = async (db: Queryable, store: Pick<EventStore, 'foreignStream'>, onKurrentdb: boolean): Promise<void> => {
   const { rows } = await db.query<{ kurrentdb: boolean }>(
     `select position like '%:%' as kurrentdb from projection_checkpoint where position <> '' order by updated_at desc limit 1`,
   );
   const [known] = rows;
-  if (!known || known.kurrentdb === onKurrentdb) return;
+  if (!known) {
+    const foreign = await store.foreignStream?.();
+    if (!foreign) return;
+    throw new Error(
+      `the event store at KURRENTDB_URL holds the stream ${foreign}, which Payfold did not write; it must belong to one installation alone; nothing was changed`,
+    );
+  }
+  if (known.kurrentdb === onKurrentdb) return;
   throw new Error(
     known.kurrentdb
       ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'

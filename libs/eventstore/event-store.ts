@@ -80,8 +80,10 @@ export interface EventStore {
   ): AsyncIterable<readonly Recorded[]>;
   /** Follows the log after a position, for ever. Survives outages by itself; delivery is at least once. */
   subscribe(after: Position | null, options?: { streamPrefixes?: readonly string[] }): Subscription;
-  /** Position of the last event of our streams, null while there is none. */
+  /** Position of the last event, null while there is none. System streams do not count. */
   head(): Promise<Position | null>;
+  /** The first stream that another program wrote; null if there is none. Reads the whole log. Absent where a store is ours alone. */
+  foreignStream?(): Promise<string | null>;
   close(): Promise<void>;
 }
 
@@ -136,7 +138,7 @@ export const MAX_EVENTS_PER_APPEND = 100;
 /** KurrentDB refuses more than 1 MiB summed over one append. */
 export const MAX_APPEND_BYTES = 1_000_000;
 
-/** Streams that Payfold writes, by prefix; subscriptions and heads look at these only. */
+/** Streams that this release writes, by prefix. */
 export const STREAM_PREFIXES = [
   'payment-',
   'account-',

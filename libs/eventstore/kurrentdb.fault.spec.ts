@@ -1,12 +1,13 @@
-/** The KurrentDB adapter against what clients and servers do on bad days; the letters are the rows of event-store.md 1.4. */
+/** The KurrentDB adapter against what clients and servers do on bad days; docs/contract.md#the-kurrentdb-client. */
 import { afterEach, beforeEach, describe, expect, jest, test } from '@jest/globals';
 import grpc from '@grpc/grpc-js';
+import { randomUUID } from 'node:crypto';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createPool, migrate, type Client } from '#platform';
 import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
-import { postgresCheckpoint } from './checkpoint.js';
+import { postgresCheckpoint, requireOwnStore } from './checkpoint.js';
 import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
 import { createSubscriber } from './subscriber.js';
 import { eventStoreMigrations } from './index.js';
@@ -34,9 +35,14 @@ const QUICK = {
 let double: KurrentDbDouble;
 let store: EventStore;
 let troubles: string[];
+let foreign: string[];
 const cleanUps: (() => unknown)[] = [];
 const open = async (url = double.url(), timings: KurrentDbOptions['timings'] = QUICK) => {
-  const opened = await createKurrentDbEventStore(url, { timings, onTrouble: (message) => troubles.push(message) });
+  const opened = await createKurrentDbEventStore(url, {
+    timings,
+    onTrouble: (message) => troubles.push(message),
+    onForeign: (stream) => foreign.push(stream),
+  });
   cleanUps.push(() => opened.close());
   return opened;
 };
@@ -48,6 +54,7 @@ const node = async (...options: ConstructorParameters<typeof KurrentDbDouble>) =
 
 beforeEach(async () => {
   troubles = [];
+  foreign = [];
   double = await node();
   store = await open();
 });
@@ -63,7 +70,7 @@ const timed = async <T>(work: Promise<T>): Promise<[T, number]> => {
 };
 
 describe('appends', () => {
-  test('go over the unary call, to the leader, never over the shared batch stream (i)', async () => {
+  test('go over the unary call, to the leader, never over the shared batch stream (K7)', async () => {
     await store.append(newStream(), 'no_stream', newEvents(3));
     expect(double.calls).toMatchObject({ batchAppend: 0 });
     expect(double.calls.append).toBeGreaterThan(0);
@@ -77,12 +84,12 @@ describe('appends', () => {
     [['hang'], 'neither stored nor answered'],
     [['half_close'], 'ended with OK and no reply'],
     [['unavailable', 'unavailable'], 'unavailable'],
-    [['not_ready', 'not_ready_unknown'], 'the server starts (n)'],
+    [['not_ready', 'not_ready_unknown'], 'the server starts (K11)'],
     [['busy'], 'the server is busy'],
     [['not_leader'], 'another node leads'],
-    [['lost', 'conflict'], 'a repetition that the server did not recognise (o)'],
+    [['lost', 'conflict'], 'a repetition that the server did not recognise (K12)'],
     [['lost', 'unavailable', 'conflict'], 'the same after an outage between'],
-    [['no_position'], 'a success without a position (q)'],
+    [['no_position'], 'a success without a position (K14)'],
   ];
   test.each(passing)('%j: %s; the append succeeds all the same, once', async (faults) => {
     const stream = newStream();
@@ -113,7 +120,7 @@ describe('appends', () => {
     expect(await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 600 }))).toBeInstanceOf(OutcomeUnknown);
   });
 
-  test('what may have happened is OutcomeUnknown, what cannot have is Unavailable; both in time (a, i)', async () => {
+  test('what may have happened is OutcomeUnknown, what cannot have is Unavailable; both in time (K1, K7)', async () => {
     double.everyAppend = 'hang';
     const [unknown, took] = await timed(outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 700 })));
     expect(unknown).toBeInstanceOf(OutcomeUnknown);
@@ -140,7 +147,7 @@ describe('appends', () => {
     expect(took).toBeLessThan(3_000);
   });
 
-  test('deadlines of a few milliseconds: whatever is said to have failed is appended by its repetition, once (o)', async () => {
+  test('deadlines of a few milliseconds: whatever is said to have failed is appended by its repetition, once (K12)', async () => {
     const hasty = await open(double.url(), { ...QUICK, tryMs: 5, graceMs: 5, retryMs: 5, replaceMs: 60_000 });
     const streams = Array.from({ length: 40 }, () => newStream());
     const outcomes = await Promise.all(
@@ -166,7 +173,7 @@ describe('appends', () => {
     expect(results.some((error) => error instanceof Unavailable)).toBe(true);
   });
 
-  test('a channel that another call closed under an append leaves nothing unhandled (h)', async () => {
+  test('a channel that another call closed under an append leaves nothing unhandled (K6)', async () => {
     await store.append(newStream(), 'no_stream', newEvents(1));
     const createCall = jest.spyOn(grpc.Channel.prototype, 'createCall').mockImplementationOnce(() => {
       throw new Error('Channel has been shut down');
@@ -176,7 +183,7 @@ describe('appends', () => {
     createCall.mockRestore();
   });
 
-  test('a server that dies with large appends on their way takes nothing with it; all succeed when it is back, once (h)', async () => {
+  test('a server that dies with large appends on their way takes nothing with it; all succeed when it is back, once (K6)', async () => {
     const streams = Array.from({ length: 40 }, () => newStream());
     const appends = streams.map((stream) => store.append(stream, 'no_stream', [newEvent('x'.repeat(100_000))], { timeoutMs: 60_000 }));
     await eventually(() => double.calls.append > 10);
@@ -189,7 +196,7 @@ describe('appends', () => {
 });
 
 describe('reads', () => {
-  test('a server that does not answer: the read ends in time with Unavailable (f)', async () => {
+  test('a server that does not answer: the read ends in time with Unavailable (K5)', async () => {
     double.everyRead = 'hang';
     const [error, took] = await timed(outcome(collect(store.read(newStream()))));
     expect(error).toBeInstanceOf(Unavailable);
@@ -197,7 +204,7 @@ describe('reads', () => {
     expect(await outcome(store.head())).toBeInstanceOf(Unavailable);
   });
 
-  test('a read that stalls half-way is read again, on a new client (j)', async () => {
+  test('a read that stalls half-way is read again, on a new client (K8)', async () => {
     const stream = newStream();
     await store.append(stream, 'no_stream', newEvents(20));
     double.nextReads.push('stall');
@@ -212,7 +219,7 @@ describe('reads', () => {
     expect(await collect(store.read(stream))).toHaveLength(3);
   });
 
-  test('leaving reads early, hundreds of times, leaves no read hanging (k)', async () => {
+  test('leaving reads early, hundreds of times, leaves no read hanging (K9)', async () => {
     const stream = newStream();
     await store.append(stream, 'no_stream', newEvents(50));
     for (let round = 0; round < 80; round++) {
@@ -242,10 +249,11 @@ describe('following', () => {
     await store.append(stream, 'no_stream', newEvents(10));
     return stream;
   };
+  const isLevel = ({ items }: ReturnType<typeof following>) => items.some(({ kind }) => kind === 'caught_up');
   const ids = () => double.log.filter(({ stream }) => stream.startsWith('payment-')).map(({ id }) => id);
 
   test.each(['silent_end', 'stall', 'error', 'unconfirmed', 'duplicate', 'early_checkpoint'] as const)(
-    'a subscription with %s: everything arrives, once, in order (d, e, p)',
+    'a subscription with %s: everything arrives, once, in order (K3, K4, K13)',
     async (fault) => {
       await appendTen();
       double.nextSubscriptions.push(fault, fault);
@@ -294,7 +302,7 @@ describe('following', () => {
     expect(seen).toBe(6_000);
   });
 
-  test('a server whose log was replaced is refused instead of waited for (l)', async () => {
+  test('a server whose log was replaced is refused instead of waited for (K10)', async () => {
     await appendTen();
     const { position } = await store.append(newStream(), 'no_stream', newEvents(1));
     double.wipe();
@@ -315,6 +323,50 @@ describe('following', () => {
     cleanUps.push(() => other.close());
     await eventually(() => other.failure());
     expect(String(other.failure())).toContain('not an event of Payfold');
+  });
+
+  test('the stream of another program is passed over and named once; the readers come to the end of the log', async () => {
+    expect(await store.foreignStream!()).toBeNull();
+    await appendTen();
+    double.write('$stats-somewhere', [{ type: '$statsCollected', data: {} }]);
+    expect(await store.foreignStream!()).toBeNull();
+    double.write('orders-7', [{ type: 'OrderPlaced', data: {}, meta: 'none' }]);
+    const readers = [following(store, null), following(store, null)];
+    cleanUps.push(...readers.map((reader) => () => reader.close()));
+    for (const reader of readers) {
+      await eventually(() => isLevel(reader));
+      expect(reader.events()).toHaveLength(10);
+    }
+    expect(foreign).toEqual(['orders-7']);
+    expect(await store.foreignStream!()).toBe('orders-7');
+    expect((await collect(store.readAll(null))).flat()).toHaveLength(10);
+  });
+
+  test('the stream of another program is refused before the first use, and only then', async () => {
+    const database = await freshDatabase();
+    const pool = createPool(database.url, { name: 'spec', max: 2 });
+    cleanUps.push(() => pool.end().then(() => database.drop()));
+    await migrate(pool, eventStoreMigrations);
+    await appendTen();
+    await requireOwnStore(pool, store, true);
+    double.write('orders-7', [{ type: 'OrderPlaced', data: {}, meta: 'none' }]);
+    await expect(requireOwnStore(pool, store, true)).rejects.toThrow('KURRENTDB_URL holds the stream orders-7, which Payfold did not write');
+    await pool.query(`insert into projection_checkpoint (name, position, epoch) values ('payment-list@1', $1, 1)`, [await store.head()]);
+    await requireOwnStore(pool, store, true);
+  });
+
+  test('a stream of a newer release is read by every reader that does not name its streams', async () => {
+    await store.append(`invoice-${randomUUID()}`, 'no_stream', newEvents(2));
+    await appendTen();
+    const [all, payments] = [following(store, null), following(store, null, { streamPrefixes: ['payment-'] })];
+    cleanUps.push(
+      () => all.close(),
+      () => payments.close(),
+    );
+    await eventually(() => isLevel(all) && isLevel(payments));
+    expect([all.events().length, payments.events().length, foreign]).toEqual([12, 10, []]);
+    expect((await collect(store.readAll(null))).flat()).toHaveLength(12);
+    expect(await store.foreignStream!()).toBeNull();
   });
 
   test('closing ends the iteration, whatever the server does', async () => {

@@ -2,14 +2,14 @@
  * The event store on KurrentDB, or EventStoreDB from 22.10. The official client is an optional peer, loaded only here and only when a store is opened:
  * its native part and that part's licence stay out of every other installation.
  *
- * What the adapter adds to the client, each point for a failure that was seen (the letters are the rows of event-store.md 1.4):
- *  - appends go over the unary call, never over the client's shared batch stream, which wedges for good when it ends quietly (i);
- *  - every call has a deadline and a timer of ours, since some paths of the client ignore deadlines and some promises never settle (a, f, o);
- *  - a client that fails several times in a row, reads included, is replaced: it does not find a new leader by itself (i, j);
- *  - a conflict is read back and compared by id before it is believed, because the conflict may be our own earlier attempt (o);
- *  - reads ask for an exact number and take all of it (k); positions of reads are inclusive, of subscriptions exclusive (l);
- *  - one supervised subscription with one queue: any end is followed by a new subscription behind the last event that was handed on (d, e, p);
- *  - nothing that the client throws where nobody can catch it, or leaves rejected, ends the process (c, h, p).
+ * What the adapter adds to the client, each point for a failure that was seen (docs/contract.md#the-kurrentdb-client):
+ *  - appends go over the unary call, never over the client's shared batch stream, which wedges for good when it ends quietly (K7);
+ *  - every call has a deadline and a timer of ours, since some paths of the client ignore deadlines and some promises never settle (K1, K5, K12);
+ *  - a client that fails several times in a row, reads included, is replaced: it does not find a new leader by itself (K7, K8);
+ *  - a conflict is read back and compared by id before it is believed, because the conflict may be our own earlier attempt (K12);
+ *  - reads ask for an exact number and take all of it (K9); positions of reads are inclusive, of subscriptions exclusive (K10);
+ *  - one supervised subscription with one queue: any end is followed by a new subscription behind the last event that was handed on (K3, K4, K13);
+ *  - nothing that the client throws where nobody can catch it, or leaves rejected, ends the process (K2, K6, K13).
  */
 import type { EventData, KurrentDBClient, Position as LogPosition, ResolvedEvent } from '@kurrent/kurrentdb-client';
 import { Writable } from 'node:stream';
@@ -82,6 +82,7 @@ const QUEUED_APPENDS = 4_096;
 const PAGE_EVENTS = 500;
 /** A subscription is paused when this many events wait for their reader, and resumed at half of it. */
 const QUEUED_EVENTS = 1_000;
+const FOREIGN_EVERY_MS = 60_000;
 /**
  * Options that are added to a URL that does not name them. The client asks for the leader for five seconds, not one; and it waits out one interval before
  * its very first read, whose default of half a second every replaced client would pay again.
@@ -92,6 +93,8 @@ export interface KurrentDbOptions {
   readonly clock?: Clock;
   /** Hears what was survived: a subscription that ended, a client that was replaced. */
   readonly onTrouble?: (message: string, error?: Error) => void;
+  /** Hears of a stream that another program wrote, at most once a minute. Its events are passed over. */
+  readonly onForeign?: (stream: string) => void;
   readonly timings?: Partial<KurrentDbTimings>;
 }
 
@@ -128,7 +131,7 @@ class NoAnswer extends Error {}
 /** What trying again cannot mend, such as an event that is not ours. */
 class Fault extends Error {}
 
-/** By the client's `type`. Errors of the transport that the client did not translate have none and are judged by gRPC `code` (c). */
+/** By the client's `type`. Errors of the transport that the client did not translate have none and are judged by gRPC `code` (K2). */
 const BY_TYPE: Readonly<Record<string, Verdict>> = {
   'wrong-expected-version': 'conflict',
   'stream-not-found': 'not_found',
@@ -170,10 +173,37 @@ const fromText = (position: Position): LogPosition => {
   return { commit: BigInt(commit), prepare: BigInt(prepare) };
 };
 
-const recorded = ({ event }: ResolvedEvent): Recorded => {
+/** System streams begin with `$`. A list of our prefixes would hide the streams of a newer release from an older worker, and from its seal for ever. */
+const NOT_A_SYSTEM_STREAM = '^[^$]';
+
+/** Written by a Payfold of any release. */
+const isOurs = (metadata: unknown): boolean => {
+  if (typeof metadata !== 'object' || metadata === null || metadata instanceof Uint8Array) return false;
+  const { v, actor, correlationId } = metadata as Partial<Record<string, unknown>>;
+  return typeof v === 'number' && typeof actor === 'object' && typeof correlationId === 'string';
+};
+
+/** One event of the log. `event` null: another program wrote it, into a stream of its own. */
+interface Logged {
+  readonly stream: string;
+  readonly position: Position;
+  readonly event: Recorded | null;
+}
+
+const logged = (resolved: ResolvedEvent): Logged => {
+  const { streamId: stream, isJson, metadata } = eventOf(resolved);
+  const isForeign = !(isJson && isOurs(metadata)) && !matchesPrefix(stream, STREAM_PREFIXES);
+  return { stream, position: toText(eventOf(resolved).position), event: isForeign ? null : recorded(resolved) };
+};
+
+const eventOf = ({ event }: ResolvedEvent) => {
   if (!event?.position) throw new Fault('KurrentDB gave an event without a position; servers before 22.10 are not supported');
-  const { streamId, id, revision, type, data, metadata, isJson, created, position } = event;
-  if (!isJson || typeof metadata !== 'object' || metadata instanceof Uint8Array) throw new Fault(`${streamId}@${revision}: not an event of Payfold`);
+  return { ...event, position: event.position };
+};
+
+const recorded = (resolved: ResolvedEvent): Recorded => {
+  const { streamId, id, revision, type, data, metadata, isJson, created, position } = eventOf(resolved);
+  if (!isJson || !isOurs(metadata)) throw new Fault(`${streamId}@${revision}: not an event of Payfold`);
   const { v, ...meta } = metadata as unknown as Meta & { v: number };
   return {
     id: id.toLowerCase(),
@@ -334,6 +364,8 @@ class KurrentDbEventStore implements EventStore {
   private readonly slots: Slots;
   private readonly followers = new Set<Follower>();
   private readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>;
+  private readonly onForeign: NonNullable<KurrentDbOptions['onForeign']>;
+  private foreignAgainAt = Number.NEGATIVE_INFINITY;
   private headNow: Promise<Position | null> | null = null;
   private headNext: Promise<Position | null> | null = null;
   private closed = false;
@@ -346,6 +378,7 @@ class KurrentDbEventStore implements EventStore {
     this.clock = options.clock ?? systemClock;
     this.timings = { ...TIMINGS, ...options.timings };
     this.onTrouble = options.onTrouble ?? (() => undefined);
+    this.onForeign = options.onForeign ?? (() => undefined);
     this.connection = new Connection(driver, url, this.clock, this.timings, this.onTrouble);
     this.slots = new Slots(this.clock);
   }
@@ -462,25 +495,46 @@ class KurrentDbEventStore implements EventStore {
 
   async *readAll(
     after: Position | null,
+    { max = Number.POSITIVE_INFINITY, until, streamPrefixes }: { max?: number; until?: Position; streamPrefixes?: readonly string[] } = {},
+  ): AsyncGenerator<readonly Recorded[], void, void> {
+    for await (const page of this.logPages(after, { max, until, streamPrefixes })) {
+      const events = page.flatMap(({ event }) => event ?? []);
+      if (events.length > 0) yield events;
+    }
+  }
+
+  /** Reads the log from its start, up to the first stream that another program wrote. */
+  async foreignStream(): Promise<string | null> {
+    for await (const page of this.logPages(null, {})) {
+      const foreign = page.find(({ event }) => event === null);
+      if (foreign) return foreign.stream;
+    }
+    return null;
+  }
+
+  private async *logPages(
+    after: Position | null,
     {
       max = Number.POSITIVE_INFINITY,
       until,
-      streamPrefixes = STREAM_PREFIXES,
-    }: { max?: number; until?: Position; streamPrefixes?: readonly string[] } = {},
-  ): AsyncGenerator<readonly Recorded[], void, void> {
-    const filter = this.driver.streamNameFilter({ prefixes: [...streamPrefixes] });
+      streamPrefixes,
+    }: { max?: number | undefined; until?: Position | undefined; streamPrefixes?: readonly string[] | undefined },
+  ): AsyncGenerator<readonly Logged[], void, void> {
+    const { streamNameFilter } = this.driver;
+    const filter = streamPrefixes ? streamNameFilter({ prefixes: [...streamPrefixes] }) : streamNameFilter({ regex: NOT_A_SYSTEM_STREAM });
     let position = after;
     for (let left = max; left > 0;) {
       if (until !== undefined && position !== null && position >= until) return;
       // The position is inclusive: one more is asked for, and the known one dropped.
       const count = Math.min(left, PAGE_EVENTS) + (position === null ? 0 : 1);
       const fromPosition = position === null ? this.driver.START : fromText(position);
-      const page = await this.page((client) =>
+      const read = await this.raw((client) =>
         client.readAll({ fromPosition, maxCount: count, filter, requiresLeader: true, ...this.connection.user }),
       );
       const known = position ?? '';
+      const page = read.map(logged);
       const events = page.filter((event) => event.position > known && (until === undefined || event.position <= until)).slice(0, left);
-      if (events.length > 0) yield events;
+      yield events;
       left -= events.length;
       if (page.length < count || (until !== undefined && page.at(-1)!.position >= until)) return;
       position = page.at(-1)!.position;
@@ -495,6 +549,7 @@ class KurrentDbEventStore implements EventStore {
         timings: this.timings,
         connection: this.connection,
         onTrouble: this.onTrouble,
+        onForeign: (stream) => this.foreign(stream),
         head: () => this.head(),
       },
       after,
@@ -517,7 +572,7 @@ class KurrentDbEventStore implements EventStore {
   }
 
   private async readHead(): Promise<Position | null> {
-    const filter = this.driver.streamNameFilter({ prefixes: [...STREAM_PREFIXES] });
+    const filter = this.driver.streamNameFilter({ regex: NOT_A_SYSTEM_STREAM });
     const { END, BACKWARDS } = this.driver;
     const [last] = await this.raw((client) =>
       client.readAll({ fromPosition: END, direction: BACKWARDS, maxCount: 1, filter, requiresLeader: true, ...this.connection.user }),
@@ -530,6 +585,14 @@ class KurrentDbEventStore implements EventStore {
     await Promise.all([...this.followers].map((follower) => follower.close()));
     await this.slots.drained();
     await this.connection.close();
+  }
+
+  /** Every subscription meets the same events. */
+  private foreign(stream: string): void {
+    const now = this.clock.monotonic();
+    if (now < this.foreignAgainAt) return;
+    this.foreignAgainAt = now + FOREIGN_EVERY_MS;
+    this.onForeign(stream);
   }
 
   private open(): void {
@@ -654,6 +717,7 @@ interface FollowerPorts {
   readonly timings: KurrentDbTimings;
   readonly connection: Connection;
   readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>;
+  readonly onForeign: (stream: string) => void;
   readonly head: () => Promise<Position | null>;
 }
 
@@ -664,7 +728,7 @@ interface FollowerPorts {
  * event that entered the queue, and what is delivered twice is dropped.
  */
 class Follower implements Subscription {
-  private readonly queue: Recorded[] = [];
+  private readonly queue: Logged[] = [];
   private readonly stop = new AbortController();
   private wake = new AbortController();
   private seen: Position | null;
@@ -703,10 +767,10 @@ class Follower implements Subscription {
       if (this.queue.length > 0) {
         const batch = this.queue.splice(0, PAGE_EVENTS);
         if (this.queue.length <= QUEUED_EVENTS / 2) this.resume?.();
-        const events = batch.filter(({ stream }) => matchesPrefix(stream, this.prefixes));
+        const events = batch.flatMap(({ event }) => (event && matchesPrefix(event.stream, this.prefixes) ? event : []));
         const last = batch.at(-1)!;
         if (events.length > 0) yield { kind: 'events', events };
-        if (events.at(-1) !== last) yield { kind: 'checkpoint', position: last.position };
+        if (events.at(-1) !== last.event) yield { kind: 'checkpoint', position: last.position };
       } else if (this.failure) throw this.failure;
       else if (this.target === null || (this.target !== undefined && this.seen !== null && this.seen >= this.target)) {
         this.target = undefined;
@@ -765,7 +829,7 @@ class Follower implements Subscription {
     let heard = begun;
     const subscription = client.subscribeToAll({
       fromPosition: this.seen === null ? driver.START : fromText(this.seen),
-      filter: driver.streamNameFilter({ prefixes: [...STREAM_PREFIXES] }),
+      filter: driver.streamNameFilter({ regex: NOT_A_SYSTEM_STREAM }),
       ...connection.user,
     });
     const ended = new Promise<void>((resolve, reject) => {
@@ -781,7 +845,7 @@ class Follower implements Subscription {
           confirmed = true;
           heard = clock.monotonic();
           try {
-            this.take(recorded(resolved));
+            this.take(logged(resolved));
           } catch (error) {
             reject(asError(error));
           }
@@ -829,10 +893,11 @@ class Follower implements Subscription {
     }
   }
 
-  private take(event: Recorded): void {
-    if (this.seen !== null && event.position <= this.seen) return;
-    this.seen = event.position;
-    this.queue.push(event);
+  private take(next: Logged): void {
+    if (this.seen !== null && next.position <= this.seen) return;
+    this.seen = next.position;
+    if (next.event === null) this.ports.onForeign(next.stream);
+    this.queue.push(next);
     this.wake.abort();
   }
 }

@@ -1,8 +1,8 @@
 /** Which event store a process uses, and the tables of this lib. */
-import type { Migration } from '#platform';
+import type { Logger, Migration } from '#platform';
 import { projectionCheckpointMigration } from './checkpoint.js';
 import type { EventStore } from './event-store.js';
-import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
+import { createKurrentDbEventStore } from './kurrentdb.js';
 import { createPostgresEventStore, eventStoreMigration } from './postgres.js';
 import { readModelMigration } from './read-model.js';
 
@@ -10,8 +10,10 @@ import { readModelMigration } from './read-model.js';
 export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration, readModelMigration];
 
 /** KurrentDB if an address of it is configured, else Postgres: the one choice, for every process and command. */
-export const openEventStore = async (
-  kurrentdbUrl: string | null,
-  databaseUrl: string,
-  onTrouble: NonNullable<KurrentDbOptions['onTrouble']>,
-): Promise<EventStore> => (kurrentdbUrl === null ? createPostgresEventStore(databaseUrl) : createKurrentDbEventStore(kurrentdbUrl, { onTrouble }));
+export const openEventStore = async (kurrentdbUrl: string | null, databaseUrl: string, log: Pick<Logger, 'warn' | 'error'>): Promise<EventStore> =>
+  kurrentdbUrl === null
+    ? createPostgresEventStore(databaseUrl)
+    : createKurrentDbEventStore(kurrentdbUrl, {
+        onTrouble: (message, error) => log.warn({ err: error }, message),
+        onForeign: (stream) => log.error({ stream }, 'another program writes to the event store; its events are passed over'),
+      });

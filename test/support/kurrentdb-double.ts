@@ -151,7 +151,7 @@ export class KurrentDbDouble {
         type,
         contentType: 'application/json',
         data: bytes(data),
-        metadata: bytes(meta ?? { v: 1 }),
+        metadata: bytes(meta ?? { v: 1, recordedAt: new Date().toISOString(), actor: { type: 'system', id: 'double' }, correlationId: randomUUID() }),
       })),
     );
   }
@@ -319,8 +319,11 @@ export class KurrentDbDouble {
   }
 
   private filter(options: NonNullable<ReturnType<ReadReq['getOptions']>>): (event: StoredEvent) => boolean {
-    const prefixes = options.getFilter()?.getStreamIdentifier()?.getPrefixList();
-    return ({ stream }) => !prefixes || prefixes.some((prefix) => stream.startsWith(prefix));
+    const asked = options.getFilter()?.getStreamIdentifier();
+    if (!asked) return () => true;
+    const regex = asked.getRegex();
+    if (regex !== '') return ({ stream }) => new RegExp(regex).test(stream);
+    return ({ stream }) => asked.getPrefixList().some((prefix) => stream.startsWith(prefix));
   }
 
   private subscribe(call: ReadCall): void {

@@ -1,4 +1,4 @@
-/** The service fee, before it is charged (specification, GET /fees/quote). */
+/** The service fee, before it is charged (specification, Endpoints). */
 import { Controller, Get, Inject, Query, Res } from '@nestjs/common';
 import { QueryBus } from '@nestjs/cqrs';
 import { ApiOperation, ApiQuery, ApiTags } from '@nestjs/swagger';

@@ -1,4 +1,4 @@
-/** How a partner's request becomes a call: authentication first, then bytes → strict JSON → key → fields, in the order of contract §2, and the answer as bytes. */
+/** How a partner's request becomes a call: authentication first, then bytes → strict JSON → key → fields, in the order E1 to E6, and the answer as bytes. */
 import {
   applyDecorators,
   type CanActivate,
@@ -69,7 +69,7 @@ export interface PartnerRequest {
   readonly requestId: string;
 }
 
-/** Steps 3 and 4 of contract §2: the JSON object, then the key's syntax. */
+/** E3 and E4: the JSON object, then the key's syntax. */
 export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { emptyIsObject?: boolean }, context: ExecutionContext): PartnerRequest => {
   const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
   const bytes = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);

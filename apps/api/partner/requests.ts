@@ -139,7 +139,7 @@ export class CreatePaymentRequest {
   @NestedField(() => PayerRequest, { optional: true }) payer?: PayerRequest;
 }
 
-/** Step 5 of contract §2: 400 for what is wrong whatever the time, then 501. */
+/** E5: 400 for what is wrong whatever the time, then 501. */
 export const chargeRequestOf = (accountId: string, body: Record<string, unknown>): ChargeRequest => {
   refuseAmount(body);
   let instrument: ChargeRequest['instrument'] | null = null;

@@ -1,6 +1,6 @@
 /**
  * The pages of a checkout. Every route first looks what the session is now, and shows that: a payer who presses Back, opens a second tab or comes an hour late
- * always lands on the one page that is true (checkout.md 3).
+ * always lands on the one page that is true.
  */
 import { Controller, Get, HttpCode, Inject, Param, Post, Query, Req, Res } from '@nestjs/common';
 import { ApiExcludeController } from '@nestjs/swagger';
@@ -286,7 +286,7 @@ export class CheckoutController {
     }
   }
 
-  /** A new cookie is what makes a browser drop the page that it keeps for Back, with the card in it (checkout.md 2). */
+  /** A new cookie is what makes a browser drop the page that it keeps for Back, with the card in it. */
   private renewCookie({ session: { checkoutId } }: Visit, reply: FastifyReply): string {
     const cookie = this.capabilities.cookie(checkoutId, this.services.ports.payments.ids.uuid());
     setCookie(reply, this.services.publicUrl, checkoutId, cookie);

@@ -27,7 +27,7 @@ export const isForPayers = (path: string, status: number): boolean =>
 /** Paths that a payer's browser asks for. */
 const isPayerPath = (path: string): boolean => path === '/checkout' || path.startsWith('/checkout/') || path.startsWith('/api/v1/payer/');
 
-/** checkout.md 6, word for word. `same-origin`, not `no-referrer`: the latter makes our own forms carry `Origin: null`. */
+/** `same-origin`, not `no-referrer`: the latter makes our own forms carry `Origin: null`. */
 const SECURITY_HEADERS = {
   'content-security-policy':
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -55,7 +55,7 @@ export const addSecurityHeaders = (fastify: FastifyInstance, publicUrl: string):
   });
 };
 
-// Cookie. `__Secure-` is refused by browsers on http, so a sandbox on a laptop has the plain name (checkout.md 3).
+// Cookie. `__Secure-` is refused by browsers on http, so a sandbox on a laptop has the plain name.
 
 const isHttps = (publicUrl: string) => publicUrl.startsWith('https:');
 const cookieName = (publicUrl: string) => (isHttps(publicUrl) ? '__Secure-co' : 'co');
