@@ -2,7 +2,7 @@
  * Event types, declared once per lib: `defineEvents<PaymentEvent>({ PaymentInitiated: [], PaymentCreated: [fromV1], … })`.
  *
  * The steps of a type bring the data of an older version to the next one. Stored bytes never change, readers know only the newest version, and only the newest
- * version is written. Each version has a JSON schema and a golden file in the lib's folder `events/`. How to add one: docs/changing.md.
+ * version is written. A release can also read the version that its successor will write (`ahead`), so that both run side by side. Each version has a JSON schema and a golden file in the lib's folder `events/`. How to add one: docs/changing.md.
  */
 import type { Json } from '#kernel';
 import type { Meta, NewEvent, Recorded } from './event-store.js';
@@ -25,6 +25,11 @@ export type EventSteps<Event extends DomainEvent> = {
   readonly [Type in Event['type']]: StepsTo<Extract<Event, { readonly type: Type }>['data']>;
 };
 
+/** For a type, the data of the version that the next release writes to the data of today. */
+export type ReadsAhead<Event extends DomainEvent> = {
+  readonly [Type in Event['type']]?: (data: never) => Extract<Event, { readonly type: Type }>['data'];
+};
+
 /** A reader met an event that this release cannot read. The reader stops, since the rest would be a guess. */
 export class UnreadableEvent extends Error {
   constructor(
@@ -45,8 +50,9 @@ export interface EventTypes<Event extends DomainEvent> {
   readonly write: (event: Event, id: string, meta: Meta) => NewEvent;
 }
 
-export const defineEvents = <Event extends DomainEvent>(types: EventSteps<Event>): EventTypes<Event> => {
+export const defineEvents = <Event extends DomainEvent>(types: EventSteps<Event>, ahead: ReadsAhead<Event> = {}): EventTypes<Event> => {
   const steps = new Map(Object.entries<readonly Step[]>(types));
+  const stepsAhead = new Map(Object.entries<Step | undefined>(ahead));
   const version = (type: Event['type']) => steps.get(type)!.length + 1;
   return {
     names: [...steps.keys()],
@@ -55,12 +61,15 @@ export const defineEvents = <Event extends DomainEvent>(types: EventSteps<Event>
       const { type, v, meta } = recorded;
       const known = steps.get(type);
       if (!known) throw new UnreadableEvent(recorded, 'is no event that this program knows; it was written by another Payfold');
-      if (v > known.length + 1)
+      const back = stepsAhead.get(type);
+      const newest = known.length + 1;
+      if (v > (back ? newest + 1 : newest))
         throw new UnreadableEvent(
           recorded,
-          `has version ${v}, this program knows versions up to ${known.length + 1}; it was written by a newer Payfold`,
+          `has version ${v}, this program knows versions up to ${back ? newest + 1 : newest}; it was written by a newer Payfold`,
         );
       let { data }: { data: unknown } = recorded;
+      if (v > newest) data = back!(data as never);
       for (let from = v; from <= known.length; from++) data = known[from - 1]!(data as never);
       return { type, data, at: meta.recordedAt } as unknown as Event;
     },

@@ -62,6 +62,20 @@ test('an event of a newer program stops the reader with a clear error', () => {
   expect(() => events.read(stored('ExampleEnded', 2))).toThrow('payment-1@4: ExampleEnded has version 2, this program knows versions up to 1');
 });
 
+test('the version that the next release will write is read, and not written', () => {
+  const ahead = defineEvents<ExampleEvent>(
+    { ExampleHappened: [fromV1, fromV2], ExampleEnded: [] },
+    { ExampleEnded: ({ reason, by }: { reason: string; by: string }) => ({ reason: `${reason} (${by})` }) },
+  );
+  const next = stored('ExampleEnded', 2, { reason: 'over', by: 'a person' });
+  expect(ahead.read(next)).toEqual({ type: 'ExampleEnded', at: next.meta.recordedAt, data: { reason: 'over (a person)' } });
+  expect([ahead.version('ExampleEnded'), ahead.version('ExampleHappened')]).toEqual([1, 3]);
+  expect(() => ahead.read(stored('ExampleEnded', 3))).toThrow('ExampleEnded has version 3, this program knows versions up to 2');
+  expect(() => ahead.read(stored('ExampleHappened', 4))).toThrow(UnreadableEvent);
+  // @ts-expect-error The data of today has a reason.
+  defineEvents<ExampleEvent>({ ExampleHappened: [fromV1, fromV2], ExampleEnded: [] }, { ExampleEnded: () => ({ by: 'a person' }) });
+});
+
 test('an event of an unknown type stops the reader with a clear error', () => {
   expect(() => events.read(stored('SomethingElse', 1))).toThrow('payment-1@4: SomethingElse is no event that this program knows');
   expect(() => events.read(stored('toString', 1))).toThrow(UnreadableEvent);

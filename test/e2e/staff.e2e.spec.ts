@@ -54,7 +54,10 @@ const BY = ['--by', 'Dana Scott'];
 const actorsByEvent = async (): Promise<ReadonlyMap<string, string>> => {
   const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data };
   const { stdout } = await promisify(execFile)(process.execPath, [LAUNCHER, 'audit', 'export', 'staff-actions', '--format', 'ndjson'], { env });
-  const rows = stdout.trimEnd().split('\n').map((line) => JSON.parse(line) as { actor_type: string; actor: string; event: string });
+  const rows = stdout
+    .trimEnd()
+    .split('\n')
+    .map((line) => JSON.parse(line) as { actor_type: string; actor: string; event: string });
   return new Map(rows.map((row) => [row.event, `${row.actor_type} ${row.actor}`]));
 };
 
@@ -95,9 +98,34 @@ describe('beside the running service', () => {
     await done('accounts', 'create', '--name', 'Shelbyville');
     await done('audit', 'keys', 'issue', '--name', 'Books', '--role', 'finance');
     await done('cases', 'block', '--portal', welcome.portalId, '--reference', 'CASE-ACTOR');
-    const dispute = ['--payment', id, '--amount-cents', '100', '--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'fraud'];
+    const dispute = [
+      '--payment',
+      id,
+      '--amount-cents',
+      '100',
+      '--status',
+      'debited',
+      '--stage',
+      'chargeback',
+      '--reason-code',
+      '10.4',
+      '--reason',
+      'fraud',
+    ];
     await done('disputes', 'open', ...dispute, '--opened-on', '2026-11-01', '--due-date', '2026-11-20');
-    await done('ledger', 'adjust', '--debit', 'equity:adjustment', '--credit', 'assets:bank:operating', '--amount-cents', '1', '--reason', 'cent', ...BY);
+    await done(
+      'ledger',
+      'adjust',
+      '--debit',
+      'equity:adjustment',
+      '--credit',
+      'assets:bank:operating',
+      '--amount-cents',
+      '1',
+      '--reason',
+      'cent',
+      ...BY,
+    );
     const file = join(dataDir.path, 'actor.csv');
     const { transactionId } = (await pay()).gateway;
     const line = `actor,${new Date().toISOString()},${transactionId},,sale,10000,0,10000,`;

@@ -115,7 +115,10 @@ test('endpoints add: the secret is shown once, and the receiver gets what happen
 
 test('an operator, not staff, is recorded as having added it', async () => {
   const { stdout } = await run('audit', 'export', 'staff-actions', '--format', 'ndjson');
-  const actions = stdout.trimEnd().split('\n').map((line) => JSON.parse(line) as { actor_type: string; actor: string; event: string });
+  const actions = stdout
+    .trimEnd()
+    .split('\n')
+    .map((line) => JSON.parse(line) as { actor_type: string; actor: string; event: string });
   expect(actions.find(({ event }) => event === 'WebhookEndpointAdded')).toMatchObject({ actor_type: 'operator', actor: 'Dana Scott' });
 });
 
