@@ -4,7 +4,7 @@ import tseslint from 'typescript-eslint';
 import { PURE_FILES } from './pure-files.mjs';
 
 export default tseslint.config(
-  { ignores: ['dist/**', 'coverage/**', 'node_modules/**', '.payfold/**'] },
+  { ignores: ['test/upgrade/*/**', 'dist/**', 'coverage/**', 'node_modules/**', '.payfold/**'] },
   eslint.configs.recommended,
   {
     files: ['**/*.ts', '**/*.tsx'],

@@ -38,6 +38,7 @@ export {
   type ReadModel,
   ReadModels,
   rebuild,
+  schemaOf,
   searchPathOf,
   shapeStatus,
 } from './read-model.js';

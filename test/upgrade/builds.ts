@@ -23,7 +23,7 @@ export interface Build {
   readonly remove: () => Promise<void>;
 }
 
-/** Copies the sources, patches and compiles them. `compile` false: the sources alone, for a check that must fail. */
+/** Copies the sources, patches and compiles them. `compile` false: for running specs in the copy. */
 export const buildOf = async (patches: readonly Patch[], { compile = true } = {}): Promise<Build> => {
   const path = await mkdtemp(join(tmpdir(), 'payfold-build-'));
   const remove = () => rm(path, { recursive: true, force: true });
@@ -51,6 +51,8 @@ export const buildOf = async (patches: readonly Patch[], { compile = true } = {}
       );
     }
     if (compile) await promisify(execFile)('npm', ['run', 'build', '--silent'], { cwd: path });
+    // What starts the specs is compiled; they compile the sources themselves.
+    else await symlink(join(ROOT, 'dist'), join(path, 'dist'));
   } catch (error) {
     await remove();
     throw error;

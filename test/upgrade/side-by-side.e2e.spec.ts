@@ -140,7 +140,7 @@ test('two releases run side by side, back and forward, without a failed request'
   const early = await launch(n!.role('worker'), dataDir, env).exited;
   expect([early.code, early.stderr]).toEqual([1, expect.stringContaining('is not prepared for this release')]);
   await payfold(n!, 'upgrade', 'prepare');
-  let [worker, api] = [await startRole(n!, 'worker'), await startRole(n!, 'api')];
+  const [worker, api] = [await startRole(n!, 'worker'), await startRole(n!, 'api')];
   const { accountId } = await payfold<{ accountId: string }>(n!, 'accounts', 'create', '--name', 'City');
   load.apiKey = (await payfold<{ apiKey: string }>(n!, 'keys', 'issue', '--account', accountId)).apiKey;
   load.portalId = (await payfold<{ portalId: string }>(n!, 'portals', 'create', '--account', accountId, '--name', 'Water')).portalId;

@@ -1,0 +1,119 @@
+/** Data of every frozen release (`npm run release:freeze`) under the present code: what was answered, what was open, what was signed and what was closed. */
+import { afterEach, describe, expect, test } from '@jest/globals';
+import { cpSync } from 'node:fs';
+import { mkdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import pg from 'pg';
+import { createLogger, readConfig, readKeyRing } from '#platform';
+import { createApi } from '../../apps/api/api.js';
+import { openServices } from '../../apps/services.js';
+import { startWorker } from '../../apps/worker/worker.js';
+import { Payer } from '../support/checkout.js';
+import { eventually } from '../support/eventually.js';
+import { freshDatabase } from '../support/postgres.js';
+import { DataDir, type Environment, launch, type RunningProcess, start } from '../support/processes.js';
+import { MovableClock, PAYMENTS } from '../support/service.js';
+import { type Answered, PUBLIC, verifyWith } from './freeze.js';
+import { expectedOf, folderOf, loadRows, RELEASES } from './frozen.js';
+
+const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
+
+const cleanUps: (() => Promise<unknown>)[] = [];
+afterEach(async () => {
+  for (const cleanUp of cleanUps.splice(0).reverse()) await cleanUp();
+});
+
+const takeOver = async (release: string) => {
+  const [folder, expected] = [folderOf(release), expectedOf(release)];
+  const [dataDir, database] = [await DataDir.create(), await freshDatabase()];
+  cleanUps.push(() => database.drop());
+  cleanUps.push(() => dataDir.remove());
+  await mkdir(dataDir.data);
+  for (const name of ['master.key', 'heads', 'simulator']) cpSync(join(folder, name), join(dataDir.data, name), { recursive: true });
+  const client = new pg.Client({ connectionString: database.url });
+  await client.connect();
+  cleanUps.push(() => client.end());
+  await loadRows(client, release);
+  const simulator = await start('simulator', dataDir);
+  const env: Environment = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url, PUBLIC_URL: PUBLIC, LOG_LEVEL: 'error' };
+  return { folder, expected, dataDir, client, env };
+};
+
+const payfold = async <T>(dataDir: DataDir, env: Environment, ...args: string[]): Promise<T> => {
+  const { code, stdout, stderr } = await launch([LAUNCHER, ...args, '--json', '--yes'], dataDir, { ...env, LOG_LEVEL: 'silent' }).exited;
+  expect([args.join(' '), code, stderr, code === 0 ? '' : stdout]).toEqual([args.join(' '), 0, '', '']);
+  return JSON.parse(stdout) as T;
+};
+
+describe.each(RELEASES)('the data of release %s', (release) => {
+  test('is taken over: nothing that was answered, signed or closed is another, and what was open goes on', async () => {
+    const { folder, expected, dataDir, env, client } = await takeOver(release);
+    const [api]: RunningProcess[] = await Promise.all([start('api', dataDir, env), start('worker', dataDir, env)]);
+    const post = async ({ path, key, body }: Answered) => {
+      const headers = { authorization: `ApiKey ${expected.apiKey}`, 'content-type': 'application/json', 'idempotency-key': key };
+      const answer = await fetch(api!.url + path, { method: 'POST', headers, body: JSON.stringify(body) });
+      return { status: answer.status, text: await answer.text(), replayed: answer.headers.get('idempotent-replayed') };
+    };
+    const get = async (path: string) => (await fetch(api!.url + path, { headers: { authorization: `ApiKey ${expected.apiKey}` } })).text();
+
+    // Payments are shown as they were, alone and in the list.
+    for (const [id, text] of Object.entries(expected.payments)) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
+    const list = await get(`${PAYMENTS}?limit=100`);
+    for (const text of Object.values(expected.payments)) expect(list).toContain(JSON.stringify((JSON.parse(text) as { data: object }).data));
+
+    // Old keys replay the same bytes. A create that ended in a 5xx stays reserved.
+    for (const answered of expected.answered) {
+      const again = await post(answered);
+      if (answered.status < 500) expect(again).toEqual({ status: answered.status, text: answered.text, replayed: 'true' });
+      else expect([again.status, again.text]).toEqual([409, expect.stringContaining('IDEMPOTENCY_RECONCILIATION_REQUIRED')]);
+    }
+
+    // The refund of unknown outcome ends under its old key, once.
+    const ended = await eventually(
+      async () => {
+        const answer = await post(expected.open);
+        return answer.status === 200 ? answer : null;
+      },
+      { timeoutMs: 60_000, everyMs: 1_000 },
+    );
+    expect(JSON.parse(ended.text)).toMatchObject({ data: { id: expected.open.paymentId, amountCents: 1_000, status: 'succeeded' } });
+    expect((await post(expected.open)).text).toBe(ended.text);
+
+    // The books are closed as they were, the log is the one that was signed, and the old evidence verifies.
+    const verified = await payfold<{ ok: boolean; checks: { name: string; ok: boolean }[] }>(dataDir, env, 'audit', 'verify');
+    expect(verified.checks.filter(({ ok }) => !ok)).toEqual([]);
+    const balance = await payfold<object>(dataDir, env, 'payments', 'show', expected.open.paymentId);
+    expect(JSON.stringify(balance)).toContain('partially_refunded');
+    await verifyWith(folder, 'pack', join(folder, 'pack'));
+    await verifyWith(folder, 'prove', join(folder, 'proof.json'));
+    const { rows: periods } = await client.query<{ data: { digest: string } }>(`select data from es.events where data->>'digest' = $1`, [
+      expected.period.digest,
+    ]);
+    expect(periods).toHaveLength(1);
+    expect(verified.checks.map(({ name }) => name)).toContain('periods');
+
+    // What only the older release needs goes, and the service works on.
+    await payfold(dataDir, env, 'upgrade', 'finish');
+    for (const [id, text] of Object.entries(expected.payments)) if (id !== expected.open.paymentId) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
+  }, 180_000);
+
+  test('is taken over in the hour in which it was frozen: the open checkout is paid', async () => {
+    const { expected, dataDir, env } = await takeOver(release);
+    const clock = new MovableClock();
+    clock.advance(Date.parse(expected.frozenAt) - clock.now());
+    const config = readConfig({ ...env, DATA_DIR: dataDir.data });
+    const places = { databaseUrl: env.DATABASE_URL!, simulatorUrl: env.SIMULATOR_URL! };
+    const services = await openServices(config, places, readKeyRing(join(dataDir.data, 'master.key')), createLogger('silent', 'spec'), { clock });
+    cleanUps.push(() => services.close());
+    const worker = startWorker(services);
+    cleanUps.push(() => worker.stop());
+    await eventually(() => services.readModels.areBuilt(), { timeoutMs: 20_000 });
+    const api = await createApi({ ...services, publicUrl: config.publicUrl });
+    cleanUps.push(() => api.close());
+    const payer = new Payer(await api.listen(0, '127.0.0.1'), PUBLIC);
+    for (const [path, cookie] of expected.checkout.cookies) payer.cookies.set(path, cookie);
+    const id = expected.checkout.path.split('/').at(-1)!;
+    const paid = await payer.pay(id);
+    expect([paid.status, paid.location]).toEqual([303, `/checkout/${id}/receipt`]);
+  }, 60_000);
+});
