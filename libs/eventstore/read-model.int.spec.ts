@@ -1,0 +1,154 @@
+/** Shapes of read models on a real Postgres: built beside each other, refused, waited for and dropped. */
+import { afterEach, beforeEach, expect, test } from '@jest/globals';
+import { randomUUID } from 'node:crypto';
+import { systemClock } from '#kernel';
+import { createPool, migrate, type Pool, processMigration, recordProcess } from '#platform';
+import { newEvents, newStream } from '../../test/support/event-store.contract.js';
+import { eventually } from '../../test/support/eventually.js';
+import { freshDatabase } from '../../test/support/postgres.js';
+import type { EventStore, Recorded } from './event-store.js';
+import { eventStoreMigrations } from './open.js';
+import { createPostgresEventStore } from './postgres.js';
+import { dropUnusedShapes, prepareReadModels, type ReadModel, ReadModels, schemaOf, searchPathOf, shapeStatus } from './read-model.js';
+
+const model = (shape: number, change: Partial<ReadModel> = {}): ReadModel => ({
+  name: 'seen-events',
+  shape,
+  streamPrefixes: ['payment-'],
+  tables: ['seen'],
+  createTables: 'create table seen (id uuid not null)',
+  createIndexes: 'alter table seen add primary key (id)',
+  apply: async (client, events) => {
+    await client.query('insert into seen select * from unnest($1::uuid[])', [events.map(({ id }: Recorded) => id)]);
+  },
+  ...change,
+});
+
+let database: Awaited<ReturnType<typeof freshDatabase>>;
+let store: EventStore;
+let pools: Pool[];
+const poolOf = (...models: readonly ReadModel[]): Pool => {
+  const pool = createPool(database.url, { name: 'spec', max: 6, searchPath: searchPathOf(models) });
+  pools.push(pool);
+  return pool;
+};
+const readModels = (pool: Pool, ...models: readonly ReadModel[]) => new ReadModels(models, { store, pool, clock: systemClock, batchEvents: 10 });
+const seen = async (pool: Pool, shape: number) =>
+  Number((await pool.query<{ n: string }>(`select count(*) as n from ${schemaOf(model(shape))}.seen`)).rows[0]!.n);
+const append = () => store.append(newStream(), 'no_stream', newEvents(50));
+
+beforeEach(async () => {
+  database = await freshDatabase();
+  store = createPostgresEventStore(database.url);
+  pools = [];
+  await migrate(poolOf(), [...eventStoreMigrations, processMigration]);
+});
+afterEach(async () => {
+  await store.close();
+  await Promise.all(pools.map((pool) => pool.end()));
+  await database.drop();
+});
+
+/** Follows until the shapes are built and level with the log. */
+const build = async (models: ReadModels) => {
+  const stop = new AbortController();
+  await models.follow(stop.signal);
+  const head = (await store.head())!;
+  for (const subscriber of models.all()) await subscriber.runUntil(head, { timeoutMs: 10_000 });
+  await Promise.all(models.all().map((subscriber) => subscriber.stop()));
+};
+
+test('a new shape is built beside the old one, which goes on', async () => {
+  const [old, next] = [poolOf(model(1)), poolOf(model(2))];
+  await prepareReadModels(old, [model(1)], store);
+  await append();
+  await build(readModels(old, model(1)));
+  await prepareReadModels(next, [model(2)], store);
+  // A shape that is less than two seconds behind counts as built.
+  await old.query(`update es.events set stored_at = stored_at - interval '1 minute'`);
+  expect(await readModels(next, model(2)).areBuilt()).toBe(false);
+  expect(await seen(old, 1)).toBe(50);
+  await build(readModels(next, model(2)));
+  await append();
+  await build(readModels(old, model(1)));
+  expect([await seen(old, 1), await seen(next, 2)]).toEqual([100, 50]);
+  expect((await shapeStatus(next)).map(({ shape, isBuilt }) => [shape, isBuilt])).toEqual([
+    [1, true],
+    [2, true],
+  ]);
+});
+
+test('a shape with other tables under the same number is refused, and nothing is changed', async () => {
+  const pool = poolOf(model(1));
+  await prepareReadModels(pool, [model(1)], store);
+  const changed = model(1, { createTables: 'create table seen (id uuid not null, note text)' });
+  const other = { ...model(1), name: 'others' };
+  await expect(prepareReadModels(pool, [other, changed], store)).rejects.toThrow(
+    'read model seen-events: the database holds shape 1 with other tables; raise the number of the shape (docs/changing.md); nothing was changed',
+  );
+  expect((await shapeStatus(pool)).map(({ name }) => name)).toEqual(['seen-events']);
+});
+
+test('a build that was cut off goes on where it was', async () => {
+  const pool = poolOf(model(1));
+  await append();
+  await prepareReadModels(pool, [model(1)], store);
+  let batches = 0;
+  let goOn = (): void => undefined;
+  const halted = new Promise<void>((resolve) => (goOn = resolve));
+  const halting = model(1, {
+    apply: async (client, events) => {
+      if (++batches === 3) await halted;
+      await model(1).apply(client, events);
+    },
+  });
+  // Its connection is ended in the middle of a batch, as when the process is killed.
+  const dying = poolOf(model(1));
+  const [stop, models] = [new AbortController(), readModels(dying, halting)];
+  const following = models.follow(stop.signal);
+  await eventually(() => batches === 3);
+  expect(await seen(pool, 1)).toBe(20);
+  await pool.query(`select pg_terminate_backend(pid) from pg_stat_activity where state = 'idle in transaction'`);
+  await pool.query(`update projection_checkpoint set owner = null, lease_until = null`);
+  stop.abort();
+  goOn();
+  await following;
+  await models.of(halting).stop();
+  expect(await seen(pool, 1)).toBe(20);
+  await build(readModels(pool, model(1)));
+  expect(await seen(pool, 1)).toBe(50);
+});
+
+test('a shape that nobody has used for seven days is dropped, except those of this release and of living processes', async () => {
+  const pool = poolOf(model(3));
+  for (const shape of [1, 2, 3]) await prepareReadModels(pool, [model(shape)], store);
+  await pool.query(`update read_model set used_at = now() - interval '7 days 1 minute'`);
+  const other = await recordProcess(pool, { id: randomUUID(), role: 'api', pid: 1, readModels: ['seen-events@2'], clock: systemClock });
+  expect(await dropUnusedShapes(pool, [model(3)])).toEqual(['rm_seen_events_1']);
+  expect((await shapeStatus(pool)).map(({ shape }) => shape)).toEqual([2, 3]);
+  await expect(seen(pool, 1)).rejects.toThrow('does not exist');
+  await other.stop();
+});
+
+test('a change is in force once every shape that a living process reads has passed it; else the process is named', async () => {
+  const pool = poolOf(model(2));
+  for (const shape of [1, 2]) await prepareReadModels(pool, [model(shape)], store);
+  const { position } = await append();
+  const other = await recordProcess(pool, {
+    id: randomUUID(),
+    role: 'api',
+    pid: 4711,
+    readModels: ['seen-events@1'],
+    clock: systemClock,
+    release: '0.1.9',
+  });
+  const ours = readModels(pool, model(2));
+  await expect(ours.inForce(model(2), position, 1_000)).rejects.toThrow(
+    /^The change is recorded, but process 4711 on \S+ \(api, release 0\.1\.9\) still reads the state before it \(seen-events@1\)\./,
+  );
+  const late = ours.inForce(model(2), position, 10_000);
+  await build(readModels(poolOf(model(1)), model(1)));
+  await late;
+  expect([await seen(pool, 1), await seen(pool, 2)]).toEqual([50, 50]);
+  await other.stop();
+});
