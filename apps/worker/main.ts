@@ -27,7 +27,10 @@ const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Ser
 
 runRole('worker', async (config, log, supervisor) => {
   // A supervisor has one worker at a time. One that was killed need not be waited for: the next one goes on with its leases.
-  const services = await openServices(config, requirePlaces(config), openKeys(config), log, { role: 'worker', ...(supervisor !== null && { leaseOwner: supervisor }) });
+  const services = await openServices(config, requirePlaces(config), openKeys(config), log, {
+    role: 'worker',
+    ...(supervisor !== null && { leaseOwner: supervisor }),
+  });
   const worker = startWorker(services);
   return {
     metrics: createMetrics(services),

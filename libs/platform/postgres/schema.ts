@@ -102,7 +102,9 @@ const missingOf = (applied: ReadonlyMap<string, Applied>, migrations: readonly M
       );
   for (const { name, sql } of migrations)
     if ((applied.get(name)?.sha256 ?? sha256Of(sql)) !== sha256Of(sql))
-      throw new Error(`migration ${name} differs from the one that this database was made with; nothing was changed; a released migration never changes (docs/changing.md, A migration)`);
+      throw new Error(
+        `migration ${name} differs from the one that this database was made with; nothing was changed; a released migration never changes (docs/changing.md, A migration)`,
+      );
   return [...migrations].sort((a, b) => (a.name < b.name ? -1 : 1)).filter(({ name }) => !applied.has(name));
 };
 
