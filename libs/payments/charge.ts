@@ -1,6 +1,6 @@
 /**
- * Creating a payment: facts → refusals (E7 to E11) → intent → gateway → outcome. The intent is durable before money moves, and no
- * success is answered without a durable outcome. Whatever ends without certainty is left to recovery, which undoes it.
+ * Creating a payment: checks and refusals (E7 to E11), intent, gateway calls, outcome. The intent is durable before money moves, and no success is
+ * answered without a durable outcome. If the outcome is uncertain, recovery undoes the charge.
  */
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict, type Origin } from '#eventstore';
@@ -35,7 +35,7 @@ import { type PaymentView, paymentView } from './payment.view.js';
 import { INTENT, type LoadedPayment, type PaymentStreams } from './stream.js';
 import type { Velocity } from './velocity.js';
 
-/** What every payment command works with; handed in, so that the simulation runs the same code over simulated ports. */
+/** The ports of every payment command. The simulation passes its own. */
 export interface PaymentPorts {
   readonly clock: Clock;
   readonly ids: Ids;
@@ -59,11 +59,14 @@ export interface ChargeRequest {
   }[];
   readonly payer: Payer | null;
   readonly instrument: PaymentInstrument;
-  /** What a payer was shown and agreed to: another total is refused before anything is charged. Left out, the fee in force counts (C49). */
+  /**
+   * The total that the payer saw and agreed to. If the total is another one, the charge is refused before it begins. Default: the fee in force counts
+   * (C49).
+   */
   readonly quotedTotalCents?: Cents;
 }
 
-/** Drawn when the attempt begins: with a key at its claim, so that the stream's name is known before anything happens. */
+/** Drawn when the attempt begins. With a key that is at the claim, so the stream's name is known before anything happens. */
 export interface ChargeAttempt {
   readonly paymentId: string;
   readonly attemptId: string;
@@ -73,14 +76,14 @@ export interface ChargeAttempt {
 export const gatewayRef = (attemptId: string, leg: Leg, op: Op): Ref =>
   crockford(createHash('sha256').update(`${attemptId}:${leg}:${op}`).digest(), 20);
 
-/** Asks for what a charge is decided by. Who asks before the key is claimed saves a round trip, and may never look at the answer. */
+/** Starts the lookups that a charge needs. Starting them before the claim saves a round trip; the result may then stay unused. */
 export const askTerms = ({ directory }: Pick<PaymentPorts, 'directory'>, request: ChargeRequest): Promise<ChargeTerms> => {
   const asked = directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
   asked.catch(() => undefined);
   return asked;
 };
 
-/** Charges the card. Resolves with the Payment; refuses and fails with the specification's errors, which carry the payment id where there is one. */
+/** Charges the card. Returns the Payment. Throws the specification's errors, with the payment id if there is one. */
 export const charge = async (
   ports: PaymentPorts,
   request: ChargeRequest,
@@ -103,7 +106,7 @@ export const charge = async (
     const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
     loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId: attempt.attemptId, terms: plan }], owner, deadline, INTENT);
   } catch (error) {
-    // The stream was fenced by a takeover of our key: this request must never begin (docs/contract.md#streams-and-appends).
+    // A takeover of our key has fenced the stream: this request must never begin (docs/contract.md#streams-and-appends).
     if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
     throw error;
   }
@@ -113,11 +116,11 @@ export const charge = async (
   try {
     loaded = await streams.execute(loaded, [{ type: 'RecordChargeOutcome', at: at(), attemptId: attempt.attemptId, outcome }], owner, deadline);
   } catch (error) {
-    // Fenced meanwhile, or the store cannot tell: recovery owns the attempt now, and no success is answered without a durable outcome.
+    // The stream was fenced meanwhile, or the store cannot tell. Recovery owns the attempt now. No success is answered without a durable outcome.
     ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'the outcome of a charge could not be recorded; recovery resolves it');
     throw timeout(attempt.paymentId);
   }
-  // The outcome first: a decline that is not counted costs less than one that is not recorded.
+  // Record the outcome first. A decline that is not counted costs less than one that is not recorded.
   if (outcome.kind === 'declined')
     await velocity
       .recordDecline(subject, limits, attempt.attemptId)
@@ -127,7 +130,7 @@ export const charge = async (
   return chargeAnswer(attempt.paymentId, loaded.payment);
 };
 
-/** The answer that a payment's state stands for: the same at once and rebuilt from the stream later, byte for byte (T7). */
+/** The answer that follows from a payment's state. It is the same now and when it is made again from the stream later, byte for byte (T7). */
 export const chargeAnswer = (paymentId: string, payment: Payment): PaymentView => {
   if (!isVisible(payment)) throw new Error('no payment to answer with');
   switch (payment.phase) {
@@ -157,7 +160,7 @@ const DECLINE_MESSAGES: Record<DeclineCode, string> = {
 
 const timeout = (id: string) => new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the payment is unknown; check it before charging again.', { id });
 
-/** The answer to a key whose create ended without certainty (C16, C64). `payment` null: its stream cannot be read now. */
+/** The answer to a key whose create ended without certainty (C16, C64). `payment` null: the stream cannot be read now. */
 export const reconciliationRequired = (paymentId: string, payment: Payment | null): ServiceError =>
   payment === null || isVisible(payment)
     ? new ServiceError(
@@ -167,7 +170,7 @@ export const reconciliationRequired = (paymentId: string, payment: Payment | nul
       )
     : new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'An earlier request with this key ended before anything was charged; use a new key.');
 
-/** A card is good until the last place on earth leaves its month (C5). */
+/** A card is valid until its month has ended in the last time zone on earth (C5). */
 const EXPIRY_ZONE_MS = 12 * 3_600_000;
 export const refuseExpiredCard = (instrument: PaymentInstrument, now: number): void => {
   if (instrument.type !== 'card') return;
@@ -179,7 +182,7 @@ export const refuseExpiredCard = (instrument: PaymentInstrument, now: number): v
     });
 };
 
-/** E8 to E10 as far as no card is needed: whether the account may take this amount on this portal for this case now. */
+/** E8 to E10, as far as they need no card: may the account take this amount on this portal for this case now? */
 export const refuseByTerms = (
   { gateways, clock }: Pick<PaymentPorts, 'gateways' | 'clock'>,
   amountCents: Cents,
@@ -263,20 +266,20 @@ const refuseOrPlan = (
   return { gateway, plan };
 };
 
-/** The fee of a separate charge goes to the operator's own merchant account. */
+/** If the fee is charged apart, it goes to the operator's own merchant account. */
 const accountOf = ({ feeMerchantAccount, merchantAccount, ...account }: PortalGateway, leg: Leg): GatewayAccount => ({
   ...account,
   merchantAccount: leg === 'fee' ? feeMerchantAccount : merchantAccount,
 });
 
 const methodOf = (instrument: PaymentInstrument): PaymentTerms['paymentMethod'] => {
-  // A token tells nothing about its card here; the processor knows.
+  // A token does not show its card here; only the processor knows it.
   if (instrument.type === 'card_token') return { type: 'card_token', brand: 'unknown', last4: '' };
   const digits = instrument.number.reveal();
   return { type: 'card', brand: brandOf(digits), last4: digits.slice(-4) };
 };
 
-/** Principal, then fee only after the principal was approved; a fee that fails takes the principal back (C41). */
+/** Principal first. The fee is charged only if the principal was approved; if the fee fails, the principal is taken back (C41). */
 const moveMoney = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,
@@ -301,7 +304,7 @@ const moveMoney = async (
       approved.push({ leg, txn: outcome.txn });
       continue;
     }
-    // Recovery finalised the reference before we came: it owns the attempt, and we record nothing (docs/contract.md#gateway).
+    // Recovery finalised the reference before this call: it owns the attempt, so nothing is recorded here (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') return { kind: 'too_late' };
     if (outcome.kind === 'unknown') return { kind: 'unknown', leg: leg.leg, cause: outcome.cause };
     const takenBack = await takeBack(ports, gateway, approved, deadline);
@@ -339,7 +342,7 @@ const definiteFailure = (
   }
 };
 
-/** null: one of them could not be taken back, or nobody knows. */
+/** null: a charge could not be taken back, or its state is unknown. */
 const takeBack = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,

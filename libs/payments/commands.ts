@@ -1,4 +1,4 @@
-/** Commands and queries as the buses carry them. Each handler calls one function; what moves money runs once per key (C12–C20). */
+/** Commands and queries of the buses. Each handler calls one function. What moves money runs once for each key (C12–C20). */
 import { Command, CommandHandler, type ICommandHandler, type IQueryHandler, Query, QueryHandler } from '@nestjs/cqrs';
 import { Inject } from '@nestjs/common';
 import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
@@ -17,11 +17,11 @@ import { refuseStaffText, staff } from './staff.js';
 import { paymentEvents } from './stream.js';
 import type { Origin } from '#eventstore';
 
-/** Everything the handlers need; provided by the process that composes them. */
+/** What the handlers need. The process that composes them provides it. */
 export interface PaymentServices {
   readonly ports: PaymentPorts;
   readonly idempotency: IdempotencyStore;
-  /** One form for every process: what a worker stores for a key, the API replays. */
+  /** One encoding for every process: a worker stores an answer for a key, and the API replays it. */
   readonly answers: AnswerEncoder;
   readonly list: PaymentListPorts;
   readonly recovery: Recovery;
@@ -29,7 +29,7 @@ export interface PaymentServices {
 }
 export const PAYMENT_SERVICES = Symbol('payment services');
 
-/** How a request came: its key, what the key is bound to, and the id under which its facts are correlated. */
+/** How a request arrived: its key, what the key is bound to, and the correlation id of its events. */
 export interface Received {
   readonly idempotencyKey: string | null;
   readonly fingerprintText: string;
@@ -67,7 +67,7 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
     },
     takeOver: (owned) => settleCreate(ports, owned, request.accountId, owner, deadline),
     reconciliationRequired: async (paymentId) => {
-      // A log that cannot be read now says nothing about the payment; the caller is sent to look at it.
+      // If the log cannot be read now, nothing is known about the payment. The caller is told to read it.
       const { payment } = await ports.streams.load(paymentId).catch(() => ({ payment: null }));
       return reconciliationRequired(paymentId, payment);
     },
@@ -75,8 +75,8 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
 };
 
 /**
- * What became of a create whose owner vanished (T7). If its outcome is recorded, the result is made again from the events up to that outcome.
- * Else the stream is fenced, so that the vanished owner can never begin or finish, and the key stays reserved.
+ * Settles the key of a create whose owner vanished (T7). If the outcome is recorded, the result is made again from the events up to it. Else the
+ * stream is fenced, so that the owner can never begin or finish, and the key stays reserved.
  */
 export const settleCreate = async (
   ports: PaymentPorts,
@@ -137,16 +137,16 @@ export const reverseOnce = (
   received: Received,
 ): Promise<Answered<ReversalView>> => reverseKeyed(services, request, received, request.accountId, partner(request.accountId, received));
 
-/** Keys of staff are kept apart from every account's: the nil UUID is no account's id. */
+/** Keys of staff are kept apart from every account's. No account has the nil UUID. */
 const STAFF_KEY_SPACE = '00000000-0000-0000-0000-000000000000';
 
 export type StaffReverseRequest = Pick<ReverseRequest, 'operation' | 'paymentId' | 'amountCents' | 'includeFee'> & {
   readonly reason: string;
-  /** Who asks; recorded with every event. */
+  /** The actor, recorded with every event. */
   readonly by: string;
 };
 
-/** The same for a member of staff, on any account's payment: same rules, same answers, and its webhook (C56). A request without a key is matched by C18. */
+/** The same for staff, on any account's payment: same rules, same answers, and a webhook (C56). A request without a key is matched by C18. */
 export const reverseByStaff = async (
   services: PaymentServices,
   { by, ...request }: StaffReverseRequest,
@@ -174,7 +174,8 @@ const reverseKeyed = (
   const { ports } = services;
   const paymentId = request.paymentId.toLowerCase();
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
-  // No payment has another id, and none is kept with the key: the path may hold what no column can (C63: the key is claimed before anybody is told 404).
+  // No payment can have such an id, so none is kept with the key: the path may hold characters that no column can. The key is claimed before the 404
+  // (C63).
   const named = isUuid(paymentId) ? paymentId : '';
   return keyed(services, keySpace, `${request.operation}:${named}`, received, {
     run: async (owned) => {
@@ -210,14 +211,14 @@ export class FindPayment extends Query<PaymentView> {
 export class FindPaymentHandler implements IQueryHandler<FindPayment> {
   constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
 
-  /** Folds the stream, so that it shows what any earlier answer spoke of (C48). */
+  /** Folds the stream, so it shows everything that an earlier answer mentioned (C48). */
   async execute({ accountId, paymentId }: FindPayment): Promise<PaymentView> {
     const { ports, recovery } = this.services;
     if (!isUuid(paymentId)) throw notFound();
     const id = paymentId.toLowerCase();
     const { payment } = await ports.streams.load(id);
     if (!isVisible(payment) || payment.terms.accountId !== accountId) throw notFound();
-    // Whoever asks about an open payment would rather know: resolve it now, but answer from the stream (docs/contract.md#recovery).
+    // If the payment is open, resolve it now. The answer still comes from the stream (docs/contract.md#recovery).
     const open = openOf(payment);
     if (open && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
     return paymentView(id, payment);
@@ -263,7 +264,7 @@ export class QuoteFee extends Query<FeeQuote> {
 export class QuoteFeeHandler implements IQueryHandler<QuoteFee> {
   constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
 
-  /** The charge's own function (C49); reserves nothing. */
+  /** The function that the charge uses (C49). Reserves nothing. */
   async execute({ request: { accountId, portalId, amountCents } }: QuoteFee): Promise<FeeQuote> {
     const { portal, access } = await this.services.ports.directory.chargeTerms(accountId, portalId, null);
     if (!portal || access !== 'granted') throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');

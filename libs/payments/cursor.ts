@@ -1,6 +1,6 @@
 /**
- * The cursor of the list (C45): version, time, id and a MAC over account and filters. So it opens nothing but the next page of its own list.
- * Keys that the ring still holds open it; a new one is sealed with the current key.
+ * The cursor of the list (C45): version, time, id, and a MAC over account and filters. So it opens only the next page of its own list. Any key of the
+ * ring opens it; a new one is sealed with the current key.
  */
 import { timingSafeEqual } from 'node:crypto';
 import { canonicalJson, ServiceError } from '#kernel';

@@ -1,6 +1,6 @@
 /**
- * The list: a read model of payments by account, newest first, and the pages that are read from it (C44–C48). A row is the folded state itself, advanced with
- * the decider's own `evolve`, so a page shows exactly what GET shows.
+ * The list: a read model of payments by account, newest first, and its pages (C44–C48). A row holds the folded state, made with the decider's own
+ * `evolve`. So a page shows exactly what GET shows.
  */
 import type { Directory } from '#accounts';
 import type { Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
@@ -14,7 +14,7 @@ import { LONG_STREAM_EVENTS, paymentIdOf, paymentEvents } from './stream.js';
 
 export const DEFAULT_PAGE = 25;
 export const MAX_PAGE = 100;
-/** How long a page waits for the projection to pass the log's head (C48). */
+/** How long a page waits for the read model to reach the log's head (C48). */
 export const LIST_WAIT_MS = 2_000;
 
 const PAYMENT_LIST_TABLE = `
@@ -44,7 +44,7 @@ export interface PaymentListRows {
   page(accountId: string, filters: ListFilters, after: PagePlace | null, limit: number): Promise<Pick<PaymentRow, 'paymentId' | 'payment'>[]>;
 }
 
-/** Advances rows by a batch of events, in memory. `rows` holds what was there before; an event that was applied already is passed over. */
+/** Advances rows by a batch of events, in memory. `rows` holds the earlier rows. An event that was applied already is skipped. */
 const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[]): void => {
   for (const recorded of events) {
     const paymentId = paymentIdOf(recorded.stream);
@@ -60,7 +60,7 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
   }
 };
 
-/** A list in this process ends it (C48); in another, it waits this much longer. */
+/** Time to gather events before a write. A list request in this process ends it (C48); in another process it waits this much longer. */
 const LINGER_MS = 50;
 
 /** Applies a batch inside the transaction that moves the checkpoint. */
@@ -79,13 +79,13 @@ export const applyPaymentList = async (
   if (visible.length > 0) await list.write(visible);
 };
 
-/** Payments that are folded in memory at once while loading; most streams end soon after they began. */
+/** Payments that are folded in memory at once while loading. Most streams end soon after they began. */
 const LOADING_PAYMENTS = 1_000;
 const LATE_BATCH = 1_000;
 
 /**
- * Fills the empty table: payments are folded in memory and copied out oldest first; an event that comes after its payment was copied out waits in a table
- * of its own and is applied when the indexes stand. Memory does not grow with history.
+ * Fills the empty table. Payments are folded in memory and copied out, oldest first. If an event comes after its payment was copied out, it waits in
+ * a table of its own and is applied once the indexes exist. Memory does not grow with history.
  */
 const loadPaymentList = async (
   client: Client,
@@ -146,7 +146,7 @@ export const paymentListModel: ReadModel = {
 
 const COLUMNS = ['payment_id', 'account_id', 'portal_id', 'created_at', 'status', 'open_attempt_id', 'open_since', 'revision', 'state'];
 
-/** A row's values, in the order of the columns, as text; times in ISO 8601. What a payment's row must be. */
+/** The values of a row in the order of the columns, as text; times in ISO 8601. */
 export const paymentListRow = ({ paymentId, revision, payment }: PaymentRow): (string | null)[] => {
   if (!isVisible(payment)) throw new Error('an abandoned stream has no row');
   const open = openOf(payment);
@@ -201,8 +201,8 @@ export const postgresListRows = (db: Queryable): PaymentListRows => ({
   },
 });
 
-// ------------------------------------------------------------------------------------------------------------------------------------
-// Reading pages.
+// ------------------------------------------------------------------------------------------------------------------------------------\nReading
+// pages.
 
 export interface PaymentPage {
   readonly payments: readonly PaymentView[];
@@ -214,11 +214,11 @@ export interface PaymentListPorts {
   readonly keys: KeyRing;
   readonly directory: Directory;
   head(): Promise<Position | null>;
-  /** True as soon as the list has passed a position, false when the time is up. */
+  /** true as soon as the list has reached a position. false: the time is up. */
   caughtUpTo(position: Position, timeoutMs: number): Promise<boolean>;
 }
 
-/** A page that is asked for. `cursor` null: the first page; `limit` null: {@link DEFAULT_PAGE}. */
+/** The page that is asked for. `cursor` null: the first page. `limit` null: {@link DEFAULT_PAGE}. */
 export interface ListRequest {
   readonly accountId: string;
   readonly filters: ListFilters;
@@ -228,7 +228,7 @@ export interface ListRequest {
 
 export interface ListedPage {
   readonly page: PaymentPage;
-  /** `lag`: `0` when the page shows everything that had happened when the request arrived, else `unknown`. */
+  /** `lag`: `0` if the page shows everything that had happened when the request arrived, else `unknown`. */
   readonly ledger: { readonly position: Position | null; readonly lag: string };
 }
 
@@ -238,7 +238,7 @@ export const listPayments = async (ports: PaymentListPorts, { accountId, filters
   if (filters.portalId !== null && (await ports.directory.grant(accountId, filters.portalId)) === null)
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
   const after = cursor === null ? null : openCursor(ports.keys, accountId, filters, cursor);
-  // What happened before the request arrived is waited for, a while; a page that comes without it says so in its headers.
+  // Wait a while for what happened before the request arrived. If it does not come in time, the headers say so.
   const complete = head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS));
   const size = limit ?? DEFAULT_PAGE;
   const rows = await ports.rows.page(accountId, filters, after, size + 1);

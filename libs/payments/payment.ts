@@ -37,14 +37,17 @@ export type PaymentEvent =
   | Fact<'PaymentRefunded', LegReturned>
   | Fact<'FeeRefunded', LegReturned>
   | Fact<'ReversalEnded', ReversalEnd>
-  /** `toldAs`: the attempt that the key of the one who was told is bound to, where that is another one, which never began. */
+  /** `toldAs`: the attempt that the receiver's key is bound to, if that is another attempt. That attempt never began. */
   | Fact<'ReversalAcknowledged', { readonly attemptId: string; readonly toldAs?: string }>
   | Fact<
       'PaymentSettled',
       { readonly leg: Leg; readonly batchId: string; readonly closedAt: string; readonly grossCents: Cents; readonly feeCents: Cents }
     >
   | Fact<'SettlementRejected', { readonly leg: Leg; readonly batchId: string; readonly closedAt: string }>
-  /** A corrected file says that the leg is not in the batch, or there with other amounts: the fact of its settlement, with its amounts, holds no longer. */
+  /**
+   * A corrected file says that the leg is not in the batch, or is there with other amounts. This cancels the fact of its settlement, with its
+   * amounts.
+   */
   | Fact<
       'SettlementWithdrawn',
       { readonly leg: Leg; readonly batchId: string; readonly closedAt: string; readonly grossCents: Cents; readonly feeCents: Cents }
@@ -64,7 +67,7 @@ export type PaymentEvent =
 export interface LineItem {
   readonly id: string;
   readonly amountCents: Cents;
-  /** This line's share of the service fee (C33). */
+  /** This line's share of the service fee, in cents (C33). */
   readonly serviceFeeCents: Cents;
   readonly referenceId: string;
   readonly description: string | null;
@@ -86,7 +89,7 @@ export interface Payer {
   };
 }
 
-/** One money movement of the charge, and every gateway reference that this attempt may ever use for it (C61). */
+/** One money movement of the charge, with every gateway reference that this attempt may ever use for it (C61). */
 export interface LegTerms {
   readonly leg: Leg;
   readonly principalCents: Cents;
@@ -101,7 +104,7 @@ export interface PaymentTerms {
   readonly referenceId: string | null;
   readonly amountCents: Cents;
   readonly serviceFeeCents: Cents;
-  /** Version of the portal's fee configuration that gave this fee; nobody recomputes it later (C32). */
+  /** Version of the portal's fee configuration that gave this fee. The fee is never computed again (C32). */
   readonly feeVersion: number;
   readonly chargeMode: 'separate' | 'combined';
   readonly lineItems: readonly LineItem[];
@@ -121,7 +124,7 @@ export interface Charge {
   }[];
 }
 
-/** A leg that was charged and voided again at once, since the other one failed (C41): both transactions stand at the processor. Absent where there was none. */
+/** A leg that was charged and at once voided, because the other leg failed (C41). Both transactions stand at the processor. Absent if there was none. */
 export interface TakenBack {
   readonly leg: Leg;
   readonly amountCents: Cents;
@@ -132,12 +135,12 @@ export interface TakenBack {
 export type Initiator = 'partner' | 'staff';
 export type Means = 'void' | 'refund';
 
-/** The intent to return money: who asked, for what, and what is to move on which leg under which references. */
+/** The intent to return money: the request, the amount, and what moves on which leg under which references. */
 export interface ReversalRequest {
   readonly attemptId: string;
   readonly initiatedBy: Initiator;
   readonly reason: string | null;
-  /** As asked: what a repeat without a key is matched by (C18). */
+  /** As it was requested. A repeat without a key is matched by it (C18). */
   readonly asked: { readonly amountCents: Cents | null; readonly includeFee: boolean };
   readonly legs: readonly LegMove[];
   readonly lines: readonly { readonly lineItemId: string; readonly principalCents: Cents; readonly feeCents: Cents }[];
@@ -149,12 +152,12 @@ export interface LegMove {
   readonly leg: Leg;
   readonly principalCents: Cents;
   readonly feeCents: Cents;
-  /** What is tried first; the gateway may know better (C24). */
+  /** The operation that is tried first. The gateway may need the other one (C24). */
   readonly means: Means;
   readonly references: { readonly void: Ref; readonly refund: Ref };
 }
 
-/** One leg came back. `leg` is null where a charge was never executed and nothing had to move. */
+/** One leg came back. `leg` is null if a charge was never executed, so nothing had to move. */
 export interface LegReturned {
   readonly attemptId: string;
   readonly leg: Leg | null;
@@ -167,9 +170,9 @@ export interface ReversalEnd {
   readonly attemptId: string;
   readonly operation: Means;
   readonly outcome: 'completed' | 'partial' | 'rejected' | 'never_executed';
-  /** What the gateway did; null when nothing moved (C24). */
+  /** What the gateway did. null: nothing moved (C24). */
   readonly reversalType: Means | null;
-  /** What this attempt returned, fee included. */
+  /** What this attempt returned, in cents, fee included. */
   readonly amountCents: Cents;
   readonly reason: string | null;
   readonly initiatedBy: Initiator;
@@ -181,12 +184,12 @@ export type DisputeStatus = (typeof DISPUTE_STATUSES)[number];
 export interface Dispute {
   readonly disputeId: string;
   readonly status: DisputeStatus;
-  /** The processor's word for the latest step, at most 64 characters (C57). */
+  /** The processor's own word for the latest step, at most 64 characters (C57). */
   readonly stage: string;
   readonly reasonCode: string;
   readonly reason: string;
   readonly disputedAmountCents: Cents;
-  /** The charge that the processor named; absent where it named none. The books know by it whose merchant account the money leaves. */
+  /** The charge that the processor named. Absent if it named none. The books take the merchant account from it. */
   readonly leg?: Leg;
   /** YYYY-MM-DD. */
   readonly openedOn: string;
@@ -205,15 +208,15 @@ interface Known {
 
 export type Payment =
   | { readonly phase: 'none' }
-  /** A stream that holds only the fence of a create that never began: no payment (C64). */
+  /** The stream holds only the fence of a create that never began: there is no payment (C64). */
   | { readonly phase: 'abandoned'; readonly accountId: string }
   | Awaiting
   | (Known & { readonly phase: 'failed'; readonly declineCode: DeclineCode | null })
-  /** Voided out of pending or unknown: reversed, or never processed. Nothing was captured. */
+  /** Voided from pending or unknown: reversed, or never processed. Nothing was captured. */
   | (Known & { readonly phase: 'voided' })
   | Charged;
 
-/** `fenced`: recovery owns the attempt; a late outcome of the request is refused by the revision. */
+/** `fenced`: recovery owns the attempt. The revision refuses a late outcome of the request. */
 export type Awaiting = Known & { readonly phase: 'pending' | 'unknown'; readonly fenced: boolean };
 
 export type Charged = Known & {
@@ -222,7 +225,10 @@ export type Charged = Known & {
   readonly capturedAt: string;
   readonly legs: readonly ChargedLeg[];
   readonly lines: readonly { readonly principalReturnedCents: Cents; readonly feeReturnedCents: Cents }[];
-  /** What returned money last: decides between `voided` and `refunded`, `succeeded` and `partially_refunded` (C21, C22, C27). */
+  /**
+   * The operation that returned money last. It decides between `voided` and `refunded`, and between `succeeded` and `partially_refunded` (C21, C22,
+   * C27).
+   */
   readonly lastReturnedBy: Means | null;
   readonly attempts: readonly ReversalAttempt[];
   readonly disputes: readonly Dispute[];
@@ -240,7 +246,7 @@ export interface ChargedLeg {
   /** A leg on which a refund was made is never voided afterwards (C24). */
   readonly refunded: boolean;
   readonly settledBatchId: string | null;
-  /** What the batch says of it; null: not settled. */
+  /** What the batch says of the leg. null: not settled. */
   readonly settledGrossCents: Cents | null;
   readonly settledFeeCents: Cents | null;
   readonly settlementRejected: boolean;
@@ -249,7 +255,7 @@ export interface ChargedLeg {
 export interface ReversalAttempt extends ReversalRequest {
   readonly operation: Means;
   readonly requestedAt: string;
-  /** Its own request told 5xx, or vanished: whoever comes next resolves it (C18). */
+  /** Its request got a 5xx, or vanished. The next request resolves it (C18). */
   readonly fenced: boolean;
   readonly returned: readonly {
     readonly leg: Leg;
@@ -260,11 +266,11 @@ export interface ReversalAttempt extends ReversalRequest {
   }[];
   readonly ended:
     (Pick<ReversalEnd, 'outcome' | 'reversalType' | 'amountCents'> & { readonly at: string; readonly remainingRefundableCents: Cents }) | null;
-  /** It was left open after a part had come back: its caller was told PARTIAL_REFUND_PENDING, or retry_void. */
+  /** It was left open after a part had come back. Its caller got PARTIAL_REFUND_PENDING or retry_void. */
   readonly toldPartial: boolean;
-  /** Somebody has been told of its success since it was fenced (C18). */
+  /** A caller has got its success since it was fenced (C18). */
   readonly acknowledged: boolean;
-  /** Whose key got the result, by the attempt that it is bound to: to that key it belongs from then on (idempotency rule 1). */
+  /** The key that got the result, by the attempt that the key is bound to. The result belongs to that key from then on (specification, Idempotency 1). */
   readonly toldAs: string | null;
   /** The attempt that completed this partial one. */
   readonly completedBy: string | null;
@@ -295,7 +301,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     }
     case 'ReconciliationStarted':
       if (payment.phase === 'charged') {
-        // On an attempt that has ended it says that the request which ended it told 5xx all the same: its answer from the log was lost (C18).
+        // If the attempt has ended, this says that its request got a 5xx all the same, because the log's answer was lost (C18).
         if (attemptOf(payment, event.data.attemptId)?.fenced) throw impossible(payment, event);
         return withAttempt(payment, event, at, (attempt) => ({
           ...attempt,
@@ -336,7 +342,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
       return { ...before, updatedAt: at, attempts: [...before.attempts, attempt] };
     }
     case 'PaymentVoided':
-      // Out of unknown the charge is undone, or was never made: nothing was captured. What is pending may still succeed, so it is fenced first.
+      // From unknown: the charge is undone or was never made, so nothing was captured. A pending charge may still succeed, so it is fenced first.
       if (payment.phase === 'voided') return { ...payment, updatedAt: at };
       if (payment.phase === 'unknown') return { ...known(payment, at), phase: 'voided' };
       if (payment.phase !== 'charged') throw impossible(payment, event);
@@ -423,7 +429,7 @@ const charged = (before: Awaiting, charge: Charge, at: string): Charged => ({
   disputes: [],
 });
 
-/** One leg came back: money moves on leg and lines together, so that lines always sum to the payment. */
+/** One leg came back. Money moves on the leg and on the lines together, so the lines always sum to the payment. */
 const returned = (before: Charged, event: PaymentEvent & { data: LegReturned }, means: Means): Charged => {
   const { attemptId, leg, principalCents, feeCents, transactionId } = event.data;
   const attempt = attemptOf(before, attemptId);
@@ -486,7 +492,7 @@ const withLeg = (payment: Charged, event: PaymentEvent & { data: { leg: Leg } },
   return { ...payment, updatedAt: at, legs: payment.legs.map((charge) => (charge.leg === leg ? change(charge) : charge)) };
 };
 
-/** Only what is pending may still succeed or fail by its own request; what is unknown waits for findings (C29). */
+/** A pending payment may still succeed or fail by its own request. An unknown one waits for what recovery finds (C29). */
 const pending = (payment: Payment, event: PaymentEvent): Awaiting => {
   if (payment.phase !== 'pending') throw impossible(payment, event);
   return payment;
@@ -502,7 +508,7 @@ const asCharged = (payment: Payment, event: PaymentEvent): Charged => {
   return payment;
 };
 
-/** `evolve` never forgives: a history that cannot be is our fault or tampering. */
+/** `evolve` accepts no impossible history: it would be a fault of ours, or tampering. */
 const impossible = (payment: Payment, event: PaymentEvent) => new Error(`impossible history: ${event.type} while ${payment.phase}`);
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -520,7 +526,7 @@ export const PAYMENT_STATUSES: readonly PaymentStatus[] = [
   'unknown',
 ];
 
-/** A payment that exists for a reader (C64). */
+/** A payment that readers can see (C64). */
 export type VisiblePayment = Exclude<Payment, { phase: 'none' | 'abandoned' }>;
 export const isVisible = (payment: Payment): payment is VisiblePayment => payment.phase !== 'none' && payment.phase !== 'abandoned';
 
@@ -535,11 +541,11 @@ export const statusOf = (payment: VisiblePayment): PaymentStatus => {
   const left = remaining(payment);
   if (payment.lastReturnedBy === null) return 'succeeded';
   if (left.principal + left.fee === 0) return payment.lastReturnedBy === 'void' ? 'voided' : 'refunded';
-  // A void of which a part succeeded leaves the payment succeeded until it is complete (C27).
+  // If a part of a void succeeded, the payment stays succeeded until the void is complete (C27).
   return payment.lastReturnedBy === 'void' ? 'succeeded' : 'partially_refunded';
 };
 
-/** Cents that open and lost disputes keep from being refunded (C30). */
+/** Cents that cannot be refunded because of open and lost disputes (C30). */
 export const disputedCents = (payment: Charged): Cents =>
   sumCents(
     payment.disputes.filter(({ status }) => status !== 'recovered'),
@@ -549,21 +555,21 @@ export const disputedCents = (payment: Charged): Cents =>
 export const attemptOf = (payment: Payment, attemptId: string): ReversalAttempt | undefined =>
   payment.phase === 'charged' ? payment.attempts.find((attempt) => attempt.attemptId === attemptId) : undefined;
 
-/** The attempt that a key's result is: its own, or that of another whose result its request was told. */
+/** The attempt whose result belongs to this key: its own, or the one whose result its request got. */
 export const resultOf = (payment: Charged, attemptId: string): ReversalAttempt | undefined =>
   attemptOf(payment, attemptId) ?? payment.attempts.find(({ toldAs }) => toldAs === attemptId);
 
-/** The one reversal in progress, or left open by a request that ended without knowing. */
+/** The one reversal that is in progress, or that was left open by a request of unknown outcome. */
 export const openAttempt = (payment: Charged): ReversalAttempt | undefined => payment.attempts.find((attempt) => attempt.ended === null);
 
-/** What recovery would look at: a charge without outcome, or a reversal without end. */
+/** What recovery looks at: a charge without outcome, or a reversal without end. */
 export const openOf = (payment: Payment): { attemptId: string; since: string } | null => {
   if (payment.phase === 'pending' || payment.phase === 'unknown') return { attemptId: payment.attemptId, since: payment.createdAt };
   const attempt = payment.phase === 'charged' ? openAttempt(payment) : undefined;
   return attempt ? { attemptId: attempt.attemptId, since: attempt.requestedAt } : null;
 };
 
-/** The refund whose principal came back and whose fee did not (PARTIAL_REFUND_PENDING), while the fee is still there to return. */
+/** The refund whose principal came back and whose fee did not (PARTIAL_REFUND_PENDING), if the fee can still be returned. */
 export const partialRefund = (payment: Charged, initiatedBy: Initiator): ReversalAttempt | undefined =>
   remaining(payment).fee === 0
     ? undefined
@@ -573,8 +579,8 @@ export const partialRefund = (payment: Charged, initiatedBy: Initiator): Reversa
       );
 
 /**
- * The refund or void of which a retry is to complete the fee, and that turned out to be complete: the fee had come back although its caller was told that it
- * had not. Whatever its key, the retry is told the whole of it once, as if it had completed it (C27, C38); nothing is returned again.
+ * A refund or void that a retry would complete, but that is complete already: the fee had come back although the caller was told otherwise. The retry
+ * gets the whole result once, under any key. Nothing is returned again (C27, C38).
  */
 export const completedMeanwhile = (
   payment: Charged,
@@ -593,10 +599,10 @@ export const completedMeanwhile = (
       (asked.amountCents === null || asked.amountCents === principalOf(attempt)),
   );
 
-/** How long a repeat without a key may claim the result of an attempt whose caller was told 5xx (C18). */
+/** How long a repeat without a key may claim the result of an attempt whose caller got a 5xx (C18). */
 const KEYLESS_REPEAT_MS = 24 * 3_600_000;
 
-/** The attempt that a request without a key repeats: it succeeded after its own caller was told 5xx, and nobody has been told since (C18). */
+/** The attempt that a request without a key repeats: it succeeded after its own caller got a 5xx, and no caller has got the result since (C18). */
 export const untoldAttempt = (
   payment: Charged,
   operation: Means,
@@ -616,14 +622,14 @@ export const untoldAttempt = (
       Date.parse(at) - Date.parse(attempt.requestedAt) <= KEYLESS_REPEAT_MS,
   );
 
-// ------------------------------------------------------------------------------------------------------------------------------------
-// Commands: what may be asked. Times, ids, references and what the gateway can do are the caller's facts.
+// ------------------------------------------------------------------------------------------------------------------------------------\nCommands. The
+// caller provides times, ids, references, and what the gateway can do.
 
 export type PaymentCommand =
   | { readonly type: 'Initiate'; readonly at: string; readonly attemptId: string; readonly terms: PaymentTerms }
   | { readonly type: 'RecordChargeOutcome'; readonly at: string; readonly attemptId: string; readonly outcome: ChargeOutcome }
   | { readonly type: 'Abandon'; readonly at: string; readonly attemptId: string; readonly accountId: string; readonly reason: string }
-  /** `untold`: the request could not learn whether its own end of the attempt was recorded, and told 5xx. */
+  /** `untold`: the request could not learn whether its end of the attempt was recorded, and answered 5xx. */
   | { readonly type: 'StartReconciliation'; readonly at: string; readonly attemptId: string; readonly untold?: boolean }
   | { readonly type: 'RecordChargeFindings'; readonly at: string; readonly attemptId: string; readonly findings: readonly ChargeFinding[] }
   | RequestVoid
@@ -650,7 +656,7 @@ export type PaymentCommand =
     }
   | { readonly type: 'WithdrawSettlement'; readonly at: string; readonly leg: Leg; readonly batchId: string; readonly closedAt: string }
   | { readonly type: 'OpenDispute'; readonly at: string; readonly dispute: Dispute }
-  /** null: stays as it is. */
+  /** null: unchanged. */
   | {
       readonly type: 'UpdateDispute';
       readonly at: string;
@@ -681,7 +687,7 @@ export type ChargeOutcome =
   | { readonly kind: 'failed'; readonly reason: string; readonly takenBack?: readonly TakenBack[] }
   | { readonly kind: 'unknown'; readonly leg: Leg; readonly cause: string };
 
-/** What recovery found out about one leg of a charge, after finalising its references. `reversed`: executed, and undone since. */
+/** What recovery found about one leg of a charge, after it finalised the leg's references. `reversed`: executed, and undone since. */
 export type ChargeFinding = { readonly leg: Leg } & (
   | { readonly found: 'reversed'; readonly transactionId: string }
   | { readonly found: 'declined'; readonly code: DeclineCode; readonly transactionId: string | null }
@@ -708,8 +714,8 @@ export interface RequestRefund extends ReversalCommand {
 
 type Ask<Type extends PaymentCommand['type']> = Extract<PaymentCommand, { type: Type }>;
 
-// ------------------------------------------------------------------------------------------------------------------------------------
-// Decisions: one function a command; refusals first, in the documented precedence, the answer last. Doing nothing again is [].
+// ------------------------------------------------------------------------------------------------------------------------------------\nDecisions:
+// one function for each command. Refusals come first, in the documented order. A repeated command that changes nothing returns [].
 
 export const decide = (payment: Payment, command: PaymentCommand): readonly PaymentEvent[] => {
   switch (command.type) {
@@ -762,7 +768,7 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
 
 const initiate = (payment: Payment, { at, attemptId, terms }: Ask<'Initiate'>): PaymentEvent[] => {
   if (payment.phase !== 'none') throw new Error('the payment was begun before');
-  // These are our own sums over validated input; a difference is a fault, not a refusal.
+  // These are our own sums over validated input. A difference is a fault, not a refusal.
   if (sumCents(terms.lineItems, (line) => line.amountCents) !== terms.amountCents) throw new Error('the lines do not sum to the principal');
   if (sumCents(terms.lineItems, (line) => line.serviceFeeCents) !== terms.serviceFeeCents)
     throw new Error('the fee was not shared out to the last cent');
@@ -772,7 +778,7 @@ const initiate = (payment: Payment, { at, attemptId, terms }: Ask<'Initiate'>): 
 };
 
 const recordChargeOutcome = (payment: Payment, { at, attemptId, outcome }: Ask<'RecordChargeOutcome'>): PaymentEvent[] => {
-  // Only the request that began it may record, and only until recovery has taken over.
+  // Only the request that began the attempt may record its outcome, and only until recovery has taken over.
   if (payment.phase !== 'pending' || payment.attemptId !== attemptId) return [];
   switch (outcome.kind) {
     case 'charged':
@@ -799,7 +805,7 @@ const startReconciliation = (payment: Payment, { at, attemptId, untold = false }
   return attempt && !attempt.fenced && (!attempt.ended || (untold && !attempt.acknowledged)) ? [fence] : [];
 };
 
-/** `unknown` becomes voided (undone, or never processed) or failed (declined), never succeeded (C29). */
+/** `unknown` becomes voided (undone, or never processed) or failed (declined). It never becomes succeeded (C29). */
 const recordChargeFindings = (payment: Payment, { at, attemptId, findings }: Ask<'RecordChargeFindings'>): PaymentEvent[] => {
   if (payment.phase !== 'unknown' || payment.attemptId !== attemptId) return [];
   if (payment.terms.legs.some(({ leg }) => !findings.some((finding) => finding.leg === leg))) throw new Error('a leg was not looked at');
@@ -866,16 +872,16 @@ const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[]
   return [{ type: 'RefundRequested', at: command.at, data: request(target, command, asked, moves, completes?.attemptId ?? null) }];
 };
 
-/** How a leg's part goes back before anybody asked the gateway (C23, C24). Never more than was asked. */
+/** How a part of a leg goes back, decided before the gateway was asked (C23, C24). Never more than was requested. */
 const meansFor = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means => {
-  // Where a refund was made the gateway has settled, or refunds all the same, whether the stream knows of a batch yet or not.
+  // If a refund was made, the gateway has settled or accepts refunds before settlement. The stream need not know of a batch yet.
   if (leg.settledBatchId !== null || leg.refunded) return 'refund';
   const means = unsettledMeans(leg, part, capability);
   if (!means) throw new ServiceError('INVALID_STATE', 'The batch has not settled: a partial refund is possible after settlement.');
   return means;
 };
 
-/** What can be done with a part of a leg that has not settled; null when nothing can. */
+/** What can be done with a part of an unsettled leg. null: nothing. */
 export const unsettledMeans = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means | null => {
   const whole = cents(part) === cents(unreturned(leg));
   if (!leg.refunded && (whole || capability.partialVoid)) return 'void';
@@ -891,7 +897,7 @@ const request = (
 ): ReversalRequest => {
   const principalCents = sumCents(legs, (leg) => leg.principalCents);
   const feeCents = sumCents(legs, (leg) => leg.feeCents);
-  // Principal over the lines' remaining principal (C34); a fee goes back whole, each line its own share.
+  // Principal is spread over the lines' remaining principal (C34). A fee goes back whole, each line its own share.
   const principalByLine = proRata(
     principalCents,
     payment.terms.lineItems.map((line, index) => line.amountCents - payment.lines[index]!.principalReturnedCents),
@@ -929,7 +935,7 @@ const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndRe
   return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, reason, initiatedBy } }];
 };
 
-/** A leg settles in one batch. The same batch with other amounts corrects itself; another batch says nothing new. */
+/** A leg settles in one batch. The same batch with other amounts corrects itself; another batch adds nothing. */
 const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): PaymentEvent[] => {
   const { at, leg: name, batchId, closedAt, accepted, grossCents, feeCents } = command;
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
@@ -942,8 +948,8 @@ const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): P
 };
 
 /**
- * The leg is unsettled again, as the books have it. Whether a void or a refund can return it is asked of its gateway once more (C24), which knows, whatever a
- * file said; nothing where the leg did not settle in this batch.
+ * The leg is unsettled again, as in the books. Whether it can be voided or refunded, its gateway is asked again (C24), whatever a file said. Nothing
+ * happens if the leg did not settle in this batch.
  */
 const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt }: Ask<'WithdrawSettlement'>): PaymentEvent[] => {
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
@@ -957,7 +963,10 @@ const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt
   ];
 };
 
-/** Opened on a charged payment only, for 1 cent up to what was captured, on the leg that it names (C30); opened again with the same words it is the same dispute. */
+/**
+ * Opened on a charged payment only, for 1 cent up to what was captured, on the leg that it names (C30). Opened again with the same words, it is the
+ * same dispute.
+ */
 const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): PaymentEvent[] => {
   const { legs, disputes } = disputable(payment);
   const disputed = dispute.leg === undefined ? legs : legs.filter(({ leg }) => leg === dispute.leg);
@@ -974,7 +983,7 @@ const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): Pay
   return [];
 };
 
-/** Any status may follow any other (C30); a change of status and stage is one event, no change is none (C57). */
+/** Any status may follow any other (C30). A change of status and stage is one event; no change is no event (C57). */
 const updateDispute = (payment: Payment, { at, disputeId, status, stage }: Ask<'UpdateDispute'>): PaymentEvent[] => {
   const before = disputable(payment).disputes.find((dispute) => dispute.disputeId === disputeId);
   if (!before) throw new ServiceError('INVALID_STATE', 'The payment has no such dispute.');
@@ -1017,7 +1026,10 @@ const named = (payment: Parameters<typeof statusOf>[0]): string => {
   return `${status === 'unknown' ? 'An' : 'A'} ${status} payment`;
 };
 
-/** Every attempt stays in the state that each reader folds: so many that returned money, and so many in all, of which staff may make more. */
+/**
+ * Every attempt stays in the state that each reader folds. So there is a limit for attempts that returned money, and one for all attempts, of which
+ * staff may make more.
+ */
 export const MAX_REVERSALS = 100;
 export const MAX_ATTEMPTS = 1_000;
 
@@ -1026,7 +1038,8 @@ const reversible = (payment: Payment, done: 'voided' | 'refunded', initiatedBy: 
   if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', `${named(payment)} cannot be ${done}.`);
   if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress.'); // C31
   if (payment.legs.some((leg) => leg.settlementRejected)) throw new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.'); // C67
-  // What was begun may always be completed (refund rule 5), and what the gateway did not do in its bad hours does not count.
+  // An attempt that was begun may always be completed (specification, Refund 5). Attempts that the gateway did not execute during an outage do not
+  // count.
   const returned = payment.attempts.filter((attempt) => attempt.returned.length > 0);
   if (returned.length >= MAX_REVERSALS && !returned.some(({ ended, completedBy }) => ended?.outcome === 'partial' && !completedBy))
     throw new ServiceError('INVALID_STATE', `A payment takes at most ${MAX_REVERSALS} refunds and voids.`);

@@ -17,10 +17,10 @@ import type { Origin } from '#eventstore';
 export interface ResolveRequest {
   readonly paymentId: string;
   readonly as: 'succeeded' | 'voided' | 'failed';
-  /** Why the person is sure; for the record. */
+  /** Why the person is sure. For the record. */
   readonly evidence: string;
   readonly by: string;
-  /** Decides although the gateway cannot be asked, or cannot tell. Never against what it shows. */
+  /** Decide although the gateway cannot be asked, or cannot tell. Never against what it shows. */
   readonly force: boolean;
   /**
    * Transactions by leg, from the processor's own records. As succeeded: those of the charge, where the gateway cannot tell. As voided: those that returned a leg
@@ -32,7 +32,7 @@ export interface ResolveRequest {
 /** Several gateway calls, one after the other. */
 const RESOLVE_MS = 60_000;
 
-/** What the gateway shows of one leg, or a batch that settled it. */
+/** What the gateway, or a batch that settled it, shows of one leg. */
 type LegEvidence =
   | { readonly shows: 'charged'; readonly transactionId: string; readonly authCode: string; readonly settled?: true }
   | { readonly shows: 'undone' | 'declined' | 'never' | 'cannot_tell' };
@@ -52,7 +52,7 @@ const IN_WORDS: Readonly<Record<LegEvidence['shows'], string>> = {
 
 /** Charges that a processor has settled; the register of settlement knows them. */
 export interface SettledCharges {
-  /** Resolves when everything is included that was appended before the call. */
+  /** Resolves once every event that was appended before the call is included. */
   caughtUp(): Promise<void>;
   /** Transactions by leg that a batch settled although the payment was not known to be charged. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
@@ -66,7 +66,7 @@ export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharge
   return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), owner));
 };
 
-/** `settled`: legs of which the money has come, whatever the gateway can tell. */
+/** `settled`: legs whose money has arrived, whatever the gateway can tell. */
 const resolveOnce = async (
   ports: PaymentPorts,
   request: ResolveRequest,
@@ -128,7 +128,7 @@ const refuseUncertain = (legs: readonly Leg[], force: boolean): void => {
     );
 };
 
-/** Has the gateway promise that what was decided stays so. False: it cannot. Refuses where the leg has moved since it was looked up. */
+/** Has the gateway promise that the decision stays true. false: it cannot. Refuses if the leg has moved since it was looked up. */
 const promised = async (
   ports: PaymentPorts,
   leg: LegTerms,
@@ -163,7 +163,7 @@ const lookup = async ({ clock, gateways }: PaymentPorts, { account, references }
   );
 };
 
-/** Money that a batch brought was charged, also where the gateway cannot tell or has forgotten; that it was undone, only the gateway knows. */
+/** If a batch brought the money, the leg was charged, also if the gateway cannot tell or has forgotten. Only the gateway knows whether it was undone. */
 const evidenceOf = (found: Parameters<typeof lookedUp>[0], settled: string | undefined): LegEvidence => {
   const shown = lookedUp(found);
   if (settled === undefined || shown.shows === 'charged' || shown.shows === 'undone') return shown;

@@ -1,6 +1,6 @@
 /**
- * Returning money: refund and void, by partner and staff alike. Intent → gateway, leg by leg → end. An attempt that its request could not finish is
- * resolved before anything else happens to the payment: every reference it might have used is finalised at the gateway (C17, C18, C61).
+ * Refund and void, for partners and staff: intent, gateway call for each leg, end. If a request could not finish its attempt, that attempt is
+ * resolved before anything else happens to the payment: every reference that it may have used is finalised at the gateway (C17, C18, C61).
  */
 import { Conflict, type Origin, OutcomeUnknown } from '#eventstore';
 import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
@@ -32,28 +32,28 @@ import { CONFLICT_ROUNDS, INTENT, type LoadedPayment, retryingConflicts } from '
 /** How long a request waits for a running refund or void of the same payment (C31). */
 const WAIT_FOR_OTHER_MS = 10_000;
 const POLL_OTHER_MS = 100;
-/** An attempt this old has no request behind it any more: the deadline, and a margin for the append that may follow it. */
+/** No request can still be working on an attempt this old: the deadline, and a margin for the append after it. */
 export const ABANDONED_AFTER_MS = REQUEST_DEADLINE_MS + 7_000;
 
 export interface ReverseRequest {
   readonly operation: Means;
   readonly paymentId: string;
-  /** null: staff, who may act on any account's payment. */
+  /** null: staff. They may act on any account's payment. */
   readonly accountId: string | null;
   readonly initiatedBy: Initiator;
-  /** Principal cents; null: everything that remains. Refund only. */
+  /** Principal in cents. null: everything that remains. Refund only. */
   readonly amountCents: Cents | null;
   readonly includeFee: boolean;
   readonly reason: string | null;
 }
 
-/** The attempt that a key is bound to, and how to bind it to a new one before that begins (C17). null: a request without a key. */
+/** The attempt that a key is bound to, and how to bind it to a new one before that attempt begins (C17). null: a request without a key. */
 export interface KeyBinding {
   readonly attemptId: string;
   renew(): Promise<string>;
 }
 
-/** Returns money, or the result of the request that this one repeats. Refuses and fails with the specification's errors. */
+/** Returns money, or the result of the earlier request that this one repeats. Throws the specification's errors. */
 export const reverse = async (
   ports: PaymentPorts,
   request: ReverseRequest,
@@ -76,16 +76,16 @@ export const reverse = async (
       for (const leg of payment.legs) gatewayOf(ports, leg);
 
       const own = renewed ? undefined : resultOf(payment, attemptId);
-      // Its owner is gone without a word: the same calls again, under the same references; the gateway answers once per reference.
+      // The owner vanished. Make the same calls again, under the same references; the gateway answers once for each reference.
       if (own && !own.ended && !own.fenced) return executed(await run(ports, loaded, own.attemptId, owner, deadline, true));
-      // What its own attempt returned is told whatever else goes on: refused here, the caller might ask for the money again under a new key.
-      // After a 5xx it is told for the first time, and is no replay.
+      // Answer with the result of its own attempt, whatever else runs. If it were refused, the caller might ask again under a new key. After a 5xx
+      // this is the first time that the caller gets the result, so it is no replay.
       if (own && isComplete(own)) {
         const replayed = !own.fenced || own.acknowledged;
         return { view: (await tell(ports, request, own.attemptId, owner, deadline, 'again'))!, replayed };
       }
-      // A void that the gateway rejected has its final answer (C15), also where it was lost on the way to the key: asked again, the gateway, or a dispute
-      // opened since, might say something else.
+      // If the gateway rejected a void, that answer is final (C15), also if it never reached the key. Asked again, the gateway might answer
+      // otherwise, for example because a dispute was opened since.
       if (own?.operation === 'void' && own.ended?.outcome === 'rejected' && !payment.legs.some((leg) => leg.settlementRejected)) throw rejectedVoid();
 
       const open = openAttempt(payment);
@@ -109,7 +109,8 @@ export const reverse = async (
         continue;
       }
       if (own?.ended) {
-        // Never executed, rejected or partial: what is missing is a new attempt with new references, bound to the key before it begins.
+        // The attempt was never executed, rejected or partial. What is missing becomes a new attempt with new references, bound to the key before it
+        // begins.
         attemptId = await key!.renew();
         renewed = true;
       }
@@ -118,7 +119,7 @@ export const reverse = async (
       const next = await streams.execute(loaded, [command(ports, request, loaded, attemptId, at())], owner, deadline, INTENT);
       return executed(await run(ports, next, attemptId, owner, deadline, false));
     } catch (error) {
-      // Nobody was called yet: somebody else changed the payment first, so look again and decide again.
+      // No call was made yet: another request changed the payment first. Load and decide again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
       throw error;
     }
@@ -137,8 +138,8 @@ const askedOf = ({ operation, amountCents, includeFee }: ReverseRequest) =>
 const isComplete = (attempt: ReversalAttempt) => attempt.ended?.outcome === 'completed' || attempt.completedBy !== null;
 
 /**
- * Tells the result of an attempt that ended well. Who was told is recorded first: to whom it belonged before, `again`; else `as` the attempt that the asker's
- * key is bound to. Null where somebody else was told already, since those who cannot prove that the attempt was theirs are told only once between them (C18).
+ * Returns the result of an attempt that succeeded. First it records to whose key the result goes: `again` is a key that already had it, else `as` is
+ * the attempt of the asking key. null: another request has it already. Requests that cannot prove that the attempt was theirs share one result (C18).
  */
 const tell = (
   ports: PaymentPorts,
@@ -175,17 +176,17 @@ const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: Load
   return { type: 'RequestRefund', ...common, amountCents: request.amountCents, includeFee: request.includeFee, capabilities };
 };
 
-/** A leg goes back through the gateway account that charged it, not the portal's present one (C68). */
+/** A leg returns through the gateway account that charged it, not through the portal's present one (C68). */
 const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
   const gateway = ports.gateways.find(leg.account);
   if (!gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The gateway account that charged this payment is not configured any more.');
   return gateway;
 };
 
-// ------------------------------------------------------------------------------------------------------------------------------------
-// Running an attempt: the legs that have not come back yet, principal first.
+// ------------------------------------------------------------------------------------------------------------------------------------\nRunning an
+// attempt: the legs that have not come back yet, principal first.
 
-/** `again`: the same calls were made before, and nobody recorded what they did. */
+/** `again`: the same calls were made before, and their outcome was not recorded. */
 const run = async (
   ports: PaymentPorts,
   begun: LoadedPayment,
@@ -213,13 +214,13 @@ const run = async (
       loaded = await record(ports, loaded, attemptId, commands, owner, deadline);
       continue;
     }
-    // Recovery finalised the reference before we came: it owns the attempt (docs/contract.md#gateway).
+    // Recovery finalised the reference before this call: it owns the attempt (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') throw timeout(paymentId);
     if (outcome.kind === 'rejected' || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
       const unfinished = outcome.kind === 'rejected' ? 'rejected' : 'never_executed';
       loaded = await record(ports, loaded, attemptId, [{ type: 'EndReversal', at: at(), attemptId, unfinished }], owner, deadline);
     } else {
-      // Whoever comes next need not wait for us: the attempt is marked as left open, and resolved before anything else (C18).
+      // Later requests need not wait for this one: mark the attempt as open, so that the next request resolves it first (C18).
       loaded = await record(ports, loaded, attemptId, [{ type: 'StartReconciliation', at: at(), attemptId }], owner, deadline).catch(
         (error: unknown) => {
           ports.log.warn({ paymentId, attemptId, err: error }, 'an open reversal could not be marked');
@@ -227,21 +228,21 @@ const run = async (
         },
       );
     }
-    // Another request under the same key has run the same attempt meanwhile, and recorded that this leg came back. Once the attempt is marked as left open,
-    // the other legs are recovery's: it ends nothing whose references may still be executed (C61).
+    // Another request under the same key ran the same attempt meanwhile and recorded that this leg came back. If the attempt is marked as open, the
+    // other legs belong to recovery. Nothing is ended whose references may still be executed (C61).
     const meanwhile = attemptOf(loaded.payment, attemptId)!;
     if (meanwhile.returned.some(({ leg }) => leg === move.leg)) {
       if (meanwhile.fenced && meanwhile.ended === null) throw timeout(paymentId);
       continue;
     }
-    // That this call was not sent says nothing about the one before it.
+    // This call was not sent, but an earlier one may have been.
     const uncertain = again && outcome.kind === 'not_processed' && !outcome.answered;
     throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);
   }
   return result(paymentId, loaded.payment as Charged, attemptId);
 };
 
-/** Void or refund of one leg, and the switch between them when the gateway knows better (C23, C24). */
+/** Void or refund of one leg. If the gateway says that the other operation is needed, switch to it (C23, C24). */
 const moveLeg = async (
   ports: PaymentPorts,
   payment: Charged,
@@ -268,7 +269,7 @@ const moveLeg = async (
   return { outcome: first, means: move.means };
 };
 
-/** Records at the exact revision; a fact of somebody else in between is stepped over, recovery's fence is not (docs/contract.md#streams-and-appends). */
+/** Appends at the exact revision. It appends behind an unrelated fact, but never behind recovery's fence (docs/contract.md#streams-and-appends). */
 const record = async (
   ports: PaymentPorts,
   loaded: LoadedPayment,
@@ -291,20 +292,19 @@ const record = async (
         throw timeout(loaded.paymentId);
       }
       current = await ports.streams.load(loaded.paymentId);
-      // Also when recovery has ended it: whoever repeats the request is told what it found, and told as somebody who was not told before (C18).
+      // Also if recovery ended the attempt: a repeated request gets that result, as the first one to get it (C18).
       if (attemptOf(current.payment, attemptId)?.fenced) throw timeout(loaded.paymentId);
     }
   }
 };
 
-/** How long a request that told 504 goes on trying to say so in the log, and how often. */
+/** After a 504, how long and how often the service tries to record in the log that the caller got one. */
 const MARK_UNTOLD_MS = 600_000;
 const MARK_UNTOLD_EVERY_MS = 100;
 
 /**
- * The end of the attempt may be in the log although its caller is told that nobody knows. That this was so is recorded as soon as the log answers again,
- * so that a repeat without a key is told the result instead of being taken for another request (C18). A process that crashes before that, or is cut
- * off from a log that others reach, leaves the repeat a request of its own.
+ * The attempt may have ended in the log although its caller got a 504. Record that as soon as the log answers, so that a repeat without a key gets
+ * the result (C18). If the process crashes before that, the repeat counts as a new request.
  */
 const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: string, owner: Origin): Promise<void> => {
   const { clock, streams } = ports;
@@ -361,16 +361,16 @@ const failure = (
 const timeout = (id: string) =>
   new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the request is unknown; retry it with the same Idempotency-Key.', { id });
 const rejectedVoid = () => voidFailed('The gateway rejected the void; refund the payment instead.');
-/** C67, from the gateway before the stream knows. */
+/** C67, if the gateway says so before the stream does. */
 const settlementRejected = () => new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.');
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
-// ------------------------------------------------------------------------------------------------------------------------------------
-// Resolving an attempt that was left open: by the next request, or by recovery.
+// ------------------------------------------------------------------------------------------------------------------------------------\nResolving an
+// attempt that was left open: by the next request, or by recovery.
 
 /**
- * Fences the attempt, finalises every reference that it may have used, records what was executed and ends it. Starts no leg that was not sent (C61).
- * False: the gateway or the store cannot tell now; the attempt stays open.
+ * Fences the attempt, finalises every reference that it may have used, records what was executed, and ends the attempt. Starts no leg that was not
+ * sent (C61). false: the gateway or the store cannot tell now, so the attempt stays open.
  */
 export const resolveReversal = async (
   ports: PaymentPorts,
@@ -418,7 +418,7 @@ export const resolveReversal = async (
   return false;
 };
 
-/** Asks within the request's time, at most as long as any gateway call. */
+/** Asks within the request's time, and no longer than one gateway call may take. */
 export const finalizeReference = (
   ports: PaymentPorts,
   gateway: PaymentGateway,

@@ -38,14 +38,14 @@ const PAYMENT_STREAM: DecidedStreamType<Payment, PaymentCommand, PaymentEvent> =
     type === 'PaymentSettled' || type === 'SettlementRejected' || type === 'SettlementWithdrawn' ? data.closedAt : null,
 };
 
-/** A stream this long is no normal payment: alarm, do not refuse (docs/contract.md#streams-and-appends). */
+/** A stream this long is unusual: log a warning, do not refuse (docs/contract.md#streams-and-appends). */
 export const LONG_STREAM_EVENTS = 200;
 
-/** Milliseconds that an append may be repeated for, of what is left of the request. */
+/** Milliseconds for which an append may be repeated, from what is left of the request's time. */
 export type AppendBudget = (leftMs: number) => number;
-/** An outcome is worth trying to record for 4 s even if the request's own time is up. */
+/** Try to record an outcome for 4 s, even if the request's own time is over. */
 export const OUTCOME: AppendBudget = (leftMs) => Math.max(leftMs, 4_000);
-/** An intent must leave time for what it announces: a gateway call that would get less than 2 s is not sent (C42). */
+/** An intent must leave time for the call that it announces: a gateway call with less than 2 s is not sent (C42). */
 export const INTENT: AppendBudget = (leftMs) => leftMs - 3_000;
 
 export interface LoadedPayment {
@@ -76,8 +76,8 @@ export class PaymentStreams {
   }
 
   /**
-   * Decides and appends at the loaded revision. Returns the state after it; no events, no append. An append of unknown outcome is repeated within `budget`.
-   * Throws what `decide` refuses, Conflict, OutcomeUnknown, Unavailable.
+   * Decides and appends at the loaded revision. Returns the state after it. If there are no events, nothing is appended. An append of unknown outcome
+   * is repeated within `budget`. Throws what `decide` throws, Conflict, OutcomeUnknown, Unavailable.
    */
   async execute(
     { paymentId, payment, revision }: LoadedPayment,
@@ -93,9 +93,9 @@ export class PaymentStreams {
   }
 }
 
-/** How often another writer may append first before a request is refused. */
+/** How often another writer may append first before the request is refused. */
 export const CONFLICT_ROUNDS = 4;
 
-/** Repeats `work`, which loads and decides again, while another request appended first. After {@link CONFLICT_ROUNDS} rounds: INVALID_STATE. */
+/** Runs `work`, which loads and decides, again as long as another request appended first. After {@link CONFLICT_ROUNDS} rounds: INVALID_STATE. */
 export const retryingConflicts = <T>(work: () => Promise<T>): Promise<T> =>
   retryOnConflict(work, () => new ServiceError('INVALID_STATE', 'The payment is being changed by another request; try again.'), CONFLICT_ROUNDS);

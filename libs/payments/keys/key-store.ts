@@ -1,10 +1,10 @@
 /** The port of the key store: one row for each idempotency key, claimed with a lease and a fence (C12–C20). The payment's own stream says what was executed. */
 
-/** Longer than a request may take (28 s), so that a living owner is never overtaken (C42). */
+/** Longer than a request may take (28 s), so a living owner is never overtaken (C42). */
 export const LEASE_SECONDS = 60;
 /** Specification, Limits; operators may keep keys longer (C20). */
 export const KEEP_HOURS = 24;
-/** The most that C19 asks a caller to wait. */
+/** The longest wait that C19 asks of a caller. */
 export const MAX_RETRY_AFTER_SECONDS = 5;
 
 /** `create`, `refund:<paymentId>` or `void:<paymentId>`: a key belongs to one operation on one path (C12). */
@@ -56,15 +56,15 @@ export interface Bound {
 }
 
 export interface IdempotencyStore {
-  /** Claims or takes over in one statement. If the store cannot be asked, it throws: the outcome of the claim is then unknown. */
+  /** Claims or takes over a key in one statement. If the store cannot be asked, it throws: the outcome of the claim is then unknown. */
   claim(request: ClaimRequest): Promise<Claim>;
-  /** Settles as the owner of that fence; false if the row has another owner now (T10). */
+  /** Settles the key as the owner of that fence. false: the row has another owner now (T10). */
   settle(name: KeyName, fence: string, settlement: Settlement): Promise<boolean>;
-  /** Stores a new attempt id under the fence, before the attempt's intent is appended (C17). False when the fence is lost. */
+  /** Stores a new attempt id under the fence, before the intent of the attempt is appended (C17). false: the fence is lost. */
   renewAttempt(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
   /** The hashed name of a key. */
   name(accountId: string, key: string): KeyName;
-  /** Claims rows of creates whose lease is over, so that the sweeper can settle them (T7). */
+  /** Claims rows of creates whose lease is over, for the sweeper (T7). */
   takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
   /** Deletes expired rows, `limit` at once; a `reserved` row only if its payment is resolved (C16, T12). `stop` ends it after the rows at hand. */
   purge(limit: number, resolved: (bound: Bound) => Promise<boolean>, stop?: AbortSignal): Promise<number>;

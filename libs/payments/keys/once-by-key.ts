@@ -12,7 +12,7 @@ import {
   type StoredAnswer,
 } from './key-store.js';
 
-/** Writes answers down as the edge sends them. What is stored for a key is byte for byte what was sent. */
+/** Encodes answers as the edge sends them. The bytes that are stored for a key are the bytes that were sent. */
 export interface AnswerEncoder {
   success(view: unknown): StoredAnswer;
   failure(error: ServiceError): StoredAnswer;
@@ -36,17 +36,17 @@ export type Answered<View> = Executed<View> | { readonly stored: StoredAnswer };
 
 export type Result<View> = { readonly view: View } | { readonly error: ServiceError };
 
-/** What a claimed request runs. It throws refusals as ServiceErrors. */
+/** The work of a claimed request. It throws refusals as ServiceErrors. */
 export interface KeyedWork<View> {
-  /** Executes. With a key, `owner` names payment and attempt as drawn at the claim; without one it is null. */
+  /** Executes the request. With a key, `owner` names the payment and attempt of the claim; without one it is null. */
   run(owner: (Owned & { renew(): Promise<string> }) | null): Promise<Executed<View>>;
-  /** A create whose earlier owner vanished: settles from the stream, never executes again (T7). Refunds and voids resume in `run`. */
+  /** A create whose owner vanished: settled from the stream, never executed again (T7). Refunds and voids go on in `run`. */
   takeOver?(owner: Owned): Promise<Result<View> | 'reserved' | 'cannot_tell'>;
   /** The refusal for a reserved key (C16, C64). */
   reconciliationRequired?(paymentId: string): Promise<ServiceError>;
 }
 
-/** Runs one request at most once under its key. A request without a key just runs. Throws ServiceErrors only. */
+/** Runs a request at most once for its key. A request without a key just runs. Throws ServiceErrors only. */
 export const onceByKey = async <View>(
   ports: KeyPorts,
   request: Omit<ClaimRequest, 'key'> & { readonly key: string | null },
@@ -83,7 +83,8 @@ export const onceByKey = async <View>(
   };
   const result = await resultOf(() => work.run({ ...owned, renew }), log);
   const settlement = settlementOf(request.operation, result, answers);
-  // A refusal of a retry leaves the key bound to the attempt of the first try (C17). Given back, the next retry would return money a second time.
+  // If a retry is refused, the key stays bound to the attempt of the first try (C17). If the key were given back, the next retry would return money a
+  // second time.
   const stillBound = owned.tookOver && settlement.to === 'given_back';
   await settleOrLeave(ports, name, owned, stillBound ? { to: 'released' } : settlement);
   return valueOf(result);
@@ -93,7 +94,7 @@ export const onceByKey = async <View>(
 const settleOrLeave = ({ idempotency, log }: KeyPorts, name: KeyName, { fence }: Owned, settlement: Settlement): Promise<unknown> =>
   idempotency.settle(name, fence, settlement).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be settled'));
 
-/** T7: the stream tells what became of the vanished owner's create. */
+/** T7: the stream decides the create whose owner vanished. */
 const settleTakenOver = async <View>(ports: KeyPorts, name: KeyName, owned: Owned, work: KeyedWork<View>): Promise<Answered<View>> => {
   const found = await work.takeOver!(owned).catch((error: unknown) => {
     ports.log.warn({ err: error }, 'a create that was taken over cannot be settled yet');
@@ -121,25 +122,25 @@ export const idempotencyUnavailable = () =>
 const inProgress = (retryAfterSeconds: number) =>
   new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'The first request with this Idempotency-Key is still being processed.', {}, { retryAfterSeconds });
 
-/** What becomes of a key after its request (C15–C17). */
+/** What happens to a key after its request (C15–C17). */
 const settlementOf = (operation: Operation, result: Result<unknown>, answers: AnswerEncoder): Settlement => {
   if ('view' in result || isFinal(result.error)) return { to: 'completed', answer: encode(result, answers) };
   const { code, status } = result.error;
   const refusedBeforeAnything = status === 501 || status === 503;
   if (status >= 500 && !refusedBeforeAnything) return { to: operation === 'create' ? 'reserved' : 'released' };
-  // Fenced by a takeover: the stream is, or will be, abandoned; the key must not begin again.
+  // A takeover has fenced the stream, or will: the key must not begin again.
   if (code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') return { to: 'reserved' };
   return { to: 'given_back' };
 };
 
-/** The gateway gave its last word: a decline, or a `VOID_FAILED` that no retry can change (C15). */
+/** The gateway's answer is final: a decline, or a `VOID_FAILED` that no retry can change (C15). */
 const isFinal = ({ code, details }: ServiceError): boolean =>
   code === 'PAYMENT_DECLINED' || (code === 'VOID_FAILED' && details.suggestedAction === 'refund');
 
 export const encode = (result: Result<unknown>, answers: AnswerEncoder): StoredAnswer =>
   'view' in result ? answers.success(result.view) : answers.failure(result.error);
 
-/** A fault of ours is logged here, with its cause; the caller is told INTERNAL_ERROR and nothing more. */
+/** A fault of ours is logged here, with its cause. The caller gets INTERNAL_ERROR and nothing more. */
 const resultOf = async <View>(run: () => Promise<Executed<View>>, log: Logger): Promise<Executed<View> | { readonly error: ServiceError }> => {
   try {
     return await run();

@@ -16,7 +16,7 @@ import {
   type StoredAnswer,
 } from './key-store.js';
 
-/** How often a claim is tried again that met a vanishing row, or a row under an older fingerprint key. */
+/** How often a claim is repeated if its row vanished meanwhile, or stands under an older fingerprint key. */
 const CLAIM_ROUNDS = 3;
 
 export const idempotencyMigrations: readonly Migration[] = [
@@ -64,15 +64,16 @@ export interface IdempotencyOptions {
   /** Longer than the specification's 24 hours where an operator wants it (C20). */
   readonly keepHours?: number;
   /**
-   * Connections whose commits need not wait for the disk, for settlements: one that is lost in a crash of the database is made again from the stream.
-   * A claim must never be lost, since its owner may survive the database.
+   * Connections whose commits need not wait for the disk, for settlements: if a crash of the database loses one, it is made again from the stream. A
+   * claim must never be lost, since its owner may survive the database.
    */
   readonly settlements?: Pool;
 }
 
 export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options: IdempotencyOptions = {}): IdempotencyStore => {
   const keepHours = Math.max(options.keepHours ?? KEEP_HOURS, KEEP_HOURS);
-  // The oldest key's hash names a row: a new one is not used for names before the rows of the old one have expired and it has left the ring.
+  // The oldest key of the ring hashes the names of rows. A newer key hashes them only after the rows of the old one have expired and it has left the
+  // ring.
   const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
 
   const claimOnce = batched((rows: readonly ClaimRow[]) => claimRows(pool, rows), CLAIMS);
@@ -99,7 +100,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
         continue;
       }
       if (row) return classify(row, request.operation, fingerprint);
-      // Given back or purged between the two statements: claim again.
+      // The row was given back or purged between the two statements: claim again.
       if (round >= CLAIM_ROUNDS) return { kind: 'in_progress', retryAfterSeconds: 1 };
     }
   };
@@ -139,13 +140,13 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     purge: async (limit, resolved, stop) => {
       let deleted = 0;
       for (let gone = limit; gone === limit && !stop?.aborted; deleted += gone) gone = (await pool.query(PURGE, [limit])).rowCount ?? 0;
-      // Payments that stay open are stepped over, so that they never keep those behind them from leaving.
+      // Payments that stay open are passed over, so they do not block the rows behind them.
       for (let kept = 0; ;) {
         const { rows } = await pool.query<BoundRow>(EXPIRED_RESERVED, [limit, kept]);
         for (const row of rows) {
           if (stop?.aborted) break;
           const bound = { accountId: row.api_account_id, paymentId: row.payment_id, attemptId: row.attempt_id };
-          // One stream that cannot be read says nothing about the others.
+          // If one stream cannot be read, the others still can.
           if (!(await resolved(bound).catch(() => false))) {
             kept += 1;
             continue;
@@ -160,7 +161,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       }
     },
     ping: async () => {
-      // Writable, not just readable: a standby after a failover would still answer selects.
+      // Writable, not only readable: after a failover a standby would still answer selects.
       const { rows } = await pool.query<{ ok: boolean }>('select not pg_is_in_recovery() as ok');
       return rows[0]?.ok === true;
     },
@@ -195,8 +196,8 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Cla
 };
 
 /**
- * Claims and settlements that arrive together share a statement and a commit. A claim that stood in line until the request's time is over would bind a key to nothing;
- * a settlement that is given up is made again by the takeover.
+ * Claims and settlements that arrive together share a statement and a commit. A claim that waited until the request's time is over would bind a key
+ * for nothing. If a settlement is given up, the takeover makes it again.
  */
 const CLAIMS = { maxItems: 100, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
@@ -210,8 +211,8 @@ interface ClaimRow extends KeyName {
 }
 
 /**
- * One statement for many keys; null: somebody else holds the row. A key that stands in it twice is claimed by the first and lost by the others.
- * Rows are locked in the order of the keys, so that two statements cannot wait for each other.
+ * One statement for many keys. null: another owner holds the row. If a key stands in it twice, the first claims it. Rows are locked in the order of
+ * the keys, so two statements cannot deadlock.
  */
 const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned | null)[]> => {
   const nameOf = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
@@ -242,7 +243,7 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
   const owned = new Map(
     won.map((row): [string, Owned] => {
       const name = nameOf({ accountId: row.api_account_id, keyHash: row.key_hash });
-      // A row that expired begins anew under the ids that were drawn for it; one that was taken over keeps its own.
+      // A row that expired begins anew under the ids that were drawn for it. A row that was taken over keeps its own ids.
       const tookOver = row.payment_id !== first.get(name)!.paymentId;
       return [name, { kind: 'owned', fence: row.fence, tookOver, paymentId: row.payment_id, attemptId: row.attempt_id }];
     }),
@@ -250,10 +251,10 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
   return rows.map((row) => (first.get(nameOf(row)) === row ? (owned.get(nameOf(row)) ?? null) : null));
 };
 
-/** An expired key is as good as a new one, unless nobody knows yet what its request did. */
+/** An expired key is free again, unless the outcome of its request is still unknown. */
 const BEGINS_ANEW = `k.expires_at <= clock_timestamp() and k.state in ('completed', 'released')`;
 
-/** Only the database's clock counts; a reserved row is never taken over, it leaves by purge alone. */
+/** Only the database's clock counts. A reserved row is never taken over; only the purge removes it. */
 const CLAIM = `
   insert into idempotency_key as k (api_account_id, key_hash, operation, fp, fp_kid, state, lease_until, payment_id, attempt_id, expires_at)
   select r.account_id, r.key_hash, r.operation, r.fp, r.kid, 'in_progress', clock_timestamp() + make_interval(secs => $6), r.payment_id, r.attempt_id,
@@ -282,7 +283,7 @@ interface SettleRow extends KeyName {
   readonly answer: StoredAnswer | null;
 }
 
-/** True for each row that was still its owner's. A fence is given once, so it names the row. */
+/** true for each row that still belonged to its owner. A fence is used once, so it identifies the row. */
 const settleRows = async (pool: Pool, rows: readonly SettleRow[]): Promise<boolean[]> => {
   const { rows: settled } = await pool.query<{ fence: string }>({
     name: 'idempotency-settle',
@@ -300,7 +301,7 @@ const settleRows = async (pool: Pool, rows: readonly SettleRow[]): Promise<boole
   return rows.map(({ fence }) => fences.has(fence));
 };
 
-/** Rows are locked in the order in which claims lock them; joined plainly, two statements would wait for each other. */
+/** Rows are locked in the order in which claims lock them. With a plain join two statements could deadlock. */
 const SETTLE = `
   with locked as materialized (
     select 1 from idempotency_key where (api_account_id, key_hash) in (select * from unnest($1::uuid[], $2::bytea[]))

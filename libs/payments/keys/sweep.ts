@@ -1,4 +1,4 @@
-/** What a worker does for keys: settles those whose request vanished, and deletes those that have expired. */
+/** The worker's tasks for keys: settle those whose request vanished, and delete those that have expired. */
 import { Deadline, timestamp } from '#kernel';
 import { PURGE_BATCH } from '#platform';
 import { type PaymentServices, settleCreate } from '../commands.js';
@@ -7,11 +7,11 @@ import { encode } from './once-by-key.js';
 const SWEEP_BATCH = 100;
 const SWEEP_DEADLINE_MS = 20_000;
 
-/** Creates whose request vanished: settled from the stream, fenced where it says nothing (T7). */
+/** Creates whose request vanished: settled from the stream, or fenced if the stream holds nothing (T7). */
 export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentServices): Promise<void> => {
   for (const row of await idempotency.takeOverStale(SWEEP_BATCH)) {
     const owner = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ports.ids.uuid() };
-    // One that cannot be settled now keeps its lease and comes again; the others need not wait for it.
+    // If one cannot be settled now, it keeps its lease and comes again. The others do not wait for it.
     try {
       const found = await settleCreate(ports, row, row.accountId, owner, new Deadline(ports.clock, SWEEP_DEADLINE_MS));
       await idempotency.settle(row, row.fence, found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: encode(found, answers) });
@@ -27,7 +27,7 @@ export const purgeKeys = async ({ ports, idempotency }: PaymentServices, stop?: 
   const isResolved: Parameters<typeof idempotency.purge>[1] = async ({ accountId, paymentId, attemptId }) => {
     const loaded = await streams.load(paymentId);
     if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
-    // An intent of long ago that may still arrive would have no key to guard it: fence the stream first.
+    // If an old intent still arrived, no key would guard it: fence the stream first.
     const owner = { actor: { type: 'recovery' as const, id: 'key-purge' }, correlationId: ids.uuid() };
     const abandon = {
       type: 'Abandon' as const,
