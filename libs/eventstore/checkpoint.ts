@@ -95,13 +95,16 @@ export interface Checkpoint<Tx = Client> {
   status(): Promise<CheckpointStatus>;
 }
 
-/** The compare-and-set found another position: somebody else applied, or our own commit had arrived after all. */
+/** The compare-and-set found another position: another worker applied, or our own commit had arrived after all. */
 export class Moved extends Error {}
 
-/** The fault of the handler, its cause, whatever its message says: the connection was well. */
+/** The handler's own fault, kept as its cause. The connection was well, whatever the message says. */
 export class HandlerFault extends Error {}
 
-/** Runs a handler in a transaction. An error without a code is the handler's own if the connection still answers: "the account is closed" is no lost connection. */
+/**
+ * Runs a handler in a transaction. If an error has no code and the connection still answers, it is the handler's own: "the account is closed" is no
+ * lost connection.
+ */
 export const runHandler = async (handler: () => Promise<void>, answers: () => Promise<boolean>): Promise<void> => {
   try {
     await handler();
@@ -219,7 +222,7 @@ class PostgresCheckpoint implements Checkpoint {
   }
 
   async recordFailure({ event, message, stack }: CheckpointFailure): Promise<void> {
-    // Also where the statement fails: the next commit may pass a failure that was recorded all the same.
+    // Set even if the statement fails: the next commit may pass a failure that was recorded all the same.
     this.unresolved = true;
     await this.pool.query(
       `insert into projection_failure as f (name, position, event_id, stream, type, message, stack)
@@ -261,7 +264,7 @@ class PostgresCheckpoint implements Checkpoint {
   }
 }
 
-// ---- what Postgres alone does with checkpoints
+// ---- checkpoints in Postgres only
 
 /**
  * Refuses an event store that the read models have never followed: payments would be begun in a log that nobody reads. Before its first use also one that holds
@@ -288,8 +291,8 @@ export const requireOwnStore = async (db: Queryable, store: Pick<EventStore, 'fo
 };
 
 /**
- * The checkpoint, locked for the rest of the transaction: nobody applies meanwhile. For the swap of a rebuild: lock both, compare, switch, commit.
- * null where the projection never ran.
+ * Locks the checkpoint for the rest of the transaction, so nothing is applied meanwhile. For the swap of a rebuild: lock both, compare, switch,
+ * commit. null: the projection never ran.
  */
 export const lockCheckpoint = async (
   client: Client,
@@ -303,8 +306,8 @@ export const lockCheckpoint = async (
 };
 
 /**
- * Puts a checkpoint to a position (null: the start of the log) in the transaction that also empties, fills or swaps the rows. The epoch counts up, so a
- * worker in the middle of a batch loses its place and begins again from here. Never for a reactor, whose effects left the house.
+ * Sets a checkpoint to a position (null: the start of the log), in the transaction that also empties, fills or swaps the rows. The epoch goes up. So
+ * a worker in the middle of a batch loses its place and begins again from here. Never for a reactor, whose effects cannot be undone.
  */
 export const resetCheckpoint = async (client: Client, name: string, position: Position | null): Promise<void> => {
   await client.query(

@@ -18,7 +18,7 @@ export const sizeOf = (events: readonly Serialised[]): number => {
   return bytes;
 };
 
-/** What a store gives back of one event. */
+/** One event as the store returns it. */
 export interface Stored {
   readonly stream: string;
   readonly revision: bigint;
@@ -31,8 +31,8 @@ export interface Stored {
 }
 
 /**
- * Turns events into text and keeps every rule that can be kept before anything is sent. What breaks one is a fault of the caller and a plain
- * `Error`: sending it again would never help. (A BigInt that reaches the KurrentDB client leaves its promise pending for ever.)
+ * Turns events into text and checks every rule that can be checked before anything is sent. A broken rule is a fault of the caller and a plain
+ * `Error`: a repeat would never help. (A BigInt that reaches the KurrentDB client leaves its promise pending for ever.)
  */
 export const serialise = (stream: string, expected: Expected, events: readonly NewEvent[]): Serialised[] => {
   if (!isName(stream)) throw new Error(`not a stream name: ${JSON.stringify(stream)}`);
@@ -48,7 +48,7 @@ export const serialise = (stream: string, expected: Expected, events: readonly N
   return serialised;
 };
 
-/** NUL and half a surrogate pair cannot be stored as text; what a store made of them would be another name. */
+/** A NUL and half a surrogate pair cannot be stored as text; the store would keep another name. */
 const isName = (text: string & { isWellFormed?: () => boolean }): boolean => text !== '' && !text.includes('\0') && text.isWellFormed!();
 
 const serialiseOne = (stream: string, { id, type, v, data, meta }: NewEvent): Serialised => {
@@ -94,7 +94,10 @@ export class LogGap extends Error {
   }
 }
 
-/** A place that the log never reached, or does not reach any more: the store was wiped, restored or replaced. Following it would be silent for ever. */
+/**
+ * A position that the log never reached, or no longer reaches: the store was wiped, restored or replaced. A subscription there would stay silent for
+ * ever.
+ */
 export class BeyondTheEnd extends Error {
   constructor(
     readonly after: Position,
@@ -105,6 +108,6 @@ export class BeyondTheEnd extends Error {
   }
 }
 
-/** True when the stream is one that a filter asks for; no filter asks for every stream. */
+/** true if a filter asks for the stream. Without a filter every stream passes. */
 export const matchesPrefix = (stream: string, prefixes: readonly string[] | undefined): boolean =>
   prefixes === undefined || prefixes.some((prefix) => stream.startsWith(prefix));

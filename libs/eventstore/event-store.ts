@@ -4,7 +4,7 @@
  */
 import type { Json } from '#kernel';
 
-/** Who appended a fact. Who *initiated* what it is about is data of the event itself. */
+/** The actor of an append. The initiator of what an event is about is data of the event. */
 export interface Actor {
   readonly type: 'partner' | 'payer' | 'staff' | 'operator' | 'recovery' | 'system';
   readonly id: string;
@@ -13,14 +13,14 @@ export interface Actor {
 export interface Meta {
   /** RFC 3339 UTC with milliseconds: the only time of an event that a reader shows. */
   readonly recordedAt: string;
-  /** When it took effect in the world, where that differs (a batch's closing, a dispute's opening). */
+  /** When it took effect, if that differs: when a batch closed, when a dispute was opened. */
   readonly effectiveAt?: string;
   readonly actor: Actor;
   readonly correlationId: string;
   readonly causationId?: string;
 }
 
-/** What happened, before the store knows it. `v` is the schema version of `data`; only the newest is written. */
+/** An event before it is stored. `v` is the schema version of `data`; only the newest is written. */
 export interface NewEvent {
   readonly id: string;
   readonly type: string;
@@ -47,14 +47,14 @@ export interface Recorded extends NewEvent {
 /** `no_stream`, an exact last revision, or `any` (no check; weakly idempotent, so not for money). */
 export type Expected = 'any' | 'no_stream' | bigint;
 
-/** What a subscription hands over, in one ordered queue. `position` of a checkpoint covers everything handed over before it. */
+/** What a subscription yields, in one order. `position` of a checkpoint covers everything that was yielded before it. */
 export type SubscriptionItem =
   | { readonly kind: 'events'; readonly events: readonly Recorded[] }
   | { readonly kind: 'caught_up' }
   | { readonly kind: 'checkpoint'; readonly position: Position };
 
 export interface Subscription extends AsyncIterable<SubscriptionItem> {
-  /** Ends the iteration; resolves when nothing is held any more. */
+  /** Ends the iteration. Resolves once no resource is held. */
   close(): Promise<void>;
 }
 
@@ -71,7 +71,7 @@ export interface EventStore {
   ): Promise<{ revision: bigint; position: Position }>;
   /** Events of one stream in order, from revision `from` (0). An absent stream yields nothing. Throws {@link Unavailable}. */
   read(stream: string, from?: bigint, max?: number): AsyncIterable<Recorded>;
-  /** All events of several streams, by stream in the order asked for. Where an adapter has no better way, {@link readStreams} reads one by one. */
+  /** All events of several streams, by stream in the order of the request. If an adapter has no better way, {@link readStreams} reads them one by one. */
   readStreams?(streams: readonly string[]): Promise<readonly (readonly Recorded[])[]>;
   /** Batches of the log after a position (null: from the start), in log order, up to and including `until`. */
   readAll(
@@ -82,7 +82,7 @@ export interface EventStore {
   subscribe(after: Position | null, options?: { streamPrefixes?: readonly string[] }): Subscription;
   /** Position of the last event, null while there is none. System streams do not count. */
   head(): Promise<Position | null>;
-  /** The first stream that another program wrote; null if there is none. Reads the whole log. Absent where a store is ours alone. */
+  /** The first stream that another program wrote. null: there is none. Reads the whole log. Absent if the store belongs to Payfold alone. */
   foreignStream?(): Promise<string | null>;
   close(): Promise<void>;
 }
@@ -109,7 +109,7 @@ export class Conflict extends Error {
   constructor(
     readonly stream: string,
     readonly expected: Expected,
-    /** Present revision; null when there is no such stream, undefined when the store did not say. */
+    /** Present revision. null: there is no such stream. undefined: the store did not say. */
     readonly actual: bigint | null | undefined,
   ) {
     super(`${stream}: expected ${String(expected)}, found ${String(actual ?? 'no_stream')}`);

@@ -1,4 +1,7 @@
-/** A subscription over a log that is read in pages: the loop that the Postgres and the memory adapter share, and the end of the log, read once for all. */
+/**
+ * A subscription over a log that is read in pages: the loop that the Postgres and the memory adapter share, and the end of the log, read once for all
+ * readers.
+ */
 import type { Clock } from '#kernel';
 import { matchesPrefix } from './codec.js';
 import type { Position, Recorded, Subscription, SubscriptionItem } from './event-store.js';
@@ -6,23 +9,23 @@ import type { Position, Recorded, Subscription, SubscriptionItem } from './event
 /** One look at the log after a position. */
 export interface Page {
   readonly events: readonly Recorded[];
-  /** Everything up to here was looked at, whether it passed the filter or not; null while the log is empty. */
+  /** The position up to which the log was read, whether events passed the filter or not. null: the log is empty. */
   readonly through: Position | null;
   readonly atEnd: boolean;
-  /** Length of the events as text, where it is known. */
+  /** Length of the events as text, if it is known. */
   readonly characters?: number;
 }
 
 export interface PagedLog {
-  /** Reads the next page; waits out outages by itself. Throws only what trying again cannot mend. */
+  /** Reads the next page, and waits until an outage is over. Throws only errors that a repeat cannot mend. */
   page(after: Position | null, signal: AbortSignal): Promise<Page>;
-  /** Number of times that the log was said to have grown; taken before a page, so that no wake-up is lost between page and wait. */
+  /** How often the log was reported to have grown. Taken before a page, so that no wake-up is lost between page and wait. */
   growth(): number;
-  /** Resolves when the log has grown since `growth`, may have, or `signal` aborts. */
+  /** Resolves when the log has grown, or may have grown, since `growth`, or when `signal` aborts. */
   grown(growth: number, signal: AbortSignal): Promise<void>;
 }
 
-/** Pulled by the reader, so nothing queues up: a slow reader reads larger pages, later. */
+/** The reader asks for each page, so nothing queues up. A slow reader reads larger pages, later. */
 export const followPages = (log: PagedLog, after: Position | null): Subscription => {
   const stop = new AbortController();
   const items = follow(log, after, stop.signal);
@@ -59,19 +62,19 @@ async function* follow(log: PagedLog, after: Position | null, signal: AbortSigna
   }
 }
 
-/** Held at least; twice as many at most. */
+/** The least that is held; at most twice as many. */
 const TAIL_EVENTS = 1_000;
-/** Of events as text. Far beyond the events of every day; where bodies as large as they may be come one after the other, only what was read last is held. */
+/** Of events as text. Ordinary events stay far below. If bodies are as large as allowed, only the last page is held. */
 const TAIL_CHARACTERS = 16_000_000;
-/** The end of the log is looked at this often at most: under load one query then brings what many appends wrote. */
+/** The end of the log is read at most this often. Under load one query then returns the events of many appends. */
 const TAIL_PACE_MS = 20;
 
 /**
- * The end of the log, read once for all that follow it: nine readers cost one query per wake-up instead of nine. A cache and no more: who stands before what it
- * holds, or meets whatever is wrong with the log, is told nothing and reads a page of its own. `read` looks at everything behind a position, without a filter.
+ * The end of the log, read once for all readers: nine readers cost one query for each wake-up instead of nine. It is only a cache. A reader that
+ * stands before its content, or meets a fault of the log, reads a page of its own. `read` returns everything behind a position, without a filter.
  */
 export class Tail {
-  /** All events between `from` and `through`; both null until somebody has come to the end of the log. */
+  /** All events between `from` and `through`. Both null until a reader has come to the end of the log. */
   private events: Recorded[] = [];
   private from: Position | null = null;
   private through: Position | null = null;
@@ -91,14 +94,14 @@ export class Tail {
     if (this.through === null) this.from = this.through = end;
   }
 
-  /** As {@link PagedLog.page}, of at most `max` events before the filter; null where the caller must look for itself. */
+  /** As {@link PagedLog.page}, of at most `max` events before the filter. null: the caller must read for itself. */
   async page(after: Position, max: number, prefixes: readonly string[] | undefined): Promise<Page | null> {
     const looks = this.through !== null && after >= this.through;
     if (looks) await this.lookAgain();
     const { from, through } = this;
     if (from === null || through === null || after < from) return null;
     if (after > through) {
-      // Nobody followed here for so long that a page does not reach its reader. It begins again where one comes to the end.
+      // No reader was here for so long that a page does not reach the next one. The cache begins again where a reader comes to the end.
       this.forget();
       return null;
     }
@@ -107,11 +110,11 @@ export class Tail {
     const looked = this.events.slice(first, first + max);
     const all = first + looked.length === this.events.length;
     const events = looked.filter(({ stream }) => matchesPrefix(stream, prefixes));
-    // Without a look this may have been the end before the wake-up that the caller counts as heard.
+    // Only a fresh read may report the end: a cached end could hide an append that was already signalled.
     return { events, through: all ? through : looked.at(-1)!.position, atEnd: all && looks && this.atEnd };
   }
 
-  /** Resolves after a read that began after the call; whom the same wake-up has woken reads along. What is held afterwards is still in the log. */
+  /** Resolves after a read that began after the call; readers of the same wake-up share it. Everything held afterwards is still in the log. */
   lookAgain(): Promise<void> {
     this.next ??= Promise.all([this.reading, this.turn()]).then(() => {
       this.next = null;
@@ -136,7 +139,8 @@ export class Tail {
     const { through } = this;
     if (through === null) return;
     try {
-      // From one before the end: where another event lies there now, a database was restored, or its standby took over, without the end that was read here.
+      // Starts one event before the end. If another event stands there now, the database was restored, or its standby took over without the end that
+      // was read here.
       const last = this.events.at(-1);
       const page = await this.read(last ? (this.events.at(-2)?.position ?? this.from!) : through);
       if (this.through !== through) return;

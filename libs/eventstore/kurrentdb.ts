@@ -34,24 +34,24 @@ type Client = KurrentDBClient;
 type Credentials = { readonly username: string; readonly password: string };
 type Driver = typeof import('@kurrent/kurrentdb-client');
 
-/** Every wait of this adapter, in milliseconds. Options only so that fault tests need not take minutes. */
+/** Every time limit of this adapter, in milliseconds. They are options only so that fault tests need not take minutes. */
 export interface KurrentDbTimings {
-  /** An append, all tries together, unless the caller says otherwise. */
+  /** An append with all its tries, unless the caller gives a limit. */
   readonly appendMs: number;
-  /** One try of an append: the deadline that the server is told. */
+  /** One try of an append: the deadline that the server gets. */
   readonly tryMs: number;
-  /** What our own timer waits beyond a deadline for the client to report it. */
+  /** How long our own timer waits beyond a deadline for the client to report it. */
   readonly graceMs: number;
-  /** Before an append is tried again. The server drops a retry that arrives before the original is replicated, so never at once. */
+  /** The pause before an append is repeated. The server drops a repeat that arrives before the original is replicated. */
   readonly retryMs: number;
-  /** A read, all tries together, and how long one may go without an event. The first read of a client takes half a second. */
+  /** A read with all its tries, and the longest time without an event. The first read of a client takes half a second. */
   readonly readMs: number;
   readonly readStallMs: number;
   /** Until a subscription is confirmed. */
   readonly confirmMs: number;
-  /** A subscription that has been silent this long is compared with the head: silence is also what a dead one sounds like. */
+  /** A subscription that was silent this long is compared with the head, since a dead one is silent too. */
   readonly silenceMs: number;
-  /** A client is replaced when it has failed for this long without a success between, and not again within as long. */
+  /** A client is replaced once it has failed for this long without a success. The next replacement waits at least as long. */
   readonly replaceMs: number;
   readonly backoffMs: number;
   readonly backoffMostMs: number;
@@ -71,29 +71,29 @@ const TIMINGS: KurrentDbTimings = {
   backoffMostMs: 2_000,
 };
 
-/** As many transport failures in a row replace the client at once, without waiting for `replaceMs`. */
+/** This many transport failures in a row replace the client at once, without waiting for `replaceMs`. */
 const REPLACE_AFTER_FAILURES = 64;
-/** Appends on their way, and their bytes. Unbounded, a server that dies takes hundreds of promises with it. */
+/** Appends in flight, and their bytes. Without a bound a server that dies takes hundreds of promises with it. */
 const APPENDS_IN_FLIGHT = 128;
 const BYTES_IN_FLIGHT = 8_000_000;
-/** Appends that wait for their turn; beyond this the store is overloaded and says so at once. */
+/** Appends in the queue. Beyond this the store is overloaded and refuses at once. */
 const QUEUED_APPENDS = 4_096;
 /** Events per read. */
 const PAGE_EVENTS = 500;
-/** A subscription is paused when this many events wait for their reader, and resumed at half of it. */
+/** A subscription is paused when this many events wait for their reader, and resumed at half of that. */
 const QUEUED_EVENTS = 1_000;
 const FOREIGN_EVERY_MS = 60_000;
 /**
- * Options that are added to a URL that does not name them. The client asks for the leader for five seconds, not one; and it waits out one interval before
- * its very first read, whose default of half a second every replaced client would pay again.
+ * Options that are added to a URL that does not name them. The client looks for the leader for five seconds instead of one. It waits one interval
+ * before its first read; every replaced client would wait the default of half a second again.
  */
 const URL_DEFAULTS = { maxDiscoverAttempts: 50, discoveryInterval: 100 } as const;
 
 export interface KurrentDbOptions {
   readonly clock?: Clock;
-  /** Hears what was survived: a subscription that ended, a client that was replaced. */
+  /** Reports survived faults: a subscription that ended, a client that was replaced. */
   readonly onTrouble?: (message: string, error?: Error) => void;
-  /** Hears of a stream that another program wrote, at most once a minute. Its events are passed over. */
+  /** Reports a stream that another program wrote, at most once a minute. Its events are passed over. */
   readonly onForeign?: (stream: string) => void;
   readonly timings?: Partial<KurrentDbTimings>;
 }
@@ -123,15 +123,15 @@ const loadDriver = async (): Promise<Driver> => {
 
 // ---- what errors mean
 
-/** `unsent`: nothing reached the server. `lost`: it may have been done. `fault`: trying again would not help. */
+/** `unsent`: nothing reached the server. `lost`: it may have been done. `fault`: a repeat would not help. */
 type Verdict = 'conflict' | 'not_found' | 'unsent' | 'lost' | 'fault';
 
 /** A call that our own timer ended. */
 class NoAnswer extends Error {}
-/** What trying again cannot mend, such as an event that is not ours. */
+/** An error that a repeat cannot mend, such as an event that is not ours. */
 class Fault extends Error {}
 
-/** By the client's `type`. Errors of the transport that the client did not translate have none and are judged by gRPC `code` (K2). */
+/** By the client's `type`. Transport errors that the client did not translate have none; their gRPC `code` counts (K2). */
 const BY_TYPE: Readonly<Record<string, Verdict>> = {
   'wrong-expected-version': 'conflict',
   'stream-not-found': 'not_found',
@@ -165,7 +165,7 @@ const describe = (error: unknown) => asError(error).message || (error as { type?
 // ---- positions and events
 
 const POSITION = /^(\d{20}):(\d{20})$/;
-/** Both halves: servers exist where the commit alone skips an event (KurrentDB #4970). */
+/** Both halves: on some servers the commit position alone skips an event (KurrentDB #4970). */
 const toText = ({ commit, prepare }: LogPosition): Position => `${String(commit).padStart(20, '0')}:${String(prepare).padStart(20, '0')}` as Position;
 const fromText = (position: Position): LogPosition => {
   const [, commit, prepare] = POSITION.exec(position) ?? [];
@@ -218,7 +218,7 @@ const recorded = (resolved: ResolvedEvent): Recorded => {
   };
 };
 
-/** The metadata goes as the bytes that were measured; the client turns `data` into the same text again. */
+/** The metadata is sent as the bytes that were measured. The client turns `data` into the same text again. */
 const outgoing = (driver: Driver, events: readonly NewEvent[], serialised: readonly Serialised[]): EventData[] =>
   serialised.map(({ id, data, meta }, index) =>
     driver.jsonEvent({ id, type: events[index]!.type, data: JSON.parse(data) as never, metadata: new Uint8Array(Buffer.from(meta)) }),
@@ -237,8 +237,8 @@ interface Internals {
 }
 
 /**
- * The client calls `append` inside an async promise executor. Where another call has closed the channel in the meantime gRPC throws there: the promise
- * never settles and the rejection ends the process (seen when a leader was killed under load). Here it is reported as any other error.
+ * The client calls `append` inside an async promise executor. If another call has closed the channel meanwhile, gRPC throws there: the promise never
+ * settles and the rejection ends the process. This was seen when a leader was killed under load. Here it is reported as any other error.
  */
 const withoutThrow = <T extends { append?: UnaryAppend }>(service: T): T => {
   const { append } = service;
@@ -262,9 +262,9 @@ class Connection {
   private failingSince: number | null = null;
   private replacedAt = Number.NEGATIVE_INFINITY;
   private readonly url: string;
-  /** Those of the URL. Given with every call: the part of the client that reads does not decode `%40` and its like in the URL. */
+  /** The credentials of the URL. They go with every call, because the client's reads do not decode `%40` and the like in the URL. */
   readonly user: { credentials?: Credentials } = {};
-  /** Credentials make the client append over the unary call. Over plaintext it never sends them, so any will do. */
+  /** With credentials the client appends over the unary call. Over plaintext it never sends them, so any will do. */
   readonly unary: { credentials?: Credentials };
 
   constructor(
@@ -288,7 +288,7 @@ class Connection {
     return this.client;
   }
 
-  /** Aborts when the present client is given up: it ends its subscriptions without a word. */
+  /** Aborts when the present client is given up, since the client then ends its subscriptions silently. */
   get retired(): AbortSignal {
     return this.retirement.signal;
   }
@@ -325,12 +325,12 @@ class Connection {
   private open(): Client {
     const client = this.connect();
     const internals = client as unknown as Internals;
-    // The client does not wait for its own clean-up after an error, and that may reject: while a new leader is looked for, say.
+    // The client does not wait for its own clean-up after an error. That clean-up may reject, for example during the search for a new leader.
     const handleError = internals.handleError;
     internals.handleError = (failed, error) => handleError(failed, error).catch(() => undefined);
     const getGRPCClient = internals.getGRPCClient;
     internals.getGRPCClient = async (service, name) => withoutThrow(await getGRPCClient(service, name));
-    // TLS with a client certificate has no credentials to give; then the question that leads to the batch stream is answered here.
+    // TLS with a client certificate has no credentials. Then the question that leads to the batch stream is answered here.
     if (!this.unary.credentials) internals.supports = async () => false;
     return client;
   }
@@ -340,7 +340,7 @@ class Connection {
     try {
       return this.driver.KurrentDBClient.connectionString(this.url);
     } catch (error) {
-      // Neither the client's message nor the error itself is passed on: they repeat the URL, password and all.
+      // Neither the client's message nor the error is passed on: both repeat the URL with its password.
       const { name, message } = error as Error;
       what = /^Unexpected .*? at position \d+, expected .*?\./.exec(message)?.[0].replace(/".*?"/, 'text') ?? name;
     }
@@ -400,7 +400,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** The same ids at the same revision, until the store has told or the time is up. */
+  /** Repeats the same ids at the same revision until the store has answered or the time is up. */
   private async appendUntil(deadline: number, stream: string, expected: Expected, serialised: readonly Serialised[], events: EventData[]) {
     let maybe = false;
     for (;;) {
@@ -422,7 +422,7 @@ class KurrentDbEventStore implements EventStore {
         );
         this.connection.succeeded(client);
         if (result.position) return { revision: result.nextExpectedRevision, position: toText(result.position) };
-        // Told again after so long that the server forgot where it was.
+        // Repeated so late that the server no longer knows the position.
         return (await this.readBack(stream, expected, serialised)) ?? this.vanished(stream);
       } catch (error) {
         const verdict = judge(error);
@@ -437,11 +437,11 @@ class KurrentDbEventStore implements EventStore {
         } else if (isTransport(verdict)) {
           this.connection.failed(client, begun, error);
           maybe ||= verdict === 'lost';
-          // Without a revision the server recognises a repetition only while it remembers the id: nobody may rely on that.
+          // Without a revision the server recognises a repeat only as long as it remembers the id, so no caller may rely on that.
           if (verdict === 'lost' && expected === 'any') throw new OutcomeUnknown(`${stream}: ${describe(error)}`, { cause: error });
         } else {
           const message = `${stream}: KurrentDB refused the append: ${describe(error)}`;
-          // After an answer that was lost, a refusal says nothing about the append that came before it.
+          // If an earlier answer was lost, a refusal now says nothing about that earlier append.
           throw maybe ? new OutcomeUnknown(message, { cause: error }) : new Error(message, { cause: error });
         }
       }
@@ -453,7 +453,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** A conflict, believed only when the events behind the expected revision are not ours. Returns Unavailable where that cannot be read. */
+  /** A conflict counts only if the events behind the expected revision are not ours. Returns Unavailable if that cannot be read. */
   private async settle(stream: string, expected: Expected, serialised: readonly Serialised[], { actualState }: { actualState?: bigint | string }) {
     const actual = typeof actualState === 'bigint' ? actualState : actualState === 'no_stream' ? null : undefined;
     try {
@@ -466,7 +466,7 @@ class KurrentDbEventStore implements EventStore {
     throw new Conflict(stream, expected, actual);
   }
 
-  /** The place of these very events right after the expected revision; null when others stand there, or nothing does. */
+  /** The place of these events right after the expected revision. null: other events stand there, or none. */
   private async readBack(stream: string, expected: Expected, serialised: readonly Serialised[]) {
     if (expected === 'any') return null;
     const found: Recorded[] = [];
@@ -525,7 +525,7 @@ class KurrentDbEventStore implements EventStore {
     let position = after;
     for (let left = max; left > 0;) {
       if (until !== undefined && position !== null && position >= until) return;
-      // The position is inclusive: one more is asked for, and the known one dropped.
+      // The position is inclusive: ask for one more, and drop the known one.
       const count = Math.min(left, PAGE_EVENTS) + (position === null ? 0 : 1);
       const fromPosition = position === null ? this.driver.START : fromText(position);
       const read = await this.raw((client) =>
@@ -560,7 +560,7 @@ class KurrentDbEventStore implements EventStore {
     return follower;
   }
 
-  /** One read at a time, and one more that all share who ask meanwhile: theirs begins after they asked, so it shows what they know of. */
+  /** One read in flight, one queued; later callers share the queued one. So each answer comes from a read that began after the call. */
   async head(): Promise<Position | null> {
     if (!this.headNow) return (this.headNow = this.readHead().finally(() => (this.headNow = null)));
     return (this.headNext ??= this.headNow
@@ -599,7 +599,7 @@ class KurrentDbEventStore implements EventStore {
     if (this.closed) throw new Unavailable('the event store is closed');
   }
 
-  /** All events of one bounded read, tried again until the time is up. A stream that is not there has none. */
+  /** All events of one bounded read, repeated until the time is up. A stream that does not exist has none. */
   private async page(read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<Recorded[]> {
     return (await this.raw(read)).map(recorded);
   }
@@ -628,7 +628,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** Takes everything that a read gives; leaving one early wedges the client's later reads. Ends with NoAnswer when nothing comes for too long. */
+  /** Takes everything that a read returns, since a read that is left early blocks later ones. Ends with NoAnswer if nothing comes for too long. */
   private async drain(events: AsyncIterable<ResolvedEvent>, deadline: number): Promise<ResolvedEvent[]> {
     const done = new AbortController();
     const taken: ResolvedEvent[] = [];
@@ -657,7 +657,7 @@ class KurrentDbEventStore implements EventStore {
   }
 }
 
-/** Lets so many appends, and so many bytes, on their way; the others wait in order. */
+/** Limits the number and the bytes of appends in flight. The others wait in order. */
 class Slots {
   private count = 0;
   private bytes = 0;
@@ -665,7 +665,7 @@ class Slots {
 
   constructor(private readonly clock: Clock) {}
 
-  /** Resolves with the release. Throws Unavailable when the queue is full or the deadline passes first. */
+  /** Resolves with the release function once admitted. Throws Unavailable if the queue is full or the deadline passes first. */
   async take(bytes: number, deadline: number): Promise<() => void> {
     if (this.waiting.length > 0 || !this.fits(bytes)) {
       if (this.waiting.length >= QUEUED_APPENDS) throw new Unavailable(`${this.waiting.length} appends wait for KurrentDB already`);
@@ -732,7 +732,7 @@ class Follower implements Subscription {
   private readonly stop = new AbortController();
   private wake = new AbortController();
   private seen: Position | null;
-  /** Head when the present subscription began: reaching it is having caught up. Undefined until known. */
+  /** The head when the present subscription began. A reader that reaches it has caught up. undefined: not known yet. */
   private target: Position | null | undefined;
   private failure: Error | null = null;
   private resume: (() => void) | null = null;
@@ -805,7 +805,7 @@ class Follower implements Subscription {
   }
 
   /**
-   * A place beyond the end is confirmed by the server, which then stays silent for ever: it is refused here. Looked at twice, so that a node
+   * If a position lies beyond the end, the server confirms it and stays silent for ever, so it is refused here. It is checked twice, so that a node
    * which is about to lose its leadership cannot stop a projection.
    */
   private async checkPlace(): Promise<void> {
@@ -860,7 +860,7 @@ class Follower implements Subscription {
         })
         .on('end', () => reject(new NoAnswer('the server ended the subscription')))
         .on('close', () => reject(new NoAnswer('the subscription was closed')))
-        // Stays on for good: an error after the end would end the process.
+        // This listener stays for good: an error after the end would end the process.
         .on('error', reject);
     });
     const watched = async () => {
@@ -871,7 +871,7 @@ class Follower implements Subscription {
         if (this.resume || clock.monotonic() - heard < timings.silenceMs) continue;
         const [seen, head] = [this.seen, await this.ports.head().catch(() => null)];
         if (head === null || (seen !== null && seen >= head)) continue;
-        // Something was appended; it should have come by now.
+        // An event was appended and should have arrived by now.
         await clock.sleep(timings.retryMs, over.signal);
         if (over.signal.aborted) return;
         if (this.seen === seen && !this.resume) throw new NoAnswer(`a subscription stayed silent although the log went on to ${head}`);
@@ -880,7 +880,7 @@ class Follower implements Subscription {
     try {
       await Promise.race([ended, watched()]);
     } catch (error) {
-      // One that was well until now has failed just now.
+      // It was well until now and has just failed.
       const since = confirmed && !(error instanceof NoAnswer) ? clock.monotonic() : begun;
       if (isTransport(judge(error))) connection.failed(client, since, error);
       throw error;

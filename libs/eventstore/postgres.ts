@@ -123,29 +123,29 @@ end $$;
 `,
 };
 
-/** How long an append may take unless the caller says otherwise: rides out a restart of Postgres (1–2 s), ends before an HTTP caller gives up. */
+/** The time limit of an append if the caller gives none. It is longer than a restart of Postgres (1–2 s) and shorter than an HTTP caller waits. */
 const APPEND_TIMEOUT_MS = 5_000;
 /** How long one page of a read may take. */
 const READ_TIMEOUT_MS = 5_000;
 const READ_CONNECTIONS = 8;
 /**
- * Batches on their way at once, pipelined over one connection: while one commits, the next is on the wire already. A second connection instead would
- * only wait for the head (a fifth less, measured); a third batch makes each smaller (a tenth less).
+ * Batches in flight at once, pipelined over one connection: while one commits, the next is on the wire. A second connection would only wait for the
+ * head (measured: a fifth less). A third batch makes each smaller (a tenth less).
  */
 const BATCHES_IN_FLIGHT = 2;
 const BATCH_EVENTS = 256;
-/** What is outstanding is shared out over the batches in flight, else all writers would march in one; but not into smaller parts than this. */
+/** Waiting appends are divided over the batches in flight, else all writers would move in one. Parts are not smaller than this. */
 const SHARED_BATCH_APPENDS = 8;
 const BATCH_BYTES = 1_000_000;
-/** Appends that wait. Beyond this the store is overloaded, and saying so at once is kinder than a queue that times out. */
+/** Appends in the queue. Beyond this the store is overloaded, and an immediate refusal is better than a timeout. */
 const QUEUED_APPENDS = 4_096;
 const QUEUED_BYTES = 64_000_000;
-/** Timeouts of appends are looked for this often; one sweep for all is cheaper than a timer for each. */
+/** How often appends are checked for their time limit. One check for all is cheaper than a timer for each. */
 const SWEEP_MS = 25;
 const BACKOFF_MS = { first: 25, most: 500 } as const;
 /** Events per page of a read of the log (200 to 1000 measured best for projections). */
 const PAGE_EVENTS = 500;
-/** The safety net under NOTIFY: a lost wake-up costs this much, never an event. Without a connection that listens every wake-up from outside is lost. */
+/** The poll under NOTIFY. A lost wake-up costs this much time and never an event. Without a listening connection every outside wake-up is lost. */
 const POLL_MS = { listening: 5_000, deaf: 500 } as const;
 
 /**
@@ -177,7 +177,7 @@ export const createPostgresEventStore = (url: string, options: { clock?: Clock; 
           page: async (position, signal) => {
             for (let tries = 0; ; tries++) {
               try {
-                // Perhaps it begins anew because the log is not the one that it knew.
+                // It may begin anew because the log is not the one that it knew.
                 if (!begun) await tail.lookAgain();
                 begun = true;
                 const held = position === null ? null : await tail.page(position, PAGE_EVENTS, streamPrefixes);
@@ -248,9 +248,9 @@ interface Append {
   readonly resolve: (answer: { revision: bigint; position: Position }) => void;
   readonly reject: (error: Error) => void;
   inFlight: boolean;
-  /** An earlier attempt was lost on the way: it may have been committed. */
+  /** An earlier attempt was lost: it may have been committed. */
   ambiguous: boolean;
-  /** Was in a batch that Postgres refused: goes by itself now, so that only the guilty one gets the error. */
+  /** It was in a batch that Postgres refused. It goes alone now, so that only the faulty append gets the error. */
   alone: boolean;
   settled: boolean;
 }
@@ -260,12 +260,12 @@ type AppendRow = [request: number, status: 'ok' | 'duplicate' | 'conflict', revi
 class Appends {
   private queue: Append[] = [];
   private queuedBytes = 0;
-  /** Streams on their way: the appends of one process to one stream keep their order. */
+  /** Streams with an append in flight. The appends of one process to one stream keep their order. */
   private readonly busy = new Set<string>();
   private readonly line: Line;
-  /** Batches on their way. Not a set of appends: one that changes for every append ages badly, and doubles the time of garbage collection. */
+  /** Batches in flight. A set of single appends would change with every append, which doubles the time of garbage collection. */
   private readonly sending: (readonly Append[])[] = [];
-  /** Appends that nobody has answered yet. */
+  /** Appends without an answer. */
   private unanswered = 0;
   private failures = 0;
   private paused = false;
@@ -310,7 +310,7 @@ class Appends {
     });
   }
 
-  /** True of the session that our appends go over: they are announced when they are answered, and need not be heard again. */
+  /** true for the session of our own appends. They are announced with their answer, so their NOTIFY is ignored. */
   isOwn(session: number | undefined): boolean {
     return session !== undefined && session === this.line.session;
   }
@@ -322,8 +322,8 @@ class Appends {
   }
 
   /**
-   * Sends at the end of this turn of the event loop. Sent at once, the first of many callers that a batch has just released would go alone, and the
-   * others wait for its commit.
+   * Sends at the end of this turn of the event loop. If the first of many released callers were sent at once, it would go alone, and the others would
+   * wait for its commit.
    */
   private schedule(): void {
     if (this.scheduled) return;
@@ -347,7 +347,7 @@ class Appends {
     }
   }
 
-  /** Everything that may go now: at most one append per stream, up to the limits of a batch. */
+  /** Everything that may be sent now: at most one append for each stream, up to the limits of a batch. */
   private take(): Append[] {
     const taken: Append[] = [];
     const left: Append[] = [];
@@ -382,7 +382,7 @@ class Appends {
   private async run(appends: readonly Append[]): Promise<void> {
     try {
       const client = await this.line.open();
-      // Whose time ran out while the connection was made was told that nothing happened; so nothing may.
+      // Appends that timed out while connecting were reported as not appended; drop them.
       const sent = appends.filter(({ settled }) => !settled);
       if (sent.length === 0) return;
       let deadline = 0;
@@ -390,7 +390,7 @@ class Appends {
         append.inFlight = true;
         deadline = Math.max(deadline, append.deadline);
       }
-      // When nobody waits any more the driver gives the connection up, and the statement on it.
+      // If no caller waits any more, the driver gives up the connection with its statement.
       const waitMs = Math.ceil(deadline - this.clock.monotonic()) + SWEEP_MS;
       const { rows } = await client.query<AppendRow>({ ...appendQuery(sent), query_timeout: waitMs } as ReturnType<typeof appendQuery>);
       this.failures = 0;
@@ -419,7 +419,7 @@ class Appends {
     this.onAppended();
   }
 
-  /** Puts the appends of a failed batch back at the head of the queue, under the same ids; the store knows those that did arrive. */
+  /** Puts the appends of a failed batch back at the head of the queue, under the same ids. The store recognises those that had arrived. */
   private recover(appends: readonly Append[], error: unknown): void {
     const cause = error as Error;
     const rolledBack = isRolledBack(error);
@@ -430,7 +430,7 @@ class Appends {
       append.inFlight = false;
       if (append.settled) continue;
       if (append.ambiguous && append.expected === 'any')
-        // Without a revision the store cannot tell a repetition from a second append.
+        // Without a revision the store cannot tell a repeat from a second append.
         this.fail(append, new OutcomeUnknown(`${append.stream}: the connection was lost during the append`, { cause }));
       else if (!transient && appends.length === 1)
         this.fail(append, refusedOrUnknown(append.ambiguous, `${append.stream}: Postgres refused the append: ${cause.message}`, cause));
@@ -449,7 +449,7 @@ class Appends {
     });
   }
 
-  /** Ends what is overdue. Runs while there is anything to end. */
+  /** Ends appends whose time is over. Runs as long as there are any. */
   private async sweep(): Promise<void> {
     this.sweeping = true;
     while (this.unanswered > 0) {
@@ -480,9 +480,9 @@ class Appends {
   }
 }
 
-/** The connection that appends go over; made when needed, and again when it was lost. */
+/** The connection of appends. It is made when needed, and made again if it was lost. */
 class Line {
-  /** Postgres' number of the session, while there is one. */
+  /** Postgres' process id of the session, if there is one. */
   session: number | undefined;
   private opening: Promise<Client> | null = null;
   private drop: () => void = () => undefined;
@@ -510,7 +510,7 @@ class Line {
         this.session = undefined;
         client.release(true);
       };
-      // The error of a statement leaves the connection, and the other batch on it, as it is; only its end ends it.
+      // An error of a statement leaves the connection and its other batch as they are. Only the end of the connection ends it.
       client.once('end', this.drop);
       await client.query({ text: SESSION, query_timeout: READ_TIMEOUT_MS } as { text: string });
       this.session = (client as { processID?: number }).processID;
@@ -523,7 +523,7 @@ class Line {
   }
 }
 
-/** The function's second statement must see what was committed before the lock was granted, whatever the default of the database is. */
+/** The function's second statement must see what was committed before the lock was granted, whatever the database's default isolation is. */
 const SESSION = `set default_transaction_isolation to 'read committed'`;
 
 const APPEND = `select * from es.append_batch($1::text[], $2::bigint[], $3::int[], $4::int[], $5::int[], $6::uuid[], $7::text[], $8::text[], $9::text[])`;
@@ -563,7 +563,10 @@ const TEXT_OID = 25;
 const ARRAY_HEADER_BYTES = 20;
 const LENGTH_BYTES = 4;
 
-/** A text[] in Postgres' binary form. As text every quote in every payload would be escaped here and unescaped there: a third of the cost of an append. */
+/**
+ * A text[] in Postgres' binary form. As text, every quote of every payload would be escaped here and unescaped there: a third of the cost of an
+ * append.
+ */
 const textArray = <T>(items: readonly T[], text: (item: T) => string, size = (item: T) => Buffer.byteLength(text(item))): Buffer => {
   let total = ARRAY_HEADER_BYTES + items.length * LENGTH_BYTES;
   for (const item of items) total += size(item);
@@ -595,8 +598,10 @@ const READ_STREAM = `select ${COLUMNS} from es.events e where e.stream_id = $1 a
 
 const READ_STREAMS = `select ${COLUMNS} from es.events e where e.stream_id = any($1::text[]) order by e.stream_id, e.revision`;
 
-/** One snapshot for the head and the events up to it: what lies between is complete, so "looked at up to here" is exact even with a filter. Lateral
- * with a limit, so that both bounds reach the index: as a plain join every page scanned the log to its end. */
+/**
+ * One snapshot for the head and the events up to it. Nothing is missing between them, so `through` is exact even with a filter. The join is lateral
+ * with a limit, so that both bounds reach the index; a plain join scanned the log to its end for every page.
+ */
 const READ_LOG = `select h.position, ${COLUMNS}
   from es.head h
   left join lateral (
@@ -670,7 +675,7 @@ class Reads {
     const bounds = [from + BigInt(max), head, ...(until === undefined ? [] : [positionNumber(until)])];
     const to = bounds.reduce((least, bound) => (bound < least ? bound : least));
     if (prefixes === undefined)
-      // Positions have no gaps by construction: one that is missing was deleted, or a commit was lost.
+      // Positions have no gaps. If one is missing, an event was deleted or a commit was lost.
       for (let index = 0; index < Math.max(events.length, Number(to - from)); index++)
         if (events[index]?.position !== numericPosition(from + BigInt(index + 1))) throw new LogGap(numericPosition(from + BigInt(index + 1)));
     return { events, through: to > from ? numericPosition(to) : after, atEnd: to >= head, characters };
@@ -681,7 +686,7 @@ class Reads {
     return row![0] === '0' ? null : numericPosition(row![0]);
   }
 
-  /** Tried again once where the connection was dead already: after a restart of Postgres the pool holds some of those. */
+  /** Repeated once if the connection was dead already: after a restart of Postgres the pool holds such connections. */
   private async query<Row extends unknown[]>(name: string, text: string, values: unknown[]): Promise<Row[]> {
     for (let tries = 0; ; tries++) {
       if (this.closed) throw new Unavailable('the event store is closed');
@@ -701,7 +706,10 @@ class Reads {
 
 // ---- wake-ups
 
-/** Says when the log may have grown: appends of this process at once, those of others by NOTIFY, and a poll under both. All that wait are woken together: they share a look at the log. */
+/**
+ * Signals that the log may have grown: at once for appends of this process, by NOTIFY for others, and by a poll. All waiters are woken together and
+ * share one read of the log.
+ */
 class Growth {
   count = 0;
   private followers = 0;
@@ -709,7 +717,7 @@ class Growth {
   private stopped: Promise<unknown> = Promise.resolve();
   private readonly waiting = new Set<AbortController>();
   private listening = false;
-  /** Of the poll; ended when the connection that listens is lost. */
+  /** The poll's wait. It ends when the listening connection is lost. */
   private pause = new AbortController();
 
   constructor(
@@ -734,7 +742,7 @@ class Growth {
     signal.removeEventListener('abort', stop);
   }
 
-  /** LISTENs while anybody follows; returns the release. */
+  /** LISTENs as long as there is a reader. Returns the release function. */
   follow(): () => void {
     this.followers += 1;
     if (!this.listener) {
@@ -791,7 +799,7 @@ class Growth {
           client.release(true);
         }
       } catch {
-        // Without a listener the poll goes on; that is all that is lost.
+        // Without a listener the poll goes on; only speed is lost.
       }
       if (!signal.aborted) await this.clock.sleep(backoff(tries), signal);
     }

@@ -163,7 +163,7 @@ export interface ReadModelsOptions extends Omit<SubscriberOptions, 'checkpoint'>
   /** Its `search_path` names the schemas of the models ({@link searchPathOf}). */
   readonly pool: Pool;
   readonly clock: Clock;
-  /** Hears how far the build of a shape is. `total`: events of all streams, null where positions do not count events. */
+  /** Reports the progress of a build. `total`: events of all streams; null: positions do not count events. */
   readonly onBuild?: (building: {
     readonly name: string;
     readonly shape: number;
@@ -345,7 +345,7 @@ export const rebuild = async (
   try {
     const { rows } = await guard.query<{ free: boolean }>('select pg_try_advisory_lock($1) as free', [REBUILD_LOCK]);
     if (!rows[0]!.free) throw new RebuildRunning();
-    // A long load is no long transaction: what it leaves behind after a crash is dropped by the next one.
+    // A long load is no long transaction. If it crashes, the next one drops what is left.
     for (const connection of [client, late]) await connection.query(`set search_path = ${searchPath}; set statement_timeout = 0`);
     await client.query(`drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}`);
 
@@ -356,7 +356,7 @@ export const rebuild = async (
       for await (const batch of readAhead(store.readAll(null, { until: head, ...prefixes }))) {
         stop?.throwIfAborted();
         events += batch.length;
-        // Folding never leaves its turn of the event loop: the question for the next page would be sent when this one is done.
+        // Folding never leaves its turn of the event loop. Without this pause the next page would be requested only when folding is done.
         await new Promise((turned) => setImmediate(turned));
         yield batch;
         onProgress?.({ events, position: batch.at(-1)!.position });
@@ -383,7 +383,7 @@ export const rebuild = async (
     }
 
     const swapped = await transaction(pool, async (swap) => {
-      // From here on nobody applies to the live tables. What they have is applied to the new ones too, and then they change places.
+      // From here on nothing is applied to the live tables. Their events are applied to the new tables too; then the schemas change places.
       const before = await lockCheckpoint(swap, checkpoint);
       if (before?.position) await follower.runUntil(before.position, { timeoutMs: SWAP_MS });
       const rebuilt = await lockCheckpoint(swap, shadow);
@@ -399,10 +399,11 @@ export const rebuild = async (
     clean = true;
     return { name: model.name, ...swapped, events, seconds: (now() - started) / 1000 };
   } finally {
-    // Session settings and the advisory lock must not travel to the next user of these connections. First those that may hold the tables, in a COPY that broke off.
+    // Session settings and the advisory lock must not reach the next user of these connections. First release those that may hold the tables in an
+    // interrupted COPY.
     for (const connection of [client, late]) connection.release(true);
     if (!clean) await guard.query(`drop schema if exists ${schema} cascade`).catch(() => undefined);
-    // The server hears of a closed connection a moment later; the next rebuild would find the lock taken.
+    // The server notices a closed connection a moment later; the next rebuild would find the lock taken.
     await guard.query('select pg_advisory_unlock($1)', [REBUILD_LOCK]).catch(() => undefined);
     guard.release(true);
   }

@@ -16,38 +16,38 @@ import { BeyondTheEnd } from './codec.js';
 
 /** Events per transaction; 200 to 1000 measured best, 5000 slower. */
 const BATCH_EVENTS = 500;
-/** A worker that died is replaced after this long; a living one renews three times as often. */
+/** A worker that died is replaced after this long. A living one renews its lease three times in that time. */
 const LEASE_MS = 10_000;
-/** A worker that stands by looks this often in the time of a lease whether it is free. */
+/** How often, within a lease, a standby worker checks whether it is free. */
 const STANDBY_LOOKS = 10;
-/** A place that moved without events (the filter passed none) is saved this often at most; waiters in this process need not wait for it. */
+/** A position that moved without events (the filter passed none) is saved at most this often. Waiters in this process need not wait for that. */
 const SAVE_PLACE_MS = 250;
-/** How long the last of the events that came while others lingered may take to be handed over. */
+/** How long the last gathered events may take until they are handed over. */
 const GATHER_MS = 5;
-/** How often another process' checkpoint is looked at while somebody waits for it. */
+/** How often the checkpoint of another process is read while a caller waits for it. */
 const WATCH_MS = 25;
-/** A command waits for the worker that holds the lease as long as it moves on this often; else it takes part. */
+/** A command waits for the worker with the lease as long as that worker moves on this often; else it applies events itself. */
 const PATIENCE_MS = 250;
-/** Also how far behind a projection may be when a database that was away is back. */
+/** Also the lag that a projection may have when a database has come back. */
 const BACKOFF_MS = { first: 50, most: 1_000 } as const;
 /** A single event that fails is tried once more before it counts as poison. */
 const POISON_ATTEMPTS = 2;
 
-/** What follows the log. `Tx`: the transaction through which it writes its rows. */
+/** A reader of the log. `Tx`: the transaction in which it writes its rows. */
 export interface Projection<Tx = Client> {
   readonly name: string;
-  /** Streams that it gets; all of ours where it is left out. */
+  /** The streams that it gets. Default: all of ours. */
   readonly streamPrefixes?: readonly string[];
   /**
-   * How long events wait for more, so that they are written together; default 0. Under load one transaction then serves hundreds of events instead of a few, and
-   * most payments are written once instead of once per event. Nobody has to wait for it: {@link Subscriber.runUntil} and, in the process where it runs,
-   * {@link Subscriber.caughtUpTo} end it.
+   * How long events wait for more, so that they are written together. Default 0. Under load one transaction then writes hundreds of events, and most
+   * payments are written once instead of once for each event. {@link Subscriber.runUntil} and, in the same process, {@link Subscriber.caughtUpTo} end
+   * the wait.
    */
   readonly lingerMs?: number;
   /**
-   * Writes the rows for events, in order, inside the transaction that moves the checkpoint. Names of tables are unqualified, so that
-   * a rebuild can aim it at another schema. Whatever it throws rolls the transaction back: an error of the connection or the server is tried again,
-   * any other stops the projection at the event. Types that it does not know it ignores.
+   * Writes the rows for events, in order, in the transaction that moves the checkpoint. Table names are unqualified, so that a rebuild can write to
+   * another schema. An error rolls the transaction back: one of the connection or the server is tried again, any other stops the projection at the
+   * event. Unknown types are ignored.
    */
   readonly apply: (tx: Tx, events: readonly Recorded[], log?: ProjectionLog) => Promise<void>;
 }
@@ -64,7 +64,7 @@ export interface SubscriberOptions<Tx = Client> {
   readonly log?: ProjectionLog;
   /** A UUID. Never that of another process that may be alive. Default: a new one. */
   readonly owner?: string;
-  /** Hears of every error: those that are tried again, and the one that stops the projection. */
+  /** Reports every error: those that are tried again, and the one that stops the projection. */
   readonly onError?: (error: Error, what: { readonly name: string; readonly retrying: boolean }) => void;
 }
 
@@ -74,21 +74,21 @@ export type SubscriberState = 'stopped' | 'standby' | 'active' | 'failed';
 export interface Subscriber {
   readonly name: string;
   readonly state: SubscriberState;
-  /** Why `state` is `failed`. */
+  /** The reason of the state `failed`. */
   readonly failure: ProjectionFailed | null;
-  /** The error that is being retried at present, null while all is well. */
+  /** The error that is being retried at present. null: there is none. */
   readonly retrying: Error | null;
   /** Follows the log until {@link stop}. Starting a failed one tries again. */
   start(): void;
-  /** Finishes the batch at hand, gives the lease back. */
+  /** Finishes the current batch and gives the lease back. */
   stop(): Promise<void>;
   /**
-   * Brings the projection up to a position (of an append, or `head()`) and returns; needs no `start()`. Safe beside running workers: while one of
-   * them moves on it is waited for, otherwise events are applied here, under the same compare-and-set.
-   * Throws {@link ProjectionFailed} at a poison event and Unavailable when the time is up.
+   * Brings the projection up to a position (of an append, or `head()`); needs no `start()`. It is safe beside running workers: as long as one of them
+   * moves on, it waits; otherwise it applies events here, under the same compare-and-set. Throws {@link ProjectionFailed} at a poison event, and
+   * Unavailable when the time is up.
    */
   runUntil(until: Position, options: { timeoutMs: number; onProgress?: (position: Position) => void }): Promise<void>;
-  /** True as soon as the rows contain everything up to `position`, false when the time is up. Wherever the projection runs. */
+  /** true as soon as the rows contain everything up to `position`, false when the time is up. Works wherever the projection runs. */
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean>;
   status(): Promise<ProjectionStatus>;
 }
@@ -96,9 +96,9 @@ export interface Subscriber {
 export interface ProjectionStatus extends CheckpointStatus {
   readonly name: string;
   readonly head: Position | null;
-  /** Events of all streams between the two; null where the store's positions do not count events. */
+  /** Events of all streams between the two. null: the store's positions do not count events. */
   readonly lagEvents: number | null;
-  /** Age of the oldest event that is not applied yet, 0 where there is none. */
+  /** Age of the oldest event that is not applied yet. 0: there is none. */
   readonly lagMs: number;
 }
 
@@ -106,7 +106,7 @@ export interface ProjectionStatus extends CheckpointStatus {
 export class ProjectionFailed extends Error {
   constructor(
     readonly projection: string,
-    /** null: not an event, but the log itself cannot be read on. */
+    /** null: the log itself cannot be read on. */
     readonly event: Recorded | null,
     cause: Error,
   ) {
@@ -120,7 +120,7 @@ export class ProjectionFailed extends Error {
   }
 }
 
-/** The place is no longer ours: another worker took over, or the checkpoint was reset. */
+/** The checkpoint is no longer ours: another worker took over, or it was reset. */
 class Lost extends Error {}
 
 const isTransient = (error: unknown): boolean =>
@@ -141,7 +141,7 @@ class LogSubscriber<Tx> implements Subscriber {
   private readonly batchEvents: number;
   private readonly watch: Watch;
   private running: { stop: AbortController; done: Promise<void> } | null = null;
-  /** Ends the linger at hand. */
+  /** Ends the current wait for more events. */
   private wakeUp: () => void = () => undefined;
 
   constructor(
@@ -215,7 +215,7 @@ class LogSubscriber<Tx> implements Subscriber {
     if (this.state === 'failed') this.running = null;
   }
 
-  /** The log ends before our place. Where the checkpoint does not reach it either, database and log went back together, and the checkpoint says where to go on. */
+  /** The log ends before our position. If the checkpoint is behind that too, database and log were restored together, and the checkpoint counts. */
   private lostOr(beyond: BeyondTheEnd): Promise<unknown> {
     return this.checkpoint.look().then(
       ({ position }) => (position < beyond.after ? new Lost() : beyond),
@@ -261,7 +261,7 @@ class LogSubscriber<Tx> implements Subscriber {
         if (turn.value.kind === 'events') {
           const events = [...turn.value.events];
           if (lingerMs > 0) {
-            // Not where a full batch shows that more than that was waiting.
+            // Skipped if a full batch shows that more events were waiting.
             if (!full) await this.linger(lingerMs, ended.signal);
             const until = this.clock.monotonic() + GATHER_MS;
             while (events.length < this.batchEvents && !ended.signal.aborted) {
@@ -270,7 +270,7 @@ class LogSubscriber<Tx> implements Subscriber {
               next = pull();
               if (more.value.kind === 'events') events.push(...more.value.events);
               else if (more.value.kind === 'checkpoint') seen = more.value.position;
-              // The end of the page that came before: what others have waited for meanwhile is behind it.
+              // The end of the page before: it covers what callers have waited for meanwhile.
               else if (this.watch.awaited) break;
             }
             full = events.length >= this.batchEvents;
@@ -279,7 +279,7 @@ class LogSubscriber<Tx> implements Subscriber {
           place = await this.applyAll(place, events, ended.signal);
           if (ended.signal.aborted) return;
           if (seen !== null && seen <= place.position) seen = null;
-          // A checkpoint behind the events counts now that they are written.
+          // The checkpoint behind the events counts now that they are written.
           if (seen !== null) this.watch.passed(seen);
         } else if (turn.value.kind === 'checkpoint' && turn.value.position > place.position) {
           seen = turn.value.position;
@@ -293,7 +293,7 @@ class LogSubscriber<Tx> implements Subscriber {
     }
   }
 
-  /** Sleeps unless somebody in this process waits for the projection, or begins to. */
+  /** Sleeps, unless a caller in this process waits for the projection or begins to. */
   private async linger(ms: number, stop: AbortSignal): Promise<void> {
     if (this.watch.awaited) return;
     const awake = new AbortController();
@@ -320,7 +320,7 @@ class LogSubscriber<Tx> implements Subscriber {
       try {
         if (!(await this.checkpoint.renew(this.lease, place.epoch))) return onLost();
       } catch {
-        // Without the database nobody can take over either; the compare-and-set decides in any case.
+        // Without the database no worker can take over either. The compare-and-set decides in any case.
       }
     }
   }
@@ -374,8 +374,8 @@ class LogSubscriber<Tx> implements Subscriber {
   // ---- applying
 
   /**
-   * Applies events in as few transactions as it can. A batch that fails for a reason of its own is halved until the event that cannot be applied stands
-   * alone; those before it are committed. Returns early when `stop` aborts (between transactions).
+   * Applies events in as few transactions as possible. If a batch fails for its own reason, it is halved until the failing event stands alone; those
+   * before it are committed. Returns early, between transactions, when `stop` aborts.
    */
   private async applyAll(place: Place, events: readonly Recorded[], stop: AbortSignal | null): Promise<Place> {
     let rest = events.filter(({ position }) => position > place.position);
@@ -418,10 +418,10 @@ class LogSubscriber<Tx> implements Subscriber {
     return { position: to, epoch: place.epoch };
   }
 
-  /** After a compare-and-set that found another position: goes on from there, or throws where the place is no longer ours. */
+  /** A compare-and-set found another position: go on from there, or throw if the checkpoint is no longer ours. */
   private async catchUpWith(place: Place): Promise<Place> {
     const found = await this.checkpoint.look();
-    // Behind what we committed: the database was restored under us. Begin again from what it says.
+    // The checkpoint is behind our commit: the database was restored. Begin again from it.
     if (found.epoch !== place.epoch || found.position < place.position) throw new Lost();
     if (found.position !== '') this.watch.passed(found.position as Position);
     return { position: found.position, epoch: found.epoch };
@@ -442,7 +442,7 @@ class LogSubscriber<Tx> implements Subscriber {
     this.options.onError?.(this.failure, { name: this.name, retrying: false });
   }
 
-  /** Writes the failure down for operators. Where even that fails, the next start meets the same event. */
+  /** Records the failure for operators. If even that fails, the next start meets the same event. */
   private async record(error: unknown): Promise<ProjectionFailed> {
     const failed = error instanceof ProjectionFailed ? error : new ProjectionFailed(this.name, null, causeOf(error));
     const { message, stack = '' } = failed.cause as Error;
@@ -480,7 +480,7 @@ export async function* readAhead<T>(pages: AsyncIterable<T>): AsyncGenerator<T, 
 
 /** Waits for a projection that runs elsewhere; one poll serves all that wait. */
 export interface ProjectionWatch {
-  /** As {@link Subscriber.caughtUpTo}. While the database is away it waits on. */
+  /** As {@link Subscriber.caughtUpTo}. While the database is away it goes on waiting. */
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean>;
 }
 
@@ -488,8 +488,8 @@ export const watchProjection = (checkpoint: Pick<Checkpoint, 'position'>, clock:
   new Watch(checkpoint, clock);
 
 /**
- * What was seen longer ago, and lies beyond what somebody waits for, is asked for again: a database that was restored went back. Longer than a worker may take to save
- * a place that it has passed already.
+ * An old reading that lies beyond the position in question is read again, since a restored database may have gone back. The limit is longer than a
+ * worker may take to save a position.
  */
 const TRUST_SEEN_MS = 2_000;
 
@@ -549,7 +549,7 @@ class Watch implements ProjectionWatch {
         const position = await this.checkpoint.position();
         if (position >= this.seen || !this.isFresh) this.learn(position);
       } catch {
-        // The waiters end by their own time.
+        // Each waiter ends by its own time limit.
       }
       if (this.waiting.size > 0) await this.clock.sleep(WATCH_MS);
     }
@@ -557,7 +557,7 @@ class Watch implements ProjectionWatch {
   }
 }
 
-/** Where a projection stands, whoever runs it. Throws Unavailable, or the database's error. */
+/** The position of a projection, whichever process runs it. Throws Unavailable, or the database's error. */
 export const projectionStatus = async (
   { name, streamPrefixes }: Pick<Projection, 'name' | 'streamPrefixes'>,
   { store, checkpoint, clock = systemClock }: Pick<SubscriberOptions, 'store' | 'clock'> & { readonly checkpoint: Pick<Checkpoint, 'status'> },
@@ -573,7 +573,7 @@ export const projectionStatus = async (
   return { name, ...status, head, lagEvents: behind ? eventsBetween(position, head) : 0, lagMs };
 };
 
-/** Where a projection stands against the head, without what it costs to say how old its oldest event is. */
+/** The position of a projection against the head, without the cost of finding the age of its oldest event. */
 export const projectionPlace = async (
   store: EventStore,
   checkpoint: Pick<Checkpoint, 'position'>,
