@@ -1,4 +1,6 @@
 /** Prometheus metrics of a role. Labels are routes and codes, never ids or anything that a caller wrote. */
+import { unfinishedSessions } from '#checkout';
+import { openAttempts } from '#payments';
 import client, { type Registry } from 'prom-client';
 import { driftFigures, unsignedEvents } from '#audit';
 import { suspenseCents } from '#ledger';
@@ -45,11 +47,9 @@ export const createMetrics = (services: Services): Metrics => {
     labelNames: ['figure'],
     registers: [shared],
     async collect() {
-      const { rows } = await services.pool.query<{ count: string; oldest: string | null }>(
-        'select count(*) as count, extract(epoch from now() - min(open_since)) as oldest from payment_list where open_since is not null',
-      );
-      this.set({ figure: 'count' }, Number(rows[0]!.count));
-      this.set({ figure: 'oldest_seconds' }, Number(rows[0]!.oldest ?? 0));
+      const { count, oldestSeconds } = await openAttempts(services.pool);
+      this.set({ figure: 'count' }, count);
+      this.set({ figure: 'oldest_seconds' }, oldestSeconds);
     },
   });
   addWebhookMetrics({ own, shared }, services);
@@ -60,11 +60,9 @@ export const createMetrics = (services: Services): Metrics => {
     labelNames: ['figure'],
     registers: [shared],
     async collect() {
-      const { rows } = await services.pool.query<{ count: string; oldest: string | null }>(
-        'select count(*) as count, extract(epoch from now() - min(since)) as oldest from checkout_unfinished',
-      );
-      this.set({ figure: 'count' }, Number(rows[0]!.count));
-      this.set({ figure: 'oldest_seconds' }, Number(rows[0]!.oldest ?? 0));
+      const { count, oldestSeconds } = await unfinishedSessions(services.pool);
+      this.set({ figure: 'count' }, count);
+      this.set({ figure: 'oldest_seconds' }, oldestSeconds);
     },
   });
   return {

@@ -276,8 +276,8 @@ const allCaughtUp = async ({ store, readModels }: Services): Promise<string | nu
 const driftOf = async (all: Services, streams: number | null): Promise<DriftReport> => {
   const { findDrift } = await import('#audit');
   await allCaughtUp(all);
-  const { rows } = await all.pool.query<{ count: string }>('select count(*) as count from journal_payment');
-  const bar = progressBar('payments', Number(rows[0]!.count));
+  const { journalPayments } = await import('#ledger');
+  const bar = progressBar('payments', await journalPayments(all.pool));
   try {
     return await findDrift(all.seal, { streams, onProgress: (payments) => bar.update(payments) });
   } finally {

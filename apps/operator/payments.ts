@@ -1,7 +1,7 @@
 /** `payfold payments`: what the ledger knows of a payment, now or at an earlier time, and what staff may do with one. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { decimal, type Json, ServiceError } from '#kernel';
-import type { Leg, ResolveRequest, StaffReverseRequest, StaffTaskReason } from '#payments';
+import { decimal, ServiceError } from '#kernel';
+import type { Leg, ResolveRequest, StaffReverseRequest } from '#payments';
 import type { Context } from './context.js';
 import { type Answer, fields, moment, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
@@ -73,18 +73,8 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--all', 'also those whose payment has come to an end since')
     .action(
       action(async ({ store }, { all = false }: { all?: boolean }) => {
-        const { isTaskOpen, isVisible, payment: decider, paymentStream, statusOf, paymentEvents } = await import('#payments');
-        const rows = [];
-        for await (const events of store.readAll(null, { streamPrefixes: ['staff-'] }))
-          for (const { type, data, meta } of events) {
-            if (type !== 'StaffTaskRaised') continue;
-            const { paymentId, reason, evidence } = data as { paymentId: string; reason: StaffTaskReason; evidence: Json };
-            let payment = decider.initial;
-            for await (const event of store.read(paymentStream(paymentId))) payment = decider.evolve(payment, paymentEvents.read(event));
-            const status = isVisible(payment) ? statusOf(payment) : 'none';
-            const open = isTaskOpen(reason, payment);
-            if (open || all) rows.push({ paymentId, reason, status, open, raisedAt: meta.recordedAt, evidence });
-          }
+        const { staffTasks } = await import('#payments');
+        const rows = (await staffTasks(store)).filter(({ open }) => open || all);
         return {
           json: rows,
           text: table(

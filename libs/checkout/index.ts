@@ -19,5 +19,6 @@ export {
   type UnfinishedPlace,
   type UnfinishedRows,
   type UnfinishedSession,
+  unfinishedSessions,
 } from './unfinished.js';
 export { cancelAddress, cancellationOf, returnAddress } from './way-back.js';

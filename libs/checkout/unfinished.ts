@@ -123,3 +123,11 @@ export const finishSessions = async (
     if (page.length < ROUND_LIMIT) return looked;
   }
 };
+
+/** Sessions whose attempt has no outcome, and the age of the oldest; 0 if there is none. */
+export const unfinishedSessions = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
+  const { rows } = await db.query<{ count: string; oldest: string | null }>(
+    'select count(*) as count, extract(epoch from now() - min(since)) as oldest from checkout_unfinished',
+  );
+  return { count: Number(rows[0]!.count), oldestSeconds: Number(rows[0]!.oldest ?? 0) };
+};

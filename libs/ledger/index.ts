@@ -11,6 +11,7 @@ export {
   journalise,
   journalModel,
   journalPage,
+  journalPayments,
   type JournalPlace,
   linesOfPayments,
   policyAt,

@@ -466,3 +466,9 @@ export const linesOfPayments = async (db: Queryable, paymentIds: readonly string
   });
   return new Map(rows.map(({ payment_id: id, lines }) => [id, lines]));
 };
+
+/** Payments that the books hold. */
+export const journalPayments = async (db: Queryable): Promise<number> => {
+  const { rows } = await db.query<{ count: string }>('select count(*) as count from journal_payment');
+  return Number(rows[0]!.count);
+};

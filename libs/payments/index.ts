@@ -68,6 +68,7 @@ export {
   listPayments,
   type ListRequest,
   MAX_PAGE,
+  openAttempts,
   paymentListModel,
   paymentListRow,
   type PaymentListRows,
@@ -116,6 +117,6 @@ export {
 } from './recovery.js';
 export { resolvePayment, type ResolveRequest } from './resolve.js';
 export { reverse, type ReverseRequest } from './reverse.js';
-export { isTaskOpen, operator, raiseStaffTask, refuseStaffText, staff, type StaffTaskReason } from './staff.js';
+export { operator, raiseStaffTask, refuseStaffText, staff, staffTasks } from './staff.js';
 export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts } from './stream.js';
 export { postgresVelocity, purgeVelocity, type Velocity, velocityMigration } from './velocity.js';

@@ -201,8 +201,16 @@ export const postgresListRows = (db: Queryable): PaymentListRows => ({
   },
 });
 
-// ------------------------------------------------------------------------------------------------------------------------------------\nReading
-// pages.
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Reading pages.
+
+/** Charges and reversals without an outcome, and the age of the oldest; 0 if there is none. */
+export const openAttempts = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
+  const { rows } = await db.query<{ count: string; oldest: string | null }>(
+    'select count(*) as count, extract(epoch from now() - min(open_since)) as oldest from payment_list where open_since is not null',
+  );
+  return { count: Number(rows[0]!.count), oldestSeconds: Number(rows[0]!.oldest ?? 0) };
+};
 
 export interface PaymentPage {
   readonly payments: readonly PaymentView[];

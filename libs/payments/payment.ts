@@ -622,8 +622,8 @@ export const untoldAttempt = (
       Date.parse(at) - Date.parse(attempt.requestedAt) <= KEYLESS_REPEAT_MS,
   );
 
-// ------------------------------------------------------------------------------------------------------------------------------------\nCommands. The
-// caller provides times, ids, references, and what the gateway can do.
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Commands. The caller provides times, ids, references, and what the gateway can do.
 
 export type PaymentCommand =
   | { readonly type: 'Initiate'; readonly at: string; readonly attemptId: string; readonly terms: PaymentTerms }
@@ -714,8 +714,8 @@ export interface RequestRefund extends ReversalCommand {
 
 type Ask<Type extends PaymentCommand['type']> = Extract<PaymentCommand, { type: Type }>;
 
-// ------------------------------------------------------------------------------------------------------------------------------------\nDecisions:
-// one function for each command. Refusals come first, in the documented order. A repeated command that changes nothing returns [].
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Decisions: one function for each command. Refusals come first, in the documented order. A repeated command that changes nothing returns [].
 
 export const decide = (payment: Payment, command: PaymentCommand): readonly PaymentEvent[] => {
   switch (command.type) {

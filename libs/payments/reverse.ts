@@ -183,8 +183,8 @@ const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
   return gateway;
 };
 
-// ------------------------------------------------------------------------------------------------------------------------------------\nRunning an
-// attempt: the legs that have not come back yet, principal first.
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Running an attempt: the legs that have not come back yet, principal first.
 
 /** `again`: the same calls were made before, and their outcome was not recorded. */
 const run = async (
@@ -365,8 +365,8 @@ const rejectedVoid = () => voidFailed('The gateway rejected the void; refund the
 const settlementRejected = () => new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.');
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
-// ------------------------------------------------------------------------------------------------------------------------------------\nResolving an
-// attempt that was left open: by the next request, or by recovery.
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Resolving an attempt that was left open: by the next request, or by recovery.
 
 /**
  * Fences the attempt, finalises every reference that it may have used, records what was executed, and ends the attempt. Starts no leg that was not

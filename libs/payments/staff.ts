@@ -1,9 +1,10 @@
 /** Staff: under which name their commands are recorded, what words those may hold, and the tasks that only a person may decide. */
 import { defineEvents, type EventStore, type Origin, recordOnce } from '#eventstore';
-import { type Json, ServiceError } from '#kernel';
+import { fold, type Json, ServiceError } from '#kernel';
 import { cardInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
 import type { PaymentPorts } from './charge.js';
-import type { Payment } from './payment.js';
+import { isVisible, payment as decider, type Payment, type PaymentEvent, type PaymentStatus, statusOf } from './payment.js';
+import { paymentEvents, paymentStream } from './stream.js';
 
 export const MAX_STAFF_NAME_CHARACTERS = 200;
 /** As `reason` of a partner's refund (C8). */
@@ -50,6 +51,32 @@ interface StaffTaskRaised {
 }
 
 export const staffTaskEvents = defineEvents<StaffTaskRaised>({ StaffTaskRaised: [] });
+
+export interface StaffTask {
+  readonly paymentId: string;
+  readonly reason: StaffTaskReason;
+  /** 'none': no reader can see the payment. */
+  readonly status: PaymentStatus | 'none';
+  readonly open: boolean;
+  /** RFC 3339. */
+  readonly raisedAt: string;
+  readonly evidence: Readonly<Record<string, Json>>;
+}
+
+/** Every task that was ever raised, oldest first. Throws Unavailable. */
+export const staffTasks = async (store: EventStore): Promise<readonly StaffTask[]> => {
+  const tasks: StaffTask[] = [];
+  for await (const events of store.readAll(null, { streamPrefixes: ['staff-task-'] }))
+    for (const event of events) {
+      const { paymentId, reason, evidence } = staffTaskEvents.read(event).data;
+      const facts: PaymentEvent[] = [];
+      for await (const fact of store.read(paymentStream(paymentId))) facts.push(paymentEvents.read(fact));
+      const payment = fold(decider, facts);
+      const status = isVisible(payment) ? statusOf(payment) : 'none';
+      tasks.push({ paymentId, reason, status, open: isTaskOpen(reason, payment), raisedAt: event.meta.recordedAt, evidence });
+    }
+  return tasks;
+};
 
 /** Raises a task and an alarm in the log; a task that was raised before stays as it is. Throws the errors of the store. */
 export const raiseStaffTask = async (
