@@ -65,7 +65,7 @@ export interface Context {
   /** Brings the database to the migrations that a command needs. */
   readonly prepare: (migrations: readonly Migration[]) => Promise<void>;
   readonly administration: Administration;
-  /** Brings the directory up to an event of this command, so that it counts for the next request. null: there is nothing to wait for. */
+  /** Brings the directory up to an event of this command, so that it counts for the next request. null: the change was recorded before, perhaps just now. */
   readonly inForce: (position: Position | null) => Promise<void>;
   /** Brings the directory up to everything that has been appended. */
   readonly caughtUp: () => Promise<void>;
@@ -132,7 +132,8 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   const clock = systemClock;
   const ids = systemIds(() => clock.now());
   const models = new ReadModels([directoryModel], { store, pool, clock });
-  const inForce = async (position: Position | null) => {
+  const inForce = async (recorded: Position | null) => {
+    const position = recorded ?? (await store.head());
     if (position !== null) await models.inForce(directoryModel, position, PROJECT_TIMEOUT_MS);
   };
   const { environment, cardInTextCheck } = config;
@@ -151,7 +152,10 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
     prepare,
     administration: new Administration({ store, clock, ids, keys, environment, cardInTextCheck, actor }),
     inForce,
-    caughtUp: async () => inForce(await store.head()),
+    caughtUp: async () => {
+      const head = await store.head();
+      if (head !== null) await models.of(directoryModel).runUntil(head, { timeoutMs: PROJECT_TIMEOUT_MS });
+    },
     services: async ({ withGateway = false } = {}) => {
       const { openServices } = await import('../services.js');
       const known = config.simulatorUrl ?? runtime?.simulatorUrl ?? null;

@@ -2,7 +2,7 @@
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import { systemClock } from '#kernel';
-import { createPool, migrate, type Pool, processMigration, recordProcess } from '#platform';
+import { createPool, livingProcesses, migrate, type Pool, processMigration, recordProcess } from '#platform';
 import { newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 import { freshDatabase } from '../../test/support/postgres.js';
@@ -151,4 +151,32 @@ test('a change is in force once every shape that a living process reads has pass
   await late;
   expect([await seen(pool, 1), await seen(pool, 2)]).toEqual([50, 50]);
   await other.stop();
+});
+
+test('a process that stands still while the change waits is named, also once it counts as gone; one that has gone does not', async () => {
+  const pool = poolOf(model(2));
+  for (const shape of [1, 2]) await prepareReadModels(pool, [model(shape)], store);
+  const { position } = await append();
+  const other = await recordProcess(pool, { id: randomUUID(), role: 'worker', pid: 4712, readModels: ['seen-events@1'], clock: systemClock });
+  // Seen for the last time 29 s ago: in a second it counts as gone.
+  await pool.query(`update payfold_process set seen_at = clock_timestamp() - interval '29 s'`);
+  const ours = readModels(pool, model(2));
+  await expect(ours.inForce(model(2), position, 2_500)).rejects.toThrow(/process 4712 on \S+ \(worker/);
+  expect(await livingProcesses(pool)).toEqual([]);
+  // Seen too long ago when the wait begins.
+  await ours.inForce(model(2), position, 2_500);
+  await pool.query('update payfold_process set seen_at = clock_timestamp()');
+  const waiting = ours.inForce(model(2), position, 10_000);
+  await other.stop();
+  await waiting;
+});
+
+test('a read model that stopped keeps a change from being in force; the answer says that it is recorded', async () => {
+  const stuck = model(1, { apply: () => Promise.reject(new Error('a row that nobody expected')) });
+  const pool = poolOf(stuck);
+  await prepareReadModels(pool, [stuck], store);
+  const { position } = await append();
+  await expect(readModels(pool, stuck).inForce(stuck, position, 1_000)).rejects.toThrow(
+    /^The change is recorded, but requests still read the state before it: .*a row that nobody expected/,
+  );
 });

@@ -5,7 +5,7 @@
  */
 import { createHash } from 'node:crypto';
 import { type Clock, ServiceError } from '#kernel';
-import { type Client, livingProcesses, type Migration, type Pool, type Queryable, transaction } from '#platform';
+import { type Client, databaseTime, livingProcesses, type Migration, type Pool, type Queryable, transaction } from '#platform';
 import { dropCheckpoint, lockCheckpoint, postgresCheckpoint, resetCheckpoint } from './checkpoint.js';
 import type { EventStore, Position, Recorded } from './event-store.js';
 import { createSubscriber, readAhead, type Projection, type Subscriber, type SubscriberOptions } from './subscriber.js';
@@ -223,14 +223,20 @@ export class ReadModels {
 
   /**
    * Brings a model up to a position, so that the change counts for the next request, also in processes of another release, which read another shape. Throws
-   * INVALID_STATE with the process that still reads the old state when the time is up: the change is recorded all the same.
+   * INVALID_STATE with the process that still reads the old state when the time is up: the change is recorded all the same. A process that stands still meanwhile
+   * does not count as gone: it may go on at any time.
    */
   async inForce(model: ReadModel, position: Position, timeoutMs: number): Promise<void> {
     const { pool, clock } = this.options;
     const until = clock.monotonic() + timeoutMs;
-    await this.of(model).runUntil(position, { timeoutMs });
+    const since = await databaseTime(pool);
+    await this.of(model)
+      .runUntil(position, { timeoutMs })
+      .catch((error: unknown) => {
+        throw new ServiceError('INVALID_STATE', `The change is recorded, but requests still read the state before it: ${(error as Error).message}.`);
+      });
     for (;;) {
-      const [behind] = await readersBehind(pool, model, position);
+      const [behind] = await readersBehind(pool, model, position, since);
       if (!behind) return;
       if (clock.monotonic() >= until)
         throw new ServiceError(
@@ -274,9 +280,9 @@ export class ReadModels {
   }
 }
 
-/** Living processes that read another shape of a model, while that shape has not passed a position. */
-const readersBehind = async (db: Queryable, model: ReadModel, position: Position) => {
-  const others = (await livingProcesses(db)).flatMap((one) =>
+/** Processes that have lived since a time and read another shape of a model, while that shape has not passed a position. */
+const readersBehind = async (db: Queryable, model: ReadModel, position: Position, since: Date) => {
+  const others = (await livingProcesses(db, since)).flatMap((one) =>
     one.readModels
       .filter((checkpoint) => checkpoint.startsWith(`${model.name}@`) && checkpoint !== checkpointOf(model))
       .map((checkpoint) => ({ ...one, checkpoint })),

@@ -10,7 +10,7 @@ export { type EmbeddedPostgres, freePort, startEmbeddedPostgres } from './postgr
 export { collect, everyRow, PAGE_ROWS } from './postgres/pages.js';
 export { DatabaseUnavailable, isDataException, isRolledBack, StatementTimeout } from './postgres/errors.js';
 export { ALL_AS_TEXT, type Client, createPool, type Pool, type Queryable, transaction } from './postgres/pool.js';
-export { livingProcesses, processMigration, recordProcess } from './postgres/processes.js';
+export { databaseTime, livingProcesses, processMigration, recordProcess } from './postgres/processes.js';
 export { purge, PURGE_BATCH } from './postgres/purge.js';
 export { isMigrated, migrate, type Migration, missingMigrations } from './postgres/schema.js';
 export { compareReleases, RELEASE } from './release.js';

@@ -27,6 +27,7 @@ const N_PLUS_1: readonly Patch[] = [
   { file: 'libs/payments/stream.ts', from: `  PaymentCreated: [],`, to: `  PaymentCreated: [(data) => ({ ...data, note: 'older' })],` },
   { file: 'libs/payments/payment.ts', from: `legs: outcome.legs } }];`, to: `legs: outcome.legs, note: 'newer' } }];` },
   { file: 'libs/payments/list.ts', from: `  name: 'payment-list',\n  shape: 1,`, to: `  name: 'payment-list',\n  shape: 2,` },
+  { file: 'libs/accounts/directory.ts', from: `  name: 'directory',\n  shape: 1,`, to: `  name: 'directory',\n  shape: 2,` },
   { file: 'libs/payments/list.ts', from: `state json not null)`, to: `state json not null, note text)` },
   {
     file: 'apps/services.ts',
@@ -63,13 +64,14 @@ afterAll(async () => {
 
 interface Process {
   readonly url: string;
+  readonly signal: (name: 'SIGSTOP' | 'SIGCONT') => void;
   readonly stop: () => Promise<unknown>;
 }
 
 const startRole = async (build: Build, role: 'api' | 'worker', more: Environment = {}): Promise<Process> => {
   const launched = launch(build.role(role), dataDir, { ...env, ...more });
   const [, url = ''] = await launched.firstLine(/^ready (\S+)\n/m);
-  return { url: role === 'api' ? url : '', stop: () => launched.stop() };
+  return { url: role === 'api' ? url : '', signal: (name) => launched.signal(name), stop: () => launched.stop() };
 };
 const ran = async (build: Build, ...args: string[]) =>
   launch(build.payfold(...args, '--json', '--yes'), dataDir, { ...env, LOG_LEVEL: 'silent' }).exited;
@@ -179,6 +181,20 @@ test('two releases run side by side, back and forward, without a failed request'
   load.apis = [api.url, newApi.url];
   await some();
   await load.leave(api);
+
+  // The old worker stands still: a change of access counts for the new release at once, and the command names the process that missed it.
+  const left = await payfold<{ accountId: string }>(next!, 'accounts', 'create', '--name', 'Town');
+  const { apiKey: oldKey } = await payfold<{ apiKey: string }>(next!, 'keys', 'issue', '--account', left.accountId);
+  const statusOf = async (key: string) => (await fetch(`${newApi.url}${PAYMENTS}?limit=1`, { headers: { authorization: `ApiKey ${key}` } })).status;
+  expect(await statusOf(oldKey)).toBe(200);
+  worker.signal('SIGSTOP');
+  expect(await refusal(next!, 'accounts', 'deactivate', left.accountId)).toMatch(
+    /^The change is recorded, but process \d+ on \S+ \(worker, release 0\.3\.0\) still reads the state before it \(directory@1\)\. /,
+  );
+  expect(await statusOf(oldKey)).toBe(401);
+  worker.signal('SIGCONT');
+  expect(await payfold(next!, 'accounts', 'deactivate', left.accountId)).toMatchObject({ accountId: left.accountId });
+  await some();
   await worker.stop();
   expect(await payfold(next!, 'upgrade', 'finish')).toMatchObject({ unfinished: [] });
   await some();
@@ -205,4 +221,4 @@ test('two releases run side by side, back and forward, without a failed request'
   expect(await payfold(next!, 'audit', 'verify')).toMatchObject({ ok: true });
   await load.leave(newApi);
   await newWorker.stop();
-}, 180_000);
+}, 240_000);

@@ -78,12 +78,21 @@ export const recordProcess = async (db: Queryable, { id, role, pid, readModels, 
   };
 };
 
-/** Processes that were seen within the last 30 s, oldest release first. */
-export const livingProcesses = async (db: Queryable): Promise<readonly LivingProcess[]> => {
+/**
+ * Processes that were seen within the last 30 s, oldest release first. `since`: within the 30 s before that time of the database, or later. A process that stands
+ * still from then on stays in the answer.
+ */
+export const livingProcesses = async (db: Queryable, since: Date | null = null): Promise<readonly LivingProcess[]> => {
   const { rows } = await db.query<LivingProcess>(
     `select id, role, release, host, pid, read_models as "readModels" from payfold_process
-     where seen_at > clock_timestamp() - $1::int * interval '1 second' order by string_to_array(release, '.')::int[], started_at`,
-    [LIVES_SECONDS],
+     where seen_at > coalesce($2, clock_timestamp()) - $1::int * interval '1 second' order by string_to_array(release, '.')::int[], started_at`,
+    [LIVES_SECONDS, since],
   );
   return rows;
+};
+
+/** The time of the database, for {@link livingProcesses}. */
+export const databaseTime = async (db: Queryable): Promise<Date> => {
+  const { rows } = await db.query<{ now: Date }>('select clock_timestamp() as now');
+  return rows[0]!.now;
 };
