@@ -38,7 +38,7 @@ export interface FileImported {
 }
 
 export interface ImportOptions {
-  /** Whose file it is; null: told by its transactions. */
+  /** The owner of the file. null: its transactions tell. */
   readonly merchantAccount: string | null;
   /** Take it although it was taken before: another one has superseded it since. */
   readonly again?: boolean;
@@ -91,7 +91,7 @@ export const importSettlementFile = async (
     corrected += recorded.corrected;
     batches.push({ batchId, count: recorded.count, amountCents: recorded.amountCents });
     onLines?.((done += batch.lines.length));
-    // What this batch settled, or does not any more, must be known to the next.
+    // The next batch must see which lines this batch settled or no longer settles.
     await register.caughtUp();
   });
   if (sha256Again !== sha256) throw changed();
@@ -130,7 +130,7 @@ const refuseOtherHead = async (
   { batchId, closedAt, fundedOn }: FileBatch,
 ): Promise<void> => {
   const recorded = await batchOf(store, { gateway, merchantAccount, batchId });
-  // Files may tell seconds where the interface tells milliseconds.
+  // Files may give seconds where the interface gives milliseconds.
   if (recorded.closedAt !== null && toTheSecond(recorded.closedAt) !== toTheSecond(closedAt))
     throw new RefusedFile(
       null,
@@ -225,7 +225,7 @@ export const openExceptions = async (
 /** If a line was corrected several times, each resolution finds it. */
 const uniqueById = (found: readonly OpenedException[]): OpenedException[] => [...new Map(found.map((one) => [one.exceptionId, one])).values()];
 
-/** What holds no longer ends; what a person resolved at the same moment stays resolved. */
+/** Supersede exceptions whose cause is gone; a concurrent manual resolution wins. */
 const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ exception_id: string; reason: string }>(
     `select exception_id, 'its line was corrected by a later file' as reason from settlement_exception d join settlement_case c using (exception_id)
@@ -369,7 +369,7 @@ export const changeException = async (ports: SettlementPorts, exceptionId: strin
   await changeCase(ports, exceptionId, { ...change, at: timestamp(clock.now()) }, owner);
 };
 
-/** Money settles what stands here as unsettled: the leg of a charged payment that no batch has settled, or a refund of it. */
+/** A line of money that settles something unsettled here: the leg of a charged payment that no batch has settled, or a refund of it. */
 const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, exceptionId: string): Promise<void> => {
   const opened = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.opened;
   // Refused where the rules stand, with their words.
@@ -547,7 +547,7 @@ export interface BatchThen {
 
 type StoredBatch = Record<string, string> & Record<'closed_at' | 'recorded_at', Date> & { funded_at: Date | null; line_count: number };
 
-/** Batches that were known at an instant (null: now), with what was known of their funding; `now` counts the days in transit. */
+/** Batches that were known at an instant (null: now), with their funding as it was known then. `now` counts the days in transit. */
 export const batchesAsOf = async function* (db: Queryable, asOf: string | null, now: number): AsyncGenerator<BatchThen, void, void> {
   const stored = everyRow<StoredBatch>(async (after, limit) => {
     const { rows } = await db.query<StoredBatch>(

@@ -37,7 +37,7 @@ import {
 const LINES_PER_EVENT = 200;
 /** Payments of one event whose streams are written at the same time. */
 const PARALLEL_PAYMENTS = 16;
-/** How often somebody else may come between before a batch is left to them. */
+/** How often another writer may append first before a batch is left to it. */
 const MAX_CONFLICTS = 50;
 
 export interface SettlementPorts {
@@ -46,20 +46,20 @@ export interface SettlementPorts {
   readonly register: Register;
 }
 
-/** A batch as the command line tells it. `amountCents`: gross of the accepted lines, refunds subtracted. */
+/** A batch as the command line shows it. `amountCents`: gross of the accepted lines, refunds subtracted. */
 export interface BatchSummary {
   readonly batchId: string;
   readonly count: number;
   readonly amountCents: number;
 }
 
-/** A payment of the batch is being charged or reversed right now: the batch is recorded up to there, and goes on in the next round. */
+/** A payment of the batch is being charged or reversed right now. The batch is recorded up to there, and goes on in the next round. */
 export class NotYet extends Error {}
 
 /**
- * Records every closed batch of every account that is not recorded yet, and the funding of those whose day has come. Resolves with the batches that were listed
- * and are complete now. An account whose processor cannot be asked, or whose batch cannot be recorded, is logged and left to the next round; the others go on.
- * Throws when our own stores fail.
+ * Records every closed batch of every account that is not recorded yet, and the funding of batches whose day has come. Returns the batches that were
+ * listed and are complete now. If a processor cannot be asked, or a batch cannot be recorded, that is logged and left to the next round, and the
+ * other accounts go on. Throws if our own stores fail.
  */
 export const recordSettlements = async (ports: SettlementPorts, signal: AbortSignal): Promise<BatchSummary[]> => {
   const { register, payments } = ports;
@@ -82,7 +82,7 @@ export const recordSettlements = async (ports: SettlementPorts, signal: AbortSig
         await recordListed(ports, account, gateway, null, recorded, signal);
       }
     } catch (error) {
-      // What our stores cannot do concerns all accounts; anything else must not keep the others from theirs.
+      // A fault of our stores concerns all accounts. Any other fault must not stop the other accounts.
       if (error instanceof Unavailable || error instanceof OutcomeUnknown || signal.aborted) throw error;
       if (error instanceof NotYet) payments.log.info({ merchantAccount }, error.message);
       else payments.log.error({ merchantAccount, err: error }, 'a settlement batch cannot be recorded');
@@ -105,15 +105,15 @@ const recordListed = async (
   for await (const batch of batchesOf(reader)) {
     const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
     recorded.push({ batchId, count, amountCents });
-    // What this batch settled must be known to the next: the same refund in both was made twice.
+    // The next batch must see which lines this batch settled: the same refund in both was made twice.
     await ports.register.caughtUp();
   }
 };
 
-/** What the processor says of a batch contradicts what was recorded of it: nothing more is written, and somebody has to look. */
+/** The processor contradicts the record of a batch. Nothing more is written, and a person must decide. */
 export class ImpossibleBatch extends Error {}
 
-/** The processor's own troubles end the account's round; ours are thrown by whoever consumes. */
+/** A fault of the processor ends the account's round. Faults of ours are thrown to the consumer. */
 const readWhilePossible = async function* (
   records: AsyncIterable<SettlementRecord>,
   { log }: PaymentPorts,
@@ -157,7 +157,7 @@ const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): As
   }
 };
 
-/** A batch is held in memory to be compared with what is recorded of it. */
+/** A batch is held in memory, to be compared with its record. */
 export const MAX_BATCH_LINES = 200_000;
 
 export interface RecordedBatch extends BatchSummary {
@@ -185,14 +185,14 @@ export const recordBatch = async (
   let isAsSaid = false;
   const head = () => ({ ...name, closedAt: place.state.closedAt ?? incoming.closedAt });
   let same = 0;
-  /** As far as it is recorded, it is what was said, line by line. What was compared once stays: until a batch is complete, lines are only added. */
+  /** The recorded part agrees with the source, line by line. It needs no second comparison: until a batch is complete, lines are only added. */
   const agrees = (): boolean => {
     const { complete, lines } = place.state;
     while (!complete && same < Math.min(lines.length, said.length) && sameName(lines[same]!, said[same]!) && saysTheSame(lines[same]!, said[same]!))
       same++;
     return !complete && same === Math.min(lines.length, said.length);
   };
-  /** Appends at the loaded place; where somebody else was first, the place is loaded again. */
+  /** Appends at the loaded revision. If another writer was first, loads again. */
   const appended = async (event: WithoutTime<SettlementEvent>): Promise<boolean> => {
     try {
       place = await appendTo(ports, place, event);
@@ -215,7 +215,7 @@ export const recordBatch = async (
 
   for await (const line of incoming.lines) {
     signal.throwIfAborted();
-    // What is no whole number of cents would be in the log for good, and stop whoever reads it.
+    // A value that is no whole number of cents would stay in the log for good, and stop every reader.
     if (![line.grossCents, line.feeCents, line.netCents].every(Number.isSafeInteger))
       throw new ImpossibleBatch(`batch ${batchId}: line ${said.length} is not in whole cents`);
     if (said.push(line) > MAX_BATCH_LINES) throw new ImpossibleBatch(`batch ${batchId} has more than ${MAX_BATCH_LINES} lines`);
@@ -224,7 +224,7 @@ export const recordBatch = async (
   await write();
 
   while (!place.state.complete) {
-    // Whoever broke off had other lines, or another order. What is recorded becomes a batch, and is compared as a whole.
+    // The earlier, interrupted run had other lines, or another order. The recorded part becomes a batch and is compared as a whole.
     const { lines } = place.state;
     const isWhole = agrees() && lines.length === said.length;
     const lacking = isWhole ? [] : compared(place.state, said).lacking;
@@ -245,7 +245,7 @@ const sumsOf = (lines: readonly { accepted: boolean; grossCents: number; feeCent
   };
 };
 
-/** Exact words for whoever has to look: the first line of which two sources say different things. */
+/** For the person who decides: the first line on which two sources differ. */
 const contradiction = (
   { merchantAccount, batchId }: BatchName,
   [first]: readonly RecordedLine[],
@@ -260,7 +260,10 @@ const contradiction = (
   );
 };
 
-/** A batch that the interface listed to its end: lines that nobody told are added; what else differs is recorded for staff. Resolves with how many were added. */
+/**
+ * A batch that the interface listed to its end. Lines that no source gave yet are added; other differences are recorded for staff. Returns the number
+ * of added lines.
+ */
 const listBatch = async (
   ports: SettlementPorts,
   account: GatewayAccount,
@@ -282,7 +285,7 @@ const listBatch = async (
     const isOtherDay = fundedOn !== null && batch.fundedOn !== null && fundedOn !== batch.fundedOn;
     const differing = changed.filter(({ before }) => !before).length + lacking.length + (isOtherDay ? 1 : 0);
     if (differing > 0) {
-      // Where it is read once more, what files have corrected since is known.
+      // When it is read again, the corrections of files since are known.
       if (!batch.listed || !batch.correctedByFile)
         ports.payments.log.error(
           { merchantAccount, batchId, differing },
@@ -302,7 +305,10 @@ const listBatch = async (
   throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
 };
 
-/** Two that record a batch at once give payments their facts before they know whose lines are recorded: here payments get those that are. */
+/**
+ * Two writers that record a batch at once write facts of payments before they know whose lines are recorded. Here payments get the facts of the
+ * recorded lines.
+ */
 const standAsRecorded = async (
   ports: SettlementPorts,
   account: GatewayAccount,
@@ -317,7 +323,7 @@ const standAsRecorded = async (
   }
 };
 
-/** The payment's fact becomes what the line says; null: the leg is not in this batch. Nothing where it is so already. */
+/** Brings the payment's fact to the state of the line. null: the leg is not in this batch. Does nothing if it agrees already. */
 const tellPayment = (
   { payments: { clock, streams } }: SettlementPorts,
   { merchantAccount }: GatewayAccount,
@@ -341,8 +347,8 @@ const ownerOf = (merchantAccount: string, batchId: string): Origin => ({
 });
 
 /**
- * What is said, against what is recorded: lines that are new or other (`before`: as recorded), and recorded ones of which nothing or something else is said.
- * Lines are paired by type and transaction, in their order; where a transaction is there twice, the one that settled its payment first.
+ * Diff of received against recorded lines: added, changed (`before`: as recorded), removed. Lines are paired by type and transaction, in their order.
+ * If a transaction is there twice, the line that settled its payment comes first.
  */
 const compared = (
   { lines }: SettlementBatch,
@@ -368,8 +374,8 @@ const compared = (
 const CORRECTIONS_PER_EVENT = 100;
 
 /**
- * Makes a complete batch what a later source says of it. What is the same stays, what differs is judged again and recorded beside what was there before; a
- * payment whose sale is in the batch no longer is told so. Returns how many lines, and day of funding, differed.
+ * Corrects a complete batch by a later source. Equal lines stay. Different lines are judged again and recorded beside the earlier ones. If a
+ * payment's sale is no longer in the batch, the payment gets that fact. Returns how many lines, and days of funding, differed.
  */
 const correctBatch = async (
   ports: SettlementPorts,
@@ -423,7 +429,7 @@ const saysTheSame = (recorded: RecordedLine, line: SettlementRecord): boolean =>
 const sameName = (one: { type: string; transactionId: string }, other: { type: string; transactionId: string }): boolean =>
   one.type === other.type && one.transactionId === other.transactionId;
 
-/** A batch as its stream tells it. */
+/** A batch as its stream has it. */
 export const batchOf = async (store: EventStore, name: BatchName): Promise<SettlementBatch> => (await loadBatch(store, name)).state;
 
 type LoadedBatch = Loaded<SettlementBatch>;
@@ -463,7 +469,7 @@ const matchLines = async (
     return (line: SettlementRecord) => byId.get(line.transactionId) ?? (line.ref === undefined ? undefined : byRef.get(line.ref));
   };
   let found = await find();
-  // What was charged a moment before the batch closed may not be in the register yet.
+  // A charge of the moment before the batch closed may not be in the register yet.
   if (lines.some(({ line }) => !found(line))) {
     await ports.register.caughtUp();
     found = await find();
@@ -477,7 +483,7 @@ const matchLines = async (
     const name = nameOfLine(line);
     const repeated = seen.has(name);
     seen.add(name);
-    // What the processor takes for its service belongs to no payment.
+    // The processor's own fees belong to no payment.
     if (!transaction && !repeated && line.type === 'fee') results.set(number, toRecorded(number, line, 'MATCHED', null, null));
     else if (!transaction || repeated) {
       const owner = transaction ? { paymentId: transaction.paymentId, leg: transaction.leg } : null;
@@ -576,7 +582,7 @@ export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
       const place = await loadBatch(ports.store, name);
       if (!place.state.funded) await appendTo(ports, place, { type: 'BatchFunded', data: { ...name, fundedOn, netCents } });
     } catch (error) {
-      // Recorded by another worker, or a batch that somebody has to look at; the others get theirs.
+      // Another worker recorded it, or a person must look at it. The other accounts go on.
       if (error instanceof Unavailable || error instanceof OutcomeUnknown) throw error;
       if (!(error instanceof Conflict)) ports.payments.log.error({ batchId, err: error }, 'the funding of a batch cannot be recorded');
     }

@@ -44,7 +44,7 @@ const INDEXES = `
   create index settlement_exception_batch on settlement_exception (batch_id, line);
   create index settlement_exception_superseded on settlement_exception (exception_id) where superseded`;
 
-/** Whoever looks something up brings the register up to date first; until then it may gather. */
+/** Every lookup brings the register up to date first; until then it may gather events. */
 const LINGER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
@@ -74,7 +74,7 @@ interface TransactionRow {
   movedAt: string | null;
 }
 
-/** The transaction id that a leg got, where its row was written by an earlier batch. */
+/** The transaction id of a leg whose row was written by an earlier batch. */
 interface LateId {
   readonly paymentId: string;
   readonly leg: Leg;
@@ -269,7 +269,7 @@ const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { 
     );
 };
 
-/** A sale or refund that settles so long after it was made was forgotten by somebody. */
+/** A sale or refund that settles this long after it was made was forgotten. */
 export const LATE_AFTER_DAYS = 3;
 
 const writeSettlement = async (client: Queryable, recorded: Recorded, event: SettlementEvent): Promise<void> => {
@@ -302,7 +302,7 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
           fundedOn,
         ],
       );
-      // The money of the batch had come before: what was paid is not what is owed any more.
+      // The batch had been funded before: the paid amount is no longer the amount due.
       const fundedCents = rows[0]?.funded_cents ?? null;
       if (fundedCents !== null && fundedCents !== rows[0]!.net_cents)
         await writeMismatch(client, of, 'FUNDING_MISMATCH', Number(fundedCents), Number(rows[0]!.net_cents));
@@ -354,7 +354,7 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
 };
 
 interface LinesOf {
-  /** What the exceptions of the lines are named after. */
+  /** The names of the lines' exceptions. */
   readonly stream: string;
   readonly key: readonly string[];
   readonly closedAt: string;
@@ -426,7 +426,7 @@ const writeException = async (
   suspenseCents: number,
 ): Promise<void> => {
   const { number, result, type, transactionId, ref, paymentId, leg, grossCents, feeCents, netCents, expectedCents } = line;
-  // What a line was judged as names its exception; what else is found of it has a name of its own.
+  // The judgement of a line names its exception; further findings have names of their own.
   const id = kind === result ? hashedUuid('settlement-exception', stream, number) : hashedUuid('settlement-exception', stream, number, kind);
   await client.query(
     `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, ref, payment_id, leg, gross_cents,
@@ -500,7 +500,7 @@ export interface Register {
   accounts(): Promise<GatewayAccount[]>;
   /** By transaction id or our reference, on any account of the gateway: a line may come back on the wrong one. */
   transactions(gateway: string, transactionIds: readonly string[], refs: readonly string[]): Promise<RegisteredTransaction[]>;
-  /** The batch that the processor's interface listed last, from which it is asked on; what files told does not count. */
+  /** The batch that the processor's interface listed last. The next request asks from there; batches of files do not count. */
   lastListed(account: GatewayAccount): Promise<string | null>;
   /** Accounts of which a batch of that id is recorded, whole or in part. Merchant accounts may count their batches each for itself. */
   accountsOfBatch(batchId: string): Promise<GatewayAccount[]>;

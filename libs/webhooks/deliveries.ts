@@ -106,13 +106,13 @@ export interface HealthChange {
   readonly after: number;
 }
 
-/** What workers do with deliveries. Each is one statement and safe beside all others. */
+/** The operations of workers on deliveries. Each is one statement and safe beside all others. */
 export interface Deliveries {
   /** At most `slots` deliveries that are due, spread fairly: no endpoint gets more at once than its own share, and they are looked at in random order. */
   claimDue(slots: number): Promise<Claimed[]>;
-  /** Writes attempts down; true for those whose lease was still held. */
+  /** Records attempts. true for each whose lease was still held. */
   complete(ended: readonly Ended[]): Promise<boolean[]>;
-  /** Gives back what was claimed and not attempted. */
+  /** Gives back deliveries that were claimed and not attempted. */
   release(claimed: readonly Pick<Claimed, 'deliveryId' | 'token'>[], waitMs: number): Promise<void>;
   /** Counts failures in a row per endpoint; one success ends the row. Returns what changed. */
   recordHealth(results: readonly { readonly endpointId: string; readonly succeeded: boolean }[]): Promise<HealthChange[]>;
@@ -267,10 +267,10 @@ export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
   },
 });
 
-/** Differences of the database's clock that nobody need mind. */
+/** Differences of the database's clock that do no harm. */
 const CLOCK_TOLERANCE_MS = 5_000;
 
-// What staff see and do.
+// For staff.
 
 export interface DeliveryRow {
   readonly deliveryId: number;
@@ -283,7 +283,7 @@ export interface DeliveryRow {
   readonly state: DeliveryState;
   readonly round: number;
   readonly attempts: number;
-  /** Of the next attempt; null where there is none to come. */
+  /** Of the next attempt. null: none will come. */
   readonly dueAt: string | null;
   readonly lastStatus: number | null;
   readonly lastError: string | null;
@@ -337,7 +337,7 @@ export const listDeliveries = async (db: Queryable, { state, accountId, endpoint
   return rows.map(toRow);
 };
 
-/** One delivery with every attempt, oldest first; null where there is none. */
+/** One delivery with every attempt, oldest first. null: there is none. */
 export const findDelivery = async (db: Queryable, deliveryId: string): Promise<(DeliveryRow & { readonly attemptLog: AttemptRow[] }) | null> => {
   const { rows } = await db.query<Raw<DeliveryRow>>(`select ${ROW} where d.id = $1`, [deliveryId]);
   if (!rows[0]) return null;
@@ -354,7 +354,7 @@ export const findDelivery = async (db: Queryable, deliveryId: string): Promise<(
   return { ...toRow(rows[0]), attemptLog };
 };
 
-/** What somebody else's server wrote, safe on a terminal: printable ASCII stays, every other byte is `\xNN`. */
+/** Bytes of a receiver's answer, safe on a terminal: printable ASCII stays, every other byte is `\xNN`. */
 export const printable = (bytes: Uint8Array): string =>
   Array.from(bytes, (byte) =>
     byte === 0x5c ? '\\\\' : byte >= 0x20 && byte < 0x7f ? String.fromCharCode(byte) : `\\x${byte.toString(16).padStart(2, '0')}`,
@@ -407,7 +407,7 @@ export const redeliverAllHeld = async (deps: StaffDeps): Promise<Redelivered[]> 
   }
 };
 
-/** Whether it ever existed cannot be told: nothing is kept of a purged delivery. */
+/** Nothing is kept of a purged delivery, so it cannot be told from one that never existed. */
 export const noDelivery = (name: string): ServiceError =>
   new ServiceError(
     'VALIDATION_ERROR',
@@ -466,7 +466,10 @@ export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal)
     stop,
   );
 
-/** What is open, and for how long something has been due that an endpoint could have had. Delivered ones are too many to count at every look. */
+/**
+ * The open deliveries, and how long the oldest one has been due that its endpoint could have had. Delivered ones are too many to count for every
+ * scrape.
+ */
 export const deliveryFigures = async (
   db: Queryable,
 ): Promise<{ readonly open: Readonly<Record<'pending' | 'in_flight' | 'held', number>>; readonly oldestDueSeconds: number }> => {

@@ -1,9 +1,7 @@
 /**
- * The dispatcher: claims what is due, signs, posts, writes down, as a loop of each worker. Any number run beside each other; what keeps them apart are the
- * leases in the table (deliveries.ts). No transaction is open while somebody else's server thinks.
- *
- * One clock: due times, leases and the signature's `t` go by the database's, carried on between its answers by the clock that never jumps. A worker's own
- * clock may be as wrong as it likes.
+ * The dispatcher: claims due deliveries, signs, posts and records them, as a loop of each worker. Any number of dispatchers run beside each other;
+ * the leases in the table keep them apart (deliveries.ts). No transaction is open while a receiver works. There is one clock: due times, leases and
+ * the signature's `t` follow the database's clock, carried on between its answers by a monotonic clock. A worker's own clock may be wrong.
  */
 import type { Clock } from '#kernel';
 import { batched, type KeyRing, type Logger } from '#platform';
@@ -14,7 +12,7 @@ import type { Outcome, Posted, Sender } from './safe-request.js';
 import { ATTEMPT_BUDGET_MS, FAILING_AFTER, fateOf, LEASE_GRACE_MS, LEASE_MS } from './schedule.js';
 import { headersOf } from './signature.js';
 
-/** What metrics count. */
+/** For metrics. */
 export interface DispatcherWatch {
   attempted(attempt: { readonly outcome: Outcome; readonly seconds: number }): void;
   leaseLost(): void;
@@ -44,13 +42,13 @@ export interface DispatcherOptions {
 
 export interface Dispatcher {
   start(): void;
-  /** Claims nothing more, lets attempts in flight end, up to 12 s, and gives back what was not begun. */
+  /** Claims nothing more, lets attempts in flight end, up to 12 s, and gives back deliveries that were not begun. */
   stop(): Promise<void>;
 }
 
-/** Memory and sockets are bounded by this, whatever waits in the table. */
+/** This bounds memory and sockets, however many deliveries wait. */
 const SLOTS = 128;
-/** Without a notification the table is looked at this often, for what has become due; a notification or the end of an attempt is quicker. */
+/** Without a notification the table is read this often. A notification, or the end of an attempt, is quicker. */
 const IDLE_MS = 1_000;
 /** Ends of attempts within this time are answered by one claim. */
 const CLAIM_EVERY_MS = 5;
@@ -58,7 +56,7 @@ const LEASE_LOOK_MS = 1_000;
 const TIDY_EVERY_MS = 5_000;
 const AFTER_FAILURE_MS = 1_000;
 const DRAIN_MS = 12_000;
-/** What could not be signed is our fault: not an attempt, and tried again after this long. */
+/** If signing fails, the fault is ours: it is no attempt, and it is repeated after this long. */
 const UNSIGNED_WAIT_MS = 60_000;
 const COMPLETIONS = { maxItems: 200, inFlight: 2 } as const;
 const MAX_KNOWN_SECRETS = 10_000;
@@ -167,7 +165,7 @@ class LeasingDispatcher implements Dispatcher {
           continue;
         }
       }
-      // What comes back sooner than that, in tests, is looked for sooner.
+      // In tests, deliveries may be due again sooner than that.
       await this.wait(Math.min(this.options.idleMs, this.ports.retrySeconds * 1_000));
       // Several attempts that end together free their places for one claim.
       if (!signal.aborted) await clock.sleep(CLAIM_EVERY_MS, signal);
@@ -217,7 +215,10 @@ class LeasingDispatcher implements Dispatcher {
       );
   }
 
-  /** Writes the end of an attempt down, again and again until the lease is surely over; then another worker has it, and the receiver hears twice. */
+  /**
+   * Records the end of an attempt, and repeats that until the lease is surely over. After that another worker has the delivery, and the receiver gets
+   * it twice.
+   */
   private async written(ended: Ended, claimedAt: number): Promise<boolean> {
     const { clock } = this.ports;
     for (;;) {

@@ -1,4 +1,7 @@
-/** The signal that deliveries may be due: a transaction announces it, and dispatchers hear of it after the commit. It may get lost, so dispatchers also look by themselves. */
+/**
+ * The signal that deliveries may be due. A transaction announces it, and dispatchers get it after the commit. It may get lost, so dispatchers also
+ * poll.
+ */
 import type { Pool, Queryable } from '#platform';
 
 export const DUE_CHANNEL = 'webhook_due';
@@ -11,7 +14,8 @@ export const announceDue = async (db: Queryable): Promise<void> => {
 /** A port. Postgres and the simulation keep one contract (test/support/webhook-rows.contract.ts). */
 export interface DueSignal {
   /**
-   * Calls `ring` once it hears announcements, and then for each of them. Resolves when the connection has ended or `stop` aborts. Throws if there is no connection.
+   * Calls `ring` once it listens, and then for each announcement. Resolves when the connection has ended or `stop` aborts. Throws if there is no
+   * connection.
    */
   listen(ring: () => void, stop: AbortSignal): Promise<void>;
 }
@@ -28,7 +32,7 @@ export const postgresDueSignal = (pool: Pool): DueSignal => ({
       client.on('end', end);
       client.on('notification', ring);
       await client.query(`listen ${DUE_CHANNEL}`);
-      // What was announced before counts as well.
+      // Earlier announcements count as well.
       ring();
       if (!stop.aborted) await ended;
     } finally {

@@ -58,7 +58,7 @@ export interface Endpoint {
   readonly status: EndpointStatus;
   readonly consecutiveFailures: number;
   readonly createdAt: string;
-  /** Last four characters of the secret that signs, to tell secrets apart. */
+  /** The last four characters of the secret that signs, to distinguish secrets. */
   readonly secretHint: string;
   readonly stagedSecretHint: string | null;
 }
@@ -180,7 +180,7 @@ export class Endpoints {
     return this.change(endpointId, 'paused', 'WebhookEndpointPaused');
   }
 
-  /** What was kept for it is sent. */
+  /** Its backlog is sent. */
   resume(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'enabled', 'WebhookEndpointResumed');
   }

@@ -1,9 +1,7 @@
 /**
- * Following an account's notifications to a server on this machine, for whoever writes a receiver (`payfold webhooks listen`). It reads what the outbox writes,
- * and signs and frames each as a delivery is; it registers nothing and writes nothing, so there is nothing to leave behind. Each event is posted once: what a
- * local server refuses is shown, not tried again.
- *
- * The secret follows from the master key and the account: the same at every run, kept nowhere.
+ * `payfold webhooks listen`: forwards an account's notifications to a server on this machine, for the development of a receiver. It reads the rows of
+ * the outbox, and signs and frames each like a delivery. It registers nothing and writes nothing. Each event is posted once: if the server refuses
+ * one, that is shown and not repeated. The secret follows from the master key and the account, so it is the same at every run and stored nowhere.
  */
 import { request as httpRequest } from 'node:http';
 import { type Clock, timestamp, within } from '#kernel';
@@ -33,7 +31,7 @@ export interface Listening {
   /** A server on this machine, over http. */
   readonly forwardTo: URL;
   readonly onForwarded: (forwarded: Forwarded) => void;
-  /** Ready: whatever is told from now on is forwarded. */
+  /** Ready: from now on notifications are forwarded. */
   readonly onReady?: () => void;
 }
 

@@ -1,7 +1,6 @@
 /**
- * What a partner is told: which facts of a payment become a notification, and the exact body that is signed and sent (specification, section "Events").
- *
- * Who *initiated* an attempt counts, not who recorded its end; what the partner asked for itself, timeout reversals and `payments resolve` tell nobody (C56).
+ * Which facts of a payment become a notification, and the exact body that is signed and sent (specification, Events). The initiator of an attempt
+ * decides, not the recorder of its end. Requests of the partner, timeout reversals and `payments resolve` send nothing (C56).
  */
 import type { DisputeStatus, Means, PaymentEvent } from '#payments';
 
@@ -12,7 +11,7 @@ export type Notification =
         /** The payment. */
         readonly id: string;
         readonly reversalType: Means;
-        /** What this attempt returned, fee included: over all notifications of a payment they sum to the money that staff returned. */
+        /** The cents that this attempt returned, fee included. Over all notifications of a payment they sum to the money that staff returned. */
         readonly amountCents: number;
         readonly currency: 'USD';
         readonly reason: string;
@@ -42,7 +41,7 @@ export type NotificationType = Notification['type'];
 /** The events that may become a notification; the outbox looks no further at others. */
 export const NOTIFYING_EVENTS: readonly PaymentEvent['type'][] = ['ReversalEnded', 'PaymentDisputed'];
 
-/** null: nobody is told. One event, at most one notification: a change of status and stage is one event (C57). */
+/** null: no notification. One event makes at most one: a change of status and stage is one event (C57). */
 export const notificationOf = (paymentId: string, event: PaymentEvent): Notification | null => {
   if (event.type === 'ReversalEnded') {
     const { initiatedBy, reversalType, amountCents, reason } = event.data;

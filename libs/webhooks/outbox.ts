@@ -1,8 +1,8 @@
 /**
- * From facts to deliveries, exactly once. The outbox follows the log of payments and writes, in the transaction that moves its checkpoint, what is to be told
- * and to whom: an event with its body, and a delivery for each endpoint of the account that was registered before it happened. A reactor, not a read model:
- * its effects leave the house, so it is never rebuilt. A replay from the start would add nothing: ids are a pure function of the fact, and what may have been
- * purged is passed over.
+ * From facts to deliveries, exactly once. The outbox follows the log of payments. In the transaction that moves its checkpoint it writes an event
+ * with its body, and a delivery for each endpoint of the account that was registered before the event. It is a reactor, not a read model: its effects
+ * cannot be undone, so it is never rebuilt. A replay from the start would add nothing, since ids are a pure function of the fact, and events that may
+ * have been purged are passed over.
  */
 import { paymentIdOf, type PaymentTerms, paymentEvents } from '#payments';
 import type { Migration, Queryable } from '#platform';
@@ -56,7 +56,7 @@ export const OUTBOX_NEVER_AGAIN = `
 /** Name of the checkpoint. */
 export const WEBHOOK_OUTBOX = 'webhook-outbox';
 
-/** An event that is to be told. */
+/** An event that is sent. */
 export interface OutboxEvent {
   readonly id: string;
   readonly type: string;
@@ -81,7 +81,7 @@ export interface OutboxRows {
   announceDue(): Promise<void>;
 }
 
-/** What a webhook loses by it nobody notices; it saves a transaction for nearly every event. */
+/** The delay of a webhook is not noticeable, and it saves a transaction for nearly every event. */
 const LINGER_MS = 50;
 
 export const webhookOutbox = (store: EventStore): Projection => ({

@@ -1,9 +1,8 @@
 /**
- * One POST to an address that somebody else chose, without becoming their way into our network: name and addresses vetted (target.ts), connected to the vetted
- * address itself, TLS verified for the name, no redirects, no proxies, and answers bounded in size and time.
- *
- * `node:https` and not a fetch: its abort signal ends every phase, look-up, connection and handshake included, and nothing between us and the socket
- * resolves a name again.
+ * One POST to an address that another party chose. It must not become a way into our network. So name and addresses are vetted (target.ts), the
+ * connection goes to the vetted address itself, TLS is verified for the name, there are no redirects and no proxies, and answers are bounded in size
+ * and time. It is `node:https` and not fetch, because its abort signal ends every phase (look-up, connection, handshake), and nothing resolves the
+ * name again.
  */
 import { readFileSync } from 'node:fs';
 import { Agent, request as httpsRequest, type RequestOptions } from 'node:https';
@@ -18,7 +17,7 @@ import { checkUrl, NoAddress, Refused, type Resolve, type Target, vetAddresses }
 export const OUTCOMES = ['ok', 'http_3xx', 'http_4xx', 'http_5xx', 'timeout', 'connect', 'tls', 'dns', 'blocked'] as const;
 export type Outcome = (typeof OUTCOMES)[number];
 
-/** What came of a POST. It never throws for what the world does. */
+/** The result of a POST. Faults of the network or the receiver are results, not errors. */
 export interface Posted {
   readonly outcome: Outcome;
   readonly statusCode: number | null;
@@ -73,7 +72,7 @@ const MAX_BODY_BYTES = 16_384;
 const KEPT_BODY_BYTES = 2_048;
 /** An idle connection is closed after this long, or sooner where the receiver says so. */
 const KEEP_ALIVE_MS = 15_000;
-/** What is told that its time is up has this long to end. */
+/** How long a call may take to end after its time is up. */
 const HEED_MS = 1_000;
 /** Most endpoint addresses with kept connections; the longest unused goes first. */
 const MAX_AGENTS = 1_000;
@@ -117,7 +116,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
     return { target, addresses: addresses.slice(0, MAX_ADDRESSES_TRIED) };
   };
 
-  /** Runs `work` under the budget of an attempt. What does not heed its end is left behind: a slot must come back, whatever a receiver thinks of. */
+  /** Runs `work` within the time of an attempt. If it does not end when it should, it is left behind: the slot must become free. */
   const budgeted = async <T>(work: (signal: AbortSignal) => Promise<T>): Promise<T> => {
     const budget = new AbortController();
     const timer = new AbortController();
@@ -219,7 +218,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
 /** A kept connection that the receiver had closed before it saw the request. */
 class StaleConnection extends Error {}
 
-/** Sends and reads the answer. Rejects where there is none. */
+/** Sends and reads the answer. Rejects if there is none. */
 const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): Promise<Posted> =>
   new Promise((resolve, reject) => {
     progress.phase = 'connect';
@@ -227,7 +226,7 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
     request.once('socket', (socket: Socket) => {
       const vetAgain = () => {
         progress.remoteIp = socket.remoteAddress ?? null;
-        // Second line of defence: connected to anything but what was vetted, nothing is sent.
+        // Second line of defence: if the connection leads to any other address than the vetted one, nothing is sent.
         if (!sameAddress(socket.remoteAddress, options.host!)) request.destroy(new Refused('address_changed', 'connected to another address'));
       };
       if (socket.connecting) {
@@ -241,7 +240,7 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
         vetAgain();
       }
     });
-    /** The status has come: whatever happens now, it has decided. */
+    /** The status has arrived and decides, whatever follows. */
     let decided: (() => void) | null = null;
     request.once('error', (error) => {
       if (decided) return decided();

@@ -23,7 +23,7 @@ export const MAX_LEASE_LOSSES = 10;
 /** From so many failures in a row on an endpoint gets one attempt at a time, until one succeeds; it is never switched off by itself. */
 export const FAILING_AFTER = 10;
 
-/** What becomes of a delivery after an attempt. */
+/** The next state of a delivery after an attempt. */
 export type Fate = { readonly state: 'delivered' } | { readonly state: 'held' } | { readonly state: 'pending'; readonly waitMs: number };
 
 /** `attempt` counts from 1 within the round; `chance` is from [0, 1). */

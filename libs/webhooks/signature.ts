@@ -27,6 +27,6 @@ export const headersOf = ({ id, type, body }: SignedEvent, secret: string, unixS
 
 const ID_LENGTH = 27;
 
-/** The event's id: a pure function of what it tells and of the fact that it tells of, so that a batch written twice is written once. */
+/** The event's id: a pure function of the notification's type and of its fact. So a batch that is written twice makes one event. */
 export const eventIdOf = (type: string, stream: string, revision: bigint): string =>
   `evt_${createHash('sha256').update(`${type}\n${stream}\n${revision}`).digest('base64url').slice(0, ID_LENGTH)}`;

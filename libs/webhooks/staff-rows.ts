@@ -10,7 +10,7 @@ export interface EndpointRow {
   readonly url: string;
   readonly description: string | null;
   readonly createdAt: string;
-  /** The head of the log; '' if the log was empty. The endpoint gets what comes after it. */
+  /** The head of the log; '' if the log was empty. The endpoint gets later events. */
   readonly registeredAtPosition: string;
 }
 
@@ -34,12 +34,12 @@ export interface StaffTables {
 
 /** Rows in one transaction. Reads see what earlier transactions wrote. */
 export interface StaffRows {
-  /** Until the end of the transaction, others wait who lock the same account. */
+  /** Locks the account to the end of the transaction. */
   lockAccount(accountId: string): Promise<void>;
   /** Whether the account has an endpoint with this URL that is not disabled. */
   hasEndpoint(accountId: string, url: string): Promise<boolean>;
   addEndpoint(endpoint: EndpointRow): Promise<void>;
-  /** Until the end of the transaction, others wait who lock the same endpoint. null: there is none. */
+  /** Locks the endpoint to the end of the transaction. null: there is none. */
   lockEndpoint(endpointId: string): Promise<EndpointStatus | null>;
   /** Forgets the failures too. */
   setStatus(endpointId: string, status: EndpointStatus): Promise<void>;
@@ -54,7 +54,7 @@ export interface StaffRows {
   findDeliveries(name: string): Promise<string[]>;
   /** The oldest held deliveries to endpoints that are not disabled. Passes over those that another transaction sends again at the moment. */
   heldDeliveries(limit: number): Promise<string[]>;
-  /** Begins another round for those that are held or delivered and whose endpoint is not disabled. */
+  /** Begins another round for deliveries that are held or delivered and whose endpoint is not disabled. */
   reopen(deliveryIds: readonly string[]): Promise<Redelivered[]>;
   /** The first of these deliveries. */
   deliveryState(deliveryIds: readonly string[]): Promise<{ readonly id: string; readonly state: DeliveryState; readonly status: EndpointStatus }>;

@@ -36,7 +36,7 @@ export class NoAddress extends Error {
 /** A URL that passed. */
 export interface Target {
   readonly href: string;
-  /** Lower case, without a trailing dot: what is resolved, and what the certificate must be for. */
+  /** Lower case, without a trailing dot. This name is resolved, and the certificate must be for it. */
   readonly hostname: string;
   readonly port: number;
   /** `Host` header. */
@@ -99,8 +99,8 @@ export const isPublic = (address: string): boolean => {
 const isIn = (list: BlockList, address: string): boolean => list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 
 /**
- * All addresses of a target, IPv4 first. One that may not be reached refuses them all: whoever mixes public and private answers is up to something.
- * Throws {@link Refused}.
+ * All addresses of a target, IPv4 first. If one may not be reached, all are refused: a mix of public and private answers is suspicious. Throws {@link
+ * Refused}.
  */
 export const vetAddresses = ({ hostname, port }: Target, addresses: readonly string[], rules: TargetRules): readonly string[] => {
   const named = blockListOf(rules.privateTargets.filter((target) => target.host === hostname && target.port === port).map(({ network }) => network));
