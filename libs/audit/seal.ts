@@ -3,7 +3,7 @@
  * Postgres, in the transaction that moves its checkpoint. Never rebuilt: a tree that is made again from changed events would prove nothing. Its heads are
  * signed every minute while events arrive, after looking that the last signed one is still a beginning of the tree.
  */
-import type { EventStore, Projection, Recorded } from '#eventstore';
+import type { EventStore, Position, Projection, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
 import type { KeyRing, Migration, Queryable } from '#platform';
 import { ForgedHead, type Head, headKeys, newestHeadFile, openHead, readHeadFile, signHead, writeHead, writeKeys } from './head.js';
@@ -199,8 +199,16 @@ const signedOrigin = (folder: string, keys: KeyRing): string | null => {
 const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<boolean> => {
   const end = await store.head();
   if (end === null || end < signed.position) return false;
-  const { rowCount } = await db.query('select from log_state s join projection_checkpoint c on c.name = $1 and c.position = s.position', [LOG_SEAL]);
-  return rowCount === 1;
+  const { rows } = await db.query<{ sealed: Position; read: Position }>(
+    'select s.position as sealed, c.position as read from log_state s join projection_checkpoint c on c.name = $1 and c.position >= s.position',
+    [LOG_SEAL],
+  );
+  const [places] = rows;
+  if (!places) return false;
+  if (places.read === places.sealed) return true;
+  // Only events of other programs, which are not sealed, may lie between the two.
+  for await (const events of store.readAll(places.sealed || null, { until: places.read })) if (events.length > 0) return false;
+  return true;
 };
 
 /** What was signed does not begin the tree any more: the log was changed, and nothing may be signed over it. */

@@ -48,8 +48,10 @@ export const serialise = (stream: string, expected: Expected, events: readonly N
   return serialised;
 };
 
-/** A NUL and half a surrogate pair cannot be stored as text; the store would keep another name. */
-const isName = (text: string & { isWellFormed?: () => boolean }): boolean => text !== '' && !text.includes('\0') && text.isWellFormed!();
+/**
+ * A NUL and half a surrogate pair cannot be stored as text; the store would keep another name. Names that begin with `$` belong to KurrentDB: readers pass over them.
+ */
+const isName = (text: string & { isWellFormed?: () => boolean }): boolean => text !== '' && !/^\$|\0/.test(text) && text.isWellFormed!();
 
 const serialiseOne = (stream: string, { id, type, v, data, meta }: NewEvent): Serialised => {
   if (!isUuid(id)) throw new Error(`${stream}: not an event id: ${JSON.stringify(id)}`);

@@ -82,7 +82,7 @@ export interface EventStore {
   subscribe(after: Position | null, options?: { streamPrefixes?: readonly string[] }): Subscription;
   /** Position of the last event, null while there is none. System streams do not count. */
   head(): Promise<Position | null>;
-  /** The first stream that another program wrote. null: there is none. Reads the whole log. Absent if the store belongs to Payfold alone. */
+  /** The first stream that another program wrote into. null: there is none. Reads the whole log. Absent if the store belongs to Payfold alone. */
   foreignStream?(): Promise<string | null>;
   close(): Promise<void>;
 }
@@ -137,16 +137,3 @@ export class Unavailable extends Error {
 export const MAX_EVENTS_PER_APPEND = 100;
 /** KurrentDB refuses more than 1 MiB summed over one append. */
 export const MAX_APPEND_BYTES = 1_000_000;
-
-/** Streams that this release writes, by prefix. */
-export const STREAM_PREFIXES = [
-  'payment-',
-  'account-',
-  'portal-',
-  'case-',
-  'checkout-',
-  'staff-',
-  'settlement-',
-  'exception-',
-  'adjustment-',
-] as const;

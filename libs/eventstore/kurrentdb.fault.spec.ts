@@ -313,16 +313,28 @@ describe('following', () => {
     expect(String(reader.failure())).toContain('beyond the end');
   });
 
-  test('a checkpoint of another kind of store, and an event that is not ours, are refused too', async () => {
+  test('a checkpoint of another kind of store is refused too', async () => {
     const reader = following(store, '00000000000000000005' as Position);
     cleanUps.push(() => reader.close());
     await eventually(() => reader.failure());
     expect(String(reader.failure())).toContain('not a position of KurrentDB');
-    double.write(newStream(), [{ type: 'PaymentInitiated', data: {}, meta: 'none' }]);
-    const other = following(store, null);
-    cleanUps.push(() => other.close());
-    await eventually(() => other.failure());
-    expect(String(other.failure())).toContain('not an event of Payfold');
+  });
+
+  test.each([
+    ['an event of another program', { type: 'PaymentInitiated', data: {}, meta: 'none' }],
+    ['a link', { type: '$>', data: '0@payment-1' }],
+    ['the mark of a deleted stream', { type: '$streamDeleted', data: {} }],
+  ])('%s in a stream of ours: readers of the log pass over it and name the stream, commands on the stream are refused', async (_, event) => {
+    const stream = await appendTen();
+    double.write(stream, [event]);
+    await appendTen();
+    const reader = following(store, null);
+    cleanUps.push(() => reader.close());
+    await eventually(() => isLevel(reader));
+    expect(reader.events()).toHaveLength(20);
+    expect(foreign).toEqual([stream]);
+    expect(await store.foreignStream!()).toBe(stream);
+    expect(String(await outcome(collect(store.read(stream))))).toContain(`${stream}@10: not an event of Payfold`);
   });
 
   test('the stream of another program is passed over and named once; the readers come to the end of the log', async () => {

@@ -18,7 +18,6 @@ import { BeyondTheEnd, matchesPrefix, serialise, sizeOf, type Serialised } from 
 import {
   Conflict,
   OutcomeUnknown,
-  STREAM_PREFIXES,
   Unavailable,
   type EventStore,
   type Expected,
@@ -93,7 +92,7 @@ export interface KurrentDbOptions {
   readonly clock?: Clock;
   /** Reports survived faults: a subscription that ended, a client that was replaced. */
   readonly onTrouble?: (message: string, error?: Error) => void;
-  /** Reports a stream that another program wrote, at most once a minute. Its events are passed over. */
+  /** Hears of a stream that another program wrote into, at most once a minute. Its events are passed over. */
   readonly onForeign?: (stream: string) => void;
   readonly timings?: Partial<KurrentDbTimings>;
 }
@@ -176,14 +175,17 @@ const fromText = (position: Position): LogPosition => {
 /** System streams begin with `$`. A list of our prefixes would hide the streams of a newer release from an older worker, and from its seal for ever. */
 const NOT_A_SYSTEM_STREAM = '^[^$]';
 
-/** Written by a Payfold of any release. */
-const isOurs = (metadata: unknown): boolean => {
-  if (typeof metadata !== 'object' || metadata === null || metadata instanceof Uint8Array) return false;
+/**
+ * Written by a Payfold of any release. Decided by the bytes of the event alone, so that all releases seal the same events. The server itself writes events whose
+ * type begins with `$` into streams of ours: links, and the mark of a deleted stream.
+ */
+const isOurs = ({ type, isJson, metadata }: LogEvent): boolean => {
+  if (type.startsWith('$') || !isJson || typeof metadata !== 'object' || metadata === null || metadata instanceof Uint8Array) return false;
   const { v, actor, correlationId } = metadata as Partial<Record<string, unknown>>;
   return typeof v === 'number' && typeof actor === 'object' && typeof correlationId === 'string';
 };
 
-/** One event of the log. `event` null: another program wrote it, into a stream of its own. */
+/** One event of the log. `event` null: Payfold did not write it. */
 interface Logged {
   readonly stream: string;
   readonly position: Position;
@@ -191,19 +193,24 @@ interface Logged {
 }
 
 const logged = (resolved: ResolvedEvent): Logged => {
-  const { streamId: stream, isJson, metadata } = eventOf(resolved);
-  const isForeign = !(isJson && isOurs(metadata)) && !matchesPrefix(stream, STREAM_PREFIXES);
-  return { stream, position: toText(eventOf(resolved).position), event: isForeign ? null : recorded(resolved) };
+  const event = eventOf(resolved);
+  return { stream: event.streamId, position: toText(event.position), event: isOurs(event) ? toRecorded(event) : null };
 };
 
+type LogEvent = ReturnType<typeof eventOf>;
 const eventOf = ({ event }: ResolvedEvent) => {
   if (!event?.position) throw new Fault('KurrentDB gave an event without a position; servers before 22.10 are not supported');
   return { ...event, position: event.position };
 };
 
+/** An event of a stream that a command reads: its decision would be a guess beside an event that is not ours. */
 const recorded = (resolved: ResolvedEvent): Recorded => {
-  const { streamId, id, revision, type, data, metadata, isJson, created, position } = eventOf(resolved);
-  if (!isJson || !isOurs(metadata)) throw new Fault(`${streamId}@${revision}: not an event of Payfold`);
+  const event = eventOf(resolved);
+  if (!isOurs(event)) throw new Fault(`${event.streamId}@${event.revision}: not an event of Payfold`);
+  return toRecorded(event);
+};
+
+const toRecorded = ({ streamId, id, revision, type, data, metadata, created, position }: LogEvent): Recorded => {
   const { v, ...meta } = metadata as unknown as Meta & { v: number };
   return {
     id: id.toLowerCase(),
@@ -503,7 +510,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** Reads the log from its start, up to the first stream that another program wrote. */
+  /** Reads the log from its start, up to the first event that another program wrote. */
   async foreignStream(): Promise<string | null> {
     for await (const page of this.logPages(null, {})) {
       const foreign = page.find(({ event }) => event === null);

@@ -191,7 +191,7 @@ test('two releases run side by side, back and forward, without a failed request'
   expect(await refusal(next!, 'accounts', 'deactivate', left.accountId)).toMatch(
     /^The change is recorded, but process \d+ on \S+ \(worker, release 0\.3\.0\) still reads the state before it \(directory@1\)\. /,
   );
-  expect(await statusOf(oldKey)).toBe(401);
+  expect(await statusOf(oldKey)).toBe(403);
   worker.signal('SIGCONT');
   expect(await payfold(next!, 'accounts', 'deactivate', left.accountId)).toMatchObject({ accountId: left.accountId });
   await some();
