@@ -430,7 +430,7 @@ describe('a projection over it', () => {
 });
 
 describe('a cluster', () => {
-  test('the leader dies: writes, reads and readers go on with the next one (i, j, r)', async () => {
+  test('the leader dies: writes, reads and readers go on with the next one (K7, K8)', async () => {
     const second = await node(undefined, double);
     for (const one of [double, second]) {
       one.members = [double.port, second.port];
