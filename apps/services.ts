@@ -25,7 +25,6 @@ import {
   type Projection,
   type ReadModel,
   ReadModels,
-  requireOwnStore,
   searchPathOf,
   type Subscriber,
   Unavailable,
@@ -189,13 +188,12 @@ export const openServices = async (
     for (const one of [...opened].reverse()) await one();
   };
   try {
+    const bare = await openEventStore(config.kurrentdbUrl, databaseUrl, pool, log);
+    opened.push(() => bare.close());
     if (config.migrate === 'start') await migrate(pool, MIGRATIONS);
     else await requirePrepared(pool);
     const heads = { db: pool, keys, folder: join(config.dataDir, 'heads'), now: () => clock.now() };
     await resumeSeal(heads);
-    const bare = await openEventStore(config.kurrentdbUrl, databaseUrl, log);
-    opened.push(() => bare.close());
-    await requireOwnStore(pool, bare, config.kurrentdbUrl !== null);
     if (config.migrate === 'start') await prepareReadModels(pool, READ_MODELS, bare);
     const appends = { failedAt: Number.NEGATIVE_INFINITY };
     const store = withFailpoint(config.failpoint, watchAppends(bare, clock, appends));

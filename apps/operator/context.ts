@@ -8,16 +8,7 @@ import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Administration, apiKeyUseMigration, type Directory, directoryModel, openSigningSecret, postgresDirectory } from '#accounts';
-import {
-  type EventStore,
-  eventStoreMigrations,
-  openEventStore,
-  type Position,
-  prepareReadModels,
-  ReadModels,
-  requireOwnStore,
-  searchPathOf,
-} from '#eventstore';
+import { type EventStore, eventStoreMigrations, openEventStore, type Position, prepareReadModels, ReadModels, searchPathOf } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
 import {
   type Config,
@@ -118,11 +109,10 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   closers.push(release);
   const pool = createPool(databaseUrl, { name: 'operator', max: 3, searchPath: searchPathOf([directoryModel]) });
   closers.push(() => pool.end());
+  const store = await openEventStore(config.kurrentdbUrl, databaseUrl, pool, logger);
+  closers.push(() => store.close());
   const prepare = (migrations: readonly Migration[]) => prepareSchema(pool, config, migrations);
   await prepare([...eventStoreMigrations, processMigration, apiKeyUseMigration]);
-  const store = await openEventStore(config.kurrentdbUrl, databaseUrl, logger);
-  closers.push(() => store.close());
-  await requireOwnStore(pool, store, config.kurrentdbUrl !== null);
   if (config.migrate === 'start') await prepareReadModels(pool, [directoryModel], store);
 
   const directory = postgresDirectory(pool);

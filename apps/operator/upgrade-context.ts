@@ -23,7 +23,7 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
   const { url, release } = await findDatabase(config);
   const pool = createPool(url, { name: 'upgrade', max: CONNECTIONS, statementTimeoutMs: 0, searchPath: searchPathOf(READ_MODELS) });
   try {
-    const store = await openEventStore(config.kurrentdbUrl, url, logger);
+    const store = await openEventStore(config.kurrentdbUrl, url, pool, logger);
     const readModels = new ReadModels(READ_MODELS, {
       store,
       pool,

@@ -271,9 +271,12 @@ class PostgresCheckpoint implements Checkpoint {
  * streams of another program, since a KurrentDB belongs to one installation. Places of KurrentDB have two parts, those of Postgres one.
  */
 export const requireOwnStore = async (db: Queryable, store: Pick<EventStore, 'foreignStream'>, onKurrentdb: boolean): Promise<void> => {
-  const { rows } = await db.query<{ kurrentdb: boolean }>(
-    `select position like '%:%' as kurrentdb from projection_checkpoint where position <> '' order by updated_at desc limit 1`,
-  );
+  const { rows: tables } = await db.query<{ found: boolean }>(`select to_regclass('projection_checkpoint') is not null as found`);
+  const { rows } = tables[0]!.found
+    ? await db.query<{ kurrentdb: boolean }>(
+        `select position like '%:%' as kurrentdb from projection_checkpoint where position <> '' order by updated_at desc limit 1`,
+      )
+    : { rows: [] };
   const [known] = rows;
   if (!known) {
     const foreign = await store.foreignStream?.();

@@ -1,14 +1,4 @@
-export {
-  type Checkpoint,
-  HandlerFault,
-  type Lease,
-  Moved,
-  type Place,
-  postgresCheckpoint,
-  requireOwnStore,
-  resetCheckpoint,
-  runHandler,
-} from './checkpoint.js';
+export { type Checkpoint, HandlerFault, type Lease, Moved, type Place, postgresCheckpoint, resetCheckpoint, runHandler } from './checkpoint.js';
 export { BeyondTheEnd, LogGap } from './codec.js';
 export {
   type Actor,

@@ -1,6 +1,6 @@
 /** Which event store a process uses, and the tables of this lib. */
-import type { Logger, Migration } from '#platform';
-import { projectionCheckpointMigration } from './checkpoint.js';
+import type { Logger, Migration, Queryable } from '#platform';
+import { projectionCheckpointMigration, requireOwnStore } from './checkpoint.js';
 import type { EventStore } from './event-store.js';
 import { createKurrentDbEventStore } from './kurrentdb.js';
 import { createPostgresEventStore, eventStoreMigration } from './postgres.js';
@@ -9,11 +9,28 @@ import { readModelMigration } from './read-model.js';
 /** Tables of this lib, for `migrate`. */
 export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration, readModelMigration];
 
-/** KurrentDB if an address of it is configured, else Postgres: the one choice, for every process and command. */
-export const openEventStore = async (kurrentdbUrl: string | null, databaseUrl: string, log: Pick<Logger, 'warn' | 'error'>): Promise<EventStore> =>
-  kurrentdbUrl === null
-    ? createPostgresEventStore(databaseUrl)
-    : createKurrentDbEventStore(kurrentdbUrl, {
-        onTrouble: (message, error) => log.warn({ err: error }, message),
-        onForeign: (stream) => log.error({ stream }, 'another program writes to the event store; its events are passed over'),
-      });
+/**
+ * KurrentDB if an address of it is configured, else Postgres: the one choice, for every process and command. Comes before migrations, so that a refused store
+ * leaves `db` as it was.
+ */
+export const openEventStore = async (
+  kurrentdbUrl: string | null,
+  databaseUrl: string,
+  db: Queryable,
+  log: Pick<Logger, 'warn' | 'error'>,
+): Promise<EventStore> => {
+  const store =
+    kurrentdbUrl === null
+      ? createPostgresEventStore(databaseUrl)
+      : await createKurrentDbEventStore(kurrentdbUrl, {
+          onTrouble: (message, error) => log.warn({ err: error }, message),
+          onForeign: (stream) => log.error({ stream }, 'another program writes to the event store; its events are passed over'),
+        });
+  try {
+    await requireOwnStore(db, store, kurrentdbUrl !== null);
+    return store;
+  } catch (error) {
+    await store.close();
+    throw error;
+  }
+};

@@ -11,10 +11,12 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import pg from 'pg';
-import { newKeyRing } from '#platform';
+import { createPool, newKeyRing } from '#platform';
 import { Partner, type Reply } from '../../apps/demo/partner.js';
 import { createSimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
+import { KurrentDbDouble } from '../support/kurrentdb-double.js';
+import { freshDatabase } from '../support/postgres.js';
 import {
   DataDir,
   type Ended,
@@ -384,6 +386,26 @@ describe('it does not start, says so in one line and changes nothing', () => {
     const ended = await runToEnd('standalone', fresh, KURRENTDB);
     expect([ended.code, complaint(ended)]).toEqual([1, [expect.stringMatching(/KurrentDB/)]]);
     await fresh.remove();
+  });
+
+  test('KurrentDB holds the stream of another program: neither the service nor a command starts, and nothing is written', async () => {
+    const [fresh, database, server] = await Promise.all([DataDir.create(), freshDatabase(), new KurrentDbDouble().start()]);
+    server.write('orders-7', [{ type: 'OrderPlaced', data: {}, meta: 'none' }]);
+    const env = { KURRENTDB_URL: server.url(), DATABASE_URL: database.url, SIMULATOR_URL: 'http://127.0.0.1:9' };
+    const line = expect.stringMatching(
+      /the event store at KURRENTDB_URL holds the stream orders-7, which Payfold did not write; it must belong to one installation alone; nothing was changed/,
+    );
+    const payfold = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
+    for (const entry of ['worker', 'api', [payfold, 'upgrade', 'prepare'], [payfold, 'accounts', 'create', '--name', 'City']] as const) {
+      const { code, stdout, stderr } = await launch(entry, fresh, env).exited;
+      expect([entry, code, stdout, stderr]).toEqual([entry, 1, '', line]);
+    }
+    expect(server.log).toHaveLength(1);
+    const pool = createPool(database.url, { name: 'spec', max: 1 });
+    expect((await pool.query(`select from pg_tables where schemaname <> all ('{pg_catalog,information_schema}')`)).rowCount).toBe(0);
+    await pool.end();
+    server.kill();
+    await Promise.all([fresh.remove(), database.drop()]);
   });
 
   test('the database was written by a newer version', async () => {
