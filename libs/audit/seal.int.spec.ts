@@ -1,0 +1,132 @@
+/** The seal of a KurrentDB into which other programs write too: the same leaves from every release, and a true verdict. */
+import { afterEach, beforeEach, expect, test } from '@jest/globals';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import {
+  createSubscriber,
+  type EventStore,
+  eventStoreMigrations,
+  openEventStore,
+  type Position,
+  postgresCheckpoint,
+  resetCheckpoint,
+} from '#eventstore';
+import { createLogger, createPool, migrate, newKeyRing, type Pool, transaction } from '#platform';
+import { newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
+import { KurrentDbDouble } from '../../test/support/kurrentdb-double.js';
+import { freshDatabase } from '../../test/support/postgres.js';
+import { BrokenPromise, LOG_SEAL, logSeal, logSealMigration, logState, type ProvePorts, signLog } from './seal.js';
+import { verifyLog } from './verify.js';
+
+let double: KurrentDbDouble;
+let store: EventStore;
+let pool: Pool;
+let seal: ProvePorts;
+const cleanUps: (() => unknown)[] = [];
+const openDatabase = async (): Promise<Pool> => {
+  const database = await freshDatabase();
+  const opened = createPool(database.url, { name: 'spec', max: 4 });
+  cleanUps.push(() => opened.end().then(() => database.drop()));
+  await migrate(opened, [...eventStoreMigrations, logSealMigration]);
+  return opened;
+};
+beforeEach(async () => {
+  double = await new KurrentDbDouble().start();
+  pool = await openDatabase();
+  store = await openEventStore(double.url(), '', pool, createLogger('silent', 'spec'));
+  const folder = await mkdtemp(join(tmpdir(), 'payfold-seal-'));
+  cleanUps.push(
+    () => rm(folder, { recursive: true }),
+    () => double.kill(),
+    () => store.close(),
+  );
+  seal = { db: pool, store, keys: newKeyRing(), folder, now: () => Date.now() };
+});
+afterEach(async () => {
+  for (const cleanUp of cleanUps.splice(0).reverse()) await cleanUp();
+});
+
+const sealUntil = async (position: Position, db = pool) =>
+  createSubscriber(logSeal, { store, checkpoint: postgresCheckpoint(db, LOG_SEAL) }).runUntil(position, { timeoutMs: 10_000 });
+const sealAll = async (db = pool) => sealUntil((await store.head())!, db);
+const verdict = async (db = pool) => {
+  const { size, root, checks } = await verifyLog({ ...seal, db, headFolder: seal.folder });
+  return { size, root, findings: checks.flatMap(({ name, ok, detail }) => (ok ? [] : `${name}: ${detail}`)) };
+};
+const foreign = (stream: string) => {
+  double.write(stream, [{ type: 'OrderPlaced', data: { cents: 1 }, meta: { by: 'shop' } }]);
+  return double.log.length - 1;
+};
+/** Three events of ours, one of another program, two of a stream that only a newer release knows, one of another program, one of ours. */
+const writeLog = async () => {
+  const stream = newStream();
+  const third = await store.append(stream, 'no_stream', newEvents(3));
+  const order = foreign('orders-7');
+  await store.append(newStream('invoice-'), 'no_stream', [newEvent({}, 'InvoiceSent'), { ...newEvent({}, 'InvoicePaid'), v: 9 }]);
+  foreign(newStream());
+  await store.append(stream, 2n, newEvents(1));
+  return { third: third.position, order };
+};
+
+test('streams of a newer release are sealed, events of other programs are not; when they are sealed makes no difference', async () => {
+  await writeLog();
+  await sealAll();
+  await writeLog();
+  foreign('orders-8');
+  await sealAll();
+  const inParts = await verdict();
+  expect(inParts).toMatchObject({ size: 12, findings: [] });
+  const later = await openDatabase();
+  await sealAll(later);
+  expect(await verdict(later)).toEqual(inParts);
+});
+
+const change = (index: number, to: { metadata?: object; data?: object }) => {
+  const bytes = (value: object | undefined) => value && Buffer.from(JSON.stringify(value));
+  const { metadata, data } = double.log[index]!;
+  double.log[index] = { ...double.log[index]!, metadata: bytes(to.metadata) ?? metadata, data: bytes(to.data) ?? data };
+};
+
+test('the verdict does not depend on events of other programs', async () => {
+  const { order } = await writeLog();
+  await sealAll();
+  change(order, { data: { cents: 2 } });
+  foreign('orders-9');
+  expect((await verdict()).findings).toEqual([]);
+});
+
+test.each([
+  ['made to look as if another program wrote it', (): void => change(4, { metadata: { by: 'shop' } })],
+  ['changed, of a stream that this release does not know', (): void => change(4, { data: { cents: 9 } })],
+  [
+    'of another program, made to look like ours',
+    (): void => change(3, { metadata: { v: 1, recordedAt: '', actor: { type: 'system', id: '' }, correlationId: '' } }),
+  ],
+])('an event that was %s is found', async (_, tamper) => {
+  await writeLog();
+  await sealAll();
+  expect((await verdict()).findings).toEqual([]);
+  tamper();
+  expect((await verdict()).findings).toContainEqual(expect.stringMatching(/^events: the event at position 0+\d+:0+\d+ \(.* was changed/));
+});
+
+test('a seal that is made again waits for what was signed, also behind an event of another program; not behind one of ours that it left out', async () => {
+  const { third, order } = await writeLog();
+  await sealAll();
+  await signLog(seal);
+  await pool.query(`delete from log_tile; delete from log_head; update log_state set size = 0, position = ''`);
+  const moveTo = (position: Position | null) => transaction(pool, (client) => resetCheckpoint(client, LOG_SEAL, position));
+  const at = (index: number) => Array(2).fill(String(double.log[index]!.position).padStart(20, '0')).join(':') as Position;
+  await moveTo(null);
+  await sealUntil(third);
+  expect(await logState(pool)).toMatchObject({ size: 3, position: third });
+  await moveTo(at(order));
+  expect(await signLog(seal)).toBeNull();
+  await moveTo(at(order + 1));
+  await expect(signLog(seal)).rejects.toThrow(BrokenPromise);
+  await moveTo(at(order));
+  await sealAll();
+  expect(await signLog(seal)).toMatchObject({ head: { size: 6 } });
+  expect((await verdict()).findings).toEqual([]);
+});
