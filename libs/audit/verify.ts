@@ -244,8 +244,15 @@ class StoredTiles {
 /** What became of the event at a place: tried against what was sealed around it. */
 const nameDifference = async ({ store, db }: VerifyPorts, event: Recorded, index: number, size: number): Promise<string> => {
   const name = `the event at position ${event.position} (${event.type} ${event.id} in ${event.stream})`;
-  if (!/^\d+$/.test(event.position)) return `${name} was changed`;
   const sealed = await sealedHashes(db, index, Math.min(size, index + NEIGHBOURS));
+  if (!/^\d+$/.test(event.position)) {
+    // Positions that do not count events stay as they are when another event comes or goes.
+    const removed = sealed.findIndex((hash) => hash.equals(eventHash(event)));
+    if (removed > 0) return `${removed === 1 ? 'the event' : `${removed} events`} sealed before ${name} ${removed === 1 ? 'was' : 'were'} removed`;
+    for await (const batch of store.readAll(event.position, { max: NEIGHBOURS }))
+      if (batch.some((one) => sealed[0]!.equals(eventHash(one)))) return `${name} was inserted`;
+    return `${name} was changed`;
+  }
   const places = sealed.map((_, offset) => String(BigInt(event.position) + BigInt(offset)).padStart(event.position.length, '0') as Position);
   const at = (one: Recorded, offset: number) => eventHash({ ...one, position: places[offset]! });
   const around: Recorded[] = [];
