@@ -1,10 +1,11 @@
 /** Looking for drift while the database goes away: the caller is told once, and nothing is left that nobody catches, which would end the worker. */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
-import { memoryEventStore, prepareReadModels, searchPathOf, type Recorded } from '#eventstore';
+import { type EventStore, memoryEventStore, openEventStore, prepareReadModels, readStreams, type Recorded, searchPathOf } from '#eventstore';
 import type { Json } from '#kernel';
 import { paymentListModel, type PaymentTerms } from '#payments';
-import { createPool, migrate, PAGE_ROWS, type Pool, type Queryable, systemIds, transaction } from '#platform';
+import { createLogger, createPool, migrate, PAGE_ROWS, type Pool, type Queryable, systemIds, transaction } from '#platform';
 import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
+import { KurrentDbDouble } from '../../test/support/kurrentdb-double.js';
 import { freshDatabase } from '../../test/support/postgres.js';
 import { checkPayments, driftFound, findDrift, MAX_DIFFERENCES } from './drift.js';
 import { journalModel } from '#ledger';
@@ -56,6 +57,23 @@ test.each(['drift-journal-text', 'drift-journal'])('a payment that the journal b
   expect((await look()).map(({ message }) => message)).toContainEqual(expect.stringMatching(/\(R1\) is missing/));
 });
 
+test('a payment whose stream another program wrote into is a difference; the others are compared', async () => {
+  const double = await new KurrentDbDouble().start();
+  const store = await openEventStore(double.url(), '', pool, createLogger('silent', 'spec'));
+  const [broken, sound] = [await charged(store), await charged(store)];
+  const events = (await readStreams(store, [`payment-${broken}`, `payment-${sound}`])).flat();
+  await transaction(pool, (client) => paymentListModel.apply(client, events));
+  await transaction(pool, (client) => journalModel.apply(client, events));
+  const look = async () => (await findDrift({ store, db: pool, now: () => Date.now() })).differences;
+  expect(await look()).toEqual([]);
+  double.write(`payment-${broken}`, [{ type: 'OrderPlaced', data: {}, meta: 'none' }]);
+  const found = await look();
+  expect(new Set(found.map(({ paymentId }) => paymentId))).toEqual(new Set([broken]));
+  expect(found.map(({ kind }) => kind)).toEqual(expect.arrayContaining(['list', 'journal']));
+  await store.close();
+  double.kill();
+});
+
 test('a report lists the first differences, and counts the others', async () => {
   const more = 25;
   await pool.query(
@@ -85,7 +103,7 @@ test('of what the sweep has found, all is shown', async () => {
 });
 
 /** A payment in a store: asked for, and charged. */
-const charged = async (store: ReturnType<typeof memoryEventStore>): Promise<string> => {
+const charged = async (store: EventStore): Promise<string> => {
   const ids = systemIds(() => Date.now());
   const [paymentId, attemptId] = [ids.uuid(), ids.uuid()];
   const account = { gateway: 'simulator', merchantAccount: 'mid', credentialsRef: 'sandbox', environment: 'sandbox' as const };

@@ -398,7 +398,7 @@ const read = async (ports: DriftPorts, ids: readonly string[]): Promise<ReadPage
   // Checkpoints first, events last: the rows stand at or after the ones, at or before the others.
   const at = await readCheckpoints(ports);
   const told = await readTold(db, ids);
-  return { ids, at, told, streams: await readStreams(store, ids.map(paymentStream)) };
+  return { ids, at, told, streams: await readStreams(store, ids.map(paymentStream), { skipUnreadable: true }) };
 };
 
 const checkRead = async (ports: DriftPorts, { ids, at, told, streams }: ReadPage, until: string): Promise<Checked> => {
@@ -419,7 +419,7 @@ const lookClosely = async (ports: DriftPorts, ids: readonly string[]): Promise<D
   const { store, db, now } = ports;
   const at = await readCheckpoints(ports);
   const rows = await readRows(db, ids);
-  const streams = await readStreams(store, ids.map(paymentStream));
+  const streams = await readStreams(store, ids.map(paymentStream), { skipUnreadable: true });
   return ids.flatMap((id, index) => checkPayment(id, streams[index]!, at, rows, now()));
 };
 

@@ -90,15 +90,24 @@ export interface EventStore {
 /** Streams that are read at the same time where the store reads one by one. */
 const PARALLEL_READS = 16;
 
-/** {@link EventStore.readStreams} of any store. Throws {@link Unavailable}. */
-export const readStreams = async (store: EventStore, streams: readonly string[]): Promise<readonly (readonly Recorded[])[]> => {
+/** {@link EventStore.readStreams} of any store. Throws {@link Unavailable}. `skipUnreadable`: an {@link UnreadableStream} has no events. */
+export const readStreams = async (
+  store: EventStore,
+  streams: readonly string[],
+  { skipUnreadable = false }: { skipUnreadable?: boolean } = {},
+): Promise<readonly (readonly Recorded[])[]> => {
   if (store.readStreams) return store.readStreams(streams);
   const found: Recorded[][] = streams.map(() => []);
   let next = 0;
   await Promise.all(
     Array.from({ length: PARALLEL_READS }, async () => {
       for (let index = next++; index < streams.length; index = next++)
-        for await (const event of store.read(streams[index]!)) found[index]!.push(event);
+        try {
+          for await (const event of store.read(streams[index]!)) found[index]!.push(event);
+        } catch (error) {
+          if (!(skipUnreadable && error instanceof UnreadableStream)) throw error;
+          found[index] = [];
+        }
     }),
   );
   return found;
@@ -130,6 +139,17 @@ export class Unavailable extends Error {
   constructor(message: string, options?: ErrorOptions) {
     super(message, options);
     this.name = 'Unavailable';
+  }
+}
+
+/** Somebody deleted the stream, or wrote an event of another program into it. Nothing can be decided on it. */
+export class UnreadableStream extends Error {
+  constructor(
+    readonly stream: string,
+    reason: string,
+  ) {
+    super(`${stream}${reason}`);
+    this.name = 'UnreadableStream';
   }
 }
 

@@ -14,6 +14,7 @@ export {
   type Recorded,
   type SubscriptionItem,
   Unavailable,
+  UnreadableStream,
 } from './event-store.js';
 export { defineEvents, type DomainEvent, type EventTypes } from './events.js';
 export { memoryEventStore } from './memory.js';

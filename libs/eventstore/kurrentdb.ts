@@ -19,6 +19,7 @@ import {
   Conflict,
   OutcomeUnknown,
   Unavailable,
+  UnreadableStream,
   type EventStore,
   type Expected,
   type Meta,
@@ -206,7 +207,7 @@ const eventOf = ({ event }: ResolvedEvent) => {
 /** An event of a stream that a command reads: its decision would be a guess beside an event that is not ours. */
 const recorded = (resolved: ResolvedEvent): Recorded => {
   const event = eventOf(resolved);
-  if (!isOurs(event)) throw new Fault(`${event.streamId}@${event.revision}: not an event of Payfold`);
+  if (!isOurs(event)) throw new UnreadableStream(event.streamId, `@${event.revision}: not an event of Payfold`);
   return toRecorded(event);
 };
 
@@ -490,7 +491,7 @@ class KurrentDbEventStore implements EventStore {
   async *read(stream: string, from = 0n, max = Number.POSITIVE_INFINITY): AsyncGenerator<Recorded, void, void> {
     for (let left = max; left > 0;) {
       const count = Math.min(left, PAGE_EVENTS);
-      const events = await this.page((client) =>
+      const events = await this.page(stream, (client) =>
         client.readStream(stream, { fromRevision: from, maxCount: count, requiresLeader: true, ...this.connection.user }),
       );
       for (const event of events) yield event;
@@ -607,8 +608,12 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /** All events of one bounded read, repeated until the time is up. A stream that does not exist has none. */
-  private async page(read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<Recorded[]> {
-    return (await this.raw(read)).map(recorded);
+  private async page(stream: string, read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<Recorded[]> {
+    const events = await this.raw(read).catch((error: unknown) => {
+      const { type } = (asError(error).cause ?? {}) as { type?: string };
+      throw type === 'stream-deleted' ? new UnreadableStream(stream, ': it was deleted') : error;
+    });
+    return events.map(recorded);
   }
 
   private async raw(read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<ResolvedEvent[]> {
