@@ -142,7 +142,7 @@ export class Unavailable extends Error {
   }
 }
 
-/** Somebody deleted the stream, or wrote an event of another program into it. Nothing can be decided on it. */
+/** The stream was deleted, or another program wrote an event into it. Nothing can be decided on it. */
 export class UnreadableStream extends Error {
   constructor(
     readonly stream: string,
