@@ -136,7 +136,7 @@ export const listAuditKeys = async (db: Queryable): Promise<AuditKeyRow[]> => {
   }));
 };
 
-/** Who reads. */
+/** The reader. */
 export interface AuditCaller {
   readonly keyId: string;
   readonly role: AuditRole;
@@ -144,7 +144,10 @@ export interface AuditCaller {
 
 const NO_HASH = Buffer.alloc(32);
 
-/** Whose key it is. Missing, unknown, revoked, of the other environment, or a partner's credential → 401; the same path and time for each (C51). */
+/**
+ * The key that a credential belongs to. Missing, unknown, revoked, of the other environment, or a partner's credential → 401, by the same path and in
+ * the same time (C51).
+ */
 export const authenticateAudit = async (
   authorization: readonly string[],
   { db, keys, environment }: Pick<AuditKeyPorts, 'db' | 'keys' | 'environment'>,

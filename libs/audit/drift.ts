@@ -33,7 +33,7 @@ export type DriftKind = 'list' | 'journal' | 'amounts' | 'settlement' | 'books';
 export interface Difference {
   readonly kind: DriftKind;
   readonly paymentId: string | null;
-  /** Place in the log of what is told otherwise; null where it is a sum. */
+  /** Position in the log of the differing fact. null: the difference is in a sum. */
   readonly position: string | null;
   readonly message: string;
 }
@@ -63,7 +63,7 @@ export const MAX_DIFFERENCES = 1_000;
 const PAGE_PAYMENTS = 100;
 /** Read while one is looked at. */
 const PAGES_AHEAD = 3;
-/** A settlement's line follows the payment's own fact within moments; a crash in between is mended by the next round. */
+/** A line of settlement follows the payment's own fact within moments. After a crash in between the next round completes it. */
 const LINE_FOLLOWS_MS = 10 * 60_000;
 
 interface Checkpoints {
@@ -87,7 +87,7 @@ const readCheckpoints = async ({ db, rules }: DriftPorts): Promise<Checkpoints> 
   };
 };
 
-/** What rows of the list are looked up by, in the order of their columns. */
+/** The columns by which rows of the list are looked up, in order. */
 const FOUND_UNDER = ['account', 'portal', 'creation', 'status', 'open attempt', 'open since'] as const;
 
 interface Rows {
@@ -98,7 +98,7 @@ interface Rows {
 }
 
 const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> => {
-  // Together: were they awaited one by one, those that fail behind the first would have nobody to catch them.
+  // Awaited together: if they were awaited one by one, a failure behind the first would be an unhandled rejection.
   const [list, journal, legs] = await Promise.all([
     db.query<{ payment_id: string; revision: string; found: (string | null)[]; state: Payment }>({
       name: 'drift-list',
@@ -149,7 +149,7 @@ const grouped = (entries: readonly JournalEntry[]): Map<string, JournalEntry[]> 
   return groups;
 };
 
-/** Rules whose entries stand in a payment's own stream; those of settlement lines name their line. */
+/** Rules whose entries come from a payment's own stream. Those of settlement lines name their line. */
 const PAYMENT_RULES: readonly Rule[] = ['R1', 'R2', 'R3', 'R4', 'R5', 'R7', 'R8', 'R9', 'R11', 'R12', "R12'", "R12''", 'R14'];
 const isOfPayment = ({ rule, part }: JournalEntry): boolean => part === null && PAYMENT_RULES.includes(rule);
 
@@ -260,7 +260,7 @@ const compareEntries = (
   for (const extra of byId.values()) differs(extra.position, `entry ${extra.entryId} (${extra.rule}) belongs to no event`);
 };
 
-/** What the payment's own state says of money, against sums over its entries. */
+/** The money by the payment's own state, against sums over its entries. */
 const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>, entries: readonly JournalEntry[]): string[] => {
   const charge: Charged | null = payment.phase === 'charged' ? payment : null;
   const legs = charge?.legs ?? [];
@@ -300,7 +300,7 @@ const firstDifference = (right: unknown, wrong: unknown, path = ''): string => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Nearly every payment agrees, and text says so at a fraction of the cost of taking rows apart. Only what does not is looked at closely, above.
 
-/** A payment as list, journal and register tell it, in the bytes that they keep. */
+/** A payment as list, journal and register hold it, in their bytes. */
 interface Told {
   /** As `paymentListRow` has it. */
   readonly list?: readonly (string | null)[];
@@ -337,7 +337,7 @@ const readTold = async (db: Queryable, ids: readonly string[]): Promise<Readonly
 
 interface Replayed {
   readonly payment: Payment;
-  /** Its row in the list; the folded state is the last of it. null where it has none. */
+  /** Its row in the list, whose last column is the folded state. null: it has none. */
   readonly row: readonly (string | null)[] | null;
   /** Revision of its last event. */
   readonly revision: string;
@@ -359,7 +359,7 @@ const replay = (paymentId: string, events: readonly Recorded[], at: Checkpoints)
   return { payment, row, revision: String(events.length - 1), books, entries };
 };
 
-/** True where all of it is told up to the last event, as the replay has it. False says nothing yet. */
+/** true if all of it is shown up to the last event, as in the replay. false proves nothing yet. */
 const agrees = ({ payment, row, revision, books, entries }: Replayed, { list, journal, lines = '', settled }: Told): boolean => {
   if (!list || !row || !isVisible(payment) || !journal) return false;
   const legs = payment.phase === 'charged' ? payment.legs : [];
@@ -443,7 +443,7 @@ const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, 
     const ids = await paymentIdsAfter(ports.db, after);
     if (ids.length === 0) break;
     const page = read(ports, ids);
-    // Whoever takes it is told; until then nobody listens.
+    // The caller gets the error; until then there is no listener.
     page.catch(() => undefined);
     reading.push(page);
     if (reading.length > PAGES_AHEAD) yield await reading.shift()!;
@@ -452,7 +452,7 @@ const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, 
   for (const page of reading) yield await page;
 };
 
-/** Compares everything. `streams`: payment streams in the log, where somebody has counted them. */
+/** Compares everything. `streams`: the number of payment streams in the log, if it is known. */
 export const findDrift = async (
   ports: DriftPorts,
   { streams = null, onProgress }: { streams?: number | null; onProgress?: (payments: number) => void } = {},
@@ -601,7 +601,7 @@ export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> =
   return differences;
 };
 
-/** What the sweep has found and is not mended, and how far it has come. */
+/** The differences that the sweep has found and that still stand, and how far it has come. */
 export const driftFound = async (db: Queryable) => {
   const { rows: sweep } = await db.query<{ payments: string; completed_at: Date | null }>('select payments, completed_at from drift_sweep');
   const found = everyRow<FoundDifference>(async (after, limit) => {

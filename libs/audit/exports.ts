@@ -13,7 +13,7 @@ export interface ReportQuery {
   /** RFC 3339; null: unbounded. */
   readonly from: string | null;
   readonly to: string | null;
-  /** What was known then; for reports over the journal. */
+  /** As it was known then; for reports over the journal. */
   readonly asOf: string | null;
   /** `after` of a page before. */
   readonly after: string | null;
@@ -35,7 +35,7 @@ interface Report {
   readonly columns: readonly string[];
   /** Of the cents columns, which a control total makes sense of. */
   readonly totals: readonly string[];
-  /** The read model whose place in the log says how complete the report is; the journal where it is read from none (keys, deliveries, the log itself). */
+  /** The read model whose checkpoint says how complete the report is. The journal, if the report reads none (keys, deliveries, the log itself). */
   readonly projection: ReadModel;
   /** Only for auditors. */
   readonly auditorsOnly?: true;
@@ -160,7 +160,7 @@ const ACCOUNTED = `journal_entry e cross join unnest(e.accounts, e.cents) as p (
   where e.booked_at >= $1::timestamptz and e.booked_at < $2::timestamptz and e.recorded_at <= $3::timestamptz`;
 const movement = (condition: string) => `coalesce(sum(-p.cents) filter (where ${condition}), 0)`;
 
-/** Who among people did something: payments, exceptions, adjustments, and what administrators changed. */
+/** Actions of people: on payments, on exceptions, adjustments, and changes by administrators. */
 const staffActions: Report = {
   title: 'Staff actions: who did what, and why',
   columns: ['recorded_at', 'actor_type', 'actor', 'event', 'stream', 'reason', 'event_id', 'position'],

@@ -37,7 +37,7 @@ const SPKI = Buffer.from('302a300506032b6570032100', 'hex');
 const ED25519 = 1;
 const KEY_HASH_BYTES = 4;
 
-/** Whoever signs heads of one log. */
+/** The signer of one log's heads. */
 export interface HeadKey {
   readonly name: string;
   readonly publicKey: Buffer;
@@ -75,7 +75,7 @@ export const signHead = (head: Head, keys: KeyRing): string => {
 
 export class ForgedHead extends Error {}
 
-/** Opens a signed head. Throws {@link ForgedHead} where it is none, or none of these keys signed it. */
+/** Opens a signed head. Throws {@link ForgedHead} if the text is no head, or none of these keys signed it. */
 export const openHead = (note: string, keys: readonly HeadKey[]): Head => {
   const [, text, signatures] = /^([^]*?\n)\n((?:— [^\n]+\n)+)$/.exec(note) ?? [];
   const lines = text?.split('\n') ?? [];
@@ -138,7 +138,7 @@ export const writeKeys = (folder: string, keys: readonly HeadKey[]): void => {
   writeFileSync(join(folder, 'keys.txt'), keys.map(({ vkey }) => `${vkey}\n`).join(''), { mode: 0o644 });
 };
 
-/** All files of heads in a folder, oldest first; none where there is no folder. */
+/** All files of heads in a folder, oldest first. None if there is no folder. */
 export const headFiles = (folder: string): string[] =>
   existsSync(folder) && statSync(folder).isDirectory()
     ? readdirSync(folder, { recursive: true, encoding: 'utf8' })

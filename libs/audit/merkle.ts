@@ -30,7 +30,7 @@ export const nodeHash = (left: Uint8Array, right: Uint8Array): Buffer => {
 /** Root of the empty tree. */
 export const EMPTY_ROOT = sha256(Buffer.alloc(0));
 
-/** What of an event is sealed: all that a reader is shown. The store's own clock is not. */
+/** The sealed content of an event: everything that a reader is shown. The store's own clock is not sealed. */
 export const leafOf = ({ position, stream, revision, type, id, v, data, meta }: Recorded) => ({
   position,
   stream,
@@ -65,7 +65,7 @@ export const tileRoot = (tile: Uint8Array): Buffer => {
 /** Hashes of a tile, one after the other; at least as many as the size asked about needs. */
 export type FetchTile = (level: number, number: number) => Promise<Uint8Array>;
 
-/** Remembers what was fetched, for one piece of work. */
+/** Keeps fetched tiles, for one piece of work. */
 export const rememberingTiles = (fetch: FetchTile): FetchTile => {
   const known = new Map<string, Promise<Uint8Array>>();
   return (level, number) => {

@@ -116,7 +116,7 @@ export const projectionDigest = ({ digest, payments, position, differences }: Dr
   return { sha256: digest, payments, position };
 };
 
-/** The manifest of one export: what was asked, and what came of it at which place of the log. */
+/** The manifest of one export: its question, its result, and the position in the log. */
 export interface ExportManifest extends Exported {
   readonly report: ReportName;
   readonly format: ExportFormat;
@@ -125,7 +125,10 @@ export interface ExportManifest extends Exported {
   readonly position: string | null;
   /** The newest signed head over the log; null: none is signed yet. */
   readonly head: { readonly size: number; readonly root: string } | null;
-  /** Of all folded payments, as a comparison with their replay found them just before; null: nobody asked for one, which takes as long as `audit drift`. */
+  /**
+   * Of all folded payments, as a comparison with their replay found them just before. null: no digest was requested, since it takes as long as `audit
+   * drift`.
+   */
   readonly digest: ProjectionDigest | null;
   /** Of the bytes that were written, the heading among them. */
   readonly sha256: string;

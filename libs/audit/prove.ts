@@ -36,7 +36,7 @@ export const provePayment = async (ports: ProvePorts, paymentId: string): Promis
   return proveEvents(ports, events, signed);
 };
 
-/** Proofs of events to a signed head. An event that is not what was sealed cannot be proved, and says so. */
+/** Proofs of events to a signed head. If an event is not the one that was sealed, the proof fails and says so. */
 export const proveEvents = async (
   ports: ProvePorts,
   events: readonly Recorded[],

@@ -18,7 +18,7 @@ import {
 import type { Queryable } from '#platform';
 import { type Books, journalise, policyAt, type PostingRules, rulePolicies } from '#ledger';
 
-/** Up to where history is told; nothing named: all of it. */
+/** The end of the replay. Nothing named: all of history. */
 export interface Until {
   /** RFC 3339, inclusive: what had been recorded. */
   readonly asOf?: string | undefined;
@@ -47,7 +47,7 @@ export interface PaymentThen {
   readonly position: string;
 }
 
-/** A payment as it was. Where there was none yet → PAYMENT_NOT_FOUND. */
+/** A payment as it was. If there was none yet → PAYMENT_NOT_FOUND. */
 export const paymentAsOf = async (store: EventStore, paymentId: string, end: Until): Promise<PaymentThen> => {
   const events: Recorded[] = [];
   for await (const event of store.read(paymentStream(paymentId))) events.push(event);
@@ -73,7 +73,7 @@ export interface Moment {
   readonly effectiveAt: string | null;
   readonly actor: Recorded['meta']['actor'];
   readonly correlationId: string;
-  /** What the payment was after it. */
+  /** The state of the payment after it. */
   readonly status: PaymentStatus | null;
   /** Version of the fee configuration that gave the fee; with the intent. */
   readonly feeVersion: number | null;

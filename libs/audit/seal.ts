@@ -169,8 +169,8 @@ export interface ProvePorts extends HeadPorts {
 }
 
 /**
- * A seal that was lost with its database, while events and heads were not, goes on under the origin that the heads name: made again from the log, it has to come to
- * them again. Before the sealer starts. Heads that cannot be read, or that none of our keys signed, change nothing.
+ * If the seal was lost with its database, but events and heads were not, it continues under the origin that the heads name: made again from the log,
+ * it must reach them again. Runs before the sealer starts. Heads that cannot be read, or that none of our keys signed, change nothing.
  */
 export const resumeSeal = async ({ db, keys, folder }: Pick<HeadPorts, 'db' | 'keys' | 'folder'>): Promise<void> => {
   // Without its state the seal stops; the service need not.
@@ -192,10 +192,7 @@ const signedOrigin = (folder: string, keys: KeyRing): string | null => {
   }
 };
 
-/**
- * The sealer has not come to what was signed, but the log reaches it, and the sealer's own place says the same as the tree: what is missing in the tree is not
- * missing in the log.
- */
+/** The sealer has not reached the signed size yet, but the log does, and checkpoint and tree agree: the tree lacks leaves, not the log. */
 const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<boolean> => {
   const end = await store.head();
   if (end === null || end < signed.position) return false;
@@ -211,7 +208,7 @@ const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<b
   return true;
 };
 
-/** What was signed does not begin the tree any more: the log was changed, and nothing may be signed over it. */
+/** The tree no longer begins with the signed one: the log was changed. Nothing may be signed over it. */
 export class BrokenPromise extends Error {}
 
 /** The head that was signed last, in the database or beside it; null while there is none. */
@@ -225,8 +222,8 @@ export const lastHead = async ({ db, keys, folder }: HeadPorts): Promise<{ head:
 };
 
 /**
- * Signs the tree as it is now, unless nothing was added since the last head; null while there is nothing to sign, or not yet as much as was signed before.
- * Throws {@link BrokenPromise} where the last head is no beginning of it any more, ForgedHead where that is none of ours.
+ * Signs the present tree, unless nothing was added since the last head. null: there is nothing to sign, or less than was signed before. Throws {@link
+ * BrokenPromise} if the tree no longer begins with the last head, ForgedHead if that head is not ours.
  */
 export const signLog = async (ports: ProvePorts): Promise<{ head: Head; note: string } | null> => {
   const { db, keys, folder, now } = ports;

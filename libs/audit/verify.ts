@@ -115,7 +115,7 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
   await roots.end(tree.size, size);
   if (tree.size < size && !events.any)
     events.add(`the log ends after ${tree.size} events (position ${last || 'none'}); ${size} were sealed, up to position ${position}`);
-  // A log that was cut short together with its tiles has only its heads to tell of it.
+  // If a log was cut short together with its tiles, only its heads show that.
   for (const head of signed.slice(nextHead))
     if (head.size > size) heads.add(`${head.where} was signed at ${head.at} over ${head.size} events; only ${size} are sealed now`);
   return {
@@ -152,7 +152,7 @@ const readHeads = async ({ db, keys, headFolder }: VerifyPorts, origin: string, 
     .sort((a, b) => a.size - b.size);
 };
 
-/** null: the event; else what is said of the tile. */
+/** null: the event; else the finding about the tile. */
 type Guilty = string | null;
 
 /** The tiles as they are stored, read in their order, level by level as they fill up. */
@@ -166,7 +166,7 @@ class StoredTiles {
     private readonly findings: Findings,
   ) {}
 
-  /** Compares the leaves from `first` on, at most a tile of them, with what is stored. */
+  /** Compares the leaves from `first` on, at most a tile of them, with the stored ones. */
   async compare(
     leaves: readonly { readonly event: Recorded; readonly hash: Buffer }[],
     /** Of a full tile. */
@@ -194,7 +194,7 @@ class StoredTiles {
     }
   }
 
-  /** A full tile's root belongs on the level above; from there on what is stored is held against what is stored. */
+  /** The root of a full tile stands on the level above. From there on stored hashes are compared with stored hashes. */
   private async addRoot(level: number, index: number, root: Buffer, genuine: boolean): Promise<void> {
     const stored = await this.storedNode(level, index);
     if (genuine && !stored?.equals(root))
@@ -206,7 +206,7 @@ class StoredTiles {
     await this.addRoot(level + 1, Math.floor(index / TILE_HASHES), tileRoot(Buffer.concat(nodes)), true);
   }
 
-  /** What is stored beyond the tree was put there by somebody else. */
+  /** Tiles beyond the tree were not written by the sealer. */
   async end(read: number, size: number): Promise<void> {
     if (read !== size) return;
     const { rows } = await this.db.query<{ level: number; number: string; held: number }>(
@@ -241,7 +241,7 @@ class StoredTiles {
   }
 }
 
-/** What became of the event at a place: tried against what was sealed around it. */
+/** Names the difference: tries the event against the hashes that were sealed around it. */
 const nameDifference = async ({ store, db }: VerifyPorts, event: Recorded, index: number, size: number): Promise<string> => {
   const name = `the event at position ${event.position} (${event.type} ${event.id} in ${event.stream})`;
   const sealed = await sealedHashes(db, index, Math.min(size, index + NEIGHBOURS));

@@ -52,7 +52,7 @@ export type AdjustmentEvent = ManualAdjustment | PeriodEvent | PostingRuleChange
 const MAX_ADJUSTMENT_CENTS = 100_000_000_000;
 const MAX_ADJUSTMENT_POSTINGS = 20;
 
-/** What is asked for must balance, over accounts of the chart. Refuses with VALIDATION_ERROR. */
+/** The postings must balance, over accounts of the chart. Refuses with VALIDATION_ERROR. */
 export const adjust = (at: string, data: ManualAdjustment['data']): ManualAdjustment => {
   const refuse = (message: string) => new ServiceError('VALIDATION_ERROR', message);
   const { postings } = data;
@@ -72,7 +72,7 @@ export const adjust = (at: string, data: ManualAdjustment['data']): ManualAdjust
 export interface Periods {
   /** RFC 3339; null: none is closed. */
   readonly closedTo: string | null;
-  /** The closing whose trial balance is not recorded yet. */
+  /** The closed period whose trial balance is not recorded yet. */
   readonly open: { readonly from: string | null; readonly to: string } | null;
 }
 

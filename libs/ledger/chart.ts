@@ -6,7 +6,7 @@
 /** Decides how a balance reads: assets and expenses are debits by nature, the others credits. */
 export type AccountType = 'assets' | 'liabilities' | 'revenue' | 'expense' | 'equity';
 
-/** Funding goes here where nobody named a bank account: the operator has one. */
+/** Funding goes here if no bank account was named: the operator has one. */
 export const OPERATING_BANK = 'operating';
 
 /** A colon parts segments, and two spaces end an account in hledger's text; neither may come from outside. */
@@ -18,19 +18,19 @@ export const account = {
   unsettled: (mid: string) => `assets:processor:${segment(mid)}:unsettled`,
   /** Settled, not yet funded. */
   inTransit: (mid: string) => `assets:processor:${segment(mid)}:in_transit`,
-  /** The operator's bank; only what was funded. */
+  /** The operator's bank account; only funded money. */
   bank: (bankAccount: string) => `assets:bank:${segment(bankAccount)}`,
   /** Taken back by the processor, outcome open. */
   disputes: (mid: string) => `assets:disputes:${segment(mid)}`,
   /** Principal that is owed to the agency; in debit the agency owes us. */
   payable: (portalId: string) => `liabilities:agency:${segment(portalId)}:payable`,
-  /** Settlement lines that nobody has explained. */
+  /** Settlement lines that are not explained yet. */
   suspense: (mid: string) => `liabilities:suspense:${segment(mid)}`,
   /** Fees charged, less voids. */
   serviceFee: (portalId: string) => `revenue:service_fee:${segment(portalId)}`,
   /** Fees given back after settlement; takes revenue away. */
   serviceFeeRefunded: (portalId: string) => `revenue:service_fee_refunded:${segment(portalId)}`,
-  /** What the processor keeps. */
+  /** What the processor keeps for its service. */
   processing: (mid: string) => `expense:processing:${segment(mid)}`,
   disputeFee: (mid: string) => `expense:dispute_fee:${segment(mid)}`,
   /** Fees lost with lost disputes; the operator bears them, the agency its principal. */

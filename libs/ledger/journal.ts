@@ -48,7 +48,7 @@ const INDEXES = `
   create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16);
   create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16)`;
 
-/** Whoever reads the books brings them up to date first; until then they may gather. */
+/** Every reader of the books brings them up to date first; until then they may gather events. */
 const LINGER_MS = 500;
 
 export const journalModel: ReadModel = {
@@ -80,7 +80,7 @@ export interface Policy {
   readonly rules: RulesInForce;
 }
 
-/** What one event posts. Throws at an event type or version that this program does not know, and where an entry does not balance. */
+/** The entries of one event. Throws at an event type or version that this program does not know, and if an entry does not balance. */
 export const journalise = (
   recorded: Recorded,
   books: Books,
@@ -338,9 +338,9 @@ export interface Balance {
 }
 
 export interface BalanceQuery {
-  /** What was known then (RFC 3339, inclusive); null: all that is known. */
+  /** As it was known then (RFC 3339, inclusive). null: all that is known. */
   readonly asOf: string | null;
-  /** What had taken effect before then (exclusive); null: whenever. */
+  /** What had taken effect before then (exclusive). null: without limit. */
   readonly effectiveTo: string | null;
 }
 
@@ -370,7 +370,7 @@ const balanceOf = (account: string, debit: string, credit: string): Balance => {
   return { account, debitCents: Number(debitCents), creditCents: Number(creditCents), balanceCents: Number(debitCents - creditCents) };
 };
 
-/** What lies in suspense, of all merchant accounts, whichever way. */
+/** Money in suspense, of all merchant accounts, in cents, debit or credit. */
 export const suspenseCents = async (db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ cents: string }>(
     `select coalesce(sum(abs(balance)), 0) as cents from (
@@ -456,7 +456,7 @@ const sqlTime = (iso: string): string => {
   return `${iso.slice(0, 10)} ${iso.slice(11, end === 20 ? 19 : end)}+00`;
 };
 
-/** What payments' own events of these rules posted, as lines in log order, by payment. */
+/** The entries of these rules from payments' own events, as lines in log order, by payment. */
 export const linesOfPayments = async (db: Queryable, paymentIds: readonly string[], rules: readonly Rule[]): Promise<ReadonlyMap<string, string>> => {
   const { rows } = await db.query<{ payment_id: string; lines: string }>({
     name: 'journal-lines-of-payments',

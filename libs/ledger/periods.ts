@@ -102,7 +102,7 @@ export interface Check {
   readonly detail: string;
 }
 
-/** Every closed period is still what was recorded with it. */
+/** Every closed period still has the recorded balance and digest. */
 export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | 'db'>): Promise<Check> => {
   const recorded = await recordedBalances(store);
   const changed: string[] = [];
@@ -121,8 +121,8 @@ export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | '
 };
 
 /**
- * Posts an adjustment by hand, once under its id: whoever does not know what became of one repeats it. Refuses with VALIDATION_ERROR what does not balance or names no
- * account of the chart, and with INVALID_STATE another adjustment under an id that is taken.
+ * Posts an adjustment by hand, once under its id, so a caller who does not know its outcome repeats it. Refuses with VALIDATION_ERROR postings that
+ * do not balance or name no account of the chart, and with INVALID_STATE another adjustment under an id that is taken.
  */
 export const adjustBooks = async (
   ports: PeriodPorts,

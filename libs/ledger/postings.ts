@@ -270,7 +270,10 @@ export const rulesAfter = (
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Payments.
 
-/** What an event of a payment posts, and what is to be remembered of it. `closedAt`-like times of the data decide `effectiveAt`, else the time of recording. */
+/**
+ * The entries of a payment's event, and the books to remember. Times in the data such as `closedAt` decide `effectiveAt`; else the time of recording
+ * does.
+ */
 export const postPayment = (rules: RulesInForce, paymentId: string, books: Books, event: PaymentEvent): Posted => {
   const now = { paymentId, effectiveAt: event.at };
   const same = { books, entries: [] };
@@ -390,7 +393,7 @@ const voided = (
   };
 };
 
-/** Posted only when it flips whether the money is taken back, or who bears it; a change of stage alone posts nothing (R10). */
+/** Posted only if the money changes sides, or its bearer changes. A change of stage alone posts nothing (R10). */
 const disputed = (rules: RulesInForce, books: PaymentBooks, paymentId: string, at: string, dispute: Dispute): Posted => {
   const before = books.disputes[dispute.disputeId];
   const shares = before?.shares ?? sharesOf(books, dispute);
@@ -464,7 +467,7 @@ export const postSettlement = (rules: RulesInForce, event: SettlementEvent): rea
   }
 };
 
-/** A sale whose payment knows of it is posted there (R4, R5), and taken back there. Rejected lines move nothing; R14 stands with the payment. */
+/** If the payment knows of the sale, it is posted and taken back there (R4, R5). Rejected lines move nothing; R14 is with the payment. */
 const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
   const { number, type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, paymentId } = line;
   if (!accepted) return [];
@@ -478,7 +481,7 @@ const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: R
       return [...post("R4'", gross), ...post('R5', fee)];
     case 'chargeback':
     case 'chargeback_reversal':
-      // The money itself was posted with the dispute (R9, R12): what is withheld on top is its fee, and what differs nobody has explained.
+      // The dispute posted the money itself (R9, R12). What is withheld beyond that is its fee; any other difference is unexplained.
       return [...post('R13', fee), ...post('R15', line.expectedCents === null ? 0 : gross - line.expectedCents)];
     case 'fee':
       return post('R5', -net);
@@ -508,7 +511,7 @@ export const postException = (rules: RulesInForce, event: ExceptionEvent): reado
   if (event.type !== 'ExceptionResolved' || event.data.resolution === 'no_posting') return [];
   const { resolution, merchantAccount: mid, suspenseCents: cents, paymentId, portalId, feeCents } = event.data;
   const when = { paymentId, effectiveAt: event.at };
-  // It settles what stands here as unsettled, or goes back through the processor, whose line will take it out of there again.
+  // It settles something unsettled here, or goes back through the processor, whose line will take it out again.
   if (resolution === 'settles' || resolution === 'refund') return entry(rules, 'R16', when, { mid, cents, adopted: null });
   if (portalId === null) throw new Error('R16: money is adopted for an agency');
   return entry(rules, 'R16', when, { mid, cents, adopted: { portalId, feeCents } });

@@ -41,7 +41,7 @@ const CSV_HEADINGS = [
   'position', 'entry_id', 'event_id', 'rule', 'description', 'payment_id', 'recorded_at', 'effective_at', 'booked_at', 'account', 'debit_cents', 'credit_cents',
 ]; // prettier-ignore
 
-/** What stands before the first entry. */
+/** The text before the first entry. */
 export const journalHeading = (format: JournalFormat): string =>
   format === 'csv' ? csvLine(CSV_HEADINGS) : format === 'hledger' ? '; USD\ncommodity USD 1000.00\n\n' : '';
 

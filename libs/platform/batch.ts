@@ -10,13 +10,13 @@ export interface BatchOptions {
   readonly maxItems: number;
   /** Statements on their way at once. */
   readonly inFlight: number;
-  /** A call that stood in line for longer is refused and never sent: who waits for a slow database hears of it while there is time left. Default: it waits on. */
+  /** A call that waited longer is refused and never sent, so that its caller still has time to answer. Default: it goes on waiting. */
   readonly patience?: { readonly ms: number; readonly clock: Pick<Clock, 'monotonic'> };
 }
 
 /**
- * `run` answers each item, in order; when it throws, every caller of that batch hears of it. An item that the database cannot hold spoils nobody else's call: then
- * each is sent alone.
+ * `run` answers each item, in order. If it throws, every caller of that batch gets the error. If the database cannot hold one item, each is sent
+ * alone, so the others succeed.
  */
 export const batched = <Item, Result>(
   run: (items: readonly Item[]) => Promise<readonly Result[]>,
@@ -63,15 +63,15 @@ export const batched = <Item, Result>(
     });
 };
 
-/** So many who are inside are a crowd, and for so long after they were seen. */
+/** Group requests when 5 are in flight, and for 100 ms after that. */
 const CROWD = 5;
 const CROWD_LASTS_MS = 100;
 /** How long a convoy gathers, from its first on. */
 const GATHER_MS = 10;
 
 /**
- * Lets a crowd in by the convoy. Those who enter together take every step together, and so share statements, commits and wake-ups all the way, where one after the
- * other each would cause its own: under load the wait at the door is won back many times (decision 0025). Who finds few inside never waits.
+ * Groups requests under load. Requests of one group take every step together, so they share statements, commits and wake-ups; one by one each would
+ * cause its own. The gain is much larger than the wait (decision 0025). With few requests in flight, none waits.
  */
 export class Convoy {
   private inside = 0;
@@ -80,7 +80,7 @@ export class Convoy {
 
   constructor(private readonly clock: Pick<Clock, 'monotonic' | 'sleep'>) {}
 
-  /** Resolves when it is one's turn, to what must be called on leaving. */
+  /** Resolves with the release function once admitted. */
   async enter(): Promise<() => void> {
     const now = this.clock.monotonic();
     if (this.inside >= CROWD) this.crowdSeen = now;

@@ -18,7 +18,7 @@ const BRANDS: readonly { brand: Brand; lengths: readonly number[]; begins: (digi
   { brand: 'unionpay', lengths: [16, 17, 18, 19], begins: (d) => d.startsWith('62') || d.startsWith('81') },
 ];
 
-/** Brand by leading digits and length; `unknown` where none fits. */
+/** Brand by leading digits and length; `unknown` if none fits. */
 export const brandOf = (digits: string): Brand =>
   BRANDS.find(({ lengths, begins }) => lengths.includes(digits.length) && begins(digits))?.brand ?? 'unknown';
 
@@ -74,5 +74,5 @@ export const maskCardNumbers = (text: string): string => {
 /** Whether free text is searched (`CARD_IN_TEXT_CHECK`); set once at start-up. */
 export const cardInTextCheck = { on: true };
 
-/** C9, without echoing what was found. */
+/** C9, without a repetition of the number. */
 export const cardInText = (text: string): string | null => (cardInTextCheck.on && holdsCardNumber(text) ? 'must not hold a card number' : null);

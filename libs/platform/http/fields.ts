@@ -16,7 +16,7 @@ interface FieldInfo {
 
 const fieldsOf = new WeakMap<object, FieldInfo[]>();
 
-/** A check returns what is wrong ("must be …"), or null. */
+/** A check returns the fault ("must be …"), or null. */
 export type Check = (value: unknown) => string | null;
 
 interface FieldOptions {

@@ -48,7 +48,7 @@ export const parseFormBody = (bytes: Uint8Array): ReadonlyMap<string, string> =>
 const decode = (text: string): string => {
   let decoded: string;
   try {
-    // Throws for what is no UTF-8, and for a % that stands alone.
+    // Throws for bytes that are not UTF-8, and for a % that stands alone.
     decoded = decodeURIComponent(text.replaceAll('+', ' '));
   } catch {
     throw invalid('The request has a parameter that cannot be decoded.');

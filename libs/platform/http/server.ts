@@ -19,7 +19,7 @@ const MAX_HEADERS = 64;
 const HEADERS_TIMEOUT_MS = 10_000;
 const REQUEST_TIMEOUT_MS = 30_000;
 const CHECK_TIMEOUTS_EVERY_MS = 1_000;
-/** How long a connection may stand still within a request: longer than any answer is worked on, so that it ends only callers who do not read theirs. */
+/** How long a connection may stand still within a request. It is longer than any answer takes, so it ends only callers who do not read their answers. */
 const SILENT_MS = 120_000;
 const KEEP_ALIVE_MS = 65_000;
 const MAX_CONNECTIONS = 4_096;

@@ -38,7 +38,7 @@ export const copyInto = (client: Client, table: string, columns: readonly string
     drained = Promise.race([once(stream, 'drain', { signal: waiting.signal }), once(stream, 'close', { signal: waiting.signal })]).finally(() =>
       waiting.abort(),
     );
-    // Whoever writes or ends next hears of it.
+    // The next write or end throws it.
     drained.catch(() => undefined);
   };
   return {

@@ -24,13 +24,13 @@ export interface EmbeddedPostgres {
   readonly directory: string;
   readonly port: number;
   readonly pid: number;
-  /** Resolves when the process is gone, for whatever reason. */
+  /** Resolves when the process has ended, for any reason. */
   readonly exited: Promise<void>;
   /** Fast shutdown; resolves when the process is gone. */
   stop(): Promise<void>;
 }
 
-/** Starts (and on first use initialises) the cluster in `directory`. Throws one clear line where it cannot. */
+/** Starts the cluster in `directory`, and initialises it on first use. Throws one clear line if it cannot. */
 export const startEmbeddedPostgres = async (
   directory: string,
   options: {
@@ -40,8 +40,8 @@ export const startEmbeddedPostgres = async (
     /** Hears the process id of each server that is started, before it is ready. */
     onSpawn?: (pid: number) => void;
     /**
-     * In a session of its own a Ctrl-C in the terminal passes it by: for a caller who drains first and stops it afterwards, however it is ended itself. Others
-     * let it end with them.
+     * In a session of its own it gets no Ctrl-C of the terminal, for a caller that drains first and stops it afterwards. For other callers it ends
+     * with them.
      */
     ownSession?: boolean;
   } = {},
@@ -153,7 +153,7 @@ const reason = (said: readonly string[]) => said.findLast((line) => line.include
 const FREE_PORTS = { from: 10_000, below: 32_768 } as const;
 const FREE_PORT_TRIES = 50;
 
-/** A port of loopback that nobody listens on at this moment. */
+/** A free port of loopback. */
 export const freePort = async (): Promise<number> => {
   for (let tries = 1; ; tries++) {
     const port = randomInt(FREE_PORTS.from, FREE_PORTS.below);
@@ -200,7 +200,7 @@ interface SystemUser {
   readonly gid: number;
 }
 
-/** Postgres refuses to run as root; then it runs as the system user `postgres`, made where it is missing. */
+/** Postgres refuses to run as root. Then it runs as the system user `postgres`, which is made if it is missing. */
 const runAs = (): SystemUser | null => {
   if (process.getuid?.() !== 0) return null;
   const find = (): SystemUser | null => {
@@ -380,7 +380,7 @@ const isPostmasterOf = (pid: number, cluster: string): boolean => {
     }
   }
   const { stdout, status } = spawnSync('ps', ['-o', 'stat=,args=', '-p', String(pid)], { encoding: 'utf8' });
-  // What cannot be told counts as another's: Postgres itself refuses to start beside a living postmaster.
+  // If that cannot be determined, the process counts as another's: Postgres itself refuses to start beside a living postmaster.
   return status === 0 && !stdout.trim().startsWith('Z') && stdout.includes(cluster);
 };
 

@@ -32,7 +32,7 @@ export interface PoolOptions {
   readonly lockTimeoutMs?: number;
   /** Schemas in which tables are looked up, in order; default `public`. The names come from us, never from a caller. */
   readonly searchPath?: readonly string[];
-  /** `off`: a commit does not wait for the disk. Only where what is lost in a crash of the database is made again from what is not. Default `on`. */
+  /** `off`: a commit does not wait for the disk. Only for data that can be made again if a crash of the database loses it. Default `on`. */
   readonly synchronousCommit?: 'on' | 'off';
   /**
    * Every statement names the rows that it wants, and gets them through an index. A connection keeps the plan that it made first; made on a table that was still
@@ -70,7 +70,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   });
   // An idle connection that dies is replaced at the next query; without a listener it would end the process.
   pool.on('error', () => undefined);
-  // So is one in use: the statement on it fails, and it may report its death once more when nobody listens.
+  // The same holds for one in use: its statement fails, and it may report its end once more when there is no listener.
   pool.on('connect', (client) => {
     client.on('error', () => undefined);
     client.query = withTypedErrors(client.query.bind(client), (error) => {
@@ -103,7 +103,7 @@ export const transaction = async <T>(pool: Pool, work: (client: Client) => Promi
   try {
     await client.query('begin');
     const result = await work(client);
-    // After a failed statement that nobody threw, Postgres answers a commit with a rollback, and reports success.
+    // If a statement failed and its error was not thrown, Postgres answers a commit with a rollback and reports success.
     if ((await client.query('commit')).command === 'ROLLBACK')
       throw new Error('the error of a statement was swallowed: the transaction was rolled back');
     return result;

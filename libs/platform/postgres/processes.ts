@@ -1,4 +1,4 @@
-/** The processes that use a database: each tells its release and the read models that it reads. `payfold upgrade` asks which ones live. */
+/** The processes that use a database. Each records its release and the read models that it reads. `payfold upgrade` asks which ones live. */
 import { hostname } from 'node:os';
 import type { Clock } from '#kernel';
 import { RELEASE } from '../release.js';
