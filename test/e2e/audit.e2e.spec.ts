@@ -29,6 +29,7 @@ import { createMetrics } from '../../apps/metrics.js';
 import { addHledger, type BusyDay, busyDay } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
 import { createOpenApiJudge, type OpenApiJudge } from '../support/openapi.js';
+import { eventsInPostgres } from '../support/kurrentdb-server.js';
 import { paymentOf, PAYMENTS, type Service, startService, everySubscriber } from '../support/service.js';
 
 const VERIFIER = join(import.meta.dirname, '../../apps/operator/verify.mjs');
@@ -470,7 +471,9 @@ test('how complete a report is, says the read model that it is read from: the re
     await day.partner.client.created(paymentOf(day.separate));
     const head = (await store.head())!;
     for (const one of [readModels.of(journalModel), readModels.of(paymentListModel)]) await one.runUntil(head, { timeoutMs: 20_000 });
-    for (const late of ['transactions', 'batches', 'disputes']) expect([late, await lagOf(late)]).toEqual([late, '2']);
+    // Positions of KurrentDB do not count events.
+    const lag = eventsInPostgres ? '2' : 'unknown';
+    for (const late of ['transactions', 'batches', 'disputes']) expect([late, await lagOf(late)]).toEqual([late, lag]);
     for (const whole of ['payments', 'open', 'fees', 'trial-balance']) expect([whole, await lagOf(whole)]).toEqual([whole, '0']);
   } finally {
     await held.query('rollback');
