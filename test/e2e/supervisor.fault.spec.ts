@@ -177,7 +177,7 @@ describe('the supervisor ends', () => {
     const answers = Array.from({ length: count }, () =>
       pay(by).then(
         ({ status }) => status,
-        (error: NodeJS.ErrnoException) => error.code,
+        (error: Error) => (error.cause as NodeJS.ErrnoException).code,
       ),
     );
     await eventually(async () => (await bank.truth()).length >= charged + count, { everyMs: 1 });
