@@ -247,7 +247,6 @@ export const openServices = async (
       recovery: createRecovery(ports, store, postgresRecoveryWork(pool)),
       log,
     };
-    let built = false;
     if (role !== undefined) {
       const recorded = await recordProcess(pool, { id: ids.uuid(), role, pid: process.pid, readModels: READ_MODELS.map(checkpointOf), clock });
       opened.push(() => recorded.stop());
@@ -301,7 +300,7 @@ export const openServices = async (
         },
         readModels: async () => {
           // Once they were built, a worker that is away takes no API down.
-          if (!built && !(built = await readModels.areBuilt())) throw new Error('read models are being built');
+          if (!(await readModels.areBuilt())) throw new Error('read models are being built');
         },
         schema: async () => {
           if (!(await isMigrated(pool, MIGRATIONS))) throw new Error('the schema is not ours');

@@ -11,7 +11,7 @@ import { PAYMENT_HANDLERS, PAYMENT_SERVICES, type PaymentServices } from '#payme
 import type { Config, KeyRing, Logger } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
 import { closesKindly } from '../close-kindly.js';
-import { HealthController } from './health.controller.js';
+import { HealthController, untilBuilt } from './health.controller.js';
 import { Health, type ReadinessChecks } from './health.js';
 import { buildOpenApi, serveOpenApi } from './openapi.js';
 import { AuthController } from './partner/auth.controller.js';
@@ -31,6 +31,7 @@ export interface ApiParts {
   readonly checkout: CheckoutPorts;
   readonly keys: KeyRing;
   readonly readiness: ReadinessChecks;
+  readonly readModels: { areBuilt(): Promise<boolean> };
   readonly clock: Clock;
   readonly log: Logger;
   /** Where partners and payers reach this service. */
@@ -113,6 +114,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
       send: (request, reply, status) => pages.failed(request, reply, status),
     }),
   );
+  app.useGlobalGuards(untilBuilt(parts.readModels));
   serveOpenApi(app, buildOpenApi(app, publicUrl));
   await app.init();
   await adapter.getInstance<FastifyInstance>().ready();

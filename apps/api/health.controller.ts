@@ -1,7 +1,8 @@
 /** Liveness and readiness, for whoever runs the process. */
-import { Controller, Get, Inject, Res } from '@nestjs/common';
+import { type CanActivate, Controller, type ExecutionContext, Get, Inject, Res } from '@nestjs/common';
 import { ApiExcludeController } from '@nestjs/swagger';
-import type { FastifyReply } from 'fastify';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import { ServiceError } from '#kernel';
 import { Health, type HealthReport } from './health.js';
 
 @ApiExcludeController()
@@ -28,3 +29,22 @@ export class HealthController {
       .send(JSON.stringify(report));
   }
 }
+
+const RETRY_SECONDS = 2;
+
+/**
+ * Refuses every request but those for health until the read models are built. A directory that is half built knows no key, or still knows one that was
+ * revoked. A load balancer that heeds `/readyz` sends nothing before then.
+ */
+export const untilBuilt = (readModels: { areBuilt(): Promise<boolean> }): CanActivate => ({
+  canActivate: async (context: ExecutionContext) => {
+    if (context.getClass() === HealthController || (await readModels.areBuilt())) return true;
+    const keyed = context.switchToHttp().getRequest<FastifyRequest>().headers['idempotency-key'] !== undefined;
+    throw new ServiceError(
+      keyed ? 'IDEMPOTENCY_UNAVAILABLE' : 'INTERNAL_ERROR',
+      'The service is starting. Nothing was done. Send the request again.',
+      {},
+      { status: 503, retryAfterSeconds: RETRY_SECONDS },
+    );
+  },
+});

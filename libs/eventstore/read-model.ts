@@ -176,6 +176,7 @@ export interface ReadModelsOptions extends Omit<SubscriberOptions, 'checkpoint'>
 /** The read models of a process, each with its subscriber. */
 export class ReadModels {
   private readonly subscribers: ReadonlyMap<string, Subscriber>;
+  private built = false;
 
   constructor(
     readonly models: readonly ReadModel[],
@@ -209,6 +210,7 @@ export class ReadModels {
 
   /** True once every shape has come to the end of the log; from then on it stays built, however far it lags. Records what it finds. */
   async areBuilt(): Promise<boolean> {
+    if (this.built) return true;
     const { pool } = this.options;
     const shapes = await shapeStatus(pool);
     let all = true;
@@ -218,7 +220,7 @@ export class ReadModels {
       if (lagMs < READY_LAG_MS) await markBuilt(pool, model);
       else all = false;
     }
-    return all;
+    return (this.built = all);
   }
 
   /**

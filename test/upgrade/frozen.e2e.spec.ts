@@ -48,13 +48,20 @@ const payfold = async <T>(dataDir: DataDir, env: Environment, ...args: string[])
 describe.each(RELEASES)('the data of release %s', (release) => {
   test('is taken over: nothing that was answered, signed or closed is another, and what was open goes on', async () => {
     const { folder, expected, dataDir, env, client } = await takeOver(release);
-    const [api]: RunningProcess[] = await Promise.all([start('api', dataDir, env), start('worker', dataDir, env)]);
+    const api: RunningProcess = await start('api', dataDir, env);
     const post = async ({ path, key, body }: Answered) => {
       const headers = { authorization: `ApiKey ${expected.apiKey}`, 'content-type': 'application/json', 'idempotency-key': key };
-      const answer = await fetch(api!.url + path, { method: 'POST', headers, body: JSON.stringify(body) });
+      const answer = await fetch(api.url + path, { method: 'POST', headers, body: JSON.stringify(body) });
       return { status: answer.status, text: await answer.text(), replayed: answer.headers.get('idempotent-replayed') };
     };
-    const get = async (path: string) => (await fetch(api!.url + path, { headers: { authorization: `ApiKey ${expected.apiKey}` } })).text();
+    const get = async (path: string) => (await fetch(api.url + path, { headers: { authorization: `ApiKey ${expected.apiKey}` } })).text();
+
+    // Before a worker has built the new shape of the directory, a right key is not called wrong.
+    const early = await fetch(api.url + PAYMENTS, { headers: { authorization: `ApiKey ${expected.apiKey}` } });
+    expect([early.status, early.headers.get('retry-after'), await early.json()]).toMatchObject([503, '2', { details: { code: 'INTERNAL_ERROR' } }]);
+    expect(await post(expected.answered[0]!)).toMatchObject({ status: 503, text: expect.stringContaining('IDEMPOTENCY_UNAVAILABLE') });
+    await start('worker', dataDir, env);
+    await eventually(async () => (await fetch(`${api.url}/readyz`)).status === 200, { timeoutMs: 60_000 });
 
     // Payments are shown as they were, alone and in the list.
     for (const [id, text] of Object.entries(expected.payments)) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
