@@ -9,6 +9,7 @@ export default {
   },
   moduleNameMapper: {
     '^#(kernel|platform|eventstore|accounts|payments|settlement|ledger|audit|gateways|webhooks|checkout)$': '<rootDir>/libs/$1/index.ts',
+    '^#(\\w+)/module$': '<rootDir>/libs/$1/$1.module.ts',
     '^#platform/http$': '<rootDir>/libs/platform/http/index.ts',
     '^(\\.{1,2}/.*)\\.js$': '$1',
   },

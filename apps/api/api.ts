@@ -1,13 +1,13 @@
 /** The HTTP service: Nest on Fastify with the partner endpoints, the payer's pages, health and the OpenAPI document. Composition only. */
 import { type DynamicModule, Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
-import { CqrsModule } from '@nestjs/cqrs';
+import { CommandBus, QueryBus } from '@nestjs/cqrs';
 import type { NestFastifyApplication } from '@nestjs/platform-fastify';
 import type { FastifyInstance } from 'fastify';
 import type { AuthenticationDeps } from '#accounts';
+import { AUTHENTICATION } from '#accounts/module';
 import type { CheckoutPorts } from '#checkout';
 import type { Clock } from '#kernel';
-import { PAYMENT_HANDLERS, PAYMENT_SERVICES, type PaymentServices } from '#payments';
 import type { Config, KeyRing, Logger } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
 import { closesKindly } from '../close-kindly.js';
@@ -16,7 +16,6 @@ import { Health, type ReadinessChecks } from './health.js';
 import { buildOpenApi, serveOpenApi } from './openapi.js';
 import { AuthController } from './partner/auth.controller.js';
 import { FeesController } from './partner/fees.controller.js';
-import { AUTHENTICATION } from './partner/http.js';
 import { PaymentsController } from './partner/payments.controller.js';
 import { UnsupportedController } from './partner/unsupported.controller.js';
 import { CheckoutController } from './payer/checkout.controller.js';
@@ -27,7 +26,8 @@ import { createRateLimits } from './payer/rate-limits.js';
 
 export interface ApiParts {
   readonly authentication: AuthenticationDeps;
-  readonly payments: PaymentServices;
+  readonly commands: CommandBus;
+  readonly queries: QueryBus;
   readonly checkout: CheckoutPorts;
   readonly keys: KeyRing;
   readonly readiness: ReadinessChecks;
@@ -49,7 +49,6 @@ class ApiModule {
   static of(parts: ApiParts, checkout: CheckoutServices, health: Health): DynamicModule {
     return {
       module: ApiModule,
-      imports: [CqrsModule.forRoot()],
       controllers: [
         PaymentsController,
         FeesController,
@@ -61,11 +60,12 @@ class ApiModule {
       ],
       providers: [
         { provide: AUTHENTICATION, useValue: parts.authentication },
-        { provide: PAYMENT_SERVICES, useValue: parts.payments },
+        // One bus in a process, for every entrance.
+        { provide: CommandBus, useValue: parts.commands },
+        { provide: QueryBus, useValue: parts.queries },
         { provide: CHECKOUT_SERVICES, useValue: checkout },
         PayerPages,
         { provide: Health, useValue: health },
-        ...PAYMENT_HANDLERS,
       ],
     };
   }

@@ -3,8 +3,8 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
-import type { AuditKeyPorts, AuditRole, Difference, DriftKind, DriftReport, ReportName } from '#audit';
-import type { Check, PeriodPorts } from '#ledger';
+import type { AuditRole, Difference, DriftKind, DriftReport, ReportName } from '#audit';
+import type { Check } from '#ledger';
 import type { Services } from '../services.js';
 import { anyText, moment, loginName, print, progressBar, table, type Terminal, UsageError, uuid } from './terminal.js';
 
@@ -113,11 +113,11 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       action(
         async ({ services }, { to, by }: { to: string; by: string }) => {
           const all = await services();
-          const { signLog } = await import('#audit');
-          const { closePeriod } = await import('#ledger');
-          const balance = await closePeriod(periodPorts(all), to, by);
+          const { SignLog } = await import('#audit/module');
+          const { ClosePeriod } = await import('#ledger/module');
+          const balance = await all.commands.execute(new ClosePeriod(to, by));
           const checks = await sealed(all);
-          const signed = await signLog(all.seal);
+          const signed = await all.commands.execute(new SignLog());
           const detail = `closed to ${to}: ${balance.entries} entries, digest ${balance.digest}`;
           const { position, size, root } = signed!.head;
           return reported({ position, size, root: root.toString('base64') }, [...checks, { name: 'period', ok: true, detail }]);
@@ -183,8 +183,10 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }, { name, role }: { name: string; role: AuditRole }) => {
         const all = await services();
-        const { auditKeyModel, issueAuditKey } = await import('#audit');
-        const { position, keyId, auditKey } = await issueAuditKey(keyPorts(all), { name, role }, { type: 'operator', id: loginName() });
+        const { auditKeyModel } = await import('#audit');
+        const { IssueAuditKey } = await import('#audit/module');
+        const actor = { type: 'operator', id: loginName() } as const;
+        const { position, keyId, auditKey } = await all.commands.execute(new IssueAuditKey({ name, role }, actor));
         await all.readModels.inForce(auditKeyModel, position, KEY_MS);
         return { json: { keyId, auditKey, name, role }, text: `${auditKey}\n\nIt is shown this once (key ${keyId}, ${role}).` };
       }),
@@ -195,9 +197,8 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services }) => {
         const all = await services();
-        const head = await all.store.head();
         const { auditKeyModel, listAuditKeys } = await import('#audit');
-        if (head !== null) await all.readModels.of(auditKeyModel).runUntil(head, { timeoutMs: KEY_MS });
+        await all.readModels.caughtUp(auditKeyModel, KEY_MS);
         const rows = await listAuditKeys(all.pool);
         return {
           json: rows,
@@ -216,8 +217,9 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       action(
         async ({ services }, keyId: string) => {
           const all = await services();
-          const { auditKeyModel, revokeAuditKey, listAuditKeys } = await import('#audit');
-          const position = await revokeAuditKey(keyPorts(all), keyId, { type: 'operator', id: loginName() });
+          const { auditKeyModel, listAuditKeys } = await import('#audit');
+          const { RevokeAuditKey } = await import('#audit/module');
+          const position = await all.commands.execute(new RevokeAuditKey(keyId, { type: 'operator', id: loginName() }));
           await all.readModels.inForce(auditKeyModel, position, KEY_MS);
           const row = (await listAuditKeys(all.pool)).find((one) => one.keyId === keyId)!;
           return { json: row, text: `${keyId} is revoked` };
@@ -239,26 +241,6 @@ interface ExportOptions {
   readonly after?: string | null;
   readonly digest?: boolean;
 }
-
-const keyPorts = ({ store, pool, clock, ids, keys, config: { environment } }: Services): AuditKeyPorts => ({
-  store,
-  db: pool,
-  clock,
-  ids,
-  keys,
-  environment,
-});
-
-export const periodPorts = ({ store, pool, clock, ids, readModels }: Services): PeriodPorts => ({
-  store,
-  db: pool,
-  clock,
-  ids,
-  journalReached: async (position) => {
-    const { journalModel } = await import('#ledger');
-    await readModels.of(journalModel).runUntil(position, { timeoutMs: CATCH_UP_MS });
-  },
-});
 
 /** Brings the read models that reports read up to everything that has been appended; resolves with the place that they stand at. */
 const allCaughtUp = async ({ store, readModels }: Services): Promise<string | null> => {

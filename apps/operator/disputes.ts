@@ -48,11 +48,11 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     .option('--by <name>', 'who records it; otherwise who is logged in')
     .action(
       action(async ({ services, ids }, { id, payment: paymentId, amountCents, by, ...rest }: OpenOptions) => {
-        const { openDispute } = await import('#settlement');
+        const { OpenDispute } = await import('#settlement/module');
         const { staff } = await import('#payments');
-        const { payments, settlement } = await services();
+        const { commands, settlement } = await services();
         const terms = { disputeId: id ?? ids.uuid(), disputedAmountCents: amountCents, ...rest };
-        const dispute = await openDispute(payments.ports, paymentId, terms, staff(by ?? loginName(), ids.uuid()));
+        const dispute = await commands.execute(new OpenDispute(paymentId, terms, staff(by ?? loginName(), ids.uuid())));
         await settlement.register.caughtUp();
         return answer({ ...dispute, paymentId });
       }),
@@ -68,11 +68,11 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services, ids }, disputeId: string, { status, stage, by }: UpdateOptions) => {
         if (status === undefined && stage === undefined) throw new UsageError('name a --status, a --stage or both');
-        const { updateDispute } = await import('#settlement');
+        const { UpdateDispute } = await import('#settlement/module');
         const { staff } = await import('#payments');
-        const { payments, settlement } = await services();
+        const { commands } = await services();
         const change = { status: status ?? null, stage: stage ?? null };
-        return answer(await updateDispute(payments.ports, settlement.register, disputeId, change, staff(by ?? loginName(), ids.uuid())));
+        return answer(await commands.execute(new UpdateDispute(disputeId, change, staff(by ?? loginName(), ids.uuid()))));
       }),
     );
 

@@ -3,7 +3,6 @@ import { type Command, Option } from 'commander';
 import { decimal, ServiceError, timestamp } from '#kernel';
 import type { JournalFormat, JournalPlace } from '#ledger';
 import type { Services } from '../services.js';
-import { periodPorts } from './audit.js';
 import { moment, print, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 /** A journal that never ran reads the whole log. */
@@ -71,7 +70,7 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services, clock, ids }, { debit, credit, amountCents: cents, effectiveAt, reason, by, id }: AdjustOptions) => {
         const all = await services();
-        const { adjustBooks } = await import('#ledger');
+        const { AdjustBooks } = await import('#ledger/module');
         const { refuseStaffText } = await import('#payments');
         refuseStaffText('reason', reason);
         const postings = [
@@ -80,7 +79,7 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
         ];
         const adjustmentId = id ?? ids.uuid();
         const adjustment = { adjustmentId, postings, effectiveAt: effectiveAt ?? timestamp(clock.now()), reason, by };
-        await adjustBooks(periodPorts(all), adjustment).catch((error: unknown) => {
+        await all.commands.execute(new AdjustBooks(adjustment)).catch((error: unknown) => {
           if (error instanceof ServiceError) throw error;
           throw new Error(`adjustment ${adjustmentId} may have been posted; repeat the command with --id ${adjustmentId}: ${(error as Error).message}`, { cause: error }); // prettier-ignore
         });
@@ -100,9 +99,7 @@ interface AdjustOptions {
 }
 
 /** Brings the journal up to everything that has been appended; resolves with the place that it stands at. */
-export const journalCaughtUp = async ({ store, readModels }: Services): Promise<string | null> => {
-  const head = await store.head();
+export const journalCaughtUp = async ({ readModels }: Services): Promise<string | null> => {
   const { journalModel } = await import('#ledger');
-  if (head !== null) await readModels.of(journalModel).runUntil(head, { timeoutMs: CATCH_UP_MS });
-  return head;
+  return readModels.caughtUp(journalModel, CATCH_UP_MS);
 };

@@ -100,9 +100,9 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     )
     .action(
       action(async ({ services }, paymentId: string, { as, evidence, by, force = false, transaction = {} }: ResolveOptions) => {
-        const { resolvePayment } = await import('#payments');
-        const { payments: all, settlement } = await services({ withGateway: true });
-        const view = await resolvePayment(all.ports, settlement.register, { paymentId, as, evidence, by, force, transactions: transaction });
+        const { ResolvePayment } = await import('#settlement/module');
+        const { commands } = await services({ withGateway: true });
+        const view = await commands.execute(new ResolvePayment({ paymentId, as, evidence, by, force, transactions: transaction }));
         return {
           json: view,
           text: fields([
@@ -176,10 +176,10 @@ const reverse = async (
   { services }: Context,
   { idempotencyKey: key, ...request }: StaffReverseRequest & { readonly idempotencyKey?: string },
 ): Promise<Answer> => {
-  const { reverseByStaff } = await import('#payments');
+  const { ReverseByStaff } = await import('#payments/module');
   const { viewOf } = await import('../answers.js');
-  const { payments } = await services({ withGateway: true });
-  const view = viewOf(await reverseByStaff(payments, request, key ?? null));
+  const { commands } = await services({ withGateway: true });
+  const view = viewOf(await commands.execute(new ReverseByStaff(request, key ?? null)));
   return {
     json: view,
     text: fields([

@@ -21,7 +21,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
       action(async ({ config, directory, caughtUp, services }, { portal: portalId }: { portal?: string }) => {
         if (config.environment !== 'sandbox')
           throw new UsageError('batches are closed by hand in the sandbox only; the worker records what the processor closes');
-        const { recordSettlements } = await import('#settlement');
+        const { RecordSettlements } = await import('#settlement/module');
         const all = await services({ withGateway: true });
         const { register } = all.settlement;
         await caughtUp();
@@ -38,7 +38,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
           const closed = await gateway?.closeBatch(account, signal);
           if (closed) batches.set(closed.batchId, closed);
         }
-        for (const batch of await recordSettlements(all.settlement, signal)) batches.set(batch.batchId, batch);
+        for (const batch of await all.commands.execute(new RecordSettlements(signal))) batches.set(batch.batchId, batch);
         const rows = [...batches.values()];
         return {
           json: { batches: rows },
@@ -60,16 +60,14 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
       action(
         async ({ services, ids }, file: string, { merchantAccount = null, again = false }: { merchantAccount?: string | null; again?: boolean }) => {
           const all = await services();
-          const { importSettlementFile } = await import('#settlement');
+          const { ImportSettlementFile } = await import('#settlement/module');
           const bar = progressBar('lines', null);
           const { staff } = await import('#payments');
           const by = staff(loginName(), ids.uuid());
-          const imported = await importSettlementFile(
-            all.settlement,
-            file,
-            { merchantAccount, again, by, onLines: (lines) => bar.update(lines) },
-            AbortSignal.timeout(CLOSE_MS),
-          ).finally(() => bar.stop());
+          const options = { merchantAccount, again, by, onLines: (lines: number) => bar.update(lines) };
+          const imported = await all.commands
+            .execute(new ImportSettlementFile(file, options, AbortSignal.timeout(CLOSE_MS)))
+            .finally(() => bar.stop());
           const exceptions = await all.openExceptions();
           const { batches, repeated, lines, corrected, sha256 } = imported;
           return {
@@ -130,9 +128,9 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     // What a corrected file has superseded meanwhile is refused.
     await all.settlement.register.caughtUp();
     await all.openExceptions();
-    const { changeException } = await import('#settlement');
+    const { ChangeException } = await import('#settlement/module');
     const { staff } = await import('#payments');
-    await changeException(all.settlement, exceptionId, change, staff(change.by, context.ids.uuid()));
+    await all.commands.execute(new ChangeException(exceptionId, change, staff(change.by, context.ids.uuid())));
     await all.openExceptions();
     return { json: { exceptionId, status: STATUS_AFTER[change.type] }, text: `${exceptionId} is ${STATUS_AFTER[change.type]}` };
   };

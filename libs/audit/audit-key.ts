@@ -102,12 +102,19 @@ const changeKey = async (ports: AuditKeyPorts, event: AuditKeyEvent, actor: Acto
   return position!;
 };
 
+/** A new key. Its text is kept nowhere. */
+export interface IssuedAuditKey {
+  readonly keyId: string;
+  readonly auditKey: string;
+  readonly position: Position;
+}
+
 /** Issues a key; the text is shown once and kept nowhere. A name that is none → VALIDATION_ERROR. */
 export const issueAuditKey = async (
   ports: AuditKeyPorts,
   { name, role }: { readonly name: string; readonly role: AuditRole },
   actor: Actor,
-): Promise<{ readonly keyId: string; readonly auditKey: string; readonly position: Position }> => {
+): Promise<IssuedAuditKey> => {
   if (name.trim() === '' || name.length > MAX_NAME_CHARACTERS || /\p{Cc}|\p{Surrogate}/u.test(name))
     throw new ServiceError('VALIDATION_ERROR', `name must have 1 to ${MAX_NAME_CHARACTERS} characters, none of them a control character.`);
   const { ids, keys } = ports;

@@ -164,6 +164,12 @@ export interface HeadPorts {
   readonly now: () => number;
 }
 
+/** A head, and the signed note that holds it. */
+export interface SignedLog {
+  readonly head: Head;
+  readonly note: string;
+}
+
 export interface ProvePorts extends HeadPorts {
   readonly store: EventStore;
 }
@@ -225,7 +231,7 @@ export const lastHead = async ({ db, keys, folder }: HeadPorts): Promise<{ head:
  * Signs the present tree, unless nothing was added since the last head. null: there is nothing to sign, or less than was signed before. Throws {@link
  * BrokenPromise} if the tree no longer begins with the last head, ForgedHead if that head is not ours.
  */
-export const signLog = async (ports: ProvePorts): Promise<{ head: Head; note: string } | null> => {
+export const signLog = async (ports: ProvePorts): Promise<SignedLog | null> => {
   const { db, keys, folder, now } = ports;
   const { origin, size, position } = await logState(db);
   const before = await lastHead(ports);

@@ -77,4 +77,4 @@ export class CheckoutSessions {
 /** Of a stream that has begun. */
 const sessionOf = ({ id, state, revision }: Loaded<Checkout>): Session => ({ checkoutId: id, checkout: state as KnownCheckout, revision: revision! });
 
-type WithoutTime<Command> = Command extends unknown ? Omit<Command, 'at'> : never;
+export type WithoutTime<Command> = Command extends unknown ? Omit<Command, 'at'> : never;

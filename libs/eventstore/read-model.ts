@@ -223,6 +223,13 @@ export class ReadModels {
     return (this.built = all);
   }
 
+  /** Brings a model up to everything that has been appended. Returns that position; null: the log is empty. Throws when the time is up. */
+  async caughtUp(model: Pick<ReadModel, 'name'>, timeoutMs: number): Promise<Position | null> {
+    const head = await this.options.store.head();
+    if (head !== null) await this.of(model).runUntil(head, { timeoutMs });
+    return head;
+  }
+
   /**
    * Brings a model up to a position, so that the change counts for the next request, also in processes of another release, which read another shape. Throws
    * INVALID_STATE with the process that still reads the old state when the time is up: the change is recorded all the same. A process that stands still meanwhile

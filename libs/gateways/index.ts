@@ -1,1 +1,1 @@
-export { createSimulatorGateway, type SimulatorGateway } from './simulator.js';
+export { createSimulatorGateway, type SimulatorGateway } from './simulator/simulator.js';

@@ -23,7 +23,7 @@ export interface PeriodPorts {
   readonly journalReached: (position: Position) => Promise<void>;
 }
 
-type Balance = Extract<PeriodEvent, { type: 'TrialBalanceRecorded' }>['data'];
+export type Balance = Extract<PeriodEvent, { type: 'TrialBalanceRecorded' }>['data'];
 
 const PAGE_ENTRIES = 2_000;
 
@@ -120,14 +120,13 @@ export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | '
   };
 };
 
+export type Adjustment = ManualAdjustment['data'];
+
 /**
  * Posts an adjustment by hand, once under its id, so a caller who does not know its outcome repeats it. Refuses with VALIDATION_ERROR postings that
  * do not balance or name no account of the chart, and with INVALID_STATE another adjustment under an id that is taken.
  */
-export const adjustBooks = async (
-  ports: PeriodPorts,
-  { adjustmentId, postings, effectiveAt, reason, by }: ManualAdjustment['data'],
-): Promise<void> => {
+export const adjustBooks = async (ports: PeriodPorts, { adjustmentId, postings, effectiveAt, reason, by }: Adjustment): Promise<void> => {
   const { clock, ids, store } = ports;
   const origin = staff(by, ids.uuid());
   const event = adjust(timestamp(clock.now()), { adjustmentId, postings, effectiveAt, reason, by });

@@ -1,6 +1,4 @@
-/** Commands and queries of the buses. Each handler calls one function. What moves money runs once for each key (C12–C20). */
-import { Command, CommandHandler, type ICommandHandler, type IQueryHandler, Query, QueryHandler } from '@nestjs/cqrs';
-import { Inject } from '@nestjs/common';
+/** What partners and staff may ask of payments. What moves money runs once for each key (C12–C20). */
 import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
 import { askTerms, charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
@@ -8,7 +6,7 @@ import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { IdempotencyStore, Operation } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result } from './keys/once-by-key.js';
-import { type ListedPage, listPayments, type ListRequest, type PaymentListPorts } from './list.js';
+import type { PaymentListPorts } from './list.js';
 import { isVisible, openOf, payment as decider } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
@@ -17,7 +15,7 @@ import { refuseStaffText, staff } from './staff.js';
 import { paymentEvents } from './stream.js';
 import type { Origin } from '#eventstore';
 
-/** What the handlers need. The process that composes them provides it. */
+/** What these functions need. The process that composes them provides it. */
 export interface PaymentServices {
   readonly ports: PaymentPorts;
   readonly idempotency: IdempotencyStore;
@@ -27,31 +25,12 @@ export interface PaymentServices {
   readonly recovery: Recovery;
   readonly log: Logger;
 }
-export const PAYMENT_SERVICES = Symbol('payment services');
 
 /** How a request arrived: its key, what the key is bound to, and the correlation id of its events. */
 export interface Received {
   readonly idempotencyKey: string | null;
   readonly fingerprintText: string;
   readonly requestId: string;
-}
-
-export class ChargePayment extends Command<Answered<PaymentView>> {
-  constructor(
-    readonly request: ChargeRequest,
-    readonly received: Received,
-  ) {
-    super();
-  }
-}
-
-@CommandHandler(ChargePayment)
-export class ChargePaymentHandler implements ICommandHandler<ChargePayment> {
-  constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
-
-  execute({ request, received }: ChargePayment): Promise<Answered<PaymentView>> {
-    return chargeOnce(this.services, request, received);
-  }
 }
 
 /** Charges at most once per key. */
@@ -111,24 +90,6 @@ const resultOf = (view: () => PaymentView): Result<PaymentView> => {
     throw error;
   }
 };
-
-export class ReversePayment extends Command<Answered<ReversalView>> {
-  constructor(
-    readonly request: ReverseRequest & { readonly accountId: string },
-    readonly received: Received,
-  ) {
-    super();
-  }
-}
-
-@CommandHandler(ReversePayment)
-export class ReversePaymentHandler implements ICommandHandler<ReversePayment> {
-  constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
-
-  execute({ request, received }: ReversePayment): Promise<Answered<ReversalView>> {
-    return reverseOnce(this.services, request, received);
-  }
-}
 
 /** Refunds or voids at most once per key. */
 export const reverseOnce = (
@@ -198,47 +159,17 @@ const partner = (accountId: string, { requestId }: Received): Origin => ({ actor
 
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
-export class FindPayment extends Query<PaymentView> {
-  constructor(
-    readonly accountId: string,
-    readonly paymentId: string,
-  ) {
-    super();
-  }
-}
-
-@QueryHandler(FindPayment)
-export class FindPaymentHandler implements IQueryHandler<FindPayment> {
-  constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
-
-  /** Folds the stream, so it shows everything that an earlier answer mentioned (C48). */
-  async execute({ accountId, paymentId }: FindPayment): Promise<PaymentView> {
-    const { ports, recovery } = this.services;
-    if (!isUuid(paymentId)) throw notFound();
-    const id = paymentId.toLowerCase();
-    const { payment } = await ports.streams.load(id);
-    if (!isVisible(payment) || payment.terms.accountId !== accountId) throw notFound();
-    // If the payment is open, resolve it now. The answer still comes from the stream (docs/contract.md#recovery).
-    const open = openOf(payment);
-    if (open && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
-    return paymentView(id, payment);
-  }
-}
-
-export class ListPayments extends Query<ListedPage> {
-  constructor(readonly request: ListRequest) {
-    super();
-  }
-}
-
-@QueryHandler(ListPayments)
-export class ListPaymentsHandler implements IQueryHandler<ListPayments> {
-  constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
-
-  execute({ request }: ListPayments): Promise<ListedPage> {
-    return listPayments(this.services.list, request);
-  }
-}
+/** Folds the stream, so it shows everything that an earlier answer mentioned (C48). Throws PAYMENT_NOT_FOUND, also for the payment of another account. */
+export const findPayment = async ({ ports, recovery }: PaymentServices, accountId: string, paymentId: string): Promise<PaymentView> => {
+  if (!isUuid(paymentId)) throw notFound();
+  const id = paymentId.toLowerCase();
+  const { payment } = await ports.streams.load(id);
+  if (!isVisible(payment) || payment.terms.accountId !== accountId) throw notFound();
+  // If the payment is open, resolve it now. The answer still comes from the stream (docs/contract.md#recovery).
+  const open = openOf(payment);
+  if (open && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
+  return paymentView(id, payment);
+};
 
 export interface FeeQuote {
   readonly portalId: string;
@@ -254,23 +185,10 @@ export interface QuoteRequest {
   readonly amountCents: Cents;
 }
 
-export class QuoteFee extends Query<FeeQuote> {
-  constructor(readonly request: QuoteRequest) {
-    super();
-  }
-}
-
-@QueryHandler(QuoteFee)
-export class QuoteFeeHandler implements IQueryHandler<QuoteFee> {
-  constructor(@Inject(PAYMENT_SERVICES) private readonly services: PaymentServices) {}
-
-  /** The function that the charge uses (C49). Reserves nothing. */
-  async execute({ request: { accountId, portalId, amountCents } }: QuoteFee): Promise<FeeQuote> {
-    const { portal, access } = await this.services.ports.directory.chargeTerms(accountId, portalId, null);
-    if (!portal || access !== 'granted') throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
-    const serviceFeeCents = serviceFee(amountCents, portal.fee);
-    return { portalId, amountCents, serviceFeeCents, totalChargedCents: amountCents + serviceFeeCents, currency: 'USD' };
-  }
-}
-
-export const PAYMENT_HANDLERS = [ChargePaymentHandler, ReversePaymentHandler, FindPaymentHandler, ListPaymentsHandler, QuoteFeeHandler];
+/** The fee of a charge, by the same function (C49). Reserves nothing. Throws PORTAL_ACCESS_DENIED. */
+export const quoteFee = async ({ ports }: PaymentServices, { accountId, portalId, amountCents }: QuoteRequest): Promise<FeeQuote> => {
+  const { portal, access } = await ports.directory.chargeTerms(accountId, portalId, null);
+  if (!portal || access !== 'granted') throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
+  const serviceFeeCents = serviceFee(amountCents, portal.fee);
+  return { portalId, amountCents, serviceFeeCents, totalChargedCents: amountCents + serviceFeeCents, currency: 'USD' };
+};

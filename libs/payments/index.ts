@@ -1,20 +1,13 @@
 export { charge, chargeAnswer, type ChargeRequest, gatewayRef, type PaymentPorts, refuseByTerms, refuseExpiredCard } from './charge.js';
 export {
   chargeOnce,
-  ChargePayment,
   type FeeQuote,
-  FindPayment,
-  FindPaymentHandler,
-  ListPayments,
-  PAYMENT_HANDLERS,
-  PAYMENT_SERVICES,
+  findPayment,
   type PaymentServices,
-  QuoteFee,
   type QuoteRequest,
   type Received,
   reverseByStaff,
   reverseOnce,
-  ReversePayment,
   settleCreate,
   type StaffReverseRequest,
 } from './commands.js';

@@ -19,7 +19,7 @@ import {
   unheard,
 } from '../../test/support/payments.js';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
-import { FindPaymentHandler, FindPayment } from './commands.js';
+import { findPayment } from './commands.js';
 import { paymentListModel } from './list.js';
 import type { Awaiting } from './payment.js';
 import { postgresRecoveryWork, purgeTries, recoveryMigration } from './recovery.js';
@@ -195,8 +195,7 @@ describe('a charge', () => {
   });
   test('whoever reads an open payment after 60 s sets recovery off, and is answered from the stream (2.3)', async () => {
     const id = await unknown();
-    const handler = new FindPaymentHandler(house.services);
-    const find = () => handler.execute(new FindPayment(house.accountId, id));
+    const find = () => findPayment(house.services, house.accountId, id);
     expect((await find()).status).toBe('unknown');
     await new Promise((turn) => setTimeout(turn, 100));
     expect(await house.history(id)).not.toContain('ReconciliationStarted');
@@ -220,9 +219,8 @@ describe('a refund or void', () => {
   };
   test('whoever reads its payment after 60 s sets recovery off (2.3)', async () => {
     const id = await open({ match: { call: 'void' }, ...CUT }, (payment) => house.refund(payment, { amountCents: 1_000 }));
-    const handler = new FindPaymentHandler(house.services);
     house.clock.advance(MINUTE);
-    await eventually(async () => (await handler.execute(new FindPayment(house.accountId, id))).refundedAmountCents === 1_000);
+    await eventually(async () => (await findPayment(house.services, house.accountId, id)).refundedAmountCents === 1_000);
   });
   test.each([
     ['executed', CUT, 'completed', 9_325],

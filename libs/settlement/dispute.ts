@@ -27,12 +27,18 @@ export const openDispute = async (ports: PaymentPorts, paymentId: string, disput
   return execute(ports, paymentId, { type: 'OpenDispute', at: timestamp(ports.clock.now()), dispute }, dispute.disputeId, owner);
 };
 
+/** null leaves it as it is. */
+export interface DisputeChange {
+  readonly status: DisputeStatus | null;
+  readonly stage: string | null;
+}
+
 /** Moves a dispute on; null leaves status or stage as it is. An unknown dispute → VALIDATION_ERROR. */
 export const updateDispute = async (
   ports: PaymentPorts,
   register: Register,
   disputeId: string,
-  change: { readonly status: DisputeStatus | null; readonly stage: string | null },
+  change: DisputeChange,
   owner: Origin,
 ): Promise<Dispute & { readonly paymentId: string }> => {
   refuseWrongWords(change);

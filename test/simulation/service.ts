@@ -13,8 +13,7 @@ import {
   createRecovery,
   type Dispute,
   type DisputeStatus,
-  FindPayment,
-  FindPaymentHandler,
+  findPayment,
   type GatewayAccount,
   type IdempotencyStore,
   listPayments,
@@ -408,7 +407,7 @@ export class Replica {
         return successAnswer(await updateDispute(services.ports, this.settlement.register, ask.disputeId, change, staff('staff', requestId)));
       }
       case 'get':
-        return successAnswer(await new FindPaymentHandler(services).execute(new FindPayment(ask.accountId, ask.paymentId)));
+        return successAnswer(await findPayment(services, ask.accountId, ask.paymentId));
       case 'list': {
         const { page, ledger } = await listPayments(services.list, ask);
         return { ...successAnswer(page), complete: ledger.lag === '0' };

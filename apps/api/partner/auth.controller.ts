@@ -3,8 +3,9 @@ import { Controller, Inject, Post, Req, Res } from '@nestjs/common';
 import { ApiOperation, ApiSecurity, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { type AuthenticationDeps, exchange } from '#accounts';
+import { AUTHENTICATION } from '#accounts/module';
 import { headerLines, parseStrictJson, refuseOtherContentTypes, sendAnswer, successAnswer } from '#platform/http';
-import { Answers, AUTHENTICATION } from './http.js';
+import { Answers } from './http.js';
 import { refuseAmount } from './requests.js';
 import { AccessTokenGrant } from './resources.js';
 

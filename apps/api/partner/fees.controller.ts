@@ -4,7 +4,7 @@ import { QueryBus } from '@nestjs/cqrs';
 import { ApiOperation, ApiQuery, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply } from 'fastify';
 import type { Caller } from '#accounts';
-import { QuoteFee } from '#payments';
+import { QuoteFee } from '#payments/module';
 import { sendAnswer, successAnswer } from '#platform/http';
 import { Answers, CallerOf, Partner } from './http.js';
 import { QuoteQuery, quoteRequestOf } from './requests.js';

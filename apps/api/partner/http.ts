@@ -13,13 +13,12 @@ import type { Socket } from 'node:net';
 import { ApiBody, ApiHeader, ApiResponse, ApiSecurity } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
+import { AUTHENTICATION } from '#accounts/module';
 import { canonicalJson, systemClock } from '#kernel';
 import { idempotencyUnavailable, type Received } from '#payments';
 import { Convoy, DatabaseUnavailable } from '#platform';
 import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
 import { ErrorEnvelope } from './resources.js';
-
-export const AUTHENTICATION = Symbol('authentication');
 
 export type AuthenticatedRequest = FastifyRequest & { caller?: Caller };
 

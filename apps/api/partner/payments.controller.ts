@@ -4,7 +4,7 @@ import { CommandBus, QueryBus } from '@nestjs/cqrs';
 import { ApiOperation, ApiParam, ApiQuery, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply } from 'fastify';
 import type { Caller } from '#accounts';
-import { ChargePayment, FindPayment, ListPayments, ReversePayment } from '#payments';
+import { ChargePayment, FindPayment, ListPayments, ReversePayment } from '#payments/module';
 import { type Answer, sendAnswer, successAnswer, validated } from '#platform/http';
 import { answerOf } from '../../answers.js';
 import { Answers, CallerOf, Partner, type PartnerRequest, receivedOf, RequestOf } from './http.js';

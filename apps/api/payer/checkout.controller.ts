@@ -3,6 +3,7 @@
  * always lands on the one page that is true.
  */
 import { Controller, Get, HttpCode, Inject, Param, Post, Query, Req, Res } from '@nestjs/common';
+import { CommandBus } from '@nestjs/cqrs';
 import { ApiExcludeController } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Portal } from '#accounts';
@@ -14,13 +15,11 @@ import {
   Cancelled,
   Capabilities,
   Expired,
-  followNow,
   type Frame,
   mayLeave,
   type Notice,
   PaidBefore,
   Pay,
-  pay,
   type PayPage,
   paymentOf,
   quoteOf,
@@ -32,6 +31,7 @@ import {
   viewOf,
   Waiting,
 } from '#checkout';
+import { ChangeCheckout, FollowCheckout, PayCheckout } from '#checkout/module';
 import { Conflict, type Origin } from '#eventstore';
 import { isUuid, ServiceError } from '#kernel';
 import type { PaymentView } from '#payments';
@@ -62,6 +62,7 @@ export class CheckoutController {
   constructor(
     @Inject(CHECKOUT_SERVICES) private readonly services: CheckoutServices,
     @Inject(PayerPages) private readonly pages: PayerPages,
+    @Inject(CommandBus) private readonly commands: CommandBus,
   ) {
     this.capabilities = new Capabilities(services.keys);
   }
@@ -138,7 +139,7 @@ export class CheckoutController {
       zip: values.postal_code,
     };
     const after = await this.settled(session, () =>
-      pay(ports, session, { attemptId, quotedTotalCents: totalCents, instrument, payer }, by(request, id)),
+      this.commands.execute(new PayCheckout(session, { attemptId, quotedTotalCents: totalCents, instrument, payer }, by(request, id))),
     );
     this.backToTruth({ ...visit, session: after, view: viewOf(after.checkout, ports.payments.clock.now()) }, reply);
   }
@@ -151,8 +152,8 @@ export class CheckoutController {
     const { visit, form } = posted;
     if (visit.view !== 'pay' || !this.isOurForm(visit, form)) return redirect(reply, `/checkout/${id}`);
     const { session } = visit;
-    const { sessions } = this.services.ports;
-    const { expiresAt } = (await this.settled(session, () => sessions.execute(session, { type: 'Extend' }, by(request, id)))).checkout;
+    const extend = new ChangeCheckout(session, { type: 'Extend' }, by(request, id));
+    const { expiresAt } = (await this.settled(session, () => this.commands.execute(extend))).checkout;
     if (request.headers.accept === 'application/json')
       void reply.status(200).header('content-type', 'application/json; charset=utf-8').send(JSON.stringify({ expiresAt }));
     else redirect(reply, `/checkout/${id}`);
@@ -203,7 +204,7 @@ export class CheckoutController {
     if (session.checkout.phase === 'paid') return redirect(reply, returnAddress(keys, portal, terms, 'paid', await this.paid(session), nowMs));
     if (!mayLeave(session.checkout, nowMs)) return redirect(reply, `/checkout/${id}`);
     const payment = await paymentOf(ports, session.checkout.attempt);
-    const after = await this.settled(session, () => ports.sessions.execute(session, { type: 'Leave' }, by(request, id)));
+    const after = await this.settled(session, () => this.commands.execute(new ChangeCheckout(session, { type: 'Leave' }, by(request, id))));
     // Told only when it is written down: from now on this session takes no other card.
     if (!payment || after.checkout.phase !== 'unknown' || !after.checkout.left) return redirect(reply, `/checkout/${id}`);
     redirect(reply, returnAddress(keys, portal, terms, 'unknown', payment, nowMs));
@@ -221,7 +222,7 @@ export class CheckoutController {
       if (view === 'processing' || view === 'receipt') return this.backToTruth(visit, reply);
     }
     const after = await this.settled(session, () =>
-      ports.sessions.execute(session, { type: view === 'expired' ? 'Expire' : 'Cancel' }, by(request, id)),
+      this.commands.execute(new ChangeCheckout(session, { type: view === 'expired' ? 'Expire' : 'Cancel' }, by(request, id))),
     );
     const told = cancellationOf(after.checkout);
     if (!told) return redirect(reply, `/checkout/${id}`);
@@ -274,10 +275,9 @@ export class CheckoutController {
   }
 
   private async open(visit: Visit, request: FastifyRequest, reply: FastifyReply): Promise<Visit> {
-    const { ports } = this.services;
     const { checkoutId } = visit.session;
     try {
-      const session = await ports.sessions.execute(visit.session, { type: 'Open' }, by(request, checkoutId));
+      const session = await this.commands.execute(new ChangeCheckout(visit.session, { type: 'Open' }, by(request, checkoutId)));
       const opened = { ...visit, session };
       return { ...opened, cookie: this.renewCookie(opened, reply) };
     } catch (error) {
@@ -312,7 +312,9 @@ export class CheckoutController {
 
   private async followed(visit: Bound, request: FastifyRequest): Promise<Bound> {
     const { ports } = this.services;
-    const session = await this.settled(visit.session, () => followNow(ports, visit.session, by(request, visit.session.checkoutId)));
+    const session = await this.settled(visit.session, () =>
+      this.commands.execute(new FollowCheckout(visit.session, by(request, visit.session.checkoutId))),
+    );
     return { ...visit, session, view: viewOf(session.checkout, ports.payments.clock.now()) };
   }
 

@@ -1,8 +1,10 @@
 /** Intake of hosted checkout (specification, Hosted checkout): a form or JSON, or a signed link. Always a 303; where to, decides `takeIn`. */
 import { Controller, Get, Inject, Post, Req, Res } from '@nestjs/common';
+import { CommandBus } from '@nestjs/cqrs';
 import { ApiBody, ApiConsumes, ApiOperation, ApiQuery, ApiResponse, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { Capabilities, type IntakeKind, type IntakeOutcome, takeIn } from '#checkout';
+import { Capabilities, type IntakeKind, type IntakeOutcome } from '#checkout';
+import { StartCheckout } from '#checkout/module';
 import { isUuid, ServiceError } from '#kernel';
 import { parseForm, parseFormBody, parseStrictJson, RepeatedParameter } from '#platform/http';
 import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
@@ -24,6 +26,7 @@ export class IntakeController {
   constructor(
     @Inject(CHECKOUT_SERVICES) private readonly services: CheckoutServices,
     @Inject(PayerPages) private readonly pages: PayerPages,
+    @Inject(CommandBus) private readonly commands: CommandBus,
   ) {
     this.capabilities = new Capabilities(services.keys);
   }
@@ -71,7 +74,7 @@ export class IntakeController {
   }
 
   private async answer(kind: IntakeKind, request: FastifyRequest, reply: FastifyReply, read: () => PairsAndFields): Promise<void> {
-    const { ports, keys, publicUrl } = this.services;
+    const { publicUrl } = this.services;
     let received: PairsAndFields;
     let fault: ServiceError | null = null;
     try {
@@ -94,7 +97,7 @@ export class IntakeController {
       if (fault) throw fault;
       return intakeContentOf(kind, fields);
     };
-    const outcome = await takeIn(ports, keys, { kind, address, pairs, content }, by);
+    const outcome = await this.commands.execute(new StartCheckout({ kind, address, pairs, content }, by));
     this.send(request, reply, kind, outcome);
   }
 

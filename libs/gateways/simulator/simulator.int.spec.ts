@@ -3,7 +3,7 @@ import { spawn } from 'node:child_process';
 import { connect, createServer, type AddressInfo, type Server, type Socket } from 'node:net';
 import { inspect } from 'node:util';
 import { afterEach, describe, expect, test } from '@jest/globals';
-import { eventually } from '../../test/support/eventually.js';
+import { eventually } from '../../../test/support/eventually.js';
 import { Secret, type GatewayAccount, type Outcome, type PaymentInstrument } from '#payments';
 import { createSimulatorGateway, GatewayUnreachable, type SimulatorGateway } from './simulator.js';
 

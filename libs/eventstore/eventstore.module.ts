@@ -1,0 +1,141 @@
+/** The log of the installation, its schema and its read models, for Nest (`#eventstore/module`). */
+import { type DynamicModule, Global, Module } from '@nestjs/common';
+import { cardInTextCheck, migrate, type Migration, missingMigrations, type Pool, recordProcess } from '#platform';
+import { ProcessContext } from '#platform/module';
+import { postgresCheckpoint } from './checkpoint.js';
+import { type EventStore, OutcomeUnknown, Unavailable } from './event-store.js';
+import { openEventStore } from './open.js';
+import { checkpointOf, missingShapes, prepareReadModels, type ReadModel, ReadModels, searchPathOf } from './read-model.js';
+import { createSubscriber, type Projection, type Subscriber } from './subscriber.js';
+
+/** Reads and writes of requests. Projections and keys have pools of their own, so that lists cannot starve them. */
+const POOL_CONNECTIONS = 20;
+const PROJECTION_POOL_CONNECTIONS = 8;
+
+export const EVENT_STORE = Symbol('event store');
+/** The pool of requests, on a database that has the schema of this release. */
+export const POOL = Symbol('pool');
+/** Makes the subscriber of a projection whose effects the log cannot make again. */
+export const REACTOR = Symbol('reactor');
+export type OpenReactor = (projection: Projection) => Subscriber;
+
+/** When an append of this process last failed, on the monotonic clock. */
+export class Appends {
+  failedAt = Number.NEGATIVE_INFINITY;
+}
+
+interface Storage {
+  readonly pool: Pool;
+  readonly store: EventStore;
+}
+const STORAGE = Symbol('storage');
+
+export interface Schema {
+  readonly migrations: readonly Migration[];
+  readonly readModels: readonly ReadModel[];
+}
+
+@Global()
+@Module({})
+export class EventStoreModule {
+  static of(schema: Schema): DynamicModule {
+    const providers = [
+      Appends,
+      {
+        provide: STORAGE,
+        inject: [ProcessContext, Appends],
+        useFactory: (context: ProcessContext, appends: Appends) => open(context, appends, schema),
+      },
+      { provide: POOL, inject: [STORAGE], useFactory: ({ pool }: Storage) => pool },
+      { provide: EVENT_STORE, inject: [STORAGE], useFactory: ({ store }: Storage) => store },
+      {
+        provide: SUBSCRIBING,
+        inject: [ProcessContext, STORAGE],
+        useFactory: (context: ProcessContext, { store }: Storage) => subscribing(context, store, schema),
+      },
+      {
+        provide: ReadModels,
+        inject: [SUBSCRIBING, ProcessContext],
+        useFactory: (options: Subscribing, { log }: ProcessContext) =>
+          new ReadModels(schema.readModels, { ...options, onBuild: (building) => log.info(building, 'a read model is being built') }),
+      },
+      {
+        provide: REACTOR,
+        inject: [SUBSCRIBING],
+        useFactory:
+          ({ pool, ...options }: Subscribing): OpenReactor =>
+          (projection) =>
+            createSubscriber(projection, { ...options, checkpoint: postgresCheckpoint(pool, projection.name) }),
+      },
+    ];
+    return { module: EventStoreModule, providers, exports: [Appends, POOL, EVENT_STORE, ReadModels, REACTOR] };
+  }
+}
+
+const SUBSCRIBING = Symbol('subscribing');
+type Subscribing = ReturnType<typeof subscribing>;
+
+/** Opens pool and log, and brings the schema to this release. With MIGRATE=prepare only `payfold upgrade prepare` changes the schema. */
+const open = async (context: ProcessContext, appends: Appends, { migrations, readModels }: Schema): Promise<Storage> => {
+  const { config, places, log, clock, ids, options } = context;
+  cardInTextCheck.on = config.cardInTextCheck;
+  const pool = context.pool({ name: 'main', max: POOL_CONNECTIONS, searchPath: searchPathOf(readModels) });
+  const bare = await openEventStore(config.kurrentdbUrl, places.databaseUrl, pool, log);
+  context.atEnd(() => bare.close());
+  if (config.migrate === 'start') {
+    await migrate(pool, migrations);
+    await prepareReadModels(pool, readModels, bare);
+  } else await requirePrepared(pool, { migrations, readModels });
+  if (options.role !== undefined) {
+    const recorded = await recordProcess(pool, {
+      id: ids.uuid(),
+      role: options.role,
+      pid: process.pid,
+      readModels: readModels.map(checkpointOf),
+      clock,
+    });
+    context.atEnd(() => recorded.stop());
+  }
+  return { pool, store: context.guarded(watchAppends(bare, () => (appends.failedAt = clock.monotonic()))) };
+};
+
+const requirePrepared = async (pool: Pool, { migrations, readModels }: Schema): Promise<void> => {
+  const missing = await missingMigrations(pool, migrations);
+  const shapes = missing.length === 0 ? await missingShapes(pool, readModels) : [];
+  if (missing.length + shapes.length > 0)
+    throw new Error(
+      `the database is not prepared for this release (${[...missing, ...shapes.map(checkpointOf)].join(', ')}); run payfold upgrade prepare, or set MIGRATE=start`,
+    );
+};
+
+/** Every method is named: an adapter may be a class, whose methods a spread would lose. */
+const watchAppends = (store: EventStore, onFailure: () => void): EventStore => ({
+  append: async (stream, expected, events, options) => {
+    try {
+      return await store.append(stream, expected, events, options);
+    } catch (error) {
+      if (error instanceof Unavailable || error instanceof OutcomeUnknown) onFailure();
+      throw error;
+    }
+  },
+  read: (stream, from, max) => store.read(stream, from, max),
+  readAll: (after, options) => store.readAll(after, options),
+  ...(store.readStreams && { readStreams: (streams) => store.readStreams!(streams) }),
+  subscribe: (after, options) => store.subscribe(after, options),
+  head: () => store.head(),
+  ...(store.foreignStream && { foreignStream: () => store.foreignStream!() }),
+  close: () => store.close(),
+});
+
+const subscribing = (context: ProcessContext, store: EventStore, { readModels }: Schema) => {
+  const { clock, log, options } = context;
+  return {
+    store,
+    clock,
+    log,
+    pool: context.pool({ name: 'projections', max: PROJECTION_POOL_CONNECTIONS, byKey: true, searchPath: searchPathOf(readModels) }),
+    onError: (error: Error, { name, retrying }: { name: string; retrying: boolean }) =>
+      log[retrying ? 'warn' : 'error']({ err: error, projection: name }, retrying ? 'a projection is retrying' : 'a projection stopped'),
+    ...(options.leaseOwner !== undefined && { owner: options.leaseOwner }),
+  };
+};

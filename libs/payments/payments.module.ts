@@ -1,0 +1,170 @@
+/** Payments, and the commands and queries of the buses, for Nest (`#payments/module`). */
+import { type DynamicModule, Global, Module } from '@nestjs/common';
+import { Command, Query } from '@nestjs/cqrs';
+import type { Directory } from '#accounts';
+import { DIRECTORY } from '#accounts/module';
+import { checkpointOf, type EventStore, postgresCheckpoint, ReadModels, watchProjection } from '#eventstore';
+import { EVENT_STORE, POOL } from '#eventstore/module';
+import type { Pool } from '#platform';
+import { commandHandler, ProcessContext, queryHandler } from '#platform/module';
+import type { ChargeRequest, PaymentPorts } from './charge.js';
+import {
+  chargeOnce,
+  type FeeQuote,
+  findPayment,
+  type PaymentServices,
+  type QuoteRequest,
+  quoteFee,
+  type Received,
+  reverseByStaff,
+  reverseOnce,
+  type StaffReverseRequest,
+} from './commands.js';
+import type { Gateways } from './gateway/gateway.js';
+import type { AnswerEncoder, Answered } from './keys/once-by-key.js';
+import { postgresIdempotency } from './keys/postgres.js';
+import { type ListedPage, listPayments, type ListRequest, paymentListModel, postgresListRows } from './list.js';
+import type { PaymentView, ReversalView } from './payment.view.js';
+import { createRecovery, postgresRecoveryWork } from './recovery.js';
+import type { ReverseRequest } from './reverse.js';
+import { PaymentStreams } from './stream.js';
+import { postgresVelocity } from './velocity.js';
+
+/** Keys have a few connections of their own, so that lists cannot starve them. */
+const KEY_POOL = { max: 6, statementTimeoutMs: 2_000, lockTimeoutMs: 1_000, byKey: true } as const;
+/** Attempts of one case or card wait for each other. They must not hold the connections of other requests. */
+const VELOCITY_POOL_CONNECTIONS = 4;
+
+/** Given by the module of the gateways. */
+export const GATEWAYS = Symbol('gateways');
+export const PAYMENT_PORTS = Symbol('payment ports');
+export const PAYMENT_SERVICES = Symbol('payment services');
+
+/** Charges a partner's request, once for its key. */
+export class ChargePayment extends Command<Answered<PaymentView>> {
+  constructor(
+    readonly request: ChargeRequest,
+    readonly received: Received,
+  ) {
+    super();
+  }
+}
+
+/** Refunds or voids for a partner, once for its key. */
+export class ReversePayment extends Command<Answered<ReversalView>> {
+  constructor(
+    readonly request: ReverseRequest & { readonly accountId: string },
+    readonly received: Received,
+  ) {
+    super();
+  }
+}
+
+/** The same for staff (C56). */
+export class ReverseByStaff extends Command<Answered<ReversalView>> {
+  constructor(
+    readonly request: StaffReverseRequest,
+    readonly idempotencyKey: string | null,
+  ) {
+    super();
+  }
+}
+
+export class FindPayment extends Query<PaymentView> {
+  constructor(
+    readonly accountId: string,
+    readonly paymentId: string,
+  ) {
+    super();
+  }
+}
+
+export class ListPayments extends Query<ListedPage> {
+  constructor(readonly request: ListRequest) {
+    super();
+  }
+}
+
+export class QuoteFee extends Query<FeeQuote> {
+  constructor(readonly request: QuoteRequest) {
+    super();
+  }
+}
+
+const HANDLERS = [
+  commandHandler(ChargePayment, PAYMENT_SERVICES, (services: PaymentServices, { request, received }) => chargeOnce(services, request, received)),
+  commandHandler(ReversePayment, PAYMENT_SERVICES, (services: PaymentServices, { request, received }) => reverseOnce(services, request, received)),
+  commandHandler(ReverseByStaff, PAYMENT_SERVICES, (services: PaymentServices, { request, idempotencyKey }) =>
+    reverseByStaff(services, request, idempotencyKey),
+  ),
+  queryHandler(FindPayment, PAYMENT_SERVICES, (services: PaymentServices, { accountId, paymentId }) => findPayment(services, accountId, paymentId)),
+  queryHandler(ListPayments, PAYMENT_SERVICES, ({ list }: PaymentServices, { request }) => listPayments(list, request)),
+  queryHandler(QuoteFee, PAYMENT_SERVICES, (services: PaymentServices, { request }) => quoteFee(services, request)),
+];
+
+@Global()
+@Module({})
+export class PaymentsModule {
+  /** `answers`: one encoding for every process. A worker stores an answer for a key, and the API replays it. */
+  static of(answers: AnswerEncoder): DynamicModule {
+    const providers = [
+      {
+        provide: PAYMENT_PORTS,
+        inject: [ProcessContext, EVENT_STORE, DIRECTORY, GATEWAYS],
+        useFactory: (context: ProcessContext, store: EventStore, directory: Directory, gateways: Gateways): PaymentPorts => {
+          const { clock, ids, keys, log } = context;
+          const velocityPool = context.pool({ name: 'velocity', max: VELOCITY_POOL_CONNECTIONS, byKey: true });
+          return {
+            clock,
+            ids,
+            log,
+            gateways,
+            directory,
+            streams: new PaymentStreams(store, clock, ids),
+            velocity: postgresVelocity(velocityPool, keys, clock),
+          };
+        },
+      },
+      {
+        provide: PAYMENT_SERVICES,
+        inject: [ProcessContext, PAYMENT_PORTS, EVENT_STORE, POOL, ReadModels],
+        useFactory: (context: ProcessContext, ports: PaymentPorts, store: EventStore, pool: Pool, readModels: ReadModels) =>
+          paymentServices(context, ports, store, pool, readModels, answers),
+      },
+      ...HANDLERS,
+    ];
+    return { module: PaymentsModule, providers, exports: [PAYMENT_PORTS, PAYMENT_SERVICES] };
+  }
+}
+
+const paymentServices = (
+  context: ProcessContext,
+  ports: PaymentPorts,
+  store: EventStore,
+  pool: Pool,
+  readModels: ReadModels,
+  answers: AnswerEncoder,
+): PaymentServices => {
+  const { keys, ids, clock, log } = context;
+  const keyPool = context.pool({ name: 'keys', ...KEY_POOL });
+  // A claim must survive a crash of Postgres that its owner survives: lost, the key would charge again. A completion need not: the takeover makes it
+  // again from the stream (T7).
+  const completionPool = context.pool({ name: 'keys, completed', ...KEY_POOL, synchronousCommit: 'off' });
+  // A process that runs the projection learns of its progress at once. Another process polls the checkpoint.
+  const list = readModels.of(paymentListModel);
+  const watch = watchProjection(postgresCheckpoint(pool, checkpointOf(paymentListModel)), clock);
+  return {
+    ports,
+    idempotency: context.guarded(postgresIdempotency(keyPool, keys, ids, { settlements: completionPool })),
+    answers,
+    list: {
+      rows: postgresListRows(pool),
+      keys,
+      directory: ports.directory,
+      head: () => store.head(),
+      caughtUpTo: (position, timeoutMs) => (list.state === 'active' ? list : watch).caughtUpTo(position, timeoutMs),
+    },
+    recovery: createRecovery(ports, store, postgresRecoveryWork(pool)),
+    log,
+  };
+};

@@ -1,0 +1,111 @@
+/** What every module of a process needs. Nest modules have doors of their own (`#platform/module`), so that code without Nest loads none of it. */
+import { type DynamicModule, Global, Inject, Injectable, type InjectionToken, Module, type Type } from '@nestjs/common';
+import { type Command, CommandHandler, type ICommandHandler, type IQueryHandler, type Query, QueryHandler } from '@nestjs/cqrs';
+import { type Clock, type Ids, systemClock } from '#kernel';
+import type { Config } from './config.js';
+import { withFailpoint } from './failpoints.js';
+import { systemIds } from './ids.js';
+import type { KeyRing } from './keys.js';
+import type { Logger } from './logging.js';
+import { createPool, type Pool, type PoolOptions } from './postgres/pool.js';
+
+/** The configuration with the addresses filled in that were found or started. */
+export interface Places {
+  readonly databaseUrl: string;
+  readonly simulatorUrl: string | null;
+}
+
+export interface ProcessOptions {
+  /** A test may replace it. */
+  readonly clock?: Clock;
+  /** The role of a process that stays: it is recorded, so that `payfold upgrade` knows that it lives. */
+  readonly role?: string;
+  /** Of the leases on projections; see `createSubscriber`. */
+  readonly leaseOwner?: string;
+}
+
+/** What a process was started with, and what it must close at its end. */
+export class ProcessContext {
+  readonly clock: Clock;
+  readonly ids: Ids;
+  private readonly closers: (() => Promise<unknown>)[] = [];
+
+  constructor(
+    readonly config: Config,
+    readonly places: Places,
+    readonly keys: KeyRing,
+    readonly log: Logger,
+    readonly options: ProcessOptions = {},
+  ) {
+    this.clock = options.clock ?? systemClock;
+    this.ids = systemIds(() => this.clock.now());
+  }
+
+  /** `close` runs at the end of the process. The last resource that was opened is closed first. */
+  atEnd(close: () => Promise<unknown>): void {
+    this.closers.push(close);
+  }
+
+  /** A pool on the database of the installation. */
+  pool(options: PoolOptions): Pool {
+    const pool = createPool(this.places.databaseUrl, options);
+    this.atEnd(() => pool.end());
+    return pool;
+  }
+
+  /** The port, with the fail point of the configuration where that names one of its calls. */
+  guarded<T extends object>(port: T): T {
+    return withFailpoint(this.config.failpoint, port);
+  }
+
+  async close(): Promise<void> {
+    for (const close of this.closers.splice(0).reverse()) await close();
+  }
+
+  /** Nest calls this when the application closes. */
+  onApplicationShutdown(): Promise<void> {
+    return this.close();
+  }
+}
+
+@Global()
+@Module({})
+export class PlatformModule {
+  static of(context: ProcessContext): DynamicModule {
+    return { module: PlatformModule, providers: [{ provide: ProcessContext, useValue: context }], exports: [ProcessContext] };
+  }
+}
+
+/** The handler of a command: one function, called with what `token` provides. */
+export const commandHandler = <Ports, Result, C extends Command<Result>>(
+  command: Type<C>,
+  token: InjectionToken<Ports>,
+  run: (ports: Ports, command: C) => Promise<Result>,
+): Type<ICommandHandler> => decorated(CommandHandler(command), `${command.name}Handler`, token, run);
+
+/** The handler of a query, likewise. */
+export const queryHandler = <Ports, Result, Q extends Query<Result>>(
+  query: Type<Q>,
+  token: InjectionToken<Ports>,
+  run: (ports: Ports, query: Q) => Promise<Result>,
+): Type<IQueryHandler> => decorated(QueryHandler(query), `${query.name}Handler`, token, run);
+
+const decorated = <Ports, Asked, Result>(
+  decorate: ClassDecorator,
+  name: string,
+  token: InjectionToken<Ports>,
+  run: (ports: Ports, asked: Asked) => Promise<Result>,
+) => {
+  class Handler {
+    constructor(private readonly ports: Ports) {}
+
+    execute(asked: Asked): Promise<Result> {
+      return run(this.ports, asked);
+    }
+  }
+  Object.defineProperty(Handler, 'name', { value: name });
+  Injectable()(Handler);
+  Inject(token)(Handler, undefined, 0);
+  decorate(Handler);
+  return Handler;
+};

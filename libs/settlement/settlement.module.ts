@@ -1,0 +1,128 @@
+/** Settlement and disputes, for Nest (`#settlement/module`). */
+import { Global, Module } from '@nestjs/common';
+import { Command } from '@nestjs/cqrs';
+import { type EventStore, type Origin, ReadModels } from '#eventstore';
+import { EVENT_STORE, POOL } from '#eventstore/module';
+import { type Dispute, type PaymentPorts, type PaymentView, resolvePayment, type ResolveRequest } from '#payments';
+import { PAYMENT_PORTS } from '#payments/module';
+import type { Pool } from '#platform';
+import { commandHandler } from '#platform/module';
+import { type DisputeChange, openDispute, updateDispute } from './dispute.js';
+import {
+  changeException,
+  type ExceptionChange,
+  exceptionModel,
+  type FileImported,
+  importSettlementFile,
+  type ImportOptions,
+  openExceptions,
+} from './matching.js';
+import { type BatchSummary, recordSettlements, type SettlementPorts } from './record.js';
+import { paymentRegisterModel, postgresRegister } from './register.js';
+
+/** How long the register may take to pass the head of the log; a first start after an upgrade reads all of it. */
+const CAUGHT_UP_MS = 120_000;
+
+export const SETTLEMENT_PORTS = Symbol('settlement ports');
+/** Opens an exception for everything of settlement that does not match. Returns how many. */
+export const OPEN_EXCEPTIONS = Symbol('open exceptions');
+export type OpenExceptions = (stop?: AbortSignal) => Promise<number>;
+
+/** Staff decides a payment of unknown outcome. */
+export class ResolvePayment extends Command<PaymentView> {
+  constructor(readonly request: ResolveRequest) {
+    super();
+  }
+}
+
+export class OpenDispute extends Command<Dispute> {
+  constructor(
+    readonly paymentId: string,
+    readonly dispute: Dispute,
+    readonly origin: Origin,
+  ) {
+    super();
+  }
+}
+
+export class UpdateDispute extends Command<Dispute & { readonly paymentId: string }> {
+  constructor(
+    readonly disputeId: string,
+    readonly change: DisputeChange,
+    readonly origin: Origin,
+  ) {
+    super();
+  }
+}
+
+/** Records every batch that the processors have closed. */
+export class RecordSettlements extends Command<BatchSummary[]> {
+  constructor(readonly signal: AbortSignal) {
+    super();
+  }
+}
+
+export class ImportSettlementFile extends Command<FileImported> {
+  constructor(
+    readonly file: string,
+    readonly options: ImportOptions,
+    readonly signal: AbortSignal,
+  ) {
+    super();
+  }
+}
+
+export class ChangeException extends Command<void> {
+  constructor(
+    readonly exceptionId: string,
+    readonly change: ExceptionChange,
+    readonly origin: Origin,
+  ) {
+    super();
+  }
+}
+
+const HANDLERS = [
+  commandHandler(ResolvePayment, SETTLEMENT_PORTS, ({ payments, register }: SettlementPorts, { request }) =>
+    resolvePayment(payments, register, request),
+  ),
+  commandHandler(OpenDispute, SETTLEMENT_PORTS, ({ payments }: SettlementPorts, { paymentId, dispute, origin }) =>
+    openDispute(payments, paymentId, dispute, origin),
+  ),
+  commandHandler(UpdateDispute, SETTLEMENT_PORTS, ({ payments, register }: SettlementPorts, { disputeId, change, origin }) =>
+    updateDispute(payments, register, disputeId, change, origin),
+  ),
+  commandHandler(RecordSettlements, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal }) => recordSettlements(ports, signal)),
+  commandHandler(ImportSettlementFile, SETTLEMENT_PORTS, (ports: SettlementPorts, { file, options, signal }) =>
+    importSettlementFile(ports, file, options, signal),
+  ),
+  commandHandler(ChangeException, SETTLEMENT_PORTS, (ports: SettlementPorts, { exceptionId, change, origin }) =>
+    changeException(ports, exceptionId, change, origin),
+  ),
+];
+
+@Global()
+@Module({
+  providers: [
+    {
+      provide: SETTLEMENT_PORTS,
+      inject: [PAYMENT_PORTS, EVENT_STORE, POOL, ReadModels],
+      useFactory: (payments: PaymentPorts, store: EventStore, pool: Pool, readModels: ReadModels): SettlementPorts => ({
+        payments,
+        store,
+        register: postgresRegister(pool, async () => void (await readModels.caughtUp(paymentRegisterModel, CAUGHT_UP_MS))),
+      }),
+    },
+    {
+      provide: OPEN_EXCEPTIONS,
+      inject: [SETTLEMENT_PORTS, POOL, ReadModels],
+      useFactory:
+        (ports: SettlementPorts, pool: Pool, readModels: ReadModels): OpenExceptions =>
+        (stop) =>
+          openExceptions(ports, pool, { caughtUp: async () => void (await readModels.caughtUp(exceptionModel, CAUGHT_UP_MS)) }, stop),
+    },
+    ...HANDLERS,
+  ],
+  exports: [SETTLEMENT_PORTS, OPEN_EXCEPTIONS],
+})
+export class SettlementModule {}

@@ -1,0 +1,68 @@
+/** Webhooks, for Nest (`#webhooks/module`). */
+import { Global, Module } from '@nestjs/common';
+import type { EventStore } from '#eventstore';
+import { EVENT_STORE, type OpenReactor, REACTOR } from '#eventstore/module';
+import type { Config } from '#platform';
+import { ProcessContext } from '#platform/module';
+import { postgresDeliveries } from './deliveries.js';
+import { createDispatcher, type Dispatcher, type DispatcherWatch } from './dispatcher.js';
+import { postgresDueSignal } from './due.js';
+import { webhookOutbox } from './outbox.js';
+import { createSender } from './safe-request.js';
+import { createResolve } from './target.js';
+
+/** One claims, two record results, one listens, one looks after leases. */
+const POOL_CONNECTIONS = 5;
+
+/** The dispatcher of this process, and the metrics that watch it. */
+export class Webhooks {
+  constructor(
+    readonly dispatcher: Dispatcher,
+    private readonly watchers: Set<DispatcherWatch>,
+  ) {}
+
+  watch(watcher: DispatcherWatch): void {
+    this.watchers.add(watcher);
+  }
+}
+/** The subscriber that writes the outbox. */
+export const OUTBOX = Symbol('webhook outbox');
+
+@Global()
+@Module({
+  providers: [
+    {
+      provide: OUTBOX,
+      inject: [REACTOR, EVENT_STORE],
+      useFactory: (reactor: OpenReactor, store: EventStore) => reactor(webhookOutbox(store)),
+    },
+    // It works on tables of the schema, which is there with the event store.
+    { provide: Webhooks, inject: [ProcessContext, EVENT_STORE], useFactory: (context: ProcessContext) => openWebhooks(context) },
+  ],
+  exports: [OUTBOX, Webhooks],
+})
+export class WebhooksModule {}
+
+const openWebhooks = (context: ProcessContext): Webhooks => {
+  const { config, keys, clock, ids, log } = context;
+  const pool = context.pool({ name: 'webhooks', max: POOL_CONNECTIONS, byKey: true });
+  const watchers = new Set<DispatcherWatch>();
+  const dispatcher = createDispatcher({
+    deliveries: context.guarded(postgresDeliveries(pool, ids.uuid())),
+    sender: context.guarded(createSender({ settings: config.webhooks, resolve: createResolve(config.webhooks.dnsServers, clock), clock })),
+    due: postgresDueSignal(pool),
+    keys,
+    clock,
+    log,
+    watch: {
+      attempted: (attempt) => watchers.forEach((watcher) => watcher.attempted(attempt)),
+      leaseLost: () => watchers.forEach((watcher) => watcher.leaseLost()),
+    },
+    retrySeconds: config.webhooks.retrySeconds,
+  });
+  if (config.webhooks.privateTargets.length > 0)
+    log.warn({ targets: config.webhooks.privateTargets.map(targetText) }, 'webhooks may be sent to private addresses');
+  return new Webhooks(dispatcher, watchers);
+};
+
+const targetText = ({ host, port, network }: Config['webhooks']['privateTargets'][number]) => `${host}:${port}=${network.address}/${network.prefix}`;
