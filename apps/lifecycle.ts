@@ -11,7 +11,7 @@ const FORCE_AFTER_MS = 50_000;
 /** A load balancer needs a moment to see that we are not ready; a laptop has none. */
 const PRE_STOP_MS = { production: 5_000, sandbox: 0 } as const;
 /** Clients that keep connections get this long to come for an answer that tells them to leave. */
-export const LINGER_MS = 1_000;
+export const CLOSE_GRACE_MS = 1_000;
 
 /** Where a role can be reached. */
 export interface Addresses {

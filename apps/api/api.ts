@@ -10,7 +10,7 @@ import type { CheckoutPorts } from '#checkout';
 import type { Clock } from '#kernel';
 import type { Config, KeyRing, Logger } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
-import { closesKindly } from '../close-kindly.js';
+import { gracefulClose } from '../graceful-close.js';
 import { HealthController, untilBuilt } from './health.controller.js';
 import { Health, type ReadinessChecks } from './health.js';
 import { buildOpenApi, serveOpenApi } from './openapi.js';
@@ -75,8 +75,8 @@ export interface Api {
   readonly app: NestFastifyApplication;
   readonly health: Health;
   listen(port: number, host: string): Promise<string>;
-  /** Not ready from here on; then as {@link closesKindly}. */
-  close(lingerMs?: number): Promise<void>;
+  /** Not ready from here on; then as {@link gracefulClose}. */
+  close(graceMs?: number): Promise<void>;
 }
 
 export const createApi = async (parts: ApiParts): Promise<Api> => {
@@ -96,7 +96,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     ...(parts.onAnswer ? { onAnswer: parts.onAnswer } : {}),
     ...(parts.timeouts ? { timeouts: parts.timeouts } : {}),
   });
-  const close = closesKindly(adapter.getInstance<FastifyInstance>(), clock);
+  const close = gracefulClose(adapter.getInstance<FastifyInstance>(), clock);
   addSecurityHeaders(adapter.getInstance<FastifyInstance>(), publicUrl);
   const routes: { method: string; url: string }[] = [];
   adapter.getInstance<FastifyInstance>().addHook('onRoute', ({ method, url }) => {
@@ -126,9 +126,9 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
       const { address, port: bound, family } = app.getHttpServer().address() as { address: string; port: number; family: string };
       return `http://${family === 'IPv6' ? `[${address}]` : address}:${bound}`;
     },
-    close: async (lingerMs = 0) => {
+    close: async (graceMs = 0) => {
       health.drain();
-      await close(app, lingerMs);
+      await close(app, graceMs);
     },
   };
 };

@@ -1,6 +1,6 @@
 /** The role `api`: HTTP endpoints over the configured stores. */
 import { openKeys } from '#platform';
-import { drained, LINGER_MS, runRole } from '../lifecycle.js';
+import { drained, CLOSE_GRACE_MS, runRole } from '../lifecycle.js';
 import { createMetrics } from '../metrics.js';
 import { openServices, requirePlaces } from '../services.js';
 import { createAudit } from '../audit/audit.js';
@@ -19,7 +19,7 @@ runRole('api', async (config, log) => {
     drain: () => api.health.drain(),
     stop: async () => {
       // Together: as long as one drains the other must take nothing new.
-      await drained(Promise.all([api.close(LINGER_MS), audit.close(LINGER_MS)]));
+      await drained(Promise.all([api.close(CLOSE_GRACE_MS), audit.close(CLOSE_GRACE_MS)]));
       await services.close();
     },
   };

@@ -7,7 +7,7 @@ import type { FastifyInstance } from 'fastify';
 import { createHttpAdapter, ErrorsFilter } from '#platform/http';
 import { API_VERSION } from '../api/openapi.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
-import { closesKindly } from '../close-kindly.js';
+import { gracefulClose } from '../graceful-close.js';
 import type { Services } from '../services.js';
 import { AuditController, AUDITED, AuditGuard } from './audit.controller.js';
 
@@ -23,14 +23,14 @@ class AuditModule {
 export interface Audit {
   readonly app: NestFastifyApplication;
   listen(port: number, host: string): Promise<string>;
-  /** As {@link closesKindly}: an export that is under way comes to its end. */
-  close(lingerMs?: number): Promise<void>;
+  /** As {@link gracefulClose}: an export that is under way comes to its end. */
+  close(graceMs?: number): Promise<void>;
 }
 
 export const createAudit = async (services: Services): Promise<Audit> => {
   const { log, clock } = services;
   const adapter = createHttpAdapter({ log, now: () => clock.now() });
-  const close = closesKindly(adapter.getInstance<FastifyInstance>(), clock);
+  const close = gracefulClose(adapter.getInstance<FastifyInstance>(), clock);
   const routes: { method: string; url: string }[] = [];
   adapter.getInstance<FastifyInstance>().addHook('onRoute', ({ method, url }) => {
     for (const one of [method].flat()) routes.push({ method: one, url });
@@ -62,6 +62,6 @@ export const createAudit = async (services: Services): Promise<Audit> => {
       const { address, port: bound, family } = app.getHttpServer().address() as { address: string; port: number; family: string };
       return `http://${family === 'IPv6' ? `[${address}]` : address}:${bound}`;
     },
-    close: (lingerMs = 0) => close(app, lingerMs),
+    close: (graceMs = 0) => close(app, graceMs),
   };
 };

@@ -71,11 +71,11 @@ export const newestHead = async (db: Queryable): Promise<{ readonly size: number
 };
 
 /** Heads are signed every minute; until then leaves may gather: each write rewrites the last tile. */
-const LINGER_MS = 500;
+const GATHER_MS = 500;
 
 export const logSeal: Projection = {
   name: LOG_SEAL,
-  lingerMs: LINGER_MS,
+  gatherMs: GATHER_MS,
   apply: async (client, events) => {
     const { size, position } = await logState(client);
     refuseGap(size, position, events);

@@ -134,8 +134,6 @@ const READ_CONNECTIONS = 8;
  */
 const BATCHES_IN_FLIGHT = 2;
 const BATCH_EVENTS = 256;
-/** Waiting appends are divided over the batches in flight, else all writers would move in one. Parts are not smaller than this. */
-const SHARED_BATCH_APPENDS = 8;
 const BATCH_BYTES = 1_000_000;
 /** Appends in the queue. Beyond this the store is overloaded, and an immediate refusal is better than a timeout. */
 const QUEUED_APPENDS = 4_096;
@@ -352,14 +350,13 @@ class Appends {
     const taken: Append[] = [];
     const left: Append[] = [];
     let [events, bytes, index] = [0, 0, 0];
-    const share = Math.max(SHARED_BATCH_APPENDS, Math.ceil(this.unanswered / BATCHES_IN_FLIGHT));
     for (; index < this.queue.length; index++) {
       const append = this.queue[index]!;
       if (append.settled) {
         this.queuedBytes -= append.bytes;
         continue;
       }
-      if (taken.length >= share || (taken.length > 0 && append.alone)) break;
+      if (taken.length > 0 && append.alone) break;
       if (taken.length > 0 && (events + append.events.length > BATCH_EVENTS || bytes + append.bytes > BATCH_BYTES)) break;
       if (this.busy.has(append.stream)) {
         left.push(append);

@@ -43,11 +43,11 @@ const write = async (client: Client, events: readonly Recorded[]) => {
 
 const subscriber = (
   options: Partial<SubscriberOptions> &
-    PostgresCheckpointOptions & { apply?: typeof write; name?: string; streamPrefixes?: string[]; lingerMs?: number } = {},
+    PostgresCheckpointOptions & { apply?: typeof write; name?: string; streamPrefixes?: string[]; gatherMs?: number } = {},
 ) => {
-  const { apply = write, name = 'seen', streamPrefixes, lingerMs = 0, searchPath, ...rest } = options;
+  const { apply = write, name = 'seen', streamPrefixes, gatherMs = 0, searchPath, ...rest } = options;
   const checkpoint = postgresCheckpoint(pool, name, searchPath === undefined ? {} : { searchPath });
-  const made = createSubscriber({ name, apply, lingerMs, ...(streamPrefixes && { streamPrefixes }) }, { store, checkpoint, ...rest });
+  const made = createSubscriber({ name, apply, gatherMs, ...(streamPrefixes && { streamPrefixes }) }, { store, checkpoint, ...rest });
   started.push(made);
   return made;
 };
@@ -105,7 +105,7 @@ describe('a worker', () => {
       sizes.push(events.length);
       await write(client, events);
     };
-    const worker = subscriber({ lingerMs: 2_000, batchEvents: 20, apply: gathers });
+    const worker = subscriber({ gatherMs: 2_000, batchEvents: 20, apply: gathers });
     worker.start();
     await eventually(() => worker.state === 'active');
     const first: string[] = [];
@@ -127,7 +127,7 @@ describe('a worker', () => {
 
   test('that lingers writes what came meanwhile along with what it lingers over', async () => {
     const sizes: number[] = [];
-    const worker = subscriber({ lingerMs: 500, apply: async (client, events) => (sizes.push(events.length), write(client, events)) });
+    const worker = subscriber({ gatherMs: 500, apply: async (client, events) => (sizes.push(events.length), write(client, events)) });
     worker.start();
     await eventually(() => worker.state === 'active');
     // On a busy machine the next page may come too late to be taken along; not time after time.
@@ -142,7 +142,7 @@ describe('a worker', () => {
   });
 
   test('that lingers is woken by whoever waits for it in its process', async () => {
-    const worker = subscriber({ lingerMs: 100_000 });
+    const worker = subscriber({ gatherMs: 100_000 });
     worker.start();
     await eventually(() => worker.state === 'active');
     for (let round = 0; round < 3; round++) {
@@ -232,7 +232,7 @@ describe('a worker', () => {
   test('has its place saved also where what its prefixes pass over comes with what it lingers over', async () => {
     const { ids } = await append(2, newStream('case-'));
     const { position: head } = await append(3, newStream('account-'));
-    const worker = subscriber({ streamPrefixes: ['case-'], lingerMs: 20 });
+    const worker = subscriber({ streamPrefixes: ['case-'], gatherMs: 20 });
     worker.start();
     await eventually(async () => (await checkpoint())?.position === head);
     expect(await seen()).toEqual(ids);

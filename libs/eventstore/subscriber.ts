@@ -22,8 +22,6 @@ const LEASE_MS = 10_000;
 const STANDBY_LOOKS = 10;
 /** A position that moved without events (the filter passed none) is saved at most this often. Waiters in this process need not wait for that. */
 const SAVE_PLACE_MS = 250;
-/** How long the last gathered events may take until they are handed over. */
-const GATHER_MS = 5;
 /** How often the checkpoint of another process is read while a caller waits for it. */
 const WATCH_MS = 25;
 /** A command waits for the worker with the lease as long as that worker moves on this often; else it applies events itself. */
@@ -43,7 +41,7 @@ export interface Projection<Tx = Client> {
    * payments are written once instead of once for each event. {@link Subscriber.runUntil} and, in the same process, {@link Subscriber.caughtUpTo} end
    * the wait.
    */
-  readonly lingerMs?: number;
+  readonly gatherMs?: number;
   /**
    * Writes the rows for events, in order, in the transaction that moves the checkpoint. Table names are unqualified, so that a rebuild can write to
    * another schema. An error rolls the transaction back: one of the connection or the server is tried again, any other stops the projection at the
@@ -244,11 +242,11 @@ class LogSubscriber<Tx> implements Subscriber {
       let next = pull();
       let seen = null as Position | null;
       let savedAt = this.clock.monotonic();
-      const { lingerMs = 0 } = this.projection;
+      const { gatherMs = 0 } = this.projection;
       let full = false;
       for (;;) {
         const turn: IteratorResult<SubscriptionItem, unknown> | 'late' =
-          seen === null ? await next : await this.orAfter(next, savedAt + Math.max(SAVE_PLACE_MS, lingerMs));
+          seen === null ? await next : await this.orAfter(next, savedAt + Math.max(SAVE_PLACE_MS, gatherMs));
         if (ended.signal.aborted) return;
         if (turn === 'late') {
           place = await this.moveOn(place, seen!);
@@ -260,12 +258,12 @@ class LogSubscriber<Tx> implements Subscriber {
         next = pull();
         if (turn.value.kind === 'events') {
           const events = [...turn.value.events];
-          if (lingerMs > 0) {
+          if (gatherMs > 0) {
             // Skipped if a full batch shows that more events were waiting.
-            if (!full) await this.linger(lingerMs, ended.signal);
-            const until = this.clock.monotonic() + GATHER_MS;
+            if (!full) await this.gather(gatherMs, ended.signal);
+            // Everything that has arrived by now is written together.
             while (events.length < this.batchEvents && !ended.signal.aborted) {
-              const more = await this.orAfter(next, until);
+              const more = await this.orAfter(next, this.clock.monotonic());
               if (more === 'late' || more.done) break;
               next = pull();
               if (more.value.kind === 'events') events.push(...more.value.events);
@@ -294,7 +292,7 @@ class LogSubscriber<Tx> implements Subscriber {
   }
 
   /** Sleeps, unless a caller in this process waits for the projection or begins to. */
-  private async linger(ms: number, stop: AbortSignal): Promise<void> {
+  private async gather(ms: number, stop: AbortSignal): Promise<void> {
     if (this.watch.awaited) return;
     const awake = new AbortController();
     const wake = () => awake.abort('awaited or stopped');

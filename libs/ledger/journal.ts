@@ -49,13 +49,13 @@ const INDEXES = `
   create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16)`;
 
 /** Every reader of the books brings them up to date first; until then they may gather events. */
-const LINGER_MS = 500;
+const GATHER_MS = 500;
 
 export const journalModel: ReadModel = {
   name: 'journal',
   shape: 1,
   streamPrefixes: JOURNAL_STREAMS,
-  lingerMs: LINGER_MS,
+  gatherMs: GATHER_MS,
   tables: ['journal_entry', 'journal_payment', 'journal_period', 'journal_rule', 'journal_total'],
   createTables: TABLES,
   createIndexes: INDEXES,

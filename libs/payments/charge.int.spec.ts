@@ -343,7 +343,7 @@ describe('with a key', () => {
     ]);
   /** A request whose key store dies right before it settles: the row stays as a vanished owner leaves it. */
   const unsettled = (key: string, asked = {}) => {
-    const idempotency = { ...house.services.idempotency, settle: () => Promise.reject(new Error('gone')) };
+    const idempotency = { ...house.services.idempotency, finish: () => Promise.reject(new Error('gone')) };
     return sent(chargeOnce({ ...house.services, idempotency }, house.request(asked), house.received(key, asked)));
   };
 

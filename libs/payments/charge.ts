@@ -76,25 +76,17 @@ export interface ChargeAttempt {
 export const gatewayRef = (attemptId: string, leg: Leg, op: Op): Ref =>
   crockford(createHash('sha256').update(`${attemptId}:${leg}:${op}`).digest(), 20);
 
-/** Starts the lookups that a charge needs. Starting them before the claim saves a round trip; the result may then stay unused. */
-export const askTerms = ({ directory }: Pick<PaymentPorts, 'directory'>, request: ChargeRequest): Promise<ChargeTerms> => {
-  const asked = directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
-  asked.catch(() => undefined);
-  return asked;
-};
-
 /** Charges the card. Returns the Payment. Throws the specification's errors, with the payment id if there is one. */
 export const charge = async (
   ports: PaymentPorts,
   request: ChargeRequest,
   attempt: ChargeAttempt,
-  owner: Origin,
+  origin: Origin,
   deadline: Deadline,
-  asked: Promise<ChargeTerms> = askTerms(ports, request),
 ): Promise<PaymentView> => {
-  const { clock, streams, velocity } = ports;
+  const { clock, directory, streams, velocity } = ports;
   refuseExpiredCard(request.instrument, clock.now());
-  const terms = await asked;
+  const terms = await directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
   const { gateway, plan } = refuseOrPlan(ports, request, attempt, terms);
   const subject = { portalId: request.portalId, referenceId: request.referenceId, instrument: request.instrument };
   const { limits } = terms.portal!;
@@ -104,7 +96,7 @@ export const charge = async (
   let loaded: LoadedPayment;
   try {
     const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
-    loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId: attempt.attemptId, terms: plan }], owner, deadline, INTENT);
+    loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId: attempt.attemptId, terms: plan }], origin, deadline, INTENT);
   } catch (error) {
     // A takeover of our key has fenced the stream: this request must never begin (docs/contract.md#streams-and-appends).
     if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
@@ -114,7 +106,7 @@ export const charge = async (
   const outcome = await moveMoney(ports, gateway, plan, attempt, request, deadline);
   if (outcome.kind === 'too_late') throw timeout(attempt.paymentId);
   try {
-    loaded = await streams.execute(loaded, [{ type: 'RecordChargeOutcome', at: at(), attemptId: attempt.attemptId, outcome }], owner, deadline);
+    loaded = await streams.execute(loaded, [{ type: 'RecordChargeOutcome', at: at(), attemptId: attempt.attemptId, outcome }], origin, deadline);
   } catch (error) {
     // The stream was fenced meanwhile, or the store cannot tell. Recovery owns the attempt now. No success is answered without a durable outcome.
     ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'the outcome of a charge could not be recorded; recovery resolves it');

@@ -1,7 +1,7 @@
 /** What partners and staff may ask of payments. What moves money runs once for each key (C12–C20). */
 import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
-import { askTerms, charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
+import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { IdempotencyStore, Operation } from './keys/key-store.js';
@@ -36,15 +36,14 @@ export interface Received {
 /** Charges at most once per key. */
 export const chargeOnce = (services: PaymentServices, request: ChargeRequest, received: Received): Promise<Answered<PaymentView>> => {
   const { ports } = services;
-  const owner = partner(request.accountId, received);
+  const origin = partner(request.accountId, received);
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
-  const terms = askTerms(ports, request);
   return keyed(services, request.accountId, 'create', received, {
     run: async (owned) => {
       const attempt = owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() };
-      return { view: await charge(ports, request, attempt, owner, deadline, terms), replayed: false };
+      return { view: await charge(ports, request, attempt, origin, deadline), replayed: false };
     },
-    takeOver: (owned) => settleCreate(ports, owned, request.accountId, owner, deadline),
+    takeOver: (owned) => finishCreate(ports, owned, request.accountId, origin, deadline),
     reconciliationRequired: async (paymentId) => {
       // If the log cannot be read now, nothing is known about the payment. The caller is told to read it.
       const { payment } = await ports.streams.load(paymentId).catch(() => ({ payment: null }));
@@ -54,14 +53,14 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
 };
 
 /**
- * Settles the key of a create whose owner vanished (T7). If the outcome is recorded, the result is made again from the events up to it. Else the
+ * Finishes the key of a create whose owner vanished (T7). If the outcome is recorded, the result is made again from the events up to it. Else the
  * stream is fenced, so that the owner can never begin or finish, and the key stays reserved.
  */
-export const settleCreate = async (
+export const finishCreate = async (
   ports: PaymentPorts,
   { paymentId, attemptId }: { paymentId: string; attemptId: string },
   accountId: string,
-  owner: Origin,
+  origin: Origin,
   deadline: Deadline,
 ): Promise<Result<PaymentView> | 'reserved'> => {
   const recorded = await ports.streams.events(paymentId);
@@ -75,10 +74,11 @@ export const settleCreate = async (
     await ports.streams.execute(
       loaded,
       [{ type: 'Abandon', at, attemptId, accountId, reason: 'the request vanished before it began' }],
-      owner,
+      origin,
       deadline,
     );
-  else if (loaded.payment.phase === 'pending') await ports.streams.execute(loaded, [{ type: 'StartReconciliation', at, attemptId }], owner, deadline);
+  else if (loaded.payment.phase === 'pending')
+    await ports.streams.execute(loaded, [{ type: 'StartReconciliation', at, attemptId }], origin, deadline);
   return 'reserved';
 };
 
@@ -114,15 +114,15 @@ export const reverseByStaff = async (
   idempotencyKey: string | null,
 ): Promise<Answered<ReversalView>> => {
   const { operation, amountCents, includeFee, reason } = request;
-  const owner = staff(by, services.ports.ids.uuid());
+  const origin = staff(by, services.ports.ids.uuid());
   refuseStaffText('reason', reason);
   if (amountCents !== null && !isCents(amountCents)) throw new ServiceError('VALIDATION_ERROR', `amountCents must be 1 to ${MAX_AMOUNT_CENTS}.`);
   const received: Received = {
     idempotencyKey,
     fingerprintText: `STAFF\n${operation} ${request.paymentId.toLowerCase()}\n${canonicalJson({ amountCents, includeFee, reason })}`,
-    requestId: owner.correlationId,
+    requestId: origin.correlationId,
   };
-  return reverseKeyed(services, { ...request, accountId: null, initiatedBy: 'staff' }, received, STAFF_KEY_SPACE, owner);
+  return reverseKeyed(services, { ...request, accountId: null, initiatedBy: 'staff' }, received, STAFF_KEY_SPACE, origin);
 };
 
 const reverseKeyed = (
@@ -130,7 +130,7 @@ const reverseKeyed = (
   request: ReverseRequest,
   received: Received,
   keySpace: string,
-  owner: Origin,
+  origin: Origin,
 ): Promise<Answered<ReversalView>> => {
   const { ports } = services;
   const paymentId = request.paymentId.toLowerCase();
@@ -141,7 +141,7 @@ const reverseKeyed = (
   return keyed(services, keySpace, `${request.operation}:${named}`, received, {
     run: async (owned) => {
       if (!isUuid(paymentId)) throw notFound();
-      return reverse(ports, { ...request, paymentId }, owned, owner, deadline);
+      return reverse(ports, { ...request, paymentId }, owned, origin, deadline);
     },
   });
 };

@@ -8,7 +8,7 @@ export {
   type Received,
   reverseByStaff,
   reverseOnce,
-  settleCreate,
+  finishCreate,
   type StaffReverseRequest,
 } from './commands.js';
 export { openCursor } from './cursor.js';

@@ -61,7 +61,7 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
 };
 
 /** Time to gather events before a write. A list request in this process ends it (C48); in another process it waits this much longer. */
-const LINGER_MS = 50;
+const GATHER_MS = 50;
 
 /** Applies a batch inside the transaction that moves the checkpoint. */
 export const applyPaymentList = async (
@@ -136,7 +136,7 @@ export const paymentListModel: ReadModel = {
   name: 'payment-list',
   shape: 1,
   streamPrefixes: ['payment-'],
-  lingerMs: LINGER_MS,
+  gatherMs: GATHER_MS,
   tables: ['payment_list'],
   createTables: PAYMENT_LIST_TABLE,
   createIndexes: PAYMENT_LIST_INDEXES,

@@ -155,7 +155,7 @@ const paymentServices = (
   const watch = watchProjection(postgresCheckpoint(pool, checkpointOf(paymentListModel)), clock);
   return {
     ports,
-    idempotency: context.guarded(postgresIdempotency(keyPool, keys, ids, { settlements: completionPool })),
+    idempotency: context.guarded(postgresIdempotency(keyPool, keys, ids, { completions: completionPool })),
     answers,
     list: {
       rows: postgresListRows(pool),

@@ -52,15 +52,15 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
   const startsAfterMs = options.startsAfterMs ?? RECOVERY_STARTS_AFTER_MS;
 
   const resolveOne = async (paymentId: string): Promise<Resolution> => {
-    const owner: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
+    const origin: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
     const deadline = new Deadline(clock, RESOLUTION_MS);
     const { payment } = await ports.streams.load(paymentId);
     const old = (since: string) => ageMs(clock, since) >= startsAfterMs;
     const open = openOf(payment);
     if (!open) return 'resolved';
     if (!old(open.since)) return 'open';
-    if (payment.phase !== 'charged') return resolveCharge(ports, store, paymentId, owner, deadline);
-    return (await resolveReversal(ports, paymentId, open.attemptId, owner, deadline)) ? 'resolved' : 'open';
+    if (payment.phase !== 'charged') return resolveCharge(ports, store, paymentId, origin, deadline);
+    return (await resolveReversal(ports, paymentId, open.attemptId, origin, deadline)) ? 'resolved' : 'open';
   };
 
   /** Readers of an open payment may ask for its recovery many times a second; one at a time does. */
@@ -121,13 +121,13 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
 };
 
 /** Looks at every leg of a charge, undoes what stands, and records what was found. */
-const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: string, owner: Origin, deadline: Deadline): Promise<Resolution> => {
+const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: string, origin: Origin, deadline: Deadline): Promise<Resolution> => {
   const { clock, streams } = ports;
   const at = () => timestamp(clock.now());
   let loaded = await streams.load(paymentId);
   if (loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown') return 'resolved';
   try {
-    loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], owner, deadline);
+    loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], origin, deadline);
     const payment = loaded.payment as Awaiting;
     const findings: ChargeFinding[] = [];
     const kept: { leg: string; transactionId: string; why: string }[] = [];
@@ -173,10 +173,10 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
     }
     if (kept.length > 0) {
       // Settled, or not to be voided: money that only a person may decide about (C29). The payment stays unknown.
-      await raiseStaffTask(ports, store, paymentId, 'charge_cannot_be_undone', { legs: kept }, owner);
+      await raiseStaffTask(ports, store, paymentId, 'charge_cannot_be_undone', { legs: kept }, origin);
       return 'staff';
     }
-    await streams.execute(loaded, [{ type: 'RecordChargeFindings', at: at(), attemptId: payment.attemptId, findings }], owner, deadline);
+    await streams.execute(loaded, [{ type: 'RecordChargeFindings', at: at(), attemptId: payment.attemptId, findings }], origin, deadline);
     return 'resolved';
   } catch (error) {
     if (error instanceof Conflict) return 'open';

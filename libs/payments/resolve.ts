@@ -61,9 +61,9 @@ export interface SettledCharges {
 /** Resolves a payment that is pending or unknown. Refuses with VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE. */
 export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharges, request: ResolveRequest): Promise<PaymentView> => {
   refuseStaffText('evidence', request.evidence);
-  const owner = staff(request.by, ports.ids.uuid());
+  const origin = staff(request.by, ports.ids.uuid());
   await settled.caughtUp();
-  return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), owner));
+  return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), origin));
 };
 
 /** `settled`: legs whose money has arrived, whatever the gateway can tell. */
@@ -71,7 +71,7 @@ const resolveOnce = async (
   ports: PaymentPorts,
   request: ResolveRequest,
   settled: ResolveRequest['transactions'],
-  owner: Origin,
+  origin: Origin,
 ): Promise<PaymentView> => {
   const { clock, streams, ids, log } = ports;
   const { paymentId, as, evidence, by, force } = request;
@@ -81,7 +81,7 @@ const resolveOnce = async (
   if (!isVisible(loaded.payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
   if (loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown')
     throw new ServiceError('INVALID_STATE', `The payment is ${statusOf(loaded.payment)}: only one with an unknown outcome can be resolved.`);
-  loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], owner, deadline);
+  loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], origin, deadline);
   const { terms } = loaded.payment as Awaiting;
 
   const returned = (leg: Leg) => as === 'voided' && force && request.transactions[leg] !== undefined;
@@ -104,7 +104,7 @@ const resolveOnce = async (
 
   const said = taken.map((leg) => `${leg} returned by ${request.transactions[leg]}`);
   const command = { type: 'Resolve', at: at(), as, charge, evidence: [evidence, ...said].join('; '), by, forced } as const;
-  const { payment } = await streams.execute(loaded, [command], owner, deadline);
+  const { payment } = await streams.execute(loaded, [command], origin, deadline);
   if (!isVisible(payment)) throw new Error('a resolved payment is visible');
   return paymentView(paymentId, payment);
 };

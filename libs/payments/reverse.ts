@@ -58,7 +58,7 @@ export const reverse = async (
   ports: PaymentPorts,
   request: ReverseRequest,
   key: KeyBinding | null,
-  owner: Origin,
+  origin: Origin,
   deadline: Deadline,
 ): Promise<Executed<ReversalView>> => {
   const { streams, clock, ids } = ports;
@@ -77,12 +77,12 @@ export const reverse = async (
 
       const own = renewed ? undefined : resultOf(payment, attemptId);
       // The owner vanished. Make the same calls again, under the same references; the gateway answers once for each reference.
-      if (own && !own.ended && !own.fenced) return executed(await run(ports, loaded, own.attemptId, owner, deadline, true));
+      if (own && !own.ended && !own.fenced) return executed(await run(ports, loaded, own.attemptId, origin, deadline, true));
       // Answer with the result of its own attempt, whatever else runs. If it were refused, the caller might ask again under a new key. After a 5xx
       // this is the first time that the caller gets the result, so it is no replay.
       if (own && isComplete(own)) {
         const replayed = !own.fenced || own.acknowledged;
-        return { view: (await tell(ports, request, own.attemptId, owner, deadline, 'again'))!, replayed };
+        return { view: (await tell(ports, request, own.attemptId, origin, deadline, 'again'))!, replayed };
       }
       // If the gateway rejected a void, that answer is final (C15), also if it never reached the key. Asked again, the gateway might answer
       // otherwise, for example because a dispute was opened since.
@@ -94,7 +94,7 @@ export const reverse = async (
           if (clock.monotonic() >= waitUntil || deadline.leftMs < POLL_OTHER_MS)
             throw new ServiceError('INVALID_STATE', 'Another refund or void of this payment is in progress.');
           await clock.sleep(POLL_OTHER_MS);
-        } else if (!(await resolveReversal(ports, request.paymentId, open.attemptId, owner, deadline))) {
+        } else if (!(await resolveReversal(ports, request.paymentId, open.attemptId, origin, deadline))) {
           throw own
             ? timeout(request.paymentId)
             : new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is being reconciled; try later.');
@@ -104,7 +104,7 @@ export const reverse = async (
 
       const repeated = (key === null ? untold(payment, request, at()) : undefined) ?? finishedMeanwhile(payment, request);
       if (repeated) {
-        const told = await tell(ports, request, repeated.attemptId, owner, deadline, { as: key === null ? null : attemptId });
+        const told = await tell(ports, request, repeated.attemptId, origin, deadline, { as: key === null ? null : attemptId });
         if (told) return executed(told);
         continue;
       }
@@ -116,8 +116,8 @@ export const reverse = async (
       }
     }
     try {
-      const next = await streams.execute(loaded, [command(ports, request, loaded, attemptId, at())], owner, deadline, INTENT);
-      return executed(await run(ports, next, attemptId, owner, deadline, false));
+      const next = await streams.execute(loaded, [command(ports, request, loaded, attemptId, at())], origin, deadline, INTENT);
+      return executed(await run(ports, next, attemptId, origin, deadline, false));
     } catch (error) {
       // No call was made yet: another request changed the payment first. Load and decide again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
@@ -145,7 +145,7 @@ const tell = (
   ports: PaymentPorts,
   request: ReverseRequest,
   attemptId: string,
-  owner: Origin,
+  origin: Origin,
   deadline: Deadline,
   how: 'again' | { readonly as: string | null },
 ): Promise<ReversalView | null> =>
@@ -154,7 +154,7 @@ const tell = (
     if (how !== 'again' && attemptOf(loaded.payment, attemptId)!.acknowledged) return null;
     const toldAs = how === 'again' ? null : how.as;
     const acknowledge: PaymentCommand = { type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId, toldAs };
-    const { payment } = await ports.streams.execute(loaded, [acknowledge], owner, deadline);
+    const { payment } = await ports.streams.execute(loaded, [acknowledge], origin, deadline);
     return result(request.paymentId, payment as Charged, attemptId);
   });
 
@@ -191,7 +191,7 @@ const run = async (
   ports: PaymentPorts,
   begun: LoadedPayment,
   attemptId: string,
-  owner: Origin,
+  origin: Origin,
   deadline: Deadline,
   again: boolean,
 ): Promise<ReversalView> => {
@@ -211,17 +211,17 @@ const run = async (
         { type: 'RecordLegReturned', at: at(), attemptId, leg: move.leg, means, transactionId: outcome.txn.transactionId },
       ];
       if (last) commands.push({ type: 'EndReversal', at: at(), attemptId });
-      loaded = await record(ports, loaded, attemptId, commands, owner, deadline);
+      loaded = await record(ports, loaded, attemptId, commands, origin, deadline);
       continue;
     }
     // Recovery finalised the reference before this call: it owns the attempt (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') throw timeout(paymentId);
     if (outcome.kind === 'rejected' || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
       const unfinished = outcome.kind === 'rejected' ? 'rejected' : 'never_executed';
-      loaded = await record(ports, loaded, attemptId, [{ type: 'EndReversal', at: at(), attemptId, unfinished }], owner, deadline);
+      loaded = await record(ports, loaded, attemptId, [{ type: 'EndReversal', at: at(), attemptId, unfinished }], origin, deadline);
     } else {
       // Later requests need not wait for this one: mark the attempt as open, so that the next request resolves it first (C18).
-      loaded = await record(ports, loaded, attemptId, [{ type: 'StartReconciliation', at: at(), attemptId }], owner, deadline).catch(
+      loaded = await record(ports, loaded, attemptId, [{ type: 'StartReconciliation', at: at(), attemptId }], origin, deadline).catch(
         (error: unknown) => {
           ports.log.warn({ paymentId, attemptId, err: error }, 'an open reversal could not be marked');
           return loaded;
@@ -275,20 +275,20 @@ const record = async (
   loaded: LoadedPayment,
   attemptId: string,
   commands: readonly PaymentCommand[],
-  owner: Origin,
+  origin: Origin,
   deadline: Deadline,
 ): Promise<LoadedPayment> => {
   let current = loaded;
   for (let round = 1; ; round++) {
     try {
-      return await ports.streams.execute(current, commands, owner, deadline);
+      return await ports.streams.execute(current, commands, origin, deadline);
     } catch (error) {
       if (!(error instanceof Conflict) || round === CONFLICT_ROUNDS) {
         ports.log.warn(
           { paymentId: loaded.paymentId, attemptId, err: error },
           'the outcome of a reversal could not be recorded; recovery resolves it',
         );
-        if (error instanceof OutcomeUnknown) void markUntold(ports, loaded.paymentId, attemptId, owner);
+        if (error instanceof OutcomeUnknown) void markUntold(ports, loaded.paymentId, attemptId, origin);
         throw timeout(loaded.paymentId);
       }
       current = await ports.streams.load(loaded.paymentId);
@@ -306,13 +306,19 @@ const MARK_UNTOLD_EVERY_MS = 100;
  * The attempt may have ended in the log although its caller got a 504. Record that as soon as the log answers, so that a repeat without a key gets
  * the result (C18). If the process crashes before that, the repeat counts as a new request.
  */
-const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: string, owner: Origin): Promise<void> => {
+const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: string, origin: Origin): Promise<void> => {
   const { clock, streams } = ports;
   const deadline = new Deadline(clock, MARK_UNTOLD_MS);
   while (deadline.leftMs > 0) {
     try {
       const loaded = await streams.load(paymentId);
-      await streams.execute(loaded, [{ type: 'StartReconciliation', at: timestamp(clock.now()), attemptId, untold: true }], owner, deadline, () => 1);
+      await streams.execute(
+        loaded,
+        [{ type: 'StartReconciliation', at: timestamp(clock.now()), attemptId, untold: true }],
+        origin,
+        deadline,
+        () => 1,
+      );
       return;
     } catch {
       await clock.sleep(MARK_UNTOLD_EVERY_MS);
@@ -376,7 +382,7 @@ export const resolveReversal = async (
   ports: PaymentPorts,
   paymentId: string,
   attemptId: string,
-  owner: Origin,
+  origin: Origin,
   deadline: Deadline,
 ): Promise<boolean> => {
   const { clock, streams } = ports;
@@ -386,7 +392,7 @@ export const resolveReversal = async (
     const attempt = attemptOf(loaded.payment, attemptId);
     if (!attempt || attempt.ended) return true;
     try {
-      loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId }], owner, deadline);
+      loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId }], origin, deadline);
       const payment = loaded.payment as Charged;
       const commands: PaymentCommand[] = [];
       let rejected = false;
@@ -409,7 +415,7 @@ export const resolveReversal = async (
         }
       }
       commands.push({ type: 'EndReversal', at: at(), attemptId, unfinished: rejected ? 'rejected' : 'never_executed' });
-      await streams.execute(loaded, commands, owner, deadline);
+      await streams.execute(loaded, commands, origin, deadline);
       return true;
     } catch (error) {
       if (!(error instanceof Conflict)) throw error;

@@ -1,6 +1,6 @@
 /**
  * Named crash points (`FAILPOINT=append.PaymentInitiated:after`): the process kills itself with SIGKILL right before or right after one port call, so that a
- * test can put a crash exactly there. Names: `append.<event type>`, `charge.<leg>`, `void.<leg>`, `refund.<leg>`, `finalize.<op>`, `claim`, `settle`, `renewAttempt`.
+ * test can put a crash exactly there. Names: `append.<event type>`, `charge.<leg>`, `void.<leg>`, `refund.<leg>`, `finalize.<op>`, `claim`, `finish`, `renewAttempt`.
  */
 type Call = (...args: unknown[]) => unknown;
 

@@ -19,12 +19,12 @@ export const MAX_STAGE_CHARACTERS = 64;
 export const MAX_REASON_CODE_CHARACTERS = 64;
 
 /** Opens a dispute; the same id with the same terms again changes nothing. Refuses with VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE. */
-export const openDispute = async (ports: PaymentPorts, paymentId: string, dispute: Dispute, owner: Origin): Promise<Dispute> => {
+export const openDispute = async (ports: PaymentPorts, paymentId: string, dispute: Dispute, origin: Origin): Promise<Dispute> => {
   refuseWrongWords(dispute);
   if (!isUuid(dispute.disputeId)) throw invalid('disputeId must be a UUID.');
   if (!isDay(dispute.openedOn) || !isDay(dispute.dueDate)) throw invalid('openedOn and dueDate must be days like 2026-01-31.');
   if (dispute.dueDate < dispute.openedOn) throw invalid('dueDate must not lie before openedOn.');
-  return execute(ports, paymentId, { type: 'OpenDispute', at: timestamp(ports.clock.now()), dispute }, dispute.disputeId, owner);
+  return execute(ports, paymentId, { type: 'OpenDispute', at: timestamp(ports.clock.now()), dispute }, dispute.disputeId, origin);
 };
 
 /** null leaves it as it is. */
@@ -39,20 +39,20 @@ export const updateDispute = async (
   register: Register,
   disputeId: string,
   change: DisputeChange,
-  owner: Origin,
+  origin: Origin,
 ): Promise<Dispute & { readonly paymentId: string }> => {
   refuseWrongWords(change);
   await register.caughtUp();
   const found = isUuid(disputeId) ? await register.dispute(disputeId.toLowerCase()) : null;
   if (!found) throw invalid('There is no such dispute.');
   const command = { type: 'UpdateDispute', at: timestamp(ports.clock.now()), disputeId: found.disputeId, ...change } as const;
-  return { ...(await execute(ports, found.paymentId, command, found.disputeId, owner)), paymentId: found.paymentId };
+  return { ...(await execute(ports, found.paymentId, command, found.disputeId, origin)), paymentId: found.paymentId };
 };
 
-const execute = (ports: PaymentPorts, paymentId: string, command: PaymentCommand, disputeId: string, owner: Origin): Promise<Dispute> =>
+const execute = (ports: PaymentPorts, paymentId: string, command: PaymentCommand, disputeId: string, origin: Origin): Promise<Dispute> =>
   retryingConflicts(async () => {
     const loaded = await ports.streams.load(paymentId);
-    const { payment } = await ports.streams.execute(loaded, [command], owner, new Deadline(ports.clock, REQUEST_DEADLINE_MS));
+    const { payment } = await ports.streams.execute(loaded, [command], origin, new Deadline(ports.clock, REQUEST_DEADLINE_MS));
     return (payment as Charged).disputes.find((dispute) => dispute.disputeId === disputeId)!;
   });
 

@@ -361,12 +361,12 @@ export type ExceptionChange =
     };
 
 /** Refuses with VALIDATION_ERROR (unknown exception 404, bad words) and INVALID_STATE. */
-export const changeException = async (ports: SettlementPorts, exceptionId: string, change: ExceptionChange, owner: Origin): Promise<void> => {
+export const changeException = async (ports: SettlementPorts, exceptionId: string, change: ExceptionChange, origin: Origin): Promise<void> => {
   const { clock } = ports.payments;
   if (change.type === 'Assign') refuseStaffText('to', change.to, 200);
   else refuseStaffText('reason', change.reason);
   if (change.type === 'Resolve' && change.resolution === 'settles') await refuseNothingToSettle(ports, exceptionId);
-  await changeCase(ports, exceptionId, { ...change, at: timestamp(clock.now()) }, owner);
+  await changeCase(ports, exceptionId, { ...change, at: timestamp(clock.now()) }, origin);
 };
 
 /** A line of money that settles something unsettled here: the leg of a charged payment that no batch has settled, or a refund of it. */

@@ -486,8 +486,8 @@ const matchLines = async (
     // The processor's own fees belong to no payment.
     if (!transaction && !repeated && line.type === 'fee') results.set(number, toRecorded(number, line, 'MATCHED', null, null));
     else if (!transaction || repeated) {
-      const owner = transaction ? { paymentId: transaction.paymentId, leg: transaction.leg } : null;
-      results.set(number, toRecorded(number, line, repeated ? 'DUPLICATE_AT_GATEWAY' : 'MISSING_HERE', owner, null));
+      const origin = transaction ? { paymentId: transaction.paymentId, leg: transaction.leg } : null;
+      results.set(number, toRecorded(number, line, repeated ? 'DUPLICATE_AT_GATEWAY' : 'MISSING_HERE', origin, null));
     } else byPayment.set(transaction.paymentId, [...(byPayment.get(transaction.paymentId) ?? []), { number, line, transaction }]);
   }
   const queue = [...byPayment.values()];
@@ -506,7 +506,7 @@ const toRecorded = (
   number: number,
   { transactionId, ref = undefined, type, accepted, grossCents, feeCents, netCents }: SettlementRecord,
   result: RecordedLine['result'],
-  owner: { paymentId: string; leg: RecordedLine['leg'] } | null,
+  origin: { paymentId: string; leg: RecordedLine['leg'] } | null,
   expectedCents: number | null,
 ): RecordedLine => ({
   number,
@@ -518,8 +518,8 @@ const toRecorded = (
   feeCents,
   netCents,
   result,
-  paymentId: owner?.paymentId ?? null,
-  leg: owner?.leg ?? null,
+  paymentId: origin?.paymentId ?? null,
+  leg: origin?.leg ?? null,
   expectedCents,
 });
 
@@ -540,7 +540,7 @@ const settleLine = (
     if (judgement === 'wait')
       throw new NotYet(`payment ${paymentId} of batch ${batchId} is being charged or reversed; the batch goes on when that has ended`);
     const { result, expectedCents, settles } = judgement;
-    const owner = ownerOf(merchantAccount, batchId);
+    const origin = ownerOf(merchantAccount, batchId);
     if (settles)
       await streams.execute(
         loaded,
@@ -556,16 +556,16 @@ const settleLine = (
             feeCents: line.feeCents,
           },
         ],
-        owner,
+        origin,
         new Deadline(clock, REQUEST_DEADLINE_MS),
       );
     const evidence = { merchantAccount, batchId, transactionId: line.transactionId, leg };
-    if (settles && !line.accepted) await raiseStaffTask(payments, store, paymentId, 'settlement_rejected', evidence, owner); // C67
+    if (settles && !line.accepted) await raiseStaffTask(payments, store, paymentId, 'settlement_rejected', evidence, origin); // C67
     if (result === 'STATUS_MISMATCH' && isVisible(loaded.payment) && loaded.payment.phase === 'unknown')
-      await raiseStaffTask(payments, store, paymentId, 'settled_while_unknown', evidence, owner); // C29
+      await raiseStaffTask(payments, store, paymentId, 'settled_while_unknown', evidence, origin); // C29
     const rejected = loaded.payment.phase === 'charged' && loaded.payment.legs.some((one) => one.leg === leg && one.settlementRejected);
     if (result === 'STATUS_MISMATCH' && line.type === 'sale' && rejected)
-      await raiseStaffTask(payments, store, paymentId, 'settled_after_rejection', evidence, owner);
+      await raiseStaffTask(payments, store, paymentId, 'settled_after_rejection', evidence, origin);
     return toRecorded(number, line, result, { paymentId, leg }, expectedCents);
   });
 };

@@ -45,13 +45,13 @@ const INDEXES = `
   create index settlement_exception_superseded on settlement_exception (exception_id) where superseded`;
 
 /** Every lookup brings the register up to date first; until then it may gather events. */
-const LINGER_MS = 1_000;
+const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
   name: 'payment-register',
   shape: 1,
   streamPrefixes: ['payment-', 'settlement-'],
-  lingerMs: LINGER_MS,
+  gatherMs: GATHER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],
   createTables: TABLES,
   createIndexes: INDEXES,

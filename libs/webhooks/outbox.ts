@@ -82,12 +82,12 @@ export interface OutboxRows {
 }
 
 /** The delay of a webhook is not noticeable, and it saves a transaction for nearly every event. */
-const LINGER_MS = 50;
+const GATHER_MS = 50;
 
 export const webhookOutbox = (store: EventStore): Projection => ({
   name: WEBHOOK_OUTBOX,
   streamPrefixes: ['payment-'],
-  lingerMs: LINGER_MS,
+  gatherMs: GATHER_MS,
   apply: (client, events) => applyOutbox(postgresOutboxRows(client), store, events),
 });
 

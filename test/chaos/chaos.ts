@@ -14,7 +14,7 @@ import type { Toxic } from './proxy.js';
 
 const APIS = ['api 1', 'api 2'] as const;
 /** Names of apps/failpoints.ts, of what these partners set off. */
-const OFTEN = ['claim', 'append.PaymentInitiated', 'charge.principal', 'charge.fee', 'append.PaymentCreated', 'settle'] as const;
+const OFTEN = ['claim', 'append.PaymentInitiated', 'charge.principal', 'charge.fee', 'append.PaymentCreated', 'finish'] as const;
 const SELDOM = [
   'append.PaymentDeclined',
   'append.PaymentFailed',
@@ -41,7 +41,7 @@ const WORKER_POINTS = [
   'append.ReconciliationStarted',
   'append.PaymentVoided',
   'void.principal',
-  'settle',
+  'finish',
 ] as const;
 
 /** A partner's patience with one answer. */

@@ -147,16 +147,16 @@ at(
     ends: 'voided',
   },
 );
-at('create', 'append.PaymentCreated:after settle:before settle:after', { answer: '200 replay', ends: 'succeeded' });
+at('create', 'append.PaymentCreated:after finish:before finish:after', { answer: '200 replay', ends: 'succeeded' });
 at('create', 'append.PaymentDeclined:before', { card: CARD.declined, answer: 'reconcile', ends: 'failed' });
-at('create', 'append.PaymentDeclined:after settle:before settle:after', { card: CARD.declined, answer: '402 replay', ends: 'failed' });
-at('create', 'append.PaymentOutcomeUnknown:before append.PaymentOutcomeUnknown:after settle:before settle:after', {
+at('create', 'append.PaymentDeclined:after finish:before finish:after', { card: CARD.declined, answer: '402 replay', ends: 'failed' });
+at('create', 'append.PaymentOutcomeUnknown:before append.PaymentOutcomeUnknown:after finish:before finish:after', {
   card: CARD.unreadable,
   answer: 'reconcile',
   ends: 'voided',
 });
 at('create', 'append.PaymentFailed:before', { card: CARD.gatewayError, answer: 'reconcile', ends: 'voided' });
-at('create', 'append.PaymentFailed:after settle:before', { card: CARD.gatewayError, answer: 'reconcile', ends: 'failed' });
+at('create', 'append.PaymentFailed:after finish:before', { card: CARD.gatewayError, answer: 'reconcile', ends: 'failed' });
 // The fee is declined, so the principal is taken back before the decline is recorded; what recovery finds afterwards is a charge that was undone.
 at('create', 'void.principal:before void.principal:after append.PaymentDeclined:before', {
   card: CARD.feeDeclined,
@@ -170,18 +170,18 @@ at(
   'void',
   'append.PaymentVoided:before append.PaymentVoided:after void.fee:before void.fee:after append.ReversalEnded:before append.ReversalEnded:after',
 );
-at('void', 'settle:before settle:after');
+at('void', 'finish:before finish:after');
 at('void', 'append.VoidRequested:after void.principal:after append.PaymentVoided:after void.fee:after', RECOVERED_FIRST);
 
 // Right before a call is the same place as right after the one before it: refunds name each place once.
 at('refund', 'claim:after append.RefundRequested:after void.principal:after append.ReversalEnded:after');
 at('refund', 'append.RefundRequested:after void.principal:after', RECOVERED_FIRST);
 at('refund', 'refund.principal:before refund.principal:after append.PaymentRefunded:after', SETTLED);
-at('partial refund', 'append.RefundRequested:before append.RefundRequested:after void.principal:after append.PaymentVoided:after settle:after');
+at('partial refund', 'append.RefundRequested:before append.RefundRequested:after void.principal:after append.PaymentVoided:after finish:after');
 at('partial refund', 'append.RefundRequested:after void.principal:after', RECOVERED_FIRST);
 at('partial refund', 'refund.principal:before refund.principal:after append.ReversalEnded:after', SETTLED);
 at('refund with fee', 'append.RefundRequested:after void.principal:after append.PaymentVoided:after void.fee:after append.ReversalEnded:after');
-at('refund with fee', 'settle:before settle:after');
+at('refund with fee', 'finish:before finish:after');
 at('refund with fee', 'void.principal:after append.PaymentVoided:after void.fee:after', RECOVERED_FIRST);
 at('refund with fee', 'refund.principal:after append.PaymentRefunded:after refund.fee:after append.FeeRefunded:after', SETTLED);
 at('refund with fee', 'renewAttempt:before renewAttempt:after append.RefundRequested:after void.fee:after', FEE_PENDING);

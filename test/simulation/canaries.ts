@@ -228,7 +228,7 @@ export const CANARIES: readonly Canary[] = [
     seams: {
       keys: (inner) => ({
         ...inner,
-        settle: (name, fence, settlement) => inner.settle(name, fence, settlement.to === 'reserved' ? { to: 'given_back' } : settlement),
+        finish: (name, fence, ending) => inner.finish(name, fence, ending.to === 'reserved' ? { to: 'given_back' } : ending),
       }),
     },
   },
@@ -255,19 +255,19 @@ export const CANARIES: readonly Canary[] = [
     seams: {
       keys: (inner, world) => ({
         ...inner,
-        settle: (name, fence, settlement) =>
-          inner.settle(
+        finish: (name, fence, ending) =>
+          inner.finish(
             name,
             fence,
-            settlement.to === 'completed'
-              ? { to: 'completed', answer: { ...settlement.answer, body: settlement.answer.body.replace(/}$/, `,"at":${world.sim.now}}`) } }
-              : settlement,
+            ending.to === 'completed'
+              ? { to: 'completed', answer: { ...ending.answer, body: ending.answer.body.replace(/}$/, `,"at":${world.sim.now}}`) } }
+              : ending,
           ),
       }),
     },
   },
   {
-    name: 'a key is settled whoever owns it now',
+    name: 'a key is finished by a request that does not own it any more',
     seams: {
       world: ({ keys }) => {
         keys.owned = (name) => keys.find(name);

@@ -170,7 +170,7 @@ export class KeyTable {
     return row?.state === 'in_progress' && String(row.fence) === fence ? row : undefined;
   }
 
-  settle(name: KeyName, fence: string, to: 'completed' | 'reserved' | 'released', answer: StoredAnswer | null): boolean {
+  finish(name: KeyName, fence: string, to: 'completed' | 'reserved' | 'released', answer: StoredAnswer | null): boolean {
     const row = this.owned(name, fence);
     if (!row) return false;
     if ((to === 'reserved') !== (row.operation === 'create') && to !== 'completed') throw new Error(`a ${row.operation} cannot be ${to}`);
@@ -263,11 +263,9 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
         else if (round >= CLAIM_ROUNDS) return { kind: 'in_progress', retryAfterSeconds: 1 };
       }
     },
-    settle: (at, fence, settlement) =>
-      statement(`settle.${settlement.to}`, () =>
-        settlement.to === 'given_back'
-          ? table.giveBack(at, fence)
-          : table.settle(at, fence, settlement.to, settlement.to === 'completed' ? settlement.answer : null),
+    finish: (at, fence, ending) =>
+      statement(`finish.${ending.to}`, () =>
+        ending.to === 'given_back' ? table.giveBack(at, fence) : table.finish(at, fence, ending.to, ending.to === 'completed' ? ending.answer : null),
       ),
     renewAttempt: (at, fence, attemptId) => statement('renewAttempt', () => table.renewAttempt(at, fence, attemptId)),
     takeOverStale: async (limit) => {

@@ -187,7 +187,7 @@ test('a reserved key of a create never expires by itself', () => {
   const table = new KeyTable(() => now);
   const row = { accountId: 'a', keyHash: Buffer.from('k'), operation: 'create', fp: Buffer.from('f'), fpKid: 'k', paymentId: 'p', attemptId: 't' };
   const owned = table.claim(row)!;
-  table.settle(row, String(owned.row.fence), 'reserved', null);
+  table.finish(row, String(owned.row.fence), 'reserved', null);
   now = 48 * 3_600_000;
   expect(table.claim({ ...row, fp: Buffer.from('g') })).toBeNull();
 });

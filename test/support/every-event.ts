@@ -3,7 +3,7 @@ import { issueAuditKey, revokeAuditKey } from '#audit';
 import type { Actor, Position } from '#eventstore';
 import { Deadline, type ServiceError, timestamp } from '#kernel';
 import { adjustBooks, closePeriod, journalModel } from '#ledger';
-import { resolvePayment, reverseByStaff, settleCreate, staff } from '#payments';
+import { resolvePayment, reverseByStaff, finishCreate, staff } from '#payments';
 import { freePort } from '#platform';
 import { changeException, recordSettlements } from '#settlement';
 import { createResolve, createSender, Endpoints, postgresStaffTables, redeliverAllHeld } from '#webhooks';
@@ -132,7 +132,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   // A create whose process died before it began.
   const { clock, ids } = service.services;
   const sweeper = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
-  await settleCreate(payments.ports, { paymentId: ids.uuid(), attemptId: ids.uuid() }, partner.accountId, sweeper, new Deadline(clock, 5_000));
+  await finishCreate(payments.ports, { paymentId: ids.uuid(), attemptId: ids.uuid() }, partner.accountId, sweeper, new Deadline(clock, 5_000));
 
   await created(CARD.settlementRejected);
 };

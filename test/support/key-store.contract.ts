@@ -107,7 +107,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         if (how === 'failed' && operation === 'create') return; // reserved: T12
         const key = newKey();
         const first = await own(key, asked);
-        await store.settle(name(key), first.fence, how === 'completed' ? { to: 'completed', answer: ANSWER } : { to: 'released' });
+        await store.finish(name(key), first.fence, how === 'completed' ? { to: 'completed', answer: ANSWER } : { to: 'released' });
         await expires(key);
         const second = await own(key, { ...asked, fingerprintText: 'another body' });
         // Not taken over: nobody's work is continued.
@@ -124,8 +124,8 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
           const key = newKey();
           const { fence } = await own(key, asked);
           if (state === 'lease over') await leaseEnds(key);
-          if (state === 'completed') await store.settle(name(key), fence, { to: 'completed', answer: ANSWER });
-          if (state === 'failed') await store.settle(name(key), fence, { to: afterFailure(operation) });
+          if (state === 'completed') await store.finish(name(key), fence, { to: 'completed', answer: ANSWER });
+          if (state === 'failed') await store.finish(name(key), fence, { to: afterFailure(operation) });
           const before = await rowOf(key);
           expect(await claim(key, { ...asked, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
           expect(await claim(key, { operation: operation === VOID ? REFUND : VOID })).toEqual({ kind: 'mismatch' });
@@ -137,7 +137,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         const key = newKey();
         const { fence } = await own(key, asked);
         const answer = { status: 402, body: '{"metadata":{"é":"\\u2028 \\"x\\""}}' };
-        expect(await store.settle(name(key), fence, { to: 'completed', answer })).toBe(true);
+        expect(await store.finish(name(key), fence, { to: 'completed', answer })).toBe(true);
         for (const from of stores) expect(await claim(key, asked, from)).toEqual({ kind: 'replay', answer });
       });
 
@@ -169,39 +169,39 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(await own(key, asked)).toMatchObject({ tookOver: true, paymentId: first.paymentId, attemptId: first.attemptId });
       });
 
-      test('T9, T10: only the owner settles; a former one changes nothing', async () => {
+      test('T9, T10: only the owner finishes; a former one changes nothing', async () => {
         const key = newKey();
         const first = await own(key, asked);
         await leaseEnds(key);
         const second = await own(key, asked);
         for (const settlement of [{ to: 'completed', answer: ANSWER }, { to: afterFailure(operation) }, { to: 'given_back' }] as const)
-          expect(await store.settle(name(key), first.fence, settlement)).toBe(false);
+          expect(await store.finish(name(key), first.fence, settlement)).toBe(false);
         expect(await store.renewAttempt(name(key), first.fence, ids.uuid())).toBe(false);
         expect(await rowOf(key)).toMatchObject({ state: 'in_progress', fence: second.fence, attemptId: first.attemptId });
-        expect(await store.settle(name(key), second.fence, { to: 'completed', answer: ANSWER })).toBe(true);
-        // Settled is settled, for the owner as well.
-        expect(await store.settle(name(key), second.fence, { to: afterFailure(operation) })).toBe(false);
-        expect(await store.settle(name(key), second.fence, { to: 'given_back' })).toBe(false);
+        expect(await store.finish(name(key), second.fence, { to: 'completed', answer: ANSWER })).toBe(true);
+        // A finished key stays finished, for its owner as well.
+        expect(await store.finish(name(key), second.fence, { to: afterFailure(operation) })).toBe(false);
+        expect(await store.finish(name(key), second.fence, { to: 'given_back' })).toBe(false);
         expect(await stateOf(key)).toBe('completed');
       });
 
       test('T9: given back, the key is free for anything; the next fence is newer, and the former owner touches it no more', async () => {
         const key = newKey();
         const first = await own(key, asked);
-        expect(await store.settle(name(key), first.fence, { to: 'given_back' })).toBe(true);
+        expect(await store.finish(name(key), first.fence, { to: 'given_back' })).toBe(true);
         expect(await rowOf(key)).toBeUndefined();
         const second = await own(key, { ...asked, fingerprintText: 'another body' });
         expect(second.tookOver).toBe(false);
         expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
-        expect(await store.settle(name(key), first.fence, { to: 'given_back' })).toBe(false);
-        expect(await store.settle(name(key), first.fence, { to: afterFailure(operation) })).toBe(false);
+        expect(await store.finish(name(key), first.fence, { to: 'given_back' })).toBe(false);
+        expect(await store.finish(name(key), first.fence, { to: afterFailure(operation) })).toBe(false);
         expect(await stateOf(key)).toBe('in_progress');
       });
 
       test('T12: an expired key is purged; a live one and one in progress are not', async () => {
         const [completed, live, running] = [newKey(), newKey(), newKey()];
-        await store.settle(name(completed), (await own(completed, asked)).fence, { to: 'completed', answer: ANSWER });
-        await store.settle(name(live), (await own(live, asked)).fence, { to: 'completed', answer: ANSWER });
+        await store.finish(name(completed), (await own(completed, asked)).fence, { to: 'completed', answer: ANSWER });
+        await store.finish(name(live), (await own(live, asked)).fence, { to: 'completed', answer: ANSWER });
         await own(running, asked);
         await expires(completed);
         await expires(running);
@@ -216,7 +216,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
       test('T5: a create’s key is reserved: nobody ever owns it again, lease or not', async () => {
         const key = newKey();
         const { fence, paymentId } = await own(key);
-        await store.settle(name(key), fence, { to: 'reserved' });
+        await store.finish(name(key), fence, { to: 'reserved' });
         for (let round = 0; round < 3; round++) expect(await claim(key)).toEqual({ kind: 'reserved', paymentId });
         await expires(key);
         expect(await claim(key)).toEqual({ kind: 'reserved', paymentId });
@@ -226,7 +226,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
       test('T6, C17: a refund’s key is released, bound to body and attempt', async () => {
         const key = newKey();
         const first = await own(key, { operation: REFUND });
-        await store.settle(name(key), first.fence, { to: 'released' });
+        await store.finish(name(key), first.fence, { to: 'released' });
         expect(await claim(key, { operation: REFUND, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
         const second = await own(key, { operation: REFUND });
         expect(second).toMatchObject({ tookOver: true, attemptId: first.attemptId, paymentId: first.paymentId });
@@ -238,7 +238,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         const { fence } = await own(key, { operation: VOID });
         const renewed = ids.uuid();
         expect(await store.renewAttempt(name(key), fence, renewed)).toBe(true);
-        await store.settle(name(key), fence, { to: 'released' });
+        await store.finish(name(key), fence, { to: 'released' });
         expect(await store.renewAttempt(name(key), fence, ids.uuid())).toBe(false);
         expect((await own(key, { operation: VOID })).attemptId).toBe(renewed);
       });
@@ -246,7 +246,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
       test('C16, T12: a reserved key leaves 24 h later at the earliest, and only when its payment is resolved', async () => {
         const key = newKey();
         const { fence, paymentId } = await own(key);
-        await store.settle(name(key), fence, { to: 'reserved' });
+        await store.finish(name(key), fence, { to: 'reserved' });
         const asked: string[] = [];
         const purge = (resolved: boolean) => store.purge(1_000, async ({ paymentId: id }) => (asked.push(id), resolved));
         await purge(true);
@@ -263,11 +263,11 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
       test('T12: payments that stay open do not keep other expired keys from being purged', async () => {
         const open = [newKey(), newKey(), newKey()];
         for (const [index, key] of open.entries()) {
-          await store.settle(name(key), (await own(key)).fence, { to: 'reserved' });
+          await store.finish(name(key), (await own(key)).fence, { to: 'reserved' });
           await expires(key, 1_000 - index);
         }
         const done = newKey();
-        await store.settle(name(done), (await own(done)).fence, { to: 'completed', answer: ANSWER });
+        await store.finish(name(done), (await own(done)).fence, { to: 'completed', answer: ANSWER });
         await expires(done);
         for (let round = 0; round < 4; round++) await store.purge(2, async () => false);
         expect(await rowOf(done)).toBeUndefined();
@@ -279,7 +279,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         await store.purge(1_000, async () => true);
         for (const to of ['completed', 'completed', 'completed', 'reserved', 'reserved'] as const) {
           const key = newKey();
-          await store.settle(name(key), (await own(key)).fence, to === 'completed' ? { to, answer: ANSWER } : { to });
+          await store.finish(name(key), (await own(key)).fence, to === 'completed' ? { to, answer: ANSWER } : { to });
           await expires(key);
         }
         expect(await store.purge(2, async () => true)).toBe(5);
@@ -290,7 +290,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         await store.purge(1_000, async () => true);
         const keys = [newKey(), newKey(), newKey()];
         for (const key of keys) {
-          await store.settle(name(key), (await own(key)).fence, { to: 'reserved' });
+          await store.finish(name(key), (await own(key)).fence, { to: 'reserved' });
           await expires(key);
         }
         const stop = new AbortController();
@@ -305,7 +305,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         for (const [index, key] of [unreadable, resolved].entries()) {
           const { fence, paymentId } = await own(key);
           paymentIds.push(paymentId);
-          await store.settle(name(key), fence, { to: 'reserved' });
+          await store.finish(name(key), fence, { to: 'reserved' });
           await expires(key, 1_000 - index);
         }
         await store.purge(1, ({ paymentId }) =>
@@ -323,8 +323,8 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         const first = await own(key);
         const second = await own(key, { accountId: other, fingerprintText: 'another body' });
         expect(second.paymentId).not.toBe(first.paymentId);
-        await store.settle(name(key), first.fence, { to: 'completed', answer: ANSWER });
-        expect(await store.settle(name(key, other), first.fence, { to: 'given_back' })).toBe(false);
+        await store.finish(name(key), first.fence, { to: 'completed', answer: ANSWER });
+        expect(await store.finish(name(key, other), first.fence, { to: 'given_back' })).toBe(false);
         expect(await claim(key, { accountId: other, fingerprintText: 'another body' })).toMatchObject({ kind: 'in_progress' });
         expect(await claim(key)).toMatchObject({ kind: 'replay' });
       });
@@ -366,7 +366,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
 
       test('a released key has one taker, whatever the rush', async () => {
         const key = newKey();
-        await store.settle(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
+        await store.finish(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
         expect((await fences(key, { operation: REFUND })).filter(({ kind }) => kind === 'owned')).toHaveLength(1);
       });
 
@@ -390,7 +390,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
           const { fence, attemptId } = stale.find(({ paymentId }) => paymentId === row.paymentId)!;
           expect(BigInt(row.fence)).toBeGreaterThan(BigInt(fence));
           expect(row).toMatchObject({ tookOver: true, attemptId, accountId: ACCOUNT });
-          expect(await store.settle(row, row.fence, { to: 'reserved' })).toBe(true);
+          expect(await store.finish(row, row.fence, { to: 'reserved' })).toBe(true);
         }
         expect(swept.flat().some(({ paymentId }) => paymentId === PAYMENT)).toBe(false);
         expect(await stateOf(refund)).toBe('in_progress');
@@ -407,7 +407,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         const [first, second] = rotated();
         const key = newKey();
         const { fence } = await own(key, {}, first);
-        await first.settle(first.name(ACCOUNT, key), fence, { to: 'completed', answer: ANSWER });
+        await first.finish(first.name(ACCOUNT, key), fence, { to: 'completed', answer: ANSWER });
         expect(await claim(key, {}, second)).toEqual({ kind: 'replay', answer: ANSWER });
         expect(await claim(key, { fingerprintText: 'another body' }, second)).toEqual({ kind: 'mismatch' });
       });
@@ -417,7 +417,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         await own(running, {}, first);
         expect(await claim(running, {}, second)).toMatchObject({ kind: 'in_progress' });
         const { fence, attemptId } = await own(released, { operation: REFUND }, first);
-        await first.settle(first.name(ACCOUNT, released), fence, { to: 'released' });
+        await first.finish(first.name(ACCOUNT, released), fence, { to: 'released' });
         expect(await own(released, { operation: REFUND }, second)).toMatchObject({ tookOver: true, attemptId });
       });
       test('new keys are fingerprinted under the current one', async () => {

@@ -188,9 +188,15 @@ test('two releases run side by side, back and forward, without a failed request'
   const statusOf = async (key: string) => (await fetch(`${newApi.url}${PAYMENTS}?limit=1`, { headers: { authorization: `ApiKey ${key}` } })).status;
   expect(await statusOf(oldKey)).toBe(200);
   worker.signal('SIGSTOP');
-  expect(await refusal(next!, 'accounts', 'deactivate', left.accountId)).toMatch(
+  const [deactivated, issued] = await Promise.all([
+    refusal(next!, 'accounts', 'deactivate', left.accountId),
+    refusal(next!, 'keys', 'issue', '--account', accountId),
+  ]);
+  expect(deactivated).toMatch(
     /^The change is recorded, but process \d+ on \S+ \(worker, release 0\.3\.0\) still reads the state before it \(directory@1\)\. /,
   );
+  // A key that was issued meanwhile is shown with the refusal, since nothing else ever shows it.
+  expect(await statusOf(/The new API key is (pc_\S+);/.exec(issued)![1]!)).toBe(200);
   expect(await statusOf(oldKey)).toBe(403);
   worker.signal('SIGCONT');
   expect(await payfold(next!, 'accounts', 'deactivate', left.accountId)).toMatchObject({ accountId: left.accountId });

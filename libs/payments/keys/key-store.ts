@@ -40,7 +40,7 @@ export type Claim =
   | { readonly kind: 'in_progress'; readonly retryAfterSeconds: number }
   | { readonly kind: 'reserved'; readonly paymentId: string };
 
-export type Settlement = { readonly to: 'completed'; readonly answer: StoredAnswer } | { readonly to: 'reserved' | 'released' | 'given_back' };
+export type KeyEnding = { readonly to: 'completed'; readonly answer: StoredAnswer } | { readonly to: 'reserved' | 'released' | 'given_back' };
 
 /** The row's identity, kept hashed. */
 export interface KeyName {
@@ -58,8 +58,8 @@ export interface Bound {
 export interface IdempotencyStore {
   /** Claims or takes over a key in one statement. If the store cannot be asked, it throws: the outcome of the claim is then unknown. */
   claim(request: ClaimRequest): Promise<Claim>;
-  /** Settles the key as the owner of that fence. false: the row has another owner now (T10). */
-  settle(name: KeyName, fence: string, settlement: Settlement): Promise<boolean>;
+  /** Finishes the key as the owner of that fence. false: the row has another owner now (T10). */
+  finish(name: KeyName, fence: string, ending: KeyEnding): Promise<boolean>;
   /** Stores a new attempt id under the fence, before the intent of the attempt is appended (C17). false: the fence is lost. */
   renewAttempt(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
   /** The hashed name of a key. */

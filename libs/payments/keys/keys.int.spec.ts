@@ -48,10 +48,10 @@ test('a connection that planned on an empty table still goes by the key when the
     for (let round = 0; round < 30; round++) {
       const requests = Array.from({ length: 50 }, (_, number) => requestOf(`planned-${round}-${number}`));
       const claims = await Promise.all(requests.map((request) => keyed.claim(request)));
-      const settled = claims.map((claimed, index) =>
-        keyed.settle(keyed.name(ACCOUNT, requests[index]!.key), (claimed as Owned).fence, { to: 'completed', answer: ANSWER }),
+      const finished = claims.map((claimed, index) =>
+        keyed.finish(keyed.name(ACCOUNT, requests[index]!.key), (claimed as Owned).fence, { to: 'completed', answer: ANSWER }),
       );
-      expect(await Promise.all(settled)).toEqual(requests.map(() => true));
+      expect(await Promise.all(finished)).toEqual(requests.map(() => true));
     }
     await connection.query('select pg_stat_force_next_flush()');
     const { rows } = await connection.query<{ scanned: number; read: number }>(
@@ -192,7 +192,7 @@ describe('a row that comes and goes between the claim and the look at it', () =>
     const claimed = await claim(
       key,
       {},
-      stepping(async (statement) => statement === 'find' && store.settle(name(key), first.fence, { to: 'given_back' })),
+      stepping(async (statement) => statement === 'find' && store.finish(name(key), first.fence, { to: 'given_back' })),
     );
     expect(claimed).toMatchObject({ kind: 'owned', tookOver: false });
   });
@@ -204,7 +204,7 @@ describe('a row that comes and goes between the claim and the look at it', () =>
       {},
       stepping(async (statement) => {
         if (statement === 'claim') owner = await own(key);
-        else await store.settle(name(key), owner.fence, { to: 'given_back' });
+        else await store.finish(name(key), owner.fence, { to: 'given_back' });
       }),
     );
     expect(claimed).toEqual({ kind: 'in_progress', retryAfterSeconds: 1 });
@@ -213,7 +213,7 @@ describe('a row that comes and goes between the claim and the look at it', () =>
 
 describe('many keys in one statement', () => {
   const drawKeys = (count: number) => Array.from({ length: count }, newKey);
-  test('replicas that claim and settle the same keys in opposite orders never wait for each other', async () => {
+  test('replicas that claim and finish the same keys in opposite orders never wait for each other', async () => {
     for (let round = 0; round < 5; round++) {
       const drawn = drawKeys(100);
       const claimed = await Promise.all([
@@ -224,11 +224,11 @@ describe('many keys in one statement', () => {
         claimed.flatMap((one, at) => ((at < 100 ? at : 199 - at) === index && one.kind === 'owned' ? [one.fence] : [])),
       );
       expect(fences.map(({ length }) => length)).toEqual(drawn.map(() => 1));
-      const settled = await Promise.all([
-        ...drawn.map((key, index) => stores[0]!.settle(name(key), fences[index]![0]!, { to: 'released' })),
-        ...drawn.toReversed().map((key, index) => stores[1]!.settle(name(key), fences[99 - index]![0]!, { to: 'released' })),
+      const finished = await Promise.all([
+        ...drawn.map((key, index) => stores[0]!.finish(name(key), fences[index]![0]!, { to: 'released' })),
+        ...drawn.toReversed().map((key, index) => stores[1]!.finish(name(key), fences[99 - index]![0]!, { to: 'released' })),
       ]);
-      expect(settled.filter(Boolean)).toHaveLength(100);
+      expect(finished.filter(Boolean)).toHaveLength(100);
     }
   });
   test('of two requests under one key in one statement the first owns it, the second waits', async () => {
@@ -243,14 +243,14 @@ describe('many keys in one statement', () => {
 
 describe('what becomes of a key after an answer (C15–C17)', () => {
   const failed = (code: ConstructorParameters<typeof ServiceError>[0], details: Record<string, unknown> = {}) => new ServiceError(code, 'x', details);
-  const settled = async (operation: Operation, run: () => Promise<unknown>): Promise<string | undefined> => {
+  const finished = async (operation: Operation, run: () => Promise<unknown>): Promise<string | undefined> => {
     const key = newKey();
     await once(key, { run }, { operation });
     return (await stateOf(key)) as string | undefined;
   };
-  const refused = (operation: Operation, error: Error) => settled(operation, () => Promise.reject(error));
+  const refused = (operation: Operation, error: Error) => finished(operation, () => Promise.reject(error));
 
-  test.each(OPERATIONS)('200 is stored: %s', async (operation) => expect(await settled(operation, async () => ({ id: 1 }))).toBe('completed'));
+  test.each(OPERATIONS)('200 is stored: %s', async (operation) => expect(await finished(operation, async () => ({ id: 1 }))).toBe('completed'));
   test.each<[string, Operation, ServiceError, string | undefined]>([
     ['402', 'create', failed('PAYMENT_DECLINED', { id: PAYMENT }), 'completed'],
     ['VOID_FAILED that suggests a refund', VOID, failed('VOID_FAILED', { retryable: false, suggestedAction: 'refund' }), 'completed'],
@@ -312,13 +312,13 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
     ['504', () => Promise.reject(failed('PAYMENT_TIMEOUT')), 'released'],
   ])('a retry that is answered %s is kept as a first try is (C15, C17)', async (_, run: () => Promise<unknown>, state) => {
     const key = newKey();
-    await store.settle(name(key), (await own(key, { operation: VOID })).fence, { to: 'released' });
+    await store.finish(name(key), (await own(key, { operation: VOID })).fence, { to: 'released' });
     await once(key, { run }, { operation: VOID });
     expect(await stateOf(key)).toBe(state);
   });
   test('a key that had expired is given back by a refusal, as any new one (C15)', async () => {
     const key = newKey();
-    await store.settle(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
+    await store.finish(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
     await expires(key);
     await once(key, { run: () => Promise.reject(failed('INVALID_STATE')) }, { operation: REFUND });
     expect(await rowOf(key)).toBeUndefined();
@@ -414,9 +414,9 @@ describe('onceByKey', () => {
       expect([error?.code, runs]).toEqual(['IDEMPOTENCY_UNAVAILABLE', 0]);
       await away.end();
     });
-    test('S5: at the settlement → the answer goes out all the same; the lease’s end lets the stream tell it again', async () => {
+    test('S5: at the ending → the answer goes out all the same; the lease’s end lets the stream tell it again', async () => {
       const key = newKey();
-      const first = await once(key, counted, { from: broken('settle') });
+      const first = await once(key, counted, { from: broken('finish') });
       expect([first.status, await stateOf(key)]).toEqual([200, 'in_progress']);
       await leaseEnds(key);
       const again = await once(key, { ...counted, takeOver: async () => ({ view: { run: 1 } }) });
@@ -433,7 +433,7 @@ describe('onceByKey', () => {
       let heard = log;
       const run = (key: string, work: Work, from = store) => ask(key, work, { from, heard });
       expect(await logged(() => run(newKey(), counted, broken('claim')))).toEqual(['connection refused']);
-      expect(await logged(() => run(newKey(), counted, broken('settle')))).toEqual(['connection refused']);
+      expect(await logged(() => run(newKey(), counted, broken('finish')))).toEqual(['connection refused']);
       expect(await logged(() => run(newKey(), { run: () => Promise.reject(new Error('a fault of ours')) }))).toEqual(['a fault of ours']);
       expect(await logged(() => run(newKey(), { run: () => Promise.reject(failing) }))).toEqual([]);
       const key = newKey();
@@ -443,9 +443,9 @@ describe('onceByKey', () => {
         'the store is away',
       ]);
     });
-    test('double fault: a 5xx whose settlement failed may later be told as what it truly was (1.4)', async () => {
+    test('double fault: a 5xx whose ending failed may later be told as what it truly was (1.4)', async () => {
       const key = newKey();
-      await once(key, { run: () => Promise.reject(new ServiceError('PAYMENT_TIMEOUT', 'x')) }, { from: broken('settle') });
+      await once(key, { run: () => Promise.reject(new ServiceError('PAYMENT_TIMEOUT', 'x')) }, { from: broken('finish') });
       expect(await stateOf(key)).toBe('in_progress');
       await leaseEnds(key);
       const work: Work = { ...counted, takeOver: async () => ({ view: { n: 1 } }) };
@@ -478,9 +478,9 @@ describe('onceByKey', () => {
         expect([await stateOf(key), runs]).toEqual(['in_progress', 0]);
       }
     });
-    test('the row cannot be settled → no 500: the stream is fenced, and the key store tells so later', async () => {
+    test('the row cannot be finished → no 500: the stream is fenced, and the key store tells so later', async () => {
       const { key } = await vanished();
-      const failing: IdempotencyStore = { ...store, settle: () => Promise.reject(new Error('connection refused')) };
+      const failing: IdempotencyStore = { ...store, finish: () => Promise.reject(new Error('connection refused')) };
       const error = await refusal(ask(key, { ...counted, takeOver: async () => 'reserved', reconciliationRequired }, { from: failing }));
       expect(error?.code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
       await leaseEnds(key);

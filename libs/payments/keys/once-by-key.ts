@@ -1,4 +1,4 @@
-/** `onceByKey`: claims a request's key, runs the request, settles the key (C12–C20). */
+/** `onceByKey`: claims a request's key, runs the request, finishes the key (C12–C20). */
 import { type Ids, internalError, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
 import {
@@ -8,7 +8,7 @@ import {
   MAX_RETRY_AFTER_SECONDS,
   type Operation,
   type Owned,
-  type Settlement,
+  type KeyEnding,
   type StoredAnswer,
 } from './key-store.js';
 
@@ -40,7 +40,7 @@ export type Result<View> = { readonly view: View } | { readonly error: ServiceEr
 export interface KeyedWork<View> {
   /** Executes the request. With a key, `owner` names the payment and attempt of the claim; without one it is null. */
   run(owner: (Owned & { renew(): Promise<string> }) | null): Promise<Executed<View>>;
-  /** A create whose owner vanished: settled from the stream, never executed again (T7). Refunds and voids go on in `run`. */
+  /** A create whose owner vanished: finished from the stream, never executed again (T7). Refunds and voids go on in `run`. */
   takeOver?(owner: Owned): Promise<Result<View> | 'reserved' | 'cannot_tell'>;
   /** The refusal for a reserved key (C16, C64). */
   reconciliationRequired?(paymentId: string): Promise<ServiceError>;
@@ -74,7 +74,7 @@ export const onceByKey = async <View>(
   }
   const name = idempotency.name(request.accountId, key);
   const owned = claim;
-  if (owned.tookOver && work.takeOver) return settleTakenOver(ports, name, owned, work);
+  if (owned.tookOver && work.takeOver) return finishTakenOver(ports, name, owned, work);
 
   const renew = async (): Promise<string> => {
     const renewed = ids.uuid();
@@ -82,31 +82,31 @@ export const onceByKey = async <View>(
     return renewed;
   };
   const result = await resultOf(() => work.run({ ...owned, renew }), log);
-  const settlement = settlementOf(request.operation, result, answers);
+  const ending = endingOf(request.operation, result, answers);
   // If a retry is refused, the key stays bound to the attempt of the first try (C17). If the key were given back, the next retry would return money a
   // second time.
-  const stillBound = owned.tookOver && settlement.to === 'given_back';
-  await settleOrLeave(ports, name, owned, stillBound ? { to: 'released' } : settlement);
+  const stillBound = owned.tookOver && ending.to === 'given_back';
+  await finishOrLeave(ports, name, owned, stillBound ? { to: 'released' } : ending);
   return valueOf(result);
 };
 
-/** The outcome is durable. If the key cannot be settled, its lease ends, and the takeover settles it from the stream (S5). */
-const settleOrLeave = ({ idempotency, log }: KeyPorts, name: KeyName, { fence }: Owned, settlement: Settlement): Promise<unknown> =>
-  idempotency.settle(name, fence, settlement).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be settled'));
+/** The outcome is durable. If the key cannot be finished, its lease ends, and the takeover finishes it from the stream (S5). */
+const finishOrLeave = ({ idempotency, log }: KeyPorts, name: KeyName, { fence }: Owned, ending: KeyEnding): Promise<unknown> =>
+  idempotency.finish(name, fence, ending).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be finished'));
 
 /** T7: the stream decides the create whose owner vanished. */
-const settleTakenOver = async <View>(ports: KeyPorts, name: KeyName, owned: Owned, work: KeyedWork<View>): Promise<Answered<View>> => {
+const finishTakenOver = async <View>(ports: KeyPorts, name: KeyName, owned: Owned, work: KeyedWork<View>): Promise<Answered<View>> => {
   const found = await work.takeOver!(owned).catch((error: unknown) => {
-    ports.log.warn({ err: error }, 'a create that was taken over cannot be settled yet');
+    ports.log.warn({ err: error }, 'a create that was taken over cannot be finished yet');
     return 'cannot_tell' as const;
   });
   if (found === 'cannot_tell') throw inProgress(MAX_RETRY_AFTER_SECONDS);
   if (found === 'reserved') {
-    await settleOrLeave(ports, name, owned, { to: 'reserved' });
+    await finishOrLeave(ports, name, owned, { to: 'reserved' });
     throw await work.reconciliationRequired!(owned.paymentId);
   }
   const stored = encode(found, ports.answers);
-  await settleOrLeave(ports, name, owned, { to: 'completed', answer: stored });
+  await finishOrLeave(ports, name, owned, { to: 'completed', answer: stored });
   return { stored };
 };
 
@@ -123,7 +123,7 @@ const inProgress = (retryAfterSeconds: number) =>
   new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'The first request with this Idempotency-Key is still being processed.', {}, { retryAfterSeconds });
 
 /** What happens to a key after its request (C15–C17). */
-const settlementOf = (operation: Operation, result: Result<unknown>, answers: AnswerEncoder): Settlement => {
+const endingOf = (operation: Operation, result: Result<unknown>, answers: AnswerEncoder): KeyEnding => {
   if ('view' in result || isFinal(result.error)) return { to: 'completed', answer: encode(result, answers) };
   const { code, status } = result.error;
   const refusedBeforeAnything = status === 501 || status === 503;

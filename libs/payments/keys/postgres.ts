@@ -12,7 +12,7 @@ import {
   MAX_RETRY_AFTER_SECONDS,
   type Operation,
   type Owned,
-  type Settlement,
+  type KeyEnding,
   type StoredAnswer,
 } from './key-store.js';
 
@@ -52,7 +52,7 @@ export const idempotencyMigrations: readonly Migration[] = [
   {
     name: '0031-idempotency-lease',
     // By the lease itself: an index of a state would be taken by every statement that names the state, and read from its first entry to its last, the dead
-    // ones of all the keys that were settled since the last vacuum among them.
+    // ones of all the keys that were finished since the last vacuum among them.
     sql: `
       drop index idempotency_key_lease;
       create index idempotency_key_lease on idempotency_key (lease_until) where lease_until is not null;
@@ -64,10 +64,10 @@ export interface IdempotencyOptions {
   /** Longer than the specification's 24 hours where an operator wants it (C20). */
   readonly keepHours?: number;
   /**
-   * Connections whose commits need not wait for the disk, for settlements: if a crash of the database loses one, it is made again from the stream. A
+   * Connections whose commits need not wait for the disk, for completions: if a crash of the database loses one, it is made again from the stream. A
    * claim must never be lost, since its owner may survive the database.
    */
-  readonly settlements?: Pool;
+  readonly completions?: Pool;
 }
 
 export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options: IdempotencyOptions = {}): IdempotencyStore => {
@@ -105,18 +105,18 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     }
   };
 
-  const settleOnce = batched((rows: readonly SettleRow[]) => settleRows(options.settlements ?? pool, rows), CLAIMS);
-  const settle = async ({ accountId, keyHash }: KeyName, fence: string, settlement: Settlement): Promise<boolean> => {
-    if (settlement.to === 'given_back') {
+  const finishOnce = batched((rows: readonly FinishRow[]) => finishRows(options.completions ?? pool, rows), CLAIMS);
+  const finish = async ({ accountId, keyHash }: KeyName, fence: string, ending: KeyEnding): Promise<boolean> => {
+    if (ending.to === 'given_back') {
       const { rowCount } = await pool.query({ name: 'idempotency-give-back', text: GIVE_BACK, values: [accountId, keyHash, fence] });
       return rowCount === 1;
     }
-    return settleOnce({ accountId, keyHash, fence, to: settlement.to, answer: settlement.to === 'completed' ? settlement.answer : null });
+    return finishOnce({ accountId, keyHash, fence, to: ending.to, answer: ending.to === 'completed' ? ending.answer : null });
   };
 
   return {
     claim,
-    settle,
+    finish,
     name,
     renewAttempt: async ({ accountId, keyHash }, fence, attemptId) => {
       const { rowCount } = await pool.query(
@@ -196,8 +196,8 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Cla
 };
 
 /**
- * Claims and settlements that arrive together share a statement and a commit. A claim that waited until the request's time is over would bind a key
- * for nothing. If a settlement is given up, the takeover makes it again.
+ * Claims and completions that arrive together share a statement and a commit. A claim that waited until the request's time is over would bind a key
+ * for nothing. If a ending is given up, the takeover makes it again.
  */
 const CLAIMS = { maxItems: 100, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
@@ -277,17 +277,17 @@ const FIND = `
   select operation, fp, fp_kid, state, extract(epoch from lease_until - clock_timestamp())::float8 as lease_left, payment_id, status, body
   from idempotency_key where api_account_id = $1 and key_hash = $2`;
 
-interface SettleRow extends KeyName {
+interface FinishRow extends KeyName {
   readonly fence: string;
   readonly to: 'completed' | 'reserved' | 'released';
   readonly answer: StoredAnswer | null;
 }
 
 /** true for each row that still belonged to its owner. A fence is used once, so it identifies the row. */
-const settleRows = async (pool: Pool, rows: readonly SettleRow[]): Promise<boolean[]> => {
-  const { rows: settled } = await pool.query<{ fence: string }>({
-    name: 'idempotency-settle',
-    text: SETTLE,
+const finishRows = async (pool: Pool, rows: readonly FinishRow[]): Promise<boolean[]> => {
+  const { rows: finished } = await pool.query<{ fence: string }>({
+    name: 'idempotency-finish',
+    text: FINISH,
     values: [
       rows.map(({ accountId }) => accountId),
       rows.map(({ keyHash }) => keyHash),
@@ -297,12 +297,12 @@ const settleRows = async (pool: Pool, rows: readonly SettleRow[]): Promise<boole
       rows.map(({ answer }) => answer?.body ?? null),
     ],
   });
-  const fences = new Set(settled.map(({ fence }) => fence));
+  const fences = new Set(finished.map(({ fence }) => fence));
   return rows.map(({ fence }) => fences.has(fence));
 };
 
 /** Rows are locked in the order in which claims lock them. With a plain join two statements could deadlock. */
-const SETTLE = `
+const FINISH = `
   with locked as materialized (
     select 1 from idempotency_key where (api_account_id, key_hash) in (select * from unnest($1::uuid[], $2::bytea[]))
     order by api_account_id, key_hash for update)

@@ -5,27 +5,27 @@ import type { NestFastifyApplication } from '@nestjs/platform-fastify';
 import type { FastifyInstance } from 'fastify';
 import type { Clock } from '#kernel';
 
-const LINGER_POLL_MS = 25;
+const GRACE_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
 
 /**
  * The close of a listener: stops accepting, finishes what is in flight. Clients that keep their connections are told to leave with their next answer; they have
- * `lingerMs` to come for it. Not told before nobody is let in any more: they would come right back.
+ * `graceMs` to come for it. Not told before nobody is let in any more: they would come right back.
  */
-export const closesKindly = (fastify: FastifyInstance, clock: Clock): ((app: NestFastifyApplication, lingerMs: number) => Promise<void>) => {
+export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: NestFastifyApplication, graceMs: number) => Promise<void>) => {
   let leaving = false;
   fastify.addHook('onSend', (_request, reply, payload, done) => {
     if (leaving) void reply.header('connection', 'close');
     done(null, payload);
   });
-  return async (app, lingerMs) => {
+  return async (app, graceMs) => {
     const server = app.getHttpServer();
     const listening = server.listening;
     // Right after the loop has accepted what had come; and by the plain server's method, since the one of HTTP would close idle connections with it.
     await new Promise((next) => setImmediate(next));
     leaving = true;
     const closed = listening ? new Promise<void>((done) => TcpServer.prototype.close.call(server, () => done())) : Promise.resolve();
-    for (let waited = 0; waited < lingerMs && (await connectionsOf(server)) > 0; waited += LINGER_POLL_MS) await clock.sleep(LINGER_POLL_MS);
+    for (let waited = 0; waited < graceMs && (await connectionsOf(server)) > 0; waited += GRACE_POLL_MS) await clock.sleep(GRACE_POLL_MS);
     // A connection whose answer had its headers before is idle afterwards, and would hold the server for a minute.
     const closeIdle = setInterval(() => server.closeIdleConnections(), CLOSE_IDLE_EVERY_MS);
     const closing = app.close().catch((error: NodeJS.ErrnoException) => {
