@@ -8,7 +8,7 @@ import type { AuthenticationDeps } from '#accounts';
 import { AUTHENTICATION } from '#accounts/module';
 import type { CheckoutPorts } from '#checkout';
 import type { Clock } from '#kernel';
-import type { Config, KeyRing, Logger } from '#platform';
+import { type Config, Convoy, type KeyRing, type Logger } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
 import { gracefulClose } from '../graceful-close.js';
 import { HealthController, untilBuilt } from './health.controller.js';
@@ -63,6 +63,7 @@ class ApiModule {
         // One bus in a process, for every entrance.
         { provide: CommandBus, useValue: parts.commands },
         { provide: QueryBus, useValue: parts.queries },
+        { provide: Convoy, useValue: new Convoy(parts.clock) },
         { provide: CHECKOUT_SERVICES, useValue: checkout },
         PayerPages,
         { provide: Health, useValue: health },

@@ -167,7 +167,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     const id = await charged({ card: CARDS.voidRejected });
     const key = house.key();
     const { idempotency } = house.services;
-    const lost = { ...house.services, idempotency: { ...idempotency, settle: () => Promise.reject(new Error('the connection is gone')) } };
+    const lost = { ...house.services, idempotency: { ...idempotency, finish: () => Promise.reject(new Error('the connection is gone')) } };
     const wanted = { operation: 'void', paymentId: id, accountId: house.accountId, initiatedBy: 'partner', amountCents: null, includeFee: true, reason: null } as const; // prettier-ignore
     const first = await sent(reverseOnce(lost, wanted, house.received(key, wanted)));
     expect(read(first)).toMatchObject({ status: 422, code: 'VOID_FAILED', details: { suggestedAction: 'refund' } });
@@ -184,7 +184,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     const id = await charged();
     const key = house.key();
     const { idempotency } = house.services;
-    const lost = { ...house.services, idempotency: { ...idempotency, settle: () => Promise.reject(new Error('the connection is gone')) } };
+    const lost = { ...house.services, idempotency: { ...idempotency, finish: () => Promise.reject(new Error('the connection is gone')) } };
     const wanted = { operation: 'refund', paymentId: id, accountId: house.accountId, initiatedBy: 'partner', amountCents: 1_000, includeFee: false, reason: null } as const; // prettier-ignore
     const first = await sent(reverseOnce(lost, wanted, house.received(key, wanted)));
     expect(first).toMatchObject({ status: 200 });
@@ -201,7 +201,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     const wanted = { operation: 'void', paymentId: id, accountId: house.accountId, initiatedBy: 'partner', amountCents: null, includeFee: true, reason: null } as const; // prettier-ignore
     expect(read(await sent(reverseOnce(house.services, wanted, house.received(key, wanted))))).toMatchObject({ status: 422, code: 'VOID_FAILED' });
     const { idempotency } = house.services;
-    const lost = { ...house.services, idempotency: { ...idempotency, settle: () => Promise.reject(new Error('the connection is gone')) } };
+    const lost = { ...house.services, idempotency: { ...idempotency, finish: () => Promise.reject(new Error('the connection is gone')) } };
     const told = await sent(reverseOnce(lost, wanted, house.received(key, wanted)));
     expect(told).toMatchObject({ status: 200 });
     await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
@@ -991,7 +991,7 @@ test('answers are rebuilt byte for byte from the stream (C17, T8)', async () => 
   const key = house.key();
   const asked = { ...PARTIAL, reason: 'é' };
   const { idempotency } = house.services;
-  Object.assign(house.services, { idempotency: { ...idempotency, settle: () => Promise.reject(new Error('gone')) } });
+  Object.assign(house.services, { idempotency: { ...idempotency, finish: () => Promise.reject(new Error('gone')) } });
   const first = await house.refundWithKey(key, id, asked);
   Object.assign(house.services, { idempotency });
   house.clock.advance(5_000);

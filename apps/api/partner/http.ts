@@ -14,7 +14,7 @@ import { ApiBody, ApiHeader, ApiResponse, ApiSecurity } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
 import { AUTHENTICATION } from '#accounts/module';
-import { canonicalJson, systemClock } from '#kernel';
+import { canonicalJson } from '#kernel';
 import { idempotencyUnavailable, type Received } from '#payments';
 import { Convoy, DatabaseUnavailable } from '#platform';
 import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
@@ -24,13 +24,13 @@ export type AuthenticatedRequest = FastifyRequest & { caller?: Caller };
 
 @Injectable()
 export class AuthGuard implements CanActivate {
-  private readonly convoy = new Convoy(systemClock);
-
-  constructor(@Inject(AUTHENTICATION) private readonly deps: AuthenticationDeps) {}
+  constructor(
+    @Inject(AUTHENTICATION) private readonly deps: AuthenticationDeps,
+    @Inject(Convoy) private readonly convoy: Convoy,
+  ) {}
 
   async canActivate(context: ExecutionContext): Promise<boolean> {
     const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
-    if (request.method === 'POST') await this.takeTurn(request.raw.socket, context.switchToHttp().getResponse<FastifyReply>().raw);
     try {
       request.caller = await authenticate(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
     } catch (error) {
@@ -38,6 +38,8 @@ export class AuthGuard implements CanActivate {
       if (error instanceof DatabaseUnavailable && headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0) throw idempotencyUnavailable();
       throw error;
     }
+    // Only a known caller joins a group: nobody else can make others wait.
+    if (request.method === 'POST') await this.takeTurn(request.raw.socket, context.switchToHttp().getResponse<FastifyReply>().raw);
     return true;
   }
 
