@@ -4,9 +4,10 @@
  * rate the processor time of a create, by process; then the parts by themselves, because all of them share the same cores: what no service made of these parts could
  * pass here; then the books are checked.
  */
-import { closedLoop, type LoadResult, openLoop, percentile } from './load.js';
+import { type Answered, closedLoop, type LoadResult, openLoop, percentile } from './load.js';
 import { pgbenchBest, pgbenchTogether, printSettings, refuseWithoutFsync } from './pgbench.js';
 import { createRequest, type Part, PARTS, processorMs, rssOf, startService } from './service.js';
+import { printTrace } from './trace.js';
 
 const CONNECTIONS = 64;
 const ROUNDS = 3;
@@ -82,11 +83,13 @@ try {
     ['ordinary', ORDINARY_RATE, ''],
   ] as const) {
     const spent = nothing();
-    const { latencies, answered } = await measured(spent, () => openLoop(load(run), rate, LATENCY_SECONDS));
+    const traced: Answered[] = [];
+    const { latencies, answered } = await measured(spent, () => openLoop(load(run), rate, LATENCY_SECONDS, (one) => traced.push(one)));
     console.log(
       `at ${rate.toFixed(0)}/s, open loop: p50 ${percentile(latencies, 0.5).toFixed(1)} ms, p99 ${percentile(latencies, 0.99).toFixed(1)} ms${ceiling}`,
     );
     printSpent(rate, spent, answered);
+    await printTrace(service.pool, run, traced);
   }
   console.log(`memory of API and worker after warm-up ${idle.toFixed(0)} MiB, now ${(await memory()).toFixed(0)} MiB`);
 

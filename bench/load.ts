@@ -44,8 +44,20 @@ export const closedLoop = async (load: Load, seconds: number): Promise<LoadResul
   return recorder.result((performance.now() - started) / 1_000);
 };
 
+/** A request of an open loop: its number, when it was due, and when it was answered. Milliseconds since 1970. */
+export interface Answered {
+  readonly number: number;
+  readonly dueMs: number;
+  readonly answeredMs: number;
+}
+
 /** `rate` requests per second at their appointed times, for `seconds`. */
-export const openLoop = async (load: Load, rate: number, seconds: number): Promise<LoadResult> => {
+export const openLoop = async (
+  load: Load,
+  rate: number,
+  seconds: number,
+  onAnswered: (answered: Answered) => void = () => undefined,
+): Promise<LoadResult> => {
   const clients = await openClients(load);
   const recorder = new Recorder();
   const total = Math.round(rate * seconds);
@@ -59,7 +71,10 @@ export const openLoop = async (load: Load, rate: number, seconds: number): Promi
         const due = started + (mine * 1_000) / rate;
         const wait = due - performance.now();
         if (wait > 0) await new Promise((wake) => setTimeout(wake, wait));
-        recorder.add(await client.ask(load.request(mine)), performance.now() - due);
+        const status = await client.ask(load.request(mine));
+        const now = performance.now();
+        recorder.add(status, now - due);
+        onAnswered({ number: mine, dueMs: performance.timeOrigin + due, answeredMs: performance.timeOrigin + now });
       }
     }),
   );

@@ -95,7 +95,7 @@ const stopChild = async (child: ChildProcess): Promise<void> => {
   await gone;
 };
 
-/** A create with a key of its own: two lines, a payer, a card that the simulator approves at once. */
+/** A create with a key and a request id of its own, `<run>-<number>`: two lines, a payer, a card that the simulator approves at once. */
 export const createRequest = ({ url, apiKey, portalId }: BenchService, run: string) => {
   const body = JSON.stringify({
     portalId,
@@ -108,8 +108,8 @@ export const createRequest = ({ url, apiKey, portalId }: BenchService, run: stri
     ],
     payer: { firstName: 'Maria', lastName: 'Nguyen', email: 'maria@example.com' },
   });
-  const head = `POST /api/partner/v1/payments HTTP/1.1\r\nhost: ${url.host}\r\nauthorization: ApiKey ${apiKey}\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\nidempotency-key: ${run}-`;
-  return (number: number): string => `${head}${number}\r\n\r\n${body}`;
+  const head = `POST /api/partner/v1/payments HTTP/1.1\r\nhost: ${url.host}\r\nauthorization: ApiKey ${apiKey}\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n`;
+  return (number: number): string => `${head}x-request-id: ${run}-${number}\r\nidempotency-key: ${run}-${number}\r\n\r\n${body}`;
 };
 
 export const getRequest = ({ url, apiKey }: BenchService, path: string): string =>
