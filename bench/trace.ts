@@ -42,6 +42,8 @@ export const printTrace = async (pool: Pool, run: string, answered: readonly Ans
   };
   const [middle, slow] = [mean(at(0.45), at(0.55)), mean(at(0.99), traces.length)];
   STEPS.forEach((step, index) =>
-    console.log(`  ${step.padEnd(32)} ${middle[index]!.toFixed(1).padStart(6)} ms at the median ${slow[index]!.toFixed(1).padStart(6)} ms in the slowest 1 %`),
+    console.log(
+      `  ${step.padEnd(32)} ${middle[index]!.toFixed(1).padStart(6)} ms at the median ${slow[index]!.toFixed(1).padStart(6)} ms in the slowest 1 %`,
+    ),
   );
 };

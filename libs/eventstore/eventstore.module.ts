@@ -1,4 +1,5 @@
 /** The log of the installation, its schema and its read models, for Nest (`#eventstore/module`). */
+import { pid } from 'node:process';
 import { type DynamicModule, Global, Module } from '@nestjs/common';
 import { cardInTextCheck, migrate, type Migration, missingMigrations, type Pool, recordProcess } from '#platform';
 import { ProcessContext } from '#platform/module';
@@ -90,7 +91,7 @@ const open = async (context: ProcessContext, appends: Appends, { migrations, rea
     const recorded = await recordProcess(pool, {
       id: ids.uuid(),
       role: options.role,
-      pid: process.pid,
+      pid,
       readModels: readModels.map(checkpointOf),
       clock,
     });

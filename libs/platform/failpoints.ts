@@ -2,6 +2,8 @@
  * Named crash points (`FAILPOINT=append.PaymentInitiated:after`): the process kills itself with SIGKILL right before or right after one port call, so that a
  * test can put a crash exactly there. Names: `append.<event type>`, `charge.<leg>`, `void.<leg>`, `refund.<leg>`, `finalize.<op>`, `claim`, `finish`, `renewAttempt`.
  */
+import { kill, pid } from 'node:process';
+
 type Call = (...args: unknown[]) => unknown;
 
 /** The object with the one named call wrapped; the object itself where no fail point is set. */
@@ -14,14 +16,14 @@ export const withFailpoint = <T extends object>(failpoint: string | null, target
       if (typeof member !== 'function' || typeof property !== 'string') return member;
       return (...args: unknown[]) => {
         const hit = namesOf(property, args).includes(point!);
-        if (hit && when === 'before') process.kill(process.pid, 'SIGKILL');
+        if (hit && when === 'before') kill(pid, 'SIGKILL');
         const result = (member as Call).apply(object, args);
         // `find` hands out a gateway, whose calls are the points.
         if (property === 'find' && result !== null && typeof result === 'object' && !(result instanceof Promise))
           return withFailpoint(failpoint, result);
         if (!hit || !(result instanceof Promise)) return result;
         return result.then((value: unknown) => {
-          process.kill(process.pid, 'SIGKILL');
+          kill(pid, 'SIGKILL');
           return value;
         });
       };
