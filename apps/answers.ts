@@ -1,12 +1,12 @@
-/** The form of answers at every edge: how a result is written for its key, sent to a partner, and read again by the command line. */
+/** The form of answers: how a result is written for its key, sent to a partner, and read again by the command line. */
 import type { AnswerEncoder, Answered } from '#payments';
 import { type Answer, errorAnswer, openAnswer, successAnswer } from '#platform/http';
 
 export const answerEncoder: AnswerEncoder = { success: successAnswer, failure: errorAnswer };
 
-/** What a partner is sent. A stored answer goes out as it is (C15). */
+/** The answer to a partner. A stored answer is sent unchanged (C15). */
 export const answerOf = (answered: Answered<unknown>): Answer =>
   'stored' in answered ? { ...answered.stored, replayed: true } : { ...successAnswer(answered.view), replayed: answered.replayed };
 
-/** What the command line shows. A stored refusal is thrown again. */
+/** The result for the command line. A stored refusal is thrown again. */
 export const viewOf = <View>(answered: Answered<View>): View => ('stored' in answered ? openAnswer<View>(answered.stored) : answered.view);

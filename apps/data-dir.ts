@@ -1,15 +1,14 @@
 /**
- * `DATA_DIR`, shared by processes that come and go: who is running (`runtime.json`), and who may start Postgres in it (`lock`).
- *
- * Node has no flock. The lock is a file that is linked into place, which only one process can do, and it names its holder by pid and start time, so that
- * the lock of a killed process is recognised as stale, even when its pid has been given to another process since.
+ * `DATA_DIR`, which several processes share: `runtime.json` names the running service, and `lock` says which process may start Postgres. Node has no
+ * flock. The lock is a file that is linked into place, which only one process can do. It names its holder by pid and start time. So the lock of a
+ * killed process is recognised as stale, even if another process has its pid by now.
  */
 import { execFileSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { linkSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-/** What a running service tells about itself; the service writes it when it is ready and removes it when it stops. */
+/** The addresses of a running service. The service writes them when it is ready and removes them when it stops. */
 export interface Runtime {
   readonly pid: number;
   readonly apiUrl: string;
@@ -17,7 +16,7 @@ export interface Runtime {
   readonly simulatorUrl: string;
 }
 
-/** The running service, by its own account; null where there is none, or none that lives. */
+/** The running service. null: there is none, or its process is gone. */
 export const readRuntime = (dataDir: string): Runtime | null => {
   const text = read(join(dataDir, 'runtime.json'));
   if (text === null) return null;
@@ -25,7 +24,7 @@ export const readRuntime = (dataDir: string): Runtime | null => {
   try {
     runtime = JSON.parse(text) as Partial<Runtime> | null;
   } catch {
-    // Half written: the service is not ready yet.
+    // The file is half written, so the service is not ready yet.
     return null;
   }
   if (typeof runtime?.pid !== 'number' || typeof runtime.databaseUrl !== 'string' || !isAlive(runtime.pid)) return null;
@@ -34,20 +33,20 @@ export const readRuntime = (dataDir: string): Runtime | null => {
 
 interface Holder {
   readonly pid: number;
-  /** Start time of the process as the system spells it; null where it cannot be told. */
+  /** The start time of a process as the system writes it. null: unknown. */
   readonly started: string | null;
 }
 
-/** Takes the lock if nobody living holds it. Returns what gives it back, or the holder's pid. */
+/** Takes the lock if no living process holds it. Returns the release function, or the holder's pid. */
 export const tryLockDataDir = (dataDir: string): { readonly release: () => void } | { readonly holder: number } => {
   const file = join(dataDir, 'lock');
-  // The nonce makes every lock's content its own: a stale one is removed by its content, not by its name.
+  // The nonce makes the content of every lock unique. A stale lock is removed by its content, not by its name.
   const content = JSON.stringify({ pid: process.pid, started: startOf(process.pid), nonce: randomUUID() } satisfies Holder & { nonce: string });
   const mine = `${file}.${randomUUID()}`;
   writeFileSync(mine, content, { mode: 0o600 });
   try {
     for (;;) {
-      // Linked when it is complete: nobody ever reads half a lock.
+      // The link is made when the content is complete, so nobody reads half a lock.
       if (create(() => linkSync(mine, file))) return { release: () => rmSync(file, { force: true }) };
       const found = read(file);
       if (found === null) continue;
@@ -61,9 +60,9 @@ export const tryLockDataDir = (dataDir: string): { readonly release: () => void 
 };
 
 /**
- * Takes a stale lock away. Two that have both seen it must not both remove "the lock": the second would remove the first one's new lock. So removing is
- * guarded by a file named after the stale content, and the content is looked at again under the guard; its holder is dead and nobody else may touch it.
- * Returns false while another process is at it.
+ * Removes a stale lock. Two processes that have both seen it must not both remove the file: the second would remove the first one's new lock. So a
+ * file named after the stale content guards the removal, and the content is read again under the guard. Returns false while another process removes
+ * it.
  */
 const removeStale = (file: string, content: string): boolean => {
   const guard = `${file}.stale-${createHash('sha256').update(content).digest('hex').slice(0, 16)}`;
@@ -76,7 +75,7 @@ const removeStale = (file: string, content: string): boolean => {
   }
 };
 
-/** False where the file exists. */
+/** False if the file exists. */
 const create = (make: () => void): boolean => {
   try {
     make();
@@ -105,10 +104,10 @@ const parseHolder = (text: string): Holder | null => {
   }
 };
 
-/** Killed and not yet reaped by its parent: it holds nothing any more. */
+/** A process that was killed and is not yet reaped holds nothing any more. */
 const isZombie = (pid: number): boolean => {
   try {
-    // The command name may hold spaces and parentheses; the state follows the last of them.
+    // The command name may hold spaces and parentheses. The state follows the last of them.
     return readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ').at(-1)!.startsWith('Z');
   } catch {
     return false; // no /proc here
@@ -124,11 +123,11 @@ const isAlive = (pid: number): boolean => {
   }
 };
 
-/** Linux tells it in ticks since boot, which no change of the clock moves; elsewhere `ps` does. */
+/** Linux gives it in ticks since boot, which no change of the clock moves. On other systems `ps` gives it. */
 const startOf = (pid: number): string | null => {
   try {
     if (process.platform !== 'linux') return execFileSync('ps', ['-o', 'lstart=', '-p', String(pid)], { encoding: 'utf8' }).trim() || null;
-    // The name in parentheses may hold anything, so fields are counted behind it; the 22nd of all is the start time.
+    // The name in parentheses may hold anything, so fields are counted behind it. The 22nd of all is the start time.
     const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
     return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[19] ?? null;
   } catch {

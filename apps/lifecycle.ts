@@ -1,19 +1,19 @@
-/** How a process starts, serves metrics, and ends: the same for every role. */
+/** The start, the metrics endpoint and the end of a process, the same for every role. */
 import { existsSync, readFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
 import client, { type MetricObjectWithValues, type MetricValue, type Registry } from 'prom-client';
 import { Unavailable } from '#eventstore';
 import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig, DatabaseUnavailable } from '#platform';
 
-/** In-flight requests get longer than their own deadline of 28 s. */
+/** Requests in flight get longer than their own deadline of 28 s. */
 const DRAIN_MS = 35_000;
 const FORCE_AFTER_MS = 50_000;
-/** A load balancer needs a moment to see that we are not ready; a laptop has none. */
+/** A load balancer needs a moment to see that the process is not ready. A laptop has none. */
 const PRE_STOP_MS = { production: 5_000, sandbox: 0 } as const;
-/** Clients that keep connections get this long to come for an answer that tells them to leave. */
+/** Clients with kept connections get this long to fetch an answer that tells them to leave. */
 export const CLOSE_GRACE_MS = 1_000;
 
-/** Where a role can be reached. */
+/** The addresses of a role. */
 export interface Addresses {
   readonly url: string;
   readonly auditUrl: string;
@@ -24,24 +24,24 @@ export interface Running {
   readonly addresses?: Addresses;
   /** Served on `METRICS_PORT`, or handed to the parent. */
   readonly metrics?: { readonly own: Registry; readonly shared: Registry };
-  /** Of a worker: makes the sandbox's first account where there is none. */
+  /** Only of a worker: makes the sandbox's first account if there is none. */
   readonly firstAccount?: () => Promise<FirstAccount | null>;
-  /** Called first: from now on not ready. */
+  /** Called first. From now on the process is not ready. */
   drain?(): void;
   /** Stops everything, in order. */
   stop(): Promise<void>;
 }
 
-/** What `npm start` shows of it. */
+/** The first account, as `npm start` shows it. */
 export interface FirstAccount {
   readonly apiKey: string;
   readonly portalId: string;
 }
 
-/** Argument of a role that `npm start` runs as its child; an id of the parent follows. */
+/** Argument of a role that `npm start` runs as its child. An id of the parent follows. */
 export const SUPERVISED = '--supervised=';
 type Figures = readonly MetricObjectWithValues<MetricValue<string>>[];
-/** What a parent may ask of a role. */
+/** Questions that a parent may ask a role. */
 export interface Answers {
   ownMetrics: Figures;
   sharedMetrics: Figures;
@@ -56,15 +56,14 @@ export interface Answer {
   readonly answer?: unknown;
   readonly error?: string;
 }
-/** What a role says to its parent, over the channel of `fork`: first that it is ready, or why it does not start; then answers. */
+/** Messages of a role to its parent, over the channel of `fork`: first that it is ready, or why it does not start; then answers. */
 export type FromChild = { readonly ready: Partial<Addresses> } | { readonly refused: string } | Answer;
 
 /**
- * Runs a role: reads the configuration, starts it, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal). What keeps it from starting is one clear line
- * and exit code 1. A second signal, or a shutdown that takes longer than 50 s, ends the process at once.
- *
- * With {@link SUPERVISED} its parent decides when it ends, by SIGTERM or by ending itself. A Ctrl-C reaches the whole process group, but the parent stops its children
- * in order. What the role would print, and its metrics, go to the parent.
+ * Runs a role: reads the configuration, starts the role, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal). A start that fails is one
+ * clear line and exit code 1. A second signal, or a shutdown that takes longer than 50 s, ends the process at once. With {@link SUPERVISED} the
+ * parent decides when the role ends, by SIGTERM or by ending itself. A Ctrl-C reaches the whole process group, but the parent stops its children in
+ * order. Then output and metrics of the role go to the parent.
  */
 export const runRole = (name: string, start: (config: Config, log: Logger, supervisor: string | null) => Promise<Running>): void => {
   const supervisor = process.argv.find((argument) => argument.startsWith(SUPERVISED))?.slice(SUPERVISED.length) ?? null;
@@ -81,7 +80,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, super
       stopping = true;
       setTimeout(() => process.exit(1), FORCE_AFTER_MS).unref();
       const finish = async () => {
-        // What is just being started must first be there to be stopped: a database that is left behind would outlive us.
+        // A start that is under way must complete before it can be stopped. Else a database would stay behind.
         const running = await starting.catch(() => null);
         running?.drain?.();
         const orphaned = supervised && !process.connected;
@@ -99,13 +98,13 @@ export const runRole = (name: string, start: (config: Config, log: Logger, super
     process.on('SIGTERM', () => stop(0));
     for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, () => supervised || stop(0));
     if (supervised) process.on('disconnect', () => stop(0));
-    // A fault of ours: the state is not to be trusted any more, but what is in flight may still finish, and what we started must not stay behind.
+    // A fault of ours: the state cannot be trusted any more. Requests in flight may still finish, and everything that was started must be stopped.
     for (const fault of ['unhandledRejection', 'uncaughtException'] as const)
       process.on(fault, (error: unknown) => {
         log.fatal({ err: error, fault }, 'an error that nobody caught');
         if (!stopping) stop(1);
       });
-    // Whoever read our output may be gone; payments go on.
+    // The reader of our output may be gone. Payments go on.
     for (const output of [process.stdout, process.stderr]) output.on('error', () => undefined);
     // The parent may be gone already.
     if (supervised && !process.connected) return stop(0);
@@ -118,7 +117,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, super
     process.stdout.write(`ready ${addresses?.url ?? name}\n`);
   };
   run().catch((error: unknown) => {
-    // It was told to end meanwhile, and does.
+    // A stop was requested meanwhile, so this is no fault.
     if (stopping) return;
     const line = clearLine(error);
     if (supervised) return tellParent({ refused: line }, () => process.exit(1));
@@ -127,7 +126,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, super
   });
 };
 
-/** A parent that is gone hears nothing; `disconnect` ends us. */
+/** If the parent is gone, nothing is sent. The event `disconnect` ends the process. */
 const tellParent = (message: FromChild, done: () => void = () => undefined): void => {
   if (process.connected) process.send!(message, undefined, undefined, done);
   else done();
@@ -148,7 +147,7 @@ const answerParent = ({ addresses, metrics, firstAccount }: Running): void => {
   tellParent({ ready: addresses ?? {} });
 };
 
-/** What is in memory may be a card number: in production nothing may write memory to disk or show it (docs/contract.md#card-data). */
+/** Memory may hold card numbers. In production nothing may write memory to disk or show it (docs/contract.md#card-data). */
 const refuseMemoryDumps = (): void => {
   const flag = process.execArgv.find((argument) => /^--(inspect|heapsnapshot|heap-prof|report)/.test(argument));
   if (flag) throw new Error(`${flag} is refused in production: it can show card data that is in memory`);
@@ -156,22 +155,22 @@ const refuseMemoryDumps = (): void => {
   if (/^Max core file size +(?!0 )/m.test(limits)) throw new Error('core dumps are on; production needs a core file size limit of 0 (ulimit -c 0)');
 };
 
-/** A fault of the surroundings is its message; one of ours comes with its stack. */
+/** A fault of the surroundings is shown by its message, a fault of ours with its stack. */
 const clearLine = (error: unknown): string => {
   if (error instanceof ConfigError) return error.message;
-  // One for each address of a name that was tried.
+  // One error for each address of a name that was tried.
   if (error instanceof AggregateError && error.errors.length > 0) return clearLine(error.errors[0]);
   if (!(error instanceof Error)) return String(error);
   const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
   if (code === 'EADDRINUSE') return `port ${port} of ${address} is in use; set PORT, AUDIT_PORT, METRICS_PORT or SIMULATOR_PORT to a free one`;
   if (code !== undefined && syscall !== undefined) return error.message;
-  // Five characters are an SQLSTATE: the database's own words are clear enough, as are those of a store that is away.
+  // Five characters are an SQLSTATE. The message of the database, and that of an event store that is away, is clear enough.
   if (error.constructor === Error || error instanceof Unavailable || error instanceof DatabaseUnavailable || /^[0-9A-Z]{5}$/.test(code ?? ''))
     return error.message;
   return error.stack ?? error.message;
 };
 
-/** Lines of this process; a card number in any log is a fault. */
+/** Counts masked lines of this process. A card number in any log is a fault. */
 export const countMaskedLines = (registry: Registry): void => {
   new client.Gauge({
     name: 'payfold_log_lines_masked_total',
@@ -185,7 +184,7 @@ export const countMaskedLines = (registry: Registry): void => {
 
 const LOOPBACK = '127.0.0.1';
 
-/** Serves `/metrics` on loopback; 503 where `read` fails. */
+/** Serves `/metrics` on loopback. Answers 503 if `read` fails. */
 export const serveMetrics = (port: number, read: () => Promise<Registry>): Promise<Server> =>
   new Promise((resolve, reject) => {
     const server = createServer((request, response) => {

@@ -1,4 +1,4 @@
-/** Prometheus metrics of a role. Labels are routes and codes, never ids or anything that a caller wrote. */
+/** Prometheus metrics of a role. Labels are routes and codes, never ids or text of a caller. */
 import { unfinishedSessions } from '#checkout';
 import { openAttempts } from '#payments';
 import client, { type Registry } from 'prom-client';
@@ -9,14 +9,14 @@ import { countMaskedLines } from './lifecycle.js';
 import type { Services } from './services.js';
 
 export interface Metrics {
-  /** Of this process. */
+  /** Figures of this process. */
   readonly own: Registry;
-  /** Of the installation: read from the database, so every process shows the same figures. */
+  /** Figures of the installation. They are read from the database, so every process shows the same. */
   readonly shared: Registry;
   readonly answered: (request: { method: string; route: string; status: number; seconds: number }) => void;
 }
 
-/** Each sample wakes the process: at prom-client's 10 ms an idle one spends half a percent of a core on them. */
+/** Each sample wakes the process. At prom-client's 10 ms an idle process spends half a percent of a core on samples. */
 const LOOP_SAMPLE_MS = 50;
 const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 
@@ -100,7 +100,7 @@ const addWebhookMetrics = ({ own, shared }: Pick<Metrics, 'own' | 'shared'>, { w
     },
     leaseLost: () => leases.inc(),
   });
-  // One look for the three of a scrape.
+  // One query for the three figures of a scrape.
   let look: ReturnType<typeof deliveryFigures> | null = null;
   const figures = () => (look ??= deliveryFigures(pool).finally(() => (look = null)));
   new client.Gauge({

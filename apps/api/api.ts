@@ -34,7 +34,7 @@ export interface ApiParts {
   readonly readModels: { areBuilt(): Promise<boolean> };
   readonly clock: Clock;
   readonly log: Logger;
-  /** Where partners and payers reach this service. */
+  /** The address at which partners and payers reach this service. */
   readonly publicUrl: string;
   readonly config: Pick<Config, 'environment' | 'webhooks' | 'checkoutRatePerAddress' | 'checkoutRatePerPortal' | 'proxyHops'>;
   readonly onAnswer?: ServerOptions['onAnswer'];

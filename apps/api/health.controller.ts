@@ -1,4 +1,4 @@
-/** Liveness and readiness, for whoever runs the process. */
+/** Liveness and readiness, for load balancers and operators. */
 import { type CanActivate, Controller, type ExecutionContext, Get, Inject, Res } from '@nestjs/common';
 import { ApiExcludeController } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
@@ -10,7 +10,7 @@ import { Health, type HealthReport } from './health.js';
 export class HealthController {
   constructor(@Inject(Health) private readonly health: Health) {}
 
-  /** The process turns its event loop. */
+  /** The event loop of the process runs. */
   @Get('healthz')
   live(@Res() reply: FastifyReply): void {
     this.send(reply, this.health.live());

@@ -1,15 +1,15 @@
-/** What liveness and readiness look at. */
+/** The checks of liveness and readiness. */
 import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { type Clock, within } from '#kernel';
 
 export interface HealthReport {
   readonly ok: boolean;
   readonly checks: Readonly<Record<string, string>>;
-  /** Only where it is so: webhooks may be sent to private addresses. */
+  /** Set only if webhooks may be sent to private addresses. */
   readonly webhookPrivateTargets?: true;
 }
 
-/** Each resolves when all is well and throws what is not. */
+/** Each check resolves if all is well, and throws otherwise. */
 export type ReadinessChecks = Readonly<Record<string, () => Promise<void>>>;
 
 const DRAINING: HealthReport = { ok: false, checks: { shutdown: 'draining' } };
@@ -28,7 +28,7 @@ export class Health {
     this.loop.enable();
   }
 
-  /** From now on not ready: a load balancer sends nothing new. */
+  /** From now on the process is not ready. A load balancer then sends nothing new. */
   drain(): void {
     this.draining = true;
   }
@@ -48,12 +48,12 @@ export class Health {
           await within(this.clock, CHECK_TIMEOUT_MS, check(), () => new Error('no answer'));
           return [name, 'ok'];
         } catch (error) {
-          // A message of a driver may name hosts and users; readiness is open to everybody.
+          // A driver's message may name hosts and users, and anybody may read readiness.
           return [name, error instanceof Error && error.message === 'no answer' ? 'no answer' : 'failing'];
         }
       }),
     );
-    // It may have begun while we looked.
+    // The drain may have begun during the checks.
     if (this.draining) return DRAINING;
     return { ok: results.every(([, result]) => result === 'ok'), checks: Object.fromEntries(results) };
   }

@@ -18,7 +18,7 @@ runRole('api', async (config, log) => {
     metrics,
     drain: () => api.health.drain(),
     stop: async () => {
-      // Together: as long as one drains the other must take nothing new.
+      // Both close together. While one drains, the other must take nothing new.
       await drained(Promise.all([api.close(CLOSE_GRACE_MS), audit.close(CLOSE_GRACE_MS)]));
       await services.close();
     },

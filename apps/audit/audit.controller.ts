@@ -1,4 +1,4 @@
-/** `/audit/v1/*`: what finance tools, reconciliation jobs and auditors read. Nothing here changes anything. Every answer says how far the ledger had come. */
+/** `/audit/v1/*`: the read-only API of finance tools, reconciliation jobs and auditors. Every answer says up to which place of the log it was made. */
 import {
   type CanActivate,
   Controller,
@@ -85,7 +85,7 @@ const DEFAULT_ROWS = 100;
 
 type Values = Readonly<Record<string, unknown>>;
 
-/** The parameters that an endpoint knows, each at most once, as text. */
+/** The parameters of an endpoint, each at most once, as text. */
 const known = <Name extends string>(query: Values, ...names: readonly Name[]): Partial<Record<Name, string>> => {
   const faults = Object.entries(query).flatMap(([field, value]) => {
     if (!names.includes(field as Name)) return [{ field, message: 'is no parameter here' }];
@@ -133,7 +133,7 @@ export class AuditController {
   async payment(@Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf, revision, position } = known(query, 'asOf', 'revision', 'position');
     if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw fault('revision', 'must be a whole number');
-    // Folded from its own stream, which nothing lags behind.
+    // Folded from its own stream, so nothing lags.
     await this.complete(reply);
     const until = { asOf: time('asOf', asOf) ?? undefined, revision: revision === undefined ? undefined : BigInt(revision), position };
     sendAnswer(reply, successAnswer(await paymentAsOf(this.services.store, paymentIdOf(id), until)));
@@ -282,7 +282,7 @@ export class AuditController {
     const position = await this.standing(reply, projection);
     const { store, pool } = this.services;
     const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
-    // What is wrong with the question shows with the first piece, while it can still be answered by a status.
+    // A fault in the question shows with the first piece, while a status can still report it.
     const first = await pieces.next();
     const headers = reply.getHeaders() as Record<string, string>;
     reply.hijack();
@@ -302,19 +302,19 @@ export class AuditController {
       raw.end();
     } catch (error) {
       this.services.log.error({ err: error, report }, 'an export broke off');
-      // Without its trailer, and its last chunk, nobody takes it for whole.
+      // Without its trailer and its last chunk no client takes the file for complete.
       raw.destroy();
     } finally {
       await pieces.return();
     }
   }
 
-  /** An answer from the streams themselves: nothing lags. */
+  /** An answer from the streams themselves, so nothing lags. */
   private async complete(reply: FastifyReply): Promise<void> {
     void reply.header('ledger-position', (await this.services.store.head()) ?? '').header('ledger-lag', '0');
   }
 
-  /** Says where a read model stands, as the answer is about to be read from it. */
+  /** Reports the place of a read model, right before the answer is read from it. */
   private async standing(reply: FastifyReply, model: ReadModel): Promise<string | null> {
     const { store, pool } = this.services;
     const { position, head, lagEvents } = await projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model)));

@@ -23,7 +23,7 @@ class AuditModule {
 export interface Audit {
   readonly app: NestFastifyApplication;
   listen(port: number, host: string): Promise<string>;
-  /** As {@link gracefulClose}: an export that is under way comes to its end. */
+  /** As {@link gracefulClose}. An export that has begun is completed. */
   close(graceMs?: number): Promise<void>;
 }
 

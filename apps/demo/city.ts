@@ -1,4 +1,4 @@
-/** What a mid-size city bills: who pays what with which card, and what happens to it afterwards. Drawn from a seed, so that a run can be repeated. */
+/** The bills of a mid-size city: payers, cards, amounts, and later cancellations and refunds. All drawn from a seed, so a run can be repeated. */
 
 /** mulberry32: small, good enough for a demo, the same everywhere. */
 export class Random {
@@ -38,7 +38,7 @@ interface Service {
 
 const streets = ['Mill Road', 'Harbor Street', 'Oak Avenue', 'Station Lane', 'Bridge Street', 'Elm Court'];
 
-/** One portal each; the three fee schedules differ so that both charge modes and a flat fee are seen. */
+/** One portal each. The three fee schedules differ, so both charge modes and a flat fee occur. */
 export const SERVICES: readonly Service[] = [
   {
     name: 'water',
@@ -72,7 +72,7 @@ export const SERVICES: readonly Service[] = [
   },
 ];
 
-/** Cards and tokens of the sandbox, what they answer, and how many of 10,000 payments they are. */
+/** Cards and tokens of the sandbox, their answers, and their number among 10,000 payments. */
 const CARDS: readonly {
   readonly scenario: string;
   readonly share: number;
@@ -108,7 +108,7 @@ export interface Plan {
   readonly expected: readonly number[];
   readonly amountCents: number;
   readonly body: unknown;
-  /** Sent again under the same key: a partner whose connection broke. */
+  /** The same request again, under the same key, as from a partner whose connection broke. */
   readonly sentTwice: boolean;
   readonly afterwards: { readonly operation: 'refund' | 'void'; readonly body: unknown; readonly mayFail: readonly string[] } | null;
 }
@@ -169,11 +169,11 @@ const draw = (random: Random): (typeof CARDS)[number] => {
   return CARDS[0]!;
 };
 
-/** Some bills are cancelled the same day, some refunded. */
+/** Some bills are cancelled the same day, some are refunded. */
 const afterwards = (random: Random, scenario: string, amountCents: number): Plan['afterwards'] => {
   if (!scenario.startsWith('approved')) return null;
   const ticket = random.next();
-  // What settles at once cannot be voided, and says so.
+  // A card that settles at once cannot be voided. The answer says so.
   const mayFail = scenario.includes('settles') || scenario.includes('void rejected') ? ['VOID_FAILED'] : [];
   if (ticket < 0.02) return { operation: 'void', body: { reason: 'billed twice' }, mayFail };
   if (scenario.includes('fee refund')) return null;

@@ -1,6 +1,6 @@
 /**
- * `npm run demo`: a mid-size city's back office (water bills, parking citations, permits) that uses the running service over HTTP like any partner, keeps
- * books of its own, and at the end pages through the whole list and reconciles it with them to the cent. Exit code 1 on any difference.
+ * `npm run demo`: a mid-size city's back office (water bills, parking citations, permits). It uses the running service over HTTP like any partner and
+ * keeps books of its own. At the end it pages through the whole list and reconciles it with them to the cent. Exit code 1 on any difference.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
@@ -16,20 +16,20 @@ import { Random, requestFor, SERVICES, type Plan } from './city.js';
 const DEFAULT_PAYMENTS = 1_000;
 const MAX_PAYMENTS = 1_000_000;
 const DEFAULT_CONCURRENCY = 16;
-/** The service may be killed and started again meanwhile; a key that it left in progress is taken over after a minute. */
+/** The service may be killed and started again meanwhile. A key that it left in progress is taken over after a minute. */
 const PATIENCE_MS = 180_000;
 const LOOK_AGAIN_MS = 1_000;
-/** Differences that are printed one by one. */
+/** At most so many differences are printed one by one. */
 const SHOWN_DIFFERENCES = 20;
 
-/** What the city's own books say of one payment. */
+/** A payment in the city's own books. */
 interface Book {
   readonly plan: Plan;
   readonly id: string | null;
   readonly serviceFeeCents: number;
   readonly capturedCents: number;
   refundedCents: number;
-  /** The outcome is unknown: the service may undo the charge while we look. */
+  /** The outcome is unknown: the service may undo the charge during the comparison. */
   readonly unknown: boolean;
   voided: boolean;
 }
@@ -68,7 +68,7 @@ const whole = (name: string, text: string | undefined, otherwise: number, most: 
   return value;
 };
 
-/** The city's account and one portal per service, as the operator would set them up; everything after that goes over HTTP. */
+/** The city's account and one portal for each kind of bill, as an operator would set them up. Everything after that goes over HTTP. */
 const openShop = async (): Promise<{ apiUrl: string; apiKey: string; portals: string[] }> => {
   const context = await openContext();
   try {
@@ -93,7 +93,7 @@ const openShop = async (): Promise<{ apiUrl: string; apiKey: string; portals: st
   }
 };
 
-/** The same request may be sent again, under its key: nothing began (C19), or the next answer tells what became of it. */
+/** The same request may be sent again under its key: either nothing began (C19), or the next answer has the outcome. */
 const SEND_AGAIN = ['IDEMPOTENCY_UNAVAILABLE', 'INTERNAL_ERROR'];
 const RECONCILE = 'IDEMPOTENCY_RECONCILIATION_REQUIRED';
 
@@ -106,7 +106,7 @@ const pay = async (partner: Partner, plan: Plan, faults: string[]): Promise<Book
     const reserved = (answer.status >= 500 || answer.code === RECONCILE) && again.code === RECONCILE;
     if (!replayed && !reserved) faults.push(`${plan.key}: sent twice, answered ${answer.status} and then ${again.status} ${again.code ?? ''}`);
   }
-  // The answer was lost, and the key never charges again: what became of the payment is read, if it ever began.
+  // The answer was lost, and the key never charges again. So the payment is read, if it ever began.
   if (answer.repeated && answer.code === RECONCILE) return answer.paymentId === null ? book : { ...book, ...(await look(partner, answer.paymentId)) };
   if (!plan.expected.includes(answer.status)) faults.push(`${plan.key}: ${plan.scenario} answered ${answer.status} ${answer.code ?? ''}`);
   if (answer.status === 200) {
@@ -123,7 +123,7 @@ const look = async (partner: Partner, id: string): Promise<Pick<Book, 'id' | 'se
   for (;;) {
     const { status, serviceFeeCents, capturedAmountCents } = (await partner.get(`payments/${id}`)).data as unknown as Partial<PaymentView>;
     if (status === 'succeeded') return { id, serviceFeeCents: serviceFeeCents!, capturedCents: capturedAmountCents!, unknown: false };
-    // `pending` may still succeed; nothing else becomes `succeeded` by itself. Without a status the answer was an error.
+    // `pending` may still succeed. Nothing else becomes `succeeded` by itself. Without a status the answer was an error.
     const isDecided = status !== undefined && status !== 'pending';
     if (isDecided || performance.now() > until) return { id, serviceFeeCents: 0, capturedCents: 0, unknown: true };
     await sleep(LOOK_AGAIN_MS);
@@ -133,7 +133,7 @@ const look = async (partner: Partner, id: string): Promise<Pick<Book, 'id' | 'se
 const reverse = async (partner: Partner, book: Book, faults: string[]): Promise<void> => {
   const { plan, id } = book;
   const { operation, body } = plan.afterwards!;
-  // Unlike a create's, the key of a reversal goes on with what it began, whatever became of the first request (C17).
+  // Unlike the key of a create, the key of a reversal continues the same attempt, whatever happened to the first request (C17).
   const answer = await partner.post(`payments/${id}/${operation}`, body, `${plan.key}-${operation}`, [...SEND_AGAIN, 'PAYMENT_TIMEOUT']);
   if (answer.status === 200) {
     book.refundedCents += Number(answer.data.amountCents);
@@ -161,7 +161,7 @@ const listAll = async (partner: Partner, expected: number): Promise<Map<string, 
   return listed;
 };
 
-/** Every payment of ours is in the list with our figures, and nothing else is. */
+/** Every payment of ours is in the list with our figures, and no other payment is. */
 const reconcile = (books: readonly Book[], listed: ReadonlyMap<string, PaymentView>): string[] => {
   const faults: string[] = [];
   const known = new Set<string>();

@@ -1,4 +1,4 @@
-/** `payfold audit`: the sealed log, its proofs, and whether the books are what the events say. */
+/** `payfold audit`: the sealed log, its proofs, and the comparison of books and events. */
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -230,7 +230,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
 };
 
 const KEY_MS = 30_000;
-/** Named here, so that help and wrong usage need not load the ledger; the spec of the command line compares them. */
+/** Repeated here, so that help and wrong usage need not load the ledger. The spec of the command line compares both lists. */
 const REPORT_NAMES: readonly ReportName[] = ['payments', 'transactions', 'reversals', 'fees', 'payable', 'batches', 'disputes', 'open', 'trial-balance', 'attempts', 'webhooks', 'staff-actions']; // prettier-ignore
 
 interface ExportOptions {
@@ -242,7 +242,7 @@ interface ExportOptions {
   readonly digest?: boolean;
 }
 
-/** Brings the read models that reports read up to everything that has been appended; resolves with the place that they stand at. */
+/** Brings the read models of reports up to everything that has been appended. Returns that place of the log. */
 const allCaughtUp = async ({ store, readModels }: Services): Promise<string | null> => {
   const head = await store.head();
   const { paymentListModel } = await import('#payments');
@@ -267,7 +267,7 @@ const driftOf = async (all: Services, streams: number | null): Promise<DriftRepo
   }
 };
 
-/** `audit verify` shows the first of each check; `audit drift` lists all. */
+/** `audit verify` shows the first difference of each check. `audit drift` lists all. */
 const SHOWN_DIFFERENCES = 5;
 const inWords = ({ paymentId, position, message }: Difference): string =>
   `${paymentId === null ? '' : `payment ${paymentId}: `}${message}${position === null ? '' : ` (position ${position})`}`;
@@ -280,7 +280,10 @@ const readHead = (file: string): string => {
   }
 };
 
-/** Brings the seal up to everything that has been appended. A log that cannot be sealed on is a finding, and what was sealed before can still be verified. */
+/**
+ * Brings the seal up to everything that has been appended. If the log cannot be sealed on, that is a finding. The part that was sealed before can
+ * still be verified.
+ */
 const sealed = async ({ store, reactors }: Services): Promise<Check[]> => {
   const head = await store.head();
   const { ProjectionFailed } = await import('#eventstore');

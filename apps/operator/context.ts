@@ -1,8 +1,7 @@
 /**
- * What every command works on: the configured stores, opened for one command and closed after it, whether or not the service is running.
- *
- * `DATABASE_URL` names the database; without it, it is that of the running service, and without one the embedded Postgres is started for the time of the
- * command, under the lock on `DATA_DIR` that keeps two processes from starting it twice.
+ * The stores of a command, opened for one command and closed after it, whether or not the service is running. `DATABASE_URL` names the database.
+ * Without it, the command uses the database of the running service. If none runs, the embedded Postgres is started for the time of the command, under
+ * the lock on `DATA_DIR` that keeps two processes from starting it twice.
  */
 import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
@@ -32,12 +31,12 @@ import { readRuntime, type Runtime, tryLockDataDir } from '../data-dir.js';
 import type { Services } from '../services.js';
 import { loginName } from './terminal.js';
 
-/** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
+/** How long a command waits for a service or another command that starts or stops in the same `DATA_DIR`. */
 const DATA_DIR_WAIT_MS = 60_000;
 const DATA_DIR_POLL_MS = 200;
-/** How long a command takes at most until its change counts in every process. */
+/** The longest time until a change counts in every process. */
 const PROJECT_TIMEOUT_MS = 30_000;
-/** A key ring that is just being written is complete after milliseconds. */
+/** Another process may be writing the key ring. That takes milliseconds. */
 const KEY_RING_TRIES = 20;
 const KEY_RING_RETRY_MS = 50;
 
@@ -50,33 +49,36 @@ export interface Context {
   readonly databaseUrl: string;
   readonly pool: Pool;
   readonly store: EventStore;
-  /** The service that runs on the same `DATA_DIR`; null where none does, or `DATABASE_URL` was given. */
+  /** The service that runs on the same `DATA_DIR`. null: none runs, or `DATABASE_URL` was given. */
   readonly runtime: Runtime | null;
   readonly directory: Directory;
-  /** Brings the database to the migrations that a command needs. */
+  /** Applies the migrations that a command needs. */
   readonly prepare: (migrations: readonly Migration[]) => Promise<void>;
   readonly administration: Administration;
-  /** Brings the directory up to an event of this command, so that it counts for the next request. null: the change was recorded before, perhaps just now. */
+  /**
+   * Brings the directory up to an event of this command, so that it counts for the next request. null: the change was recorded earlier, perhaps a
+   * moment ago.
+   */
   readonly inForce: (position: Position | null) => Promise<void>;
   /** Brings the directory up to everything that has been appended. */
   readonly caughtUp: () => Promise<void>;
   /**
-   * Payments, projections and all else of the service, for the few commands that need them; loading them takes most of a second. `withGateway`: the sandbox
-   * processor too, which is started for the time of the command where none runs.
+   * The modules of the whole service, for the commands that need them. Loading them takes most of a second. `withGateway`: the sandbox processor too.
+   * It is started for the time of the command if none runs.
    */
   readonly services: (options?: { withGateway?: boolean }) => Promise<Services>;
-  /** For a command that runs until it is told to stop: from now on Ctrl-C and SIGTERM abort this signal, and the command ends by itself. */
+  /** For a command that runs until it is stopped: from now on Ctrl-C and SIGTERM abort this signal, and the command ends by itself. */
   readonly untilInterrupted: () => AbortSignal;
   readonly close: () => Promise<void>;
 }
 
-/** Opens the stores. Throws ConfigError, or one clear line where a store cannot be opened; nothing stays open then. */
+/** Opens the stores. Throws ConfigError, or one clear line if a store cannot be opened. Nothing stays open then. */
 export const openContext = async (env: Readonly<Record<string, string | undefined>> = process.env): Promise<Context> => {
   const config = readConfig(env);
   const logger = createLogger(config.logLevel, 'operator');
   const closers: (() => Promise<unknown>)[] = [];
   let closing: Promise<void> | null = null;
-  // Last opened, first closed; a failure to close one thing must not leave the next one open.
+  // The last resource is closed first. A failure to close one must not leave the next one open.
   const close = () =>
     (closing ??= (async () => {
       for (const closer of closers.reverse()) await closer().catch((error: unknown) => logger.warn({ err: error }, 'could not close'));
@@ -85,7 +87,7 @@ export const openContext = async (env: Readonly<Record<string, string | undefine
   let interrupt: AbortController | null = null;
   const untilInterrupted = () => (interrupt ??= new AbortController()).signal;
   const opening = open(config, logger, closers);
-  // An interrupted command stops what it started; what is just being started must first be there to be stopped.
+  // An interrupted command stops everything that it started. A start that is under way completes first.
   for (const [signal, exitCode] of [
     ['SIGINT', 130],
     ['SIGTERM', 143],
@@ -158,8 +160,8 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
 };
 
 /**
- * Brings a database that lacks what every command needs to the whole schema. Where it has that, the list is not even loaded: it comes with all libs, which
- * would make each command a second slower, and each process of the service has checked it at its start.
+ * Brings a database that lacks the migrations of every command to the whole schema. Otherwise the list of migrations is not even loaded: it comes
+ * with all libs and would make each command a second slower, and each process of the service has checked it at its start.
  */
 const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: readonly Migration[]) => {
   const missing = await missingMigrations(pool, needed);
@@ -169,7 +171,10 @@ const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: read
   await migrate(pool, (await import('../services.js')).MIGRATIONS);
 };
 
-/** The key ring; made on the very first use of a sandbox, by a command or by the service, and only while there is no data that would need another one. */
+/**
+ * The key ring. It is made at the very first use of a sandbox, by a command or by the service, and only if no data exists that would need another
+ * ring.
+ */
 const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, head: Position | null): Promise<KeyRing> => {
   if (!masterKeyMayBeCreated) return readKeyRing(masterKeyFile);
   const existed = existsSync(masterKeyFile);
@@ -188,7 +193,7 @@ const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, hea
   }
 };
 
-/** A key issued under another ring would never be accepted; that is better said here than by a 401 later. */
+/** A key that was issued under another ring would never be accepted. A clear line here is better than a 401 later. */
 const requireRightKeyRing = async ({ masterKeyFile }: Config, keys: KeyRing, directory: Directory) => {
   const portal = (await directory.portals()).at(-1);
   if (!portal) return;
@@ -205,7 +210,7 @@ interface FoundDatabase {
   readonly release: () => Promise<unknown>;
 }
 
-/** Where the database of this configuration is; started for the time of the command if no service runs. */
+/** The database of this configuration. It is started for the time of the command if no service runs. */
 export const findDatabase = async ({ databaseUrl, dataDir }: Pick<Config, 'databaseUrl' | 'dataDir'>): Promise<FoundDatabase> => {
   if (databaseUrl) return { url: databaseUrl, runtime: null, release: async () => undefined };
   const deadline = systemClock.monotonic() + DATA_DIR_WAIT_MS;

@@ -1,4 +1,4 @@
-/** `payfold disputes`: what cardholders dispute, as staff records it. Each change of status or stage is one event, and one webhook to the partner. */
+/** `payfold disputes`: disputes of cardholders, as staff records them. Each change of status or stage is one event and one webhook to the partner. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
 import type { Dispute, DisputeStatus, Leg } from '#payments';
@@ -24,7 +24,7 @@ interface UpdateOptions {
   readonly by?: string;
 }
 
-/** The statuses of the specification; checked again where it is decided. */
+/** The statuses of the specification. The decider checks them again. */
 const statusOption = () => new Option('--status <status>', 'where the money is').choices(['debited', 'in_dispute', 'lost', 'recovered']);
 
 export const addDisputes = (program: Command, { action }: Terminal): void => {

@@ -98,7 +98,7 @@ interface AdjustOptions {
   readonly id?: string;
 }
 
-/** Brings the journal up to everything that has been appended; resolves with the place that it stands at. */
+/** Brings the journal up to everything that has been appended. Returns that place of the log. */
 export const journalCaughtUp = async ({ readModels }: Services): Promise<string | null> => {
   const { journalModel } = await import('#ledger');
   return readModels.caughtUp(journalModel, CATCH_UP_MS);

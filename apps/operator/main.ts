@@ -23,11 +23,11 @@ const program = new Command('payfold')
   .option('--json', 'print exactly one JSON value')
   .option('--yes', 'do not ask before destructive changes')
   .configureHelp({ showGlobalOptions: true })
-  // Complaints stay on one line, suggestions included.
+  // Error lines of commander stay on one line, suggestions included.
   .configureOutput({ outputError: (text, write) => write(text.replace(/\n(?=\()/g, ' ')) })
   .exitOverride();
 
-// Loaded when a command really needs the stores: help and wrong usage answer at once.
+// Loaded when a command needs the stores, so help and wrong usage are answered at once.
 const terminal = new Terminal(async () => (await import('./context.js')).openContext());
 addAccounts(program, terminal);
 addKeys(program, terminal);
@@ -43,13 +43,13 @@ addProjections(program, terminal);
 // An upgrade works on a database that other commands cannot use yet.
 addUpgrade(program, new Terminal(async () => (await import('./upgrade-context.js')).openUpgrade()));
 
-// Each write hears of its own failure; without a listener a closed pipe would end the process in the middle.
+// Each write gets its own error. Without a listener a closed pipe would end the process in the middle.
 process.stdout.on('error', () => undefined);
 
 try {
   await program.parseAsync();
 } catch (error) {
-  // The exit code is set, not taken: what was written to a pipe must arrive first.
+  // The exit code is set instead of exiting at once, so text in a pipe arrives first.
   if (error instanceof CommanderError) await refuseUsage(error, wantsJson(process.argv));
   else await refuse(error, wantsJson(process.argv));
 }

@@ -1,4 +1,4 @@
-/** `payfold payments`: what the ledger knows of a payment, now or at an earlier time, and what staff may do with one. */
+/** `payfold payments`: a payment in the ledger, now or at an earlier time, and the actions of staff. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal, ServiceError } from '#kernel';
 import type { Leg, ResolveRequest, StaffReverseRequest } from '#payments';
@@ -165,13 +165,13 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     );
 };
 
-/** As of a request header (C14). */
+/** The rules of the request header (C14). */
 const idempotencyKey = (text: string): string => {
   if (!/^[\x20-\x7e]{1,255}$/.test(text)) throw new InvalidArgumentError('It must be 1 to 255 visible ASCII characters.');
   return text;
 };
 
-/** The view is the partner API's own; so is a refusal, with exit code 1. */
+/** The view is that of the partner API. A refusal is too, with exit code 1. */
 const reverse = async (
   { services }: Context,
   { idempotencyKey: key, ...request }: StaffReverseRequest & { readonly idempotencyKey?: string },

@@ -1,4 +1,4 @@
-/** `payfold portals`: agencies' payment configurations, and who may use them. */
+/** `payfold portals`: payment configurations of agencies, and the accounts that may use them. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal } from '#kernel';
 import {
@@ -251,9 +251,9 @@ const withSecret = ({ json, text }: Answer, signingSecret: string): Answer => ({
   text: `${text}\n${fields([['staged secret', signingSecret]])}\n\nThe staged secret cannot be shown again.`,
 });
 
-/** What an intake would say to each address; exit 1 where it would refuse one. */
+/** The answer of an intake to each address. Exit code 1 if it would refuse one. */
 const addressAnswer = async ({ portalId, checkout }: Portal, addresses: readonly string[]): Promise<Answer> => {
-  // Loaded here: no other command needs the pages that come with it.
+  // Loaded here, since no other command needs the pages that come with it.
   const { vetAddress } = await import('#checkout');
   const rows = addresses.map((address) => {
     const vetted = vetAddress(address, checkout.allow);
@@ -281,7 +281,7 @@ const withFeeOptions = (command: Command): Command =>
 const toFee = ({ feeFlatCents, feePercentBps, feeMinCents, feeMaxCents, chargeMode }: FeeOptions): Partial<FeeConfig> =>
   named({ flatCents: feeFlatCents, percentBps: feePercentBps, minCents: feeMinCents, maxCents: withoutNone(feeMaxCents), chargeMode });
 
-/** Only what was named: a change must not carry `undefined` over what is there. */
+/** Only the named settings, since an `undefined` must not overwrite a present value. */
 const named = <T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } =>
   Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as { [K in keyof T]?: Exclude<T[K], undefined> };
 
@@ -292,7 +292,7 @@ const brandList = (text: string): RuleBrand[] =>
     return brand;
   });
 
-/** What a portal shows of itself: everything but the signing secret. */
+/** The public settings of a portal: everything but the signing secret. */
 const toRow = (portal: Portal) => {
   const { portalId, name, ownerAccountId, access, fee, feeVersion, limits, rules, checkout } = portal;
   const accounts = Object.entries(access).map(([accountId, state]) => ({ accountId, access: state }));

@@ -1,4 +1,4 @@
-/** `payfold projections`: where the read models stand, and making them again from the log beside the live ones. */
+/** `payfold projections`: the progress of the read models, and a rebuild from the log beside the live ones. */
 import type { Command } from 'commander';
 import { rebuild } from '#eventstore';
 import { createPool } from '#platform';
@@ -45,14 +45,14 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
         const names = readModels.models.map((model) => model.name);
         if (all === (name !== undefined) || (name !== undefined && !names.includes(name)))
           throw new UsageError(`name one of ${names.join(', ')}, or --all`);
-        // Loading and indexing take as long as they take.
+        // Loading and indexing have no time limit.
         const pool = createPool(context.databaseUrl, { name: 'rebuild', max: REBUILD_CONNECTIONS, statementTimeoutMs: 0 });
         const reports = [];
         try {
           for (const model of readModels.models) {
             if (!all && model.name !== name) continue;
             const { lagEvents, head } = await readModels.of(model).status();
-            // Positions count events on Postgres; KurrentDB's do not, and only what is done can be shown.
+            // On Postgres, positions count events. Those of KurrentDB do not, so only the events read so far can be shown.
             const bar = progressBar(model.name, lagEvents === null || head === null ? null : Number(head));
             try {
               const onProgress = (done: { events: number; position: string }) => bar.update(lagEvents === null ? done.events : Number(done.position));

@@ -1,4 +1,4 @@
-/** `payfold settlement`: batches of the processor, and the lines of them that fit no payment. */
+/** `payfold settlement`: batches of the processor, and their lines that fit no payment. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
 import { collect } from '#platform';
@@ -7,7 +7,7 @@ import type { SimulatorGateway } from '#gateways';
 import type { Context } from './context.js';
 import { anyText, loginName, progressBar, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
-/** A batch of a big day takes a while to be matched line by line. */
+/** Matching the lines of a large batch takes minutes. */
 const CLOSE_MS = 15 * 60_000;
 
 export const addSettlement = (program: Command, { action }: Terminal): void => {
@@ -125,7 +125,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
 
   const changed = async (context: Context, exceptionId: string, change: ExceptionChange) => {
     const all = await context.services();
-    // What a corrected file has superseded meanwhile is refused.
+    // An exception that a corrected file has superseded meanwhile is refused.
     await all.settlement.register.caughtUp();
     await all.openExceptions();
     const { ChangeException } = await import('#settlement/module');

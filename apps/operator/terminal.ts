@@ -1,6 +1,6 @@
 /**
- * How a command speaks: one JSON value or text on stdout, everything else on stderr, and an exit code: 0 done, 1 refused or a difference found,
- * 2 wrong usage. Nouns describe what they do and return an {@link Answer}; what becomes of it is decided here.
+ * Output of a command: one JSON value or text on stdout, everything else on stderr, and an exit code: 0 done, 1 refused or a difference found, 2
+ * wrong usage. Nouns describe their work and return an {@link Answer}. This file prints it.
  */
 import { userInfo } from 'node:os';
 import { createInterface } from 'node:readline/promises';
@@ -11,12 +11,12 @@ import { ConfigError } from '#platform';
 import { Unavailable } from '#eventstore';
 import type { Context } from './context.js';
 
-/** What a command works on. */
+/** The resources of a command. */
 export interface Opened {
   readonly close: () => Promise<void>;
 }
 
-/** What a command found or did. */
+/** The result of a command. */
 export interface Answer {
   /** The one value of `--json`. */
   readonly json: unknown;
@@ -24,7 +24,7 @@ export interface Answer {
   readonly text: string;
   /** 1: refused, or a difference was found. Default 0. */
   readonly exitCode?: 0 | 1;
-  /** The command wrote its output itself, piece by piece, through {@link print}. */
+  /** The command wrote its output itself, in pieces, through {@link print}. */
   readonly printed?: boolean;
 }
 
@@ -43,8 +43,8 @@ export class Terminal<Of extends Opened = Context> {
   constructor(private readonly openContext: () => Promise<Of>) {}
 
   /**
-   * Makes an action of `work`: commander's arguments and options come after the context. `asks` names what would be lost; the operator must agree first,
-   * or have said `--yes`.
+   * Makes an action of `work`. Commander's arguments and options come after the context. `asks` names the loss; the operator must agree first, unless
+   * `--yes` was given.
    */
   readonly action =
     <Args extends unknown[]>(work: (context: Of, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string } = {}) =>
@@ -60,14 +60,14 @@ export class Terminal<Of extends Opened = Context> {
           await context.close();
         }
       } catch (error) {
-        // Whoever read our output has seen enough (`| head`).
+        // The reader of our output has closed it (`| head`).
         if ((error as NodeJS.ErrnoException).code === 'EPIPE') return;
         await refuse(error, json ?? false);
       }
     };
 }
 
-/** Writes a piece of a long output to stdout; resolves when there is room for more. */
+/** Writes a piece of a long output to stdout. Resolves when there is room for more. */
 export const print = (text: string): Promise<void> => write(process.stdout, text);
 
 const write = (stream: NodeJS.WriteStream, text: string): Promise<void> =>
@@ -97,10 +97,10 @@ const described = (error: unknown): { code: string; message: string; details?: R
   return { code: 'INTERNAL_ERROR', message: error instanceof Error ? error.message : 'unexpected error' };
 };
 
-/** True where the command line asks for JSON; for errors that come before commander has parsed it. */
+/** True if the command line asks for JSON, for errors that come before commander has parsed it. */
 export const wantsJson = (argv: readonly string[]): boolean => argv.includes('--json');
 
-/** Commander's own complaints: help is no error, everything else is wrong usage. Its line on stderr has been written already. */
+/** Errors of commander. Help is no error, everything else is wrong usage. Its line on stderr has been written already. */
 export const refuseUsage = async (error: CommanderError, asJson: boolean): Promise<void> => {
   if (error.exitCode === 0) return;
   process.exitCode = 2;
@@ -120,9 +120,9 @@ const confirm = async (question: string) => {
   }
 };
 
-// Values of arguments and options. Each refuses with one line; commander adds which option it was.
+// Values of arguments and options. Each refuses with one line, to which commander adds the option.
 
-/** A UUID in its one spelling: ids are parts of stream names. */
+/** A UUID in its one spelling, since ids are parts of stream names. */
 export const uuid = (text: string): string => {
   if (!isUuid(text)) throw new InvalidArgumentError('It must be a UUID.');
   return text.toLowerCase();
@@ -135,13 +135,13 @@ export const each =
 
 export const anyText = (text: string): string => text;
 
-/** A whole number from 0; bounds are the decider's to check, so that every way in has the same. */
+/** A whole number from 0. The decider checks the bounds, so every entrance has the same. */
 export const wholeNumber = (text: string): number => {
   if (!/^\d{1,15}$/.test(text)) throw new InvalidArgumentError('It must be a whole number, 0 or more.');
   return Number(text);
 };
 
-/** The word `none` takes a bound away. It stays a word until {@link withoutNone}: commander takes a null for a value that is missing. */
+/** The word `none` removes a bound. It stays a word until {@link withoutNone}, because commander takes a null for a missing value. */
 export const orNone =
   <T>(parse: (text: string) => T) =>
   (text: string): T | 'none' =>
@@ -151,7 +151,7 @@ export const withoutNone = <T>(value: T | 'none'): T | null => (value === 'none'
 
 const MOMENT = /^(\d{4}-\d{2}-\d{2})(?:[Tt]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
 
-/** RFC 3339 with an offset, or `YYYY-MM-DD` for 00:00:00Z (as C44); as RFC 3339 in UTC with milliseconds (C2). */
+/** RFC 3339 with an offset, or `YYYY-MM-DD` for 00:00:00Z (as C44). Returns RFC 3339 in UTC with milliseconds (C2). */
 export const moment = (text: string): string => {
   const day = MOMENT.exec(text)?.[1];
   const epochMs = day === undefined ? Number.NaN : Date.parse(text.toUpperCase());
@@ -161,7 +161,7 @@ export const moment = (text: string): string => {
   return new Date(epochMs).toISOString();
 };
 
-/** The name under which facts are recorded: who is logged in, or the number where the system has no name for it (containers). */
+/** The name under which facts are recorded: the user's login name, or the user's number if the system has no name for it (containers). */
 export const loginName = (): string => {
   try {
     return userInfo().username;
@@ -192,7 +192,7 @@ export const fields = (values: readonly (readonly [name: string, value: string])
   return values.map(([name, value]) => `${name.padEnd(width)}  ${value}`).join('\n');
 };
 
-/** A progress bar on a terminal, nothing elsewhere. `total` null: only what is done is shown. */
+/** A progress bar on a terminal, nothing elsewhere. `total` null: only the work done so far is shown. */
 export const progressBar = (name: string, total: number | null): { update(done: number): void; stop(): void } => {
   if (!process.stderr.isTTY) return { update: () => undefined, stop: () => undefined };
   const format = total === null ? `${name} {value}` : `${name} {bar} {percentage} % | {value}/{total} | {eta_formatted} left`;

@@ -1,4 +1,4 @@
-/** What `payfold upgrade` works on: the database and the event store, whatever release they were left by. Nothing is changed by opening them. */
+/** The stores of `payfold upgrade`: the database and the event store, whichever release used them last. Opening them changes nothing. */
 import { mkdir } from 'node:fs/promises';
 import { type EventStore, openEventStore, ReadModels, searchPathOf } from '#eventstore';
 import { systemClock } from '#kernel';

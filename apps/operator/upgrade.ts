@@ -73,12 +73,12 @@ interface UpgradeStatus {
     readonly ofThisRelease: boolean;
     readonly built: boolean;
     readonly position: string | null;
-    /** Events of all streams that it has not passed; null where positions do not count events. */
+    /** Events of all streams that it has not passed. null: positions do not count events. */
     readonly lagEvents: number | null;
   }[];
-  /** What `prepare` has to do: names of migrations, and shapes that are absent or not built. */
+  /** The work of `prepare`: names of migrations, and shapes that are absent or not built. */
   readonly missing: readonly string[];
-  /** What `finish` has to do. */
+  /** The work of `finish`. */
   readonly unfinished: readonly string[];
 }
 

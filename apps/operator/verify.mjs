@@ -44,7 +44,7 @@ export const rootFromInclusion = (leaf, index, size, proof) => {
   return hash;
 };
 
-/** RFC 9162, 2.1.4.2: whether the tree of `second` only appended to that of `first`. */
+/** RFC 9162, 2.1.4.2: true if the tree of `second` only appended to that of `first`. */
 export const isConsistent = (first, firstRoot, second, secondRoot, given) => {
   if (first === second) return given.length === 0 && firstRoot.equals(secondRoot);
   if (first === 0) return given.length === 0;
@@ -64,7 +64,7 @@ export const isConsistent = (first, firstRoot, second, secondRoot, given) => {
   return sn === 0 && fr.equals(firstRoot) && sr.equals(secondRoot);
 };
 
-/** Opens a signed head: `{origin, size, root, at}`; throws where no trusted key signed it. */
+/** Opens a signed head: `{origin, size, root, at}`. Throws if no trusted key signed it. */
 export const openHead = (note, vkeys) => {
   const [, text, signatures] = /^([^]*?\n)\n((?:— [^\n]+\n)+)$/.exec(note) ?? [];
   if (!text) throw new Error('this is no signed head');
@@ -97,7 +97,7 @@ export const openHead = (note, vkeys) => {
 
 const hashes = (texts) => texts.map((text) => Buffer.from(text, 'base64'));
 
-/** Checks events with their proofs; returns the head and how many. */
+/** Checks events with their proofs. Returns the head and the number of events. */
 export const checkInclusion = ({ head: note, keys, events }, trusted = keys) => {
   const head = openHead(note, trusted);
   for (const one of events) checkEvent(one, head);
@@ -118,7 +118,7 @@ export const checkConsistency = ({ first, second, keys, proof }, trusted = keys)
 
 const lines = (file) => createInterface({ input: createReadStream(file, 'utf8'), crlfDelay: Infinity });
 
-/** Checks a whole pack; throws at the first thing that is not as it should be. */
+/** Checks a whole pack. Throws at the first fault. */
 export const checkPack = async (folder, given = null) => {
   const said = [];
   const manifest = JSON.parse(readFileSync(join(folder, 'manifest.json'), 'utf8'));
@@ -141,7 +141,7 @@ export const checkPack = async (folder, given = null) => {
     events += 1;
   }
   said.push(`${events} events are in the log of that head`);
-  // The journal is added up from hledger's text, and must give the movement of every account in the trial balance.
+  // The journal is added up from hledger's text. It must give the movement of every account in the trial balance.
   const sums = new Map();
   let [entry, left] = ['', 0n];
   for await (const line of lines(join(folder, 'journal.hledger'))) {

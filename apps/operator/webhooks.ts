@@ -1,4 +1,7 @@
-/** `payfold webhooks`: where partners are told of refunds by staff and of disputes, what became of each delivery, and a line to a server under development. */
+/**
+ * `payfold webhooks`: endpoints of partners for refunds by staff and disputes, the state of each delivery, and forwarding to a server under
+ * development.
+ */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { ServiceError } from '#kernel';
 import type { AttemptRow, DeliveryRow, DeliveryState, Endpoint, Endpoints, EndpointSecret, Forwarded, StaffDeps } from '#webhooks';
@@ -21,7 +24,7 @@ const DEFAULT_ROWS = 50;
 const MAX_ROWS = 1_000;
 const STATES: readonly DeliveryState[] = ['pending', 'in_flight', 'delivered', 'held', 'canceled'];
 
-/** Loaded when a command needs it; the tables come with it where a command is the first to run after an upgrade. */
+/** Loaded when a command needs it. Its tables are made by the first command after an upgrade. */
 const open = async (context: Context, by?: string): Promise<typeof import('#webhooks') & { deps: StaffDeps; endpoints: Endpoints }> => {
   const webhooks = await import('#webhooks');
   const { pool, store, clock, ids, keys, config } = context;
@@ -233,10 +236,10 @@ const addListen = (webhooks: Command, { action }: Terminal): void => {
         const { listenTo, listenSecretOf } = await open(context);
         await administration.account(account);
         const signal = untilInterrupted();
-        // Where no worker runs, the outbox runs here; beside one it stands by.
+        // If no worker runs, the outbox runs here. Beside a worker it stands by.
         const { reactors } = await services();
         reactors.webhookOutbox.start();
-        // The one JSON value comes at the end; what is seen meanwhile is for people.
+        // The one JSON value comes at the end. The lines before it are for people.
         const output = wantsJson(process.argv) ? process.stderr : process.stdout;
         const counts = { forwarded: 0, failed: 0 };
         try {
@@ -308,7 +311,7 @@ const deliveryName = (text: string): string => {
   return text;
 };
 
-/** Only this machine: the body travels unencrypted. */
+/** Only this machine, because the body travels unencrypted. */
 const localUrl = (text: string): URL => {
   const url = URL.canParse(text) ? new URL(text) : null;
   if (url?.protocol !== 'http:' || !/^(localhost|\[::1\]|127\.\d+\.\d+\.\d+)$/.test(url.hostname))

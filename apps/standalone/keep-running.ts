@@ -1,4 +1,4 @@
-/** A child process that must not stay away: started again whenever it ends by itself. Until it is back, what needs it fails or waits by its own rules. */
+/** A child process that is started again whenever it ends by itself. Until then its callers fail or wait by their own rules. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Logger } from '#platform';
 
@@ -6,22 +6,25 @@ export interface Child {
   readonly pid: number;
   /** Resolves when the process is gone. */
   readonly exited: Promise<unknown>;
-  /** Resolves when the process is gone; at once where it is already. */
+  /** Resolves when the process is gone, at once if it is already. */
   stop(): Promise<void>;
 }
 
 export interface Kept<C extends Child> {
-  /** The first one; those that follow it have its address. */
+  /** The first child. Its successors have the same address. */
   readonly first: C;
   current(): C;
   stop(): Promise<void>;
 }
 
 const BACKOFF_MS = { first: 100, most: 5_000 } as const;
-/** One that lived this long was well; what happens to it afterwards is a new fault. */
+/** A child that lived this long was healthy. Its end is a new fault. */
 const WELL_AFTER_MS = 30_000;
 
-/** `start` gets the child that ended (null at first), to give the next one its address. Rejects where the first one cannot be started; later it never gives up. */
+/**
+ * `start` gets the child that ended (null at first), so the next one can take its address. Rejects if the first child cannot be started. Later it
+ * tries again without end.
+ */
 export const keepRunning = async <C extends Child>(name: string, log: Logger, start: (before: C | null) => Promise<C>): Promise<Kept<C>> => {
   const stopping = new AbortController();
   const first = await start(null);

@@ -25,17 +25,17 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
   const stops: Stops = [];
   const stop = async () => {
     const failures: unknown[] = [];
-    // What cannot be stopped keeps nothing else from being stopped.
+    // A child that cannot be stopped must not keep the others running.
     for (const one of stops.splice(0).reverse()) await one().catch((error: unknown) => failures.push(error));
     if (failures.length > 0) throw failures[0];
   };
   try {
-    // Postgres may run as another user than we do, and has to pass through.
+    // Postgres may run as another user, which must be able to pass through this folder.
     await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
     const lock = tryLockDataDir(config.dataDir);
     if ('holder' in lock) throw new Error(`${config.dataDir} is in use by process ${lock.holder}; stop it, or set DATA_DIR to another folder`);
     stops.push(async () => lock.release());
-    // Before anything is started: a wrong key file must not cost a half-made data directory.
+    // The key file is checked before anything is started, so a wrong one leaves no half-made data directory.
     refuseHalfDirectory(config);
     openKeys(config);
 
@@ -51,7 +51,7 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
       ...process.env,
       DATABASE_URL: databaseUrl,
       ...(simulatorUrl !== null && { SIMULATOR_URL: simulatorUrl }),
-      // A key that is lost meanwhile must not be replaced by a new one; and the port below may be a chosen one.
+      // A lost key must not be replaced by a new one. And the port below may be one that the user chose.
       MASTER_KEY_FILE: config.masterKeyFile,
       PUBLIC_URL: config.publicUrl,
     };
@@ -61,7 +61,7 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
     const [worker, api] = await together(keep('worker'), keep('api'));
     const { url, auditUrl } = api.first.addresses as Required<RoleProcess['addresses']>;
     await untilReady(url, log);
-    // After everything that may refuse to start: the key is shown once, and must be seen.
+    // The key is shown once. So it comes after everything that may refuse to start.
     const first = config.environment === 'sandbox' ? await worker.current().ask('firstAccount') : null;
 
     const runtime = join(config.dataDir, 'runtime.json');
@@ -78,7 +78,7 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
 const READY_WAIT_MS = 30_000;
 const READY_POLL_MS = 50;
 
-/** Right after an upgrade the worker may still build read models. A long build goes on behind a service that says so at /readyz. */
+/** After an upgrade the worker may still build read models. A long build continues while /readyz reports it. */
 const untilReady = async (url: string, log: Logger): Promise<void> => {
   for (let waited = 0; waited < READY_WAIT_MS; waited += READY_POLL_MS) {
     if ((await fetch(`${url}/readyz`).catch(() => null))?.ok) return;
@@ -87,27 +87,27 @@ const untilReady = async (url: string, log: Logger): Promise<void> => {
   log.warn('the service is not ready yet; /readyz names the check that fails');
 };
 
-/** Waits for all, so that whatever was started can be stopped; then throws the first fault. */
+/** Waits for all, so that everything that was started can be stopped. Then throws the first fault. */
 const together = async <A, B>(a: A | Promise<A>, b: B | Promise<B>): Promise<[A, B]> => {
   const settled = await Promise.allSettled([a, b]);
   for (const one of settled) if (one.status === 'rejected') throw one.reason;
   return Promise.all([a, b]);
 };
 
-/** One that comes after another listens where that one did. */
+/** A successor listens at the port of its predecessor. */
 const portsOf = (before: RoleProcess | null): Record<string, string> => {
   const { url, auditUrl } = before?.addresses ?? {};
   return url && auditUrl ? { PORT: new URL(url).port, AUDIT_PORT: new URL(auditUrl).port } : {};
 };
 
-/** Of both roles: what each has of its own is added up, what both read from the database is asked of one. */
+/** Metrics of both roles. Figures of each process are added up. Figures of the database are asked of one. */
 const allMetrics = async ({ api, worker }: Partial<Record<'api' | 'worker', Kept<RoleProcess>>>): Promise<Registry> => {
   if (!api || !worker) throw new Error('not ready');
   const parts = [ours.getMetricsAsJSON(), api.current().ask('ownMetrics'), worker.current().ask('ownMetrics'), worker.current().ask('sharedMetrics')];
   return client.AggregatorRegistry.aggregate(await Promise.all(parts));
 };
 
-/** Start times of several processes cannot be added up: it is the supervisor's. */
+/** Start times of several processes cannot be added up, so this is the supervisor's. */
 const ours = new client.Registry();
 countMaskedLines(ours);
 new client.Gauge({
@@ -134,9 +134,9 @@ const embedded = async (config: Config, log: Logger, stops: Stops): Promise<{ da
   stops.push(end);
   const postgres = await keepRunning('postgres', log, (before: EmbeddedPostgres | null) =>
     startEmbeddedPostgres(cluster, {
-      // Everybody knows it by this port.
+      // Other processes know it by this port.
       ...(before && { port: before.port }),
-      // We still need it for what is in flight when a Ctrl-C comes.
+      // After a Ctrl-C the requests in flight still need it.
       ownSession: true,
       onSpawn: watch,
       onLog: (line) => log.debug({ line }, 'postgres'),
@@ -164,7 +164,7 @@ const simulator = async (config: Config, log: Logger, stops: Stops): Promise<str
   return child.first.url;
 };
 
-/** The simulator of a killed service follows it within seconds; until then it holds its journal. */
+/** The simulator of a killed service ends within seconds. Until then it holds its journal. */
 const PREDECESSOR_MS = 10_000;
 const PREDECESSOR_POLL_MS = 250;
 const afterItsPredecessor = async <T>(begin: () => Promise<T>): Promise<T> => {

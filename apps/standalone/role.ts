@@ -1,4 +1,7 @@
-/** The API or the worker as a child process: it says where it listens, answers questions over its channel, and ends by SIGTERM or when its parent has ended. */
+/**
+ * The API or the worker as a child process. It reports its address, answers questions over its channel, and ends by SIGTERM or when its parent has
+ * ended.
+ */
 import { fork } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import type { Writable } from 'node:stream';
@@ -12,20 +15,20 @@ const SUPERVISOR_ID = randomUUID();
 
 export interface RoleProcess extends Child {
   readonly addresses: Partial<Addresses>;
-  /** Rejects when the process fails to answer, or ends. */
+  /** Rejects if the process fails to answer, or ends. */
   ask<Name extends keyof Answers>(name: Name): Promise<Answers[Name]>;
 }
 
-/** Starts it and waits until it is ready; throws the line that says why it does not start. It keeps `lifeline` open as long as it lives. */
+/** Starts the role and waits until it is ready. Throws the line that says why it does not start. It keeps `lifeline` open as long as it lives. */
 export const startRole = async (role: 'api' | 'worker', env: NodeJS.ProcessEnv, lifeline: Writable | 'ignore'): Promise<RoleProcess> => {
   const child = fork(fileURLToPath(new URL(`../${role}/main.js`, import.meta.url)), [`${SUPERVISED}${SUPERVISOR_ID}`], {
     env,
-    // Figures may be NaN, which JSON cannot say.
+    // Figures may be NaN, which JSON cannot express.
     serialization: 'advanced',
     stdio: ['ignore', 'inherit', 'inherit', 'ipc', lifeline],
   });
   const kill = () => child.kill('SIGKILL');
-  // Where we end at once, it must not go on.
+  // If this process ends at once, the child must end too.
   process.once('exit', kill);
   const exited = new Promise<string>((resolve) => {
     child.on('exit', (code, signal) => resolve(signal ?? `code ${code}`)).on('error', (error) => resolve(error.message));

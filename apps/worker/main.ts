@@ -9,7 +9,7 @@ import { startWorker } from './worker.js';
 /** How long the first account may take to be visible to requests. */
 const FIRST_ACCOUNT_MS = 10_000;
 
-/** Made where there is none yet. Requests see it when this resolves. */
+/** Makes the first account if there is none. Requests can use it when this resolves. */
 const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Services): Promise<FirstAccount | null> => {
   const administration = new Administration({
     store,
@@ -26,7 +26,7 @@ const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Ser
 };
 
 runRole('worker', async (config, log, supervisor) => {
-  // A supervisor has one worker at a time. One that was killed need not be waited for: the next one goes on with its leases.
+  // A supervisor has one worker at a time. The successor of a killed worker continues with its leases at once.
   const services = await openServices(config, requirePlaces(config), openKeys(config), log, {
     role: 'worker',
     ...(supervisor !== null && { leaseOwner: supervisor }),

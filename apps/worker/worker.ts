@@ -1,4 +1,7 @@
-/** The worker: the subscribers that follow the log, the loops that look at the clock, and the dispatcher of webhooks. Any number may run; each piece of work is guarded by itself. */
+/**
+ * The worker: the subscribers that follow the log, the loops that run by the clock, and the dispatcher of webhooks. Any number may run, since each
+ * piece of work has its own guard.
+ */
 import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresUnfinishedRows } from '#checkout';
 import { dropUnusedShapes } from '#eventstore';
@@ -10,12 +13,12 @@ import type { Services } from '../services.js';
 
 const RECOVERY_EVERY_MS = 5_000;
 const SWEEP_EVERY_MS = 5_000;
-/** Batches close once a day; this is soon enough to learn of it. */
+/** Batches close once a day, so this is soon enough. */
 const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
-/** How much of the log a broken disk and a forger together could take without a signed head to tell of it. */
+/** The longest part of the log that could be lost without a signed head that shows it. */
 const HEAD_EVERY_MS = 60_000;
-/** A round of payments at a time, and of it a handful between two pauses: a million in a few hours, next to nothing of a core. */
+/** One round of payments at a time, and a few of them between two pauses. A million payments take a few hours and little of a core. */
 const DRIFT_EVERY_MS = 5_000;
 const DRIFT_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
@@ -28,7 +31,7 @@ interface Loop {
 }
 
 export interface Worker {
-  /** Finishes what is at hand. */
+  /** Completes the work at hand. */
   stop(): Promise<void>;
 }
 
@@ -36,11 +39,11 @@ export const startWorker = (services: Services): Worker => {
   const { checkout, clock, config, log, payments, pool, reactors, readModels, settlement, webhooks } = services;
   const subscribers = [...Object.values(reactors), ...readModels.all()];
   const stop = new AbortController();
-  // Every loop listens to it.
+  // Every loop has a listener on it.
   setMaxListeners(0, stop.signal);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
-    // Exceptions are opened whatever became of the round: they are of batches that were recorded.
+    // Exceptions are opened even if the round failed. They belong to batches that were recorded.
     {
       name: 'settlement',
       everyMs: SETTLEMENT_EVERY_MS,
@@ -86,7 +89,7 @@ export const startWorker = (services: Services): Worker => {
   };
 };
 
-/** A log that does not begin with what was signed is an alarm, not a warning: nothing is signed over it. */
+/** If the log does not begin with the part that was signed, an alarm is raised and nothing is signed. */
 const signHeads = async ({ seal, log }: Services): Promise<void> => {
   try {
     await signLog(seal);
@@ -96,7 +99,7 @@ const signHeads = async ({ seal, log }: Services): Promise<void> => {
   }
 };
 
-/** A difference between what is shown and what the events say is a fault of ours, or tampering. */
+/** A difference between a read model and the events is a fault of ours, or tampering. */
 const lookForDrift = async ({ seal: { store, db, now }, clock, log }: Services, stop: AbortSignal): Promise<void> => {
   const found = await sweepDrift({ store, db, now }, () => clock.sleep(DRIFT_PAUSE_MS, stop));
   for (const { paymentId, kind, position, message } of found ?? [])

@@ -1,4 +1,4 @@
-/** How a partner's request becomes a call: authentication first, then bytes → strict JSON → key → fields, in the order E1 to E6, and the answer as bytes. */
+/** The way of a partner's request: authentication first, then bytes, strict JSON, key and fields, in the order E1 to E6. The answer is bytes again. */
 import {
   applyDecorators,
   type CanActivate,
@@ -34,7 +34,8 @@ export class AuthGuard implements CanActivate {
     try {
       request.caller = await authenticate(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
     } catch (error) {
-      // The directory is away, and the keys most likely with it. To a request with a key a bare 500 would say that it may have begun (C16, C19).
+      // The directory cannot be read, so the keys most likely cannot either. For a request with a key a bare 500 would mean that it may have begun
+      // (C16, C19).
       if (error instanceof DatabaseUnavailable && headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0) throw idempotencyUnavailable();
       throw error;
     }
@@ -43,7 +44,7 @@ export class AuthGuard implements CanActivate {
     return true;
   }
 
-  /** Inside until it is answered, or its caller has gone: the answers to requests that were sent in a row never close without their connection. */
+  /** The request is in flight until its answer is sent or its connection ends. Answers to pipelined requests never close without their connection. */
   private async takeTurn(socket: Socket, response: FastifyReply['raw']): Promise<void> {
     const leave = await this.convoy.enter();
     const end = () => {
@@ -57,7 +58,7 @@ export class AuthGuard implements CanActivate {
   }
 }
 
-/** Who asks. */
+/** The authenticated caller. */
 export const CallerOf = createParamDecorator(
   (_: unknown, context: ExecutionContext): Caller => context.switchToHttp().getRequest<AuthenticatedRequest>().caller!,
 );
@@ -93,14 +94,14 @@ export const fingerprintText = (method: string, path: string, body: JsonObject):
   return `${method}\n${path}\n${canonicalJson({ ...body, paymentMethod: instrument })}`;
 };
 
-/** How the request came, for those who answer it once. */
+/** How the request arrived, for the functions that answer it once. */
 export const receivedOf = ({ idempotencyKey, fingerprintText, requestId }: PartnerRequest): Received => ({
   idempotencyKey,
   fingerprintText,
   requestId,
 });
 
-/** What every partner endpoint has in common. POSTs answer 200 (C71). */
+/** The guard and documentation that all partner endpoints share. POSTs answer 200 (C71). */
 export const Partner = (): MethodDecorator & ClassDecorator =>
   applyDecorators(UseGuards(AuthGuard), ApiSecurity('apiKey'), ApiSecurity('accessToken'));
 
@@ -125,7 +126,7 @@ const HEADERS = {
 } as const;
 type Header = keyof typeof HEADERS;
 
-/** What an answer of this status may carry besides what each carries. */
+/** Headers of an answer with this status, besides those of every answer. */
 const headersOf = (status: number, keyed: boolean, more: readonly Header[] = []) => {
   const names: Header[] = ['X-Request-Id', ...more];
   if (status === 401) names.push('WWW-Authenticate');
@@ -136,7 +137,7 @@ const headersOf = (status: number, keyed: boolean, more: readonly Header[] = [])
 
 interface EndpointDocs {
   readonly result?: { name: string };
-  /** Of the success. */
+  /** Headers of the success. */
   readonly headers?: readonly Header[];
   readonly errors: readonly number[];
   readonly body?: new () => object;

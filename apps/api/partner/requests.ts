@@ -1,4 +1,4 @@
-/** What partners send: fields and their rules (specification, Endpoints; C4–C9). The decorators are the validator and the OpenAPI document at once. */
+/** Requests of partners: fields and their rules (specification, Endpoints; C4–C9). The decorators are the validator and the OpenAPI document at once. */
 import { ApiPropertyOptional } from '@nestjs/swagger';
 import { isUuid, type Json, MAX_AMOUNT_CENTS, ServiceError, sumCents } from '#kernel';
 import {
@@ -22,7 +22,7 @@ export const UuidField = (options: { optional?: boolean; description?: string } 
     check: (value) => (isUuid(value) ? null : 'must be a UUID'),
   });
 
-/** Linear, and after the length limit: no backtracking to abuse. */
+/** Linear, and checked after the length limit, so nobody can force backtracking. */
 const EMAIL = /^[^\s@<>()",;:\\[\]]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z][A-Za-z0-9-]{0,61}[A-Za-z0-9]$/;
 export const MAX_EMAIL_LENGTH = 254;
 export const isEmail = (value: unknown): value is string => typeof value === 'string' && value.length <= MAX_EMAIL_LENGTH && EMAIL.test(value);
@@ -53,11 +53,11 @@ const MAX_METADATA_KEYS = 50;
 const MAX_METADATA_BYTES = 8 * 1024;
 const MAX_METADATA_DEPTH = 8;
 
-/** Any keys, kept exactly; bounded, and searched for card numbers, keys and numbers included (C8, C9). */
+/** Any keys, kept exactly. Their number is bounded. Keys, texts and numbers are searched for card numbers (C8, C9). */
 export const checkMetadata = (value: unknown): string | null => {
   if (value === null || typeof value !== 'object' || Array.isArray(value)) return 'must be an object';
   if (Object.keys(value).length > MAX_METADATA_KEYS) return `must have at most ${MAX_METADATA_KEYS} keys`;
-  // First, so that whatever looks at each value has few to look at.
+  // The count is checked first, so the checks of each value have few values.
   if (Buffer.byteLength(JSON.stringify(value)) > MAX_METADATA_BYTES) return `must be at most ${MAX_METADATA_BYTES} bytes`;
   if (depthOf(value) > MAX_METADATA_DEPTH) return `must be nested at most ${MAX_METADATA_DEPTH} levels deep`;
   return holdsCard(value) ? 'must not hold a card number' : null;
@@ -91,7 +91,7 @@ const METHOD_TYPES = ['card', 'card_token', 'vault'] as const;
 const DIGITS = /^\d{12,19}$/;
 const EXPIRATION = /^(0[1-9]|1[0-2])\/?(\d{2})$/;
 
-/** The three variants, selected by `type`; which fields count depends on it. */
+/** The three variants. `type` selects one and decides which fields count. */
 class PaymentMethodRequest {
   @EnumField({ values: METHOD_TYPES }) type!: (typeof METHOD_TYPES)[number];
   @ApiPropertyOptional({ type: 'string', description: '`card`: 12 to 19 digits, spaces ignored.' }) cardNumber?: unknown;
@@ -103,7 +103,7 @@ class PaymentMethodRequest {
 
 const MAX_TOKEN_LENGTH = 255;
 
-/** C5. The card's own fields are read from the raw body and wrapped at once; no fault ever repeats a value. */
+/** C5. The card's own fields are read from the raw body and wrapped at once. No fault repeats a value. */
 const instrumentOf = (raw: Record<string, unknown>, faults: Fault[]): ChargeRequest['instrument'] | null => {
   const fault = (field: string, message: string) => {
     faults.push({ field: `paymentMethod.${field}`, message });
@@ -139,7 +139,7 @@ export class CreatePaymentRequest {
   @NestedField(() => PayerRequest, { optional: true }) payer?: PayerRequest;
 }
 
-/** E5: 400 for what is wrong whatever the time, then 501. */
+/** E5: first 400 for all faults that do not depend on the time, then 501. */
 export const chargeRequestOf = (accountId: string, body: Record<string, unknown>): ChargeRequest => {
   refuseAmount(body);
   let instrument: ChargeRequest['instrument'] | null = null;
@@ -182,7 +182,7 @@ const payerOf = ({ address, ...payer }: PayerRequest): ChargeRequest['payer'] =>
 
 const defined = <T extends object>(fields: T): T => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined)) as T;
 
-/** The exact key `amount` is refused in any object of a body, except inside `lineItems[].metadata` (C3). Names that are no field's are not echoed. */
+/** The exact key `amount` is refused in every object of a body, except inside `lineItems[].metadata` (C3). Unknown names are not echoed. */
 export const refuseAmount = (value: unknown, path: readonly (string | number)[] = []): void => {
   if (Array.isArray(value)) value.forEach((item, index) => refuseAmount(item, [...path, index]));
   else if (value !== null && typeof value === 'object')
@@ -195,7 +195,7 @@ export const refuseAmount = (value: unknown, path: readonly (string | number)[] 
 const isLineItem = (path: readonly (string | number)[]) => path.length === 2 && path[0] === 'lineItems' && typeof path[1] === 'number';
 const fieldOf = (path: readonly (string | number)[]) =>
   path.map((name, index) => (typeof name === 'number' ? `[${name}]` : (index === 0 ? '' : '.') + (FIELD_NAME.test(name) ? name : '…'))).join('');
-/** Long enough for every field of a request; without digits, so that no card number is one. */
+/** Long enough for every field of a request. It has no digits, so it cannot be a card number. */
 const FIELD_NAME = /^[A-Za-z]{1,40}$/;
 
 export class RefundRequest {
@@ -208,7 +208,7 @@ export class VoidRequest {
   @TextField({ optional: true, max: 1000, free: true }) reason?: string;
 }
 
-/** Each field of a query as it is sent. */
+/** Each field of a query, as text. */
 type Sent<Fields> = { readonly [Name in keyof Fields]: string | undefined };
 
 export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'> & ListFilters> {
@@ -232,23 +232,23 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
   limit: string | undefined;
 }
 
-/** Digits of a query, from 1 on; infinite where they are none. */
+/** A whole number from 1 on. Infinity for text that is no such number. */
 const wholeNumber = (value: unknown): number => (typeof value === 'string' && /^[1-9]\d*$/.test(value) ? Number(value) : Number.POSITIVE_INFINITY);
 
 const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
 const instantFault = (value: unknown): string | null =>
   typeof value === 'string' && instantOf(value) !== null ? null : 'must be RFC 3339 with offset, or YYYY-MM-DD';
 
-/** Years 1 to 9999 in UTC: what RFC 3339 can spell, and what the database can hold. */
+/** Years 1 to 9999 in UTC. RFC 3339 can write them, and the database can hold them. */
 const FIRST_INSTANT = Date.parse('0001-01-01T00:00:00Z');
 const LAST_INSTANT = Date.parse('9999-12-31T23:59:59.999Z');
 
-/** Milliseconds since the epoch; null for what is no date of the calendar. */
+/** Milliseconds since the epoch. null for a text that is no date of the calendar. */
 export const instantOf = (text: string): number | null => {
   const parts = INSTANT.exec(text);
   if (!parts) return null;
   const [, year, month, day, hour = '00', , second = '00'] = parts;
-  // Date.parse rolls 31 February over into March; a date that is none must not become another.
+  // Date.parse turns 31 February into a day of March. Such a date must be refused.
   const date = new Date(Date.UTC(Number(year), Number(month) - 1, Number(day)));
   if (date.getUTCMonth() !== Number(month) - 1 || date.getUTCDate() !== Number(day) || Number(hour) > 23 || Number(second) > 59) return null;
   const time = Date.parse(text.toUpperCase());
@@ -277,7 +277,7 @@ export const listRequestOf = (accountId: string, query: Readonly<Record<string, 
   return { accountId, filters, cursor: cursor ?? null, limit: limit === undefined ? null : Number(limit) };
 };
 
-/** The quote ignores parameters that it does not know, but not the one that would be mistaken for the principal (C3). */
+/** The quote ignores unknown parameters, except the one that could be mistaken for the principal (C3). */
 export const quoteRequestOf = (accountId: string, query: Readonly<Record<string, unknown>>): QuoteRequest => {
   if ('amount' in query) refuseAmount(query);
   const { portalId, amountCents } = validatedQuery(QuoteQuery, query, { ignoreUnknown: true });

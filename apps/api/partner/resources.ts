@@ -1,6 +1,6 @@
 /**
- * What partners receive, for the OpenAPI document. Each class implements the view of the lib that makes the value, so that the compiler names a field that is
- * missing here. The e2e suite validates every answer against this document.
+ * Answers to partners, for the OpenAPI document. Each class implements the view of the lib that makes the value, so the compiler names a missing
+ * field. The e2e suite validates every answer against this document.
  */
 import { ApiProperty, ApiPropertyOptional } from '@nestjs/swagger';
 import { STATUS_OF } from '#kernel';
@@ -21,7 +21,7 @@ const uuid = { type: 'string', format: 'uuid' } as const;
 const cents = { type: 'integer', minimum: 0 } as const;
 const dateTime = { type: 'string', format: 'date-time' } as const;
 const text = { type: 'string' } as const;
-/** As a union: the decorator takes a list of types (`["string", "null"]`) for "array of". */
+/** A union, because the decorator reads a list of types (`["string", "null"]`) as "array of". */
 const orNull = (schema: { type: string; [keyword: string]: unknown }) => ({ oneOf: [schema, { type: 'null' }] }) as object;
 const oneOf = (...values: string[]) => ({ type: 'string' as const, enum: values });
 
@@ -149,7 +149,7 @@ class FieldFault {
   @ApiProperty(text) message!: string;
 }
 
-/** Which fields come with which code: specification, Errors; C16, C53, C54, C62. */
+/** The fields that come with each code: specification, Errors; C16, C53, C54, C62. */
 class ErrorDetails {
   @ApiProperty(oneOf(...Object.keys(STATUS_OF))) code!: string;
   @ApiPropertyOptional({ ...uuid, description: 'The payment that was recorded, or that is to be checked.' }) id?: string;
@@ -170,5 +170,5 @@ export class ErrorEnvelope {
   @ApiPropertyOptional({ type: ErrorDetails, description: 'Absent on 401 and on 403 of authentication.' }) details?: ErrorDetails;
 }
 
-/** Models that are referred to, not used as a whole body. */
+/** Models that other models refer to. */
 export const RESOURCES = [PayerInfo, Payment, PaymentPage, RefundResult, VoidResult, FeeQuote, AccessTokenGrant, ErrorEnvelope];

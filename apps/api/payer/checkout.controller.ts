@@ -1,6 +1,6 @@
 /**
- * The pages of a checkout. Every route first looks what the session is now, and shows that: a payer who presses Back, opens a second tab or comes an hour late
- * always lands on the one page that is true.
+ * The pages of a checkout. Every route first reads the present state of the session and shows that. A payer who presses Back, opens a second tab or
+ * returns an hour later always gets the one page that is true.
  */
 import { Controller, Get, HttpCode, Inject, Param, Post, Query, Req, Res } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
@@ -40,14 +40,14 @@ import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, i
 import { PayerPages } from './pages.js';
 import { payFormOf, type PayForm } from './requests.js';
 
-/** Immutable: the name holds the hash. */
+/** The file may be kept for ever, because its name holds its hash. */
 const ASSET_CACHE = 'public, max-age=31536000, immutable';
 
 /** A session, the portal that it pays to, and whether this browser may act in it. */
 interface Visit {
   readonly session: Session;
   readonly portal: Portal;
-  /** The cookie that made it so; null where the browser has none of this session. */
+  /** The cookie that binds this browser. null: the browser has none of this session. */
   readonly cookie: string | null;
   readonly view: View;
   readonly frame: Frame;
@@ -83,8 +83,8 @@ export class CheckoutController {
   async page(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     let visit = await this.visit(id, request, reply);
     if (!visit) return;
-    // The first browser that comes to a session which a server has started gets the cookie; of two, the one whose append counts.
-    // A HEAD is a look by a program: it must not take the place of the payer.
+    // A server may have started the session. Then the first browser that opens it gets the cookie. Of two browsers, the append decides. A HEAD comes
+    // from a program, which must not take the payer's place.
     if (request.method === 'GET' && visit.cookie === null && visit.view === 'pay' && !visit.session.checkout.opened)
       visit = await this.open(visit, request, reply);
     if (!isBound(visit)) return this.showOutsider(visit, request, reply);
@@ -112,7 +112,7 @@ export class CheckoutController {
     if (!posted) return;
     const { visit, form } = posted;
     const { session, portal } = visit;
-    // Whatever the form says: what is paid, on its way or over stays what it is.
+    // Whatever the form says, a session that is paid, in flight or over stays so.
     if (visit.view !== 'pay') return this.backToTruth(visit, reply);
     const attemptId = form.get('attempt_id') ?? '';
     if (session.checkout.attemptIds.includes(attemptId)) return this.backToTruth(visit, reply);
@@ -182,7 +182,7 @@ export class CheckoutController {
     sendPage(reply, 200, render(Receipt({ frame: visit.frame, checkoutId: id, payment: await this.paid(visit.session) })));
   }
 
-  /** Where the link leads that was paid already. */
+  /** The target of a link that was paid already. */
   @Get(':id/paid')
   async paidBefore(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const visit = await this.visit(id, request, reply);
@@ -205,7 +205,7 @@ export class CheckoutController {
     if (!mayLeave(session.checkout, nowMs)) return redirect(reply, `/checkout/${id}`);
     const payment = await paymentOf(ports, session.checkout.attempt);
     const after = await this.settled(session, () => this.commands.execute(new ChangeCheckout(session, { type: 'Leave' }, by(request, id))));
-    // Told only when it is written down: from now on this session takes no other card.
+    // The partner is informed only after the change is durable. From now on this session takes no other card.
     if (!payment || after.checkout.phase !== 'unknown' || !after.checkout.left) return redirect(reply, `/checkout/${id}`);
     redirect(reply, returnAddress(keys, portal, terms, 'unknown', payment, nowMs));
   }
@@ -216,7 +216,7 @@ export class CheckoutController {
     if (!visit) return;
     const { ports, keys } = this.services;
     const { session, portal, view } = visit;
-    // What is over may be left by anybody; what is open only by the browser that is in it.
+    // Anybody may leave a session that is over. Only the bound browser may leave an open one.
     if (view !== 'cancelled' && view !== 'expired') {
       if (!isBound(visit)) return this.showOutsider(visit, request, reply);
       if (view === 'processing' || view === 'receipt') return this.backToTruth(visit, reply);
@@ -244,7 +244,7 @@ export class CheckoutController {
     return { session, portal, cookie, view, frame: this.pages.frame(request, portal, session.checkout.terms) };
   }
 
-  /** A POST of one of our own forms by the browser that holds the session; anything else has been answered. */
+  /** A POST of one of our own forms, by the browser that holds the session. null: the request has been answered. */
   private async posted(
     id: string,
     request: FastifyRequest,
@@ -286,21 +286,21 @@ export class CheckoutController {
     }
   }
 
-  /** A new cookie is what makes a browser drop the page that it keeps for Back, with the card in it. */
+  /** A new cookie makes a browser drop the page that it keeps for Back, with the card in it. */
   private renewCookie({ session: { checkoutId } }: Visit, reply: FastifyReply): string {
     const cookie = this.capabilities.cookie(checkoutId, this.services.ports.payments.ids.uuid());
     setCookie(reply, this.services.publicUrl, checkoutId, cookie);
     return cookie;
   }
 
-  /** Where the session is now; the page with the card in it is dropped on the way. */
+  /** Redirects to the present state of the session. The browser drops the page with the card in it. */
   private backToTruth(visit: Bound, reply: FastifyReply): void {
     this.renewCookie(visit, reply);
     const { view, session } = visit;
     redirect(reply, `/checkout/${session.checkoutId}${view === 'processing' || view === 'receipt' ? `/${view}` : ''}`);
   }
 
-  /** `change`, or the session as it is where somebody else changed it first, or its phase does not allow it any more. */
+  /** The result of `change`. If another request changed the session first, or its phase does not allow the change, the session as it is now. */
   private async settled(session: Session, change: () => Promise<Session>): Promise<Session> {
     try {
       return await change();
@@ -345,7 +345,7 @@ export class CheckoutController {
     sendPage(reply, shown.status, render(Pay({ frame, page })));
   }
 
-  /** A browser without the cookie: nothing of the payer, and nothing to press that moves money. */
+  /** The page for a browser without the cookie. It shows nothing of the payer and offers nothing that moves money. */
   private async showOutsider(visit: Visit, request: FastifyRequest, reply: FastifyReply): Promise<void> {
     const { view, frame, session, portal } = visit;
     const { checkoutId } = session;

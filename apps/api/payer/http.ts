@@ -1,18 +1,18 @@
-/** How a payer's browser is spoken to: security headers on everything below our paths, the session's cookie, pages and redirects, and whether a form is ours. */
+/** HTTP for payers: security headers on everything below our paths, the session's cookie, pages and redirects, and the test whether a form is ours. */
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import type { CheckoutPorts } from '#checkout';
 import type { KeyRing } from '#platform';
 import type { RateLimits } from './rate-limits.js';
 
-/** What the payer controllers work with; provided by the process that composes them. */
+/** The services of the payer controllers. The process that composes them provides them. */
 export interface CheckoutServices {
   readonly ports: CheckoutPorts;
   readonly keys: KeyRing;
-  /** Where payers reach us; its scheme decides cookie and HSTS. No trailing slash. */
+  /** The address at which payers reach this service, without a trailing slash. Its scheme decides about cookie and HSTS. */
   readonly publicUrl: string;
   readonly sandbox: boolean;
   readonly limits: RateLimits;
-  /** Proxies of one's own in front of us. */
+  /** Number of the operator's own proxies in front of this service. */
   readonly proxyHops: number;
 }
 export const CHECKOUT_SERVICES = Symbol('checkout services');
@@ -20,11 +20,14 @@ export const CHECKOUT_SERVICES = Symbol('checkout services');
 export const INTAKE_PATH = '/api/v1/payer/intake';
 export const LINK_PATH = `${INTAKE_PATH}/link`;
 
-/** Whether a refusal is read by a payer: on the pages always; at the intake, where a wrong path or method is the slip of a program, only what the payer met. */
+/**
+ * True if a payer reads this refusal: always on the pages; at the intake only for a fault that the payer met. A wrong path or method there is a fault
+ * of a program.
+ */
 export const isForPayers = (path: string, status: number): boolean =>
   path === '/checkout' || path.startsWith('/checkout/') || ((path === INTAKE_PATH || path === LINK_PATH) && status !== 404 && status !== 405);
 
-/** Paths that a payer's browser asks for. */
+/** Paths that a payer's browser requests. */
 const isPayerPath = (path: string): boolean => path === '/checkout' || path.startsWith('/checkout/') || path.startsWith('/api/v1/payer/');
 
 /** `same-origin`, not `no-referrer`: the latter makes our own forms carry `Origin: null`. */
@@ -41,21 +44,21 @@ const SECURITY_HEADERS = {
 } as const;
 const HSTS = 'max-age=63072000; includeSubDomains';
 
-/** Everything below our paths gets the headers, refusals of the framework included. */
+/** Everything below our paths gets the headers, also refusals of the framework. */
 export const addSecurityHeaders = (fastify: FastifyInstance, publicUrl: string): void => {
   const headers = { ...SECURITY_HEADERS, ...(publicUrl.startsWith('https:') ? { 'strict-transport-security': HSTS } : {}) };
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
     const path = request.url.split('?')[0]!;
     if (!isPayerPath(path)) return done();
     void reply.headers(headers);
-    // Some of our GETs open or leave a session; whoever only wants the headers of a page is no payer.
+    // Some of our GETs open or leave a session. A HEAD of a page does not come from a payer.
     if (request.method === 'HEAD' && (path.startsWith('/checkout/') || path === LINK_PATH))
       return void reply.status(405).header('allow', 'GET, POST').send();
     done();
   });
 };
 
-// Cookie. `__Secure-` is refused by browsers on http, so a sandbox on a laptop has the plain name.
+// The cookie's name. Browsers refuse `__Secure-` over http, so a sandbox on a laptop uses the plain name.
 
 const isHttps = (publicUrl: string) => publicUrl.startsWith('https:');
 const cookieName = (publicUrl: string) => (isHttps(publicUrl) ? '__Secure-co' : 'co');
@@ -65,7 +68,7 @@ export const setCookie = (reply: FastifyReply, publicUrl: string, checkoutId: st
   void reply.header('set-cookie', `${cookieName(publicUrl)}=${value}; Path=/checkout/${checkoutId}; HttpOnly; SameSite=Lax${secure}`);
 };
 
-/** Every value that came under our name: a browser sends the one with the longest path first, but somebody else may have set another. */
+/** Every value under our cookie's name. A browser sends the one with the longest path first, but another site may have set one too. */
 export const cookiesOf = (request: FastifyRequest, publicUrl: string): string[] => {
   const prefix = `${cookieName(publicUrl)}=`;
   return (request.headers.cookie ?? '')
@@ -76,8 +79,9 @@ export const cookiesOf = (request: FastifyRequest, publicUrl: string): string[] 
 };
 
 /**
- * Whether a POST comes from one of our own pages. Browsers say where a form stood: `Sec-Fetch-Site` where they know it, `Origin` always (`null` from a sandboxed
- * frame). On a laptop the service may be open under another name than PUBLIC_URL's; what counts there is the name that the browser asked for.
+ * True if a POST comes from one of our own pages. Browsers say where a form stood: by `Sec-Fetch-Site` if they know it, and always by `Origin`
+ * (`null` from a sandboxed frame). On a laptop the service may be open under another name than that of PUBLIC_URL. Then the name that the browser
+ * asked for counts.
  */
 export const isFromOurPage = ({ headers }: FastifyRequest, { publicUrl, sandbox }: Pick<CheckoutServices, 'publicUrl' | 'sandbox'>): boolean => {
   const site = headers['sec-fetch-site'];
@@ -97,7 +101,7 @@ export const sendPage = (reply: FastifyReply, status: number, html: string): voi
   void reply.status(status).header('content-type', 'text/html; charset=utf-8').send(html);
 };
 
-/** 303: whatever was asked with, the next is a GET. */
+/** 303: the next request is a GET, whatever the method of this one. */
 export const redirect = (reply: FastifyReply, location: string, body = ''): void => {
   void reply.status(303).header('location', location).header('content-type', 'text/plain; charset=utf-8').send(body);
 };

@@ -1,4 +1,7 @@
-/** Intake of hosted checkout (specification, Hosted checkout): a form or JSON, or a signed link. Always a 303; where to, decides `takeIn`. */
+/**
+ * Intake of hosted checkout (specification, Hosted checkout): a form or JSON, or a signed link. The answer is always a 303. `takeIn` decides where it
+ * leads.
+ */
 import { Controller, Get, Inject, Post, Req, Res } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
 import { ApiBody, ApiConsumes, ApiOperation, ApiQuery, ApiResponse, ApiTags } from '@nestjs/swagger';
@@ -81,14 +84,14 @@ export class IntakeController {
       received = read();
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
-      // Where the payer goes on may be known all the same.
+      // The payer's way back may still be known.
       if (!(error instanceof RepeatedParameter))
         return this.send(request, reply, kind, { to: 'error_page', code: error.code, message: error.message });
       received = pairsAndFields(Object.fromEntries(error.others));
       fault = error;
     }
     const { pairs, fields } = received;
-    // What names no portal counts for none; letters of either case name the same one.
+    // A request that names no portal has a bucket of its own. Upper and lower case name the same portal.
     const portalId = pairs.get('portal_id')?.toLowerCase() ?? '';
     if (this.pages.limited(request, reply, isUuid(portalId) ? portalId : null)) return;
     const address = publicUrl + (kind === 'link' ? LINK_PATH : INTAKE_PATH);
@@ -108,7 +111,7 @@ export class IntakeController {
       const { checkoutId, checkout } = outcome.session;
       if (outcome.bound) setCookie(reply, publicUrl, checkoutId, this.capabilities.cookie(checkoutId, ids.uuid()));
       const path = `/checkout/${checkoutId}${checkout.phase === 'paid' ? '/paid' : ''}`;
-      // A server needs to know the host; a browser stays on the one under which it found us.
+      // A server needs the host. A browser stays on the host under which it found us.
       return redirect(reply, kind === 'json' ? publicUrl + path : path);
     }
     const { code, message } = outcome;

@@ -1,4 +1,4 @@
-/** The pages as answers: in the right language and colours, under the right status; and the refusals that any route may end in. */
+/** Pages as answers: in the right language and colours, with the right status, and the refusals in which any route may end. */
 import { Inject, Injectable } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Portal } from '#accounts';
@@ -8,7 +8,7 @@ import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, redirect, sendPa
 import { clientAddress } from './rate-limits.js';
 
 const STATUS: Readonly<Record<RefusedRequest, number>> = { notFound: 404, otherBrowser: 403, notFromHere: 403, tooMany: 429, failedInside: 500 };
-/** What a request id looks like; anything else is not repeated on a page. */
+/** The form of a request id. A page repeats nothing else. */
 const SESSION_PATH = /^\/checkout\/(cs_[\w-]{32})(?:[/?]|$)/;
 const REFERENCE = /^[\w.:-]{1,64}$/;
 
@@ -16,7 +16,7 @@ const REFERENCE = /^[\w.:-]{1,64}$/;
 export class PayerPages {
   constructor(@Inject(CHECKOUT_SERVICES) private readonly services: CheckoutServices) {}
 
-  /** A payer's page of a portal: the language that the partner named, else the portal's, else the browser's. */
+  /** A page of a portal. Its language: the one that the partner named, else the portal's, else the browser's. */
   frame(request: FastifyRequest, portal: Portal | null, terms: CheckoutTerms | null = null): Frame {
     return {
       locale: localeOf(terms?.locale, portal?.checkout.locale, request.headers['accept-language']),
@@ -27,24 +27,24 @@ export class PayerPages {
   }
 
   refuse(request: FastifyRequest, reply: FastifyReply, what: RefusedRequest, portal: Portal | null = null, status = STATUS[what]): void {
-    // After a fault of ours the payer must find back: only that page knows whether he paid.
+    // After a fault of ours the payer must find back. Only that page knows whether the payment was made.
     const checkoutId = what === 'failedInside' || what === 'notFromHere' ? (SESSION_PATH.exec(request.url)?.[1] ?? null) : null;
     sendPage(reply, status, render(Refused({ frame: this.frame(request, portal), what, reference: String(request.id), checkoutId })));
   }
 
-  /** Where an intake ends that may go nowhere else. */
+  /** The end of an intake that has no other address. */
   errorPath(code: ErrorCode, request: FastifyRequest): string {
     return `/checkout/error?code=${code}&ref=${encodeURIComponent(String(request.id))}`;
   }
 
-  /** That page. What it is asked with was made by anybody: only a code of the catalogue and something like a request id are repeated. */
+  /** The error page. Anybody can make its query, so only a code of the catalogue and the form of a request id are repeated. */
   cannotStart(request: FastifyRequest, reply: FastifyReply, code: string | undefined, reference: string | undefined): void {
     const known = code !== undefined && Object.hasOwn(STATUS_OF, code) ? (code as ErrorCode) : 'VALIDATION_ERROR';
     const shown = reference !== undefined && REFERENCE.test(reference) ? reference : null;
     sendPage(reply, 200, render(CannotStart({ frame: this.frame(request, null), code: known, reference: shown })));
   }
 
-  /** True where a rate limit is reached; the answer has been sent then (C65). */
+  /** True if a rate limit is reached. The answer has been sent then (C65). */
   limited(request: FastifyRequest, reply: FastifyReply, portalId: string | null): boolean {
     const forwarded = request.headers['x-forwarded-for'];
     const address = clientAddress(
@@ -59,7 +59,7 @@ export class PayerPages {
     return true;
   }
 
-  /** What a payer sees where an API client would get the envelope: of a refusal of the transport, or of a fault of ours. */
+  /** The page that a payer sees where an API client would get the envelope, for a refusal of the transport or a fault of ours. */
   failed(request: FastifyRequest, reply: FastifyReply, status: number): void {
     const code: ErrorCode = status >= 500 ? 'INTERNAL_ERROR' : 'VALIDATION_ERROR';
     if (request.url.startsWith(INTAKE_PATH)) return redirect(reply, this.errorPath(code, request));

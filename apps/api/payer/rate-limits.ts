@@ -1,23 +1,24 @@
 /**
- * Rate limits of hosted checkout, for an operator who turns them on (C65): so many intakes and card submissions a minute per address and per portal. Counted in
- * this process: with N of them behind a balancer a payer may get N times as much, which is enough against a script and costs no round trip.
+ * Rate limits of hosted checkout, if an operator turns them on (C65): intakes and card submissions a minute, per address and per portal. They are
+ * counted in this process. With N processes behind a balancer a payer may get N times as much. That is enough against a script and costs no round
+ * trip.
  */
 import type { Clock } from '#kernel';
 
 export interface RateLimits {
-  /** Seconds to wait where a limit is reached, else null; counts the request where it is not. */
+  /** Counts the request. Seconds to wait if a limit is reached, else null. A refused request is not counted. */
   admit(key: { readonly address: string; readonly portalId: string | null }): number | null;
 }
 
 export interface RateLimitOptions {
-  /** A minute, per client address; null: no limit. */
+  /** A minute, per client address. null: no limit. */
   readonly perAddress: number | null;
-  /** A minute, per portal; null: no limit. */
+  /** A minute, per portal. null: no limit. */
   readonly perPortal: number | null;
 }
 
 const MINUTE_MS = 60_000;
-/** Addresses that are remembered at most; then all begin anew, which lets through one minute's worth. */
+/** At most so many addresses are remembered. Then all begin anew, which lets through the requests of one minute. */
 const MAX_BUCKETS = 100_000;
 
 interface Bucket {
@@ -25,7 +26,7 @@ interface Bucket {
   at: number;
 }
 
-/** Buckets that hold a minute's worth and fill evenly. */
+/** Buckets that hold the requests of a minute and refill evenly. */
 export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, clock: Pick<Clock, 'monotonic'>): RateLimits => {
   const buckets = new Map<string, Bucket>();
   const filled = (key: string, limit: number): Bucket => {
@@ -46,7 +47,7 @@ export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, cl
       ] as const) {
         if (limit === null) continue;
         const bucket = filled(key, limit);
-        // Nobody pays from one bucket for a request that another refused, and who is refused by address fills no bucket of a portal.
+        // A request that one bucket refuses takes nothing from another. A request that is refused by its address takes nothing from a portal.
         if (bucket.tokens < 1) return Math.ceil(((1 - bucket.tokens) / limit) * 60);
         asked.push({ bucket, limit });
       }
@@ -57,8 +58,8 @@ export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, cl
 };
 
 /**
- * The client's address. Behind proxies of one's own, `hops` of them, it is that many from the end of `X-Forwarded-For`: what stands further left was written by
- * whoever asked.
+ * The client's address. Behind `hops` proxies of the operator it is that many from the end of `X-Forwarded-For`. The caller may have written
+ * everything further left.
  */
 export const clientAddress = (socketAddress: string, forwardedFor: string | undefined, hops: number): string => {
   if (hops === 0 || forwardedFor === undefined) return socketAddress;

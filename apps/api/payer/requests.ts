@@ -1,4 +1,4 @@
-/** What comes with a payer: the partner's intake parameters (C58), and the form that holds the card. The card's fields are wrapped at once (C5). */
+/** Requests of payers: the partner's intake parameters (C58), and the form that holds the card. The card's fields are wrapped at once (C5). */
 import { canonicalJson, type Json, ServiceError, sumCents } from '#kernel';
 import { type IntakeContent, type IntakeKind, MAX_ADDRESS_LENGTH, type PayField, type FieldFault, type CheckoutPayer } from '#checkout';
 import { type PaymentInstrument, refuseExpiredCard, Secret } from '#payments';
@@ -37,7 +37,7 @@ const LANGUAGE_TAG = /^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,4}$/;
 const AddressField = (description: string) =>
   Field({
     schema: { type: 'string', format: 'uri', maxLength: MAX_ADDRESS_LENGTH, description },
-    // Vetted against the allow-list elsewhere; here it only has to be one.
+    // The allow-list is checked elsewhere. Here it only has to be an address.
     check: (value) => (typeof value === 'string' ? cardInText(value) : 'must be an address'),
   });
 const PayerField = (max: number) => TextField({ optional: true, max, free: true });
@@ -82,11 +82,17 @@ export class IntakeRequest {
   @TextField({ optional: true, max: 64, description: 'Signature. Required for links, and where the portal requires signed intake.' }) sig?: string;
 }
 
-/** Every top-level value as text, as a signature speaks for it (C58): a form's fields as they are, of JSON the strings as they are and the rest as RFC 8785. */
+/**
+ * Every top-level value as text, as a signature covers it (C58): fields of a form as they are; of JSON, strings as they are and other values by RFC
+ * 8785.
+ */
 export const pairsOf = (body: JsonObject): ReadonlyMap<string, string> =>
   new Map(Object.entries(body).map(([name, value]) => [name, typeof value === 'string' ? value : canonicalJson(value)]));
 
-/** What is to be paid, from the fields of JSON, or of a form or link, where numbers and lines are text. Throws VALIDATION_ERROR naming every fault. */
+/**
+ * The amount to pay, from the fields of JSON, or of a form or link, in which numbers and lines are text. Throws VALIDATION_ERROR, which names every
+ * fault.
+ */
 export const intakeContentOf = (kind: IntakeKind, fields: JsonObject): IntakeContent => {
   const body = kind === 'json' ? fields : typed(fields);
   refuseAmount(body);
@@ -123,7 +129,7 @@ export const intakeContentOf = (kind: IntakeKind, fields: JsonObject): IntakeCon
 
 const WHOLE_NUMBER = /^(0|[1-9]\d{0,14})$/;
 
-/** Text of a form in the types of JSON. An optional field that was left empty is one that was not sent: that is how forms say so. */
+/** Text of a form in the types of JSON. An optional field that is empty counts as not sent, since forms cannot leave one out. */
 const typed = (fields: JsonObject): JsonObject => {
   const body: JsonObject = Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== ''));
   if (typeof body.amount_cents === 'string' && WHOLE_NUMBER.test(body.amount_cents)) body.amount_cents = Number(body.amount_cents);
@@ -152,7 +158,7 @@ const refuseAmount = (body: JsonObject): void => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The card form.
 
-/** What may come back to the payer: never anything of the card. */
+/** The values that may be shown to the payer again: never anything of the card. */
 export interface PayerValues {
   readonly postal_code: string;
   readonly first_name: string;
@@ -163,7 +169,7 @@ export interface PayerValues {
 export interface PayForm {
   readonly values: PayerValues;
   readonly faults: Readonly<Partial<Record<PayField, FieldFault>>>;
-  /** null where a field of the card is at fault. */
+  /** null if a field of the card has a fault. */
   readonly instrument: PaymentInstrument | null;
 }
 
@@ -172,7 +178,7 @@ const CARD_NUMBER = /^\d{12,19}$/;
 /** Payers write, and browsers fill in, `0429`, `04/29`, `04 / 29`, `04/2029`. */
 const EXPIRY = /^(0[1-9]|1[0-2]) ?\/? ?(?:20)?(\d{2})$/;
 
-/** Reads the form of the pay page. Nothing of it but {@link PayerValues} is kept; `now` decides whether the card has expired (C5). */
+/** Reads the form of the pay page. Only {@link PayerValues} are kept. `now` decides whether the card has expired (C5). */
 export const payFormOf = (form: ReadonlyMap<string, string>, now: number): PayForm => {
   const faults: Partial<Record<PayField, FieldFault>> = {};
   const field = (name: string) => (form.get(name) ?? '').trim();
