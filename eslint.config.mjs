@@ -1,4 +1,7 @@
-/** What the formatter cannot see: types, promises nobody waits for, and the walls of the house (the arrows themselves: test/architecture.spec.ts). */
+/**
+ * Faults that the formatter cannot see: types, promises without `await`, and the walls of the house (the arrows themselves:
+ * test/architecture.spec.ts).
+ */
 import eslint from '@eslint/js';
 import tseslint from 'typescript-eslint';
 import { PURE_FILES } from './pure-files.mjs';

@@ -9,8 +9,8 @@ const GRACE_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
 
 /**
- * The close of a listener: stops accepting, finishes what is in flight. Clients that keep their connections are told to leave with their next answer; they have
- * `graceMs` to come for it. Not told before nobody is let in any more: they would come right back.
+ * Closes a listener: it stops accepting and finishes the requests in flight. Clients with kept connections are asked to leave with their next answer.
+ * They have `graceMs` to fetch it. They are asked only when nothing is accepted any more; else they would come right back.
  */
 export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: NestFastifyApplication, graceMs: number) => Promise<void>) => {
   let leaving = false;

@@ -75,7 +75,7 @@ const appendFor = async (store: EventStore, writers: number, seconds: number): P
   };
 };
 
-/** What one durable write costs here: 8 KiB and fdatasync, as a commit writes. */
+/** The cost of one durable write here: 8 KiB and fdatasync, as in a commit. */
 const fsyncMs = (directory: string): number => {
   const file = openSync(join(directory, 'fsync'), 'w');
   const times: number[] = [];

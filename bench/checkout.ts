@@ -1,6 +1,6 @@
 /**
- * Hosted checkout: pages rendered per second on one core; what a page weighs; the paint and the layout shifts that a browser itself measures; and 200 payers at
- * once, each through the whole way over HTTP, after which the books are checked: one charge each.
+ * Hosted checkout: pages rendered per second on one core; the weight of a page; paint and layout shifts as a browser measures them; and 200 payers at
+ * once, each through the whole way over HTTP. Afterwards the books are checked: one charge each.
  */
 import { execFileSync } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
@@ -13,8 +13,9 @@ import { startService } from './service.js';
 const RENDER_SECONDS = 3;
 const PAYERS = 200;
 /**
- * `within`: all payers come within so many seconds, and each takes a moment of up to so many to read and type, as people do: they are in the checkout at the same
- * time. With 0 every request of all of them is sent at the same instant: what is measured then is a queue of two hundred on this machine, clients included.
+ * `within`: all payers arrive within so many seconds, and each takes up to that long to read and type, as people do. So they are in the checkout at
+ * the same time. With 0 every request of all of them is sent at the same instant. Then the figure is that of a queue of two hundred on this machine,
+ * clients included.
  */
 const ROUNDS = [{ within: 10 }, { within: 10 }, { within: 0 }] as const;
 const PAINTS = 5;

@@ -1,6 +1,6 @@
 /**
- * What things cost as the log grows: `npm run bench -- growth --events 10000,100000,1000000`. At each size: a create, a GET, the first and the last page of the list, and the rebuild of
- * the list per thousand events. A cost that does not grow is a flat line in `reports/growth.svg`.
+ * Costs as the log grows: `npm run bench -- growth --events 10000,100000,1000000`. At each size: a create, a GET, the first and the last page of the
+ * list, and the rebuild of the list per thousand events. A cost that does not grow is a flat line in `reports/growth.svg`.
  */
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';

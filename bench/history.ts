@@ -1,4 +1,4 @@
-/** A history of any size, and its rebuild: what benchmarks at size have in common. */
+/** A history of any size, and its rebuild, for all benchmarks at size. */
 import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { type BenchService, rssMib } from './service.js';

@@ -118,7 +118,7 @@ try {
   );
 
   const measureBooks = async () => {
-    // A-B-A: what else the machine does hits both.
+    // A-B-A: other work of the machine hits both.
     const first = await projectModel(paymentListModel);
     const journal = await projectModel(journalModel);
     const second = await again(paymentListModel);
@@ -128,7 +128,7 @@ try {
     );
 
     await projectModel(paymentRegisterModel);
-    // Settlement's lines are not in this history; what they would have written is.
+    // This history has no lines of settlement. The rows that they would have written are inserted.
     await pool.query(
       `update gateway_transaction g set settled_batch_id = m.data->>'batchId' from model m where m.type = 'PaymentSettled' and m.data->>'leg' = g.leg`,
     );

@@ -1,4 +1,7 @@
-/** `npm run bench [-- name … --option value …]`: the named benchmarks, or all of them, one after the other, each as a process of its own. What one prints is a line of `reports/bench.ndjson` too. */
+/**
+ * `npm run bench [-- name … --option value …]`: the named benchmarks, or all of them, one after the other, each as a process of its own. Their output
+ * also becomes a line of `reports/bench.ndjson`.
+ */
 import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { writeReport } from '../test/support/report.js';

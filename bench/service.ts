@@ -124,7 +124,7 @@ export const rssOf = async ({ pids }: BenchService, parts: readonly Part[]): Pro
 
 /** Fields of `/proc/<pid>/stat` behind the name, which may hold anything. */
 const STAT = { parent: 1, own: [11, 12], ofEnded: [13, 14] } as const;
-/** What the kernel counts in; the same on every Linux that Node runs on. */
+/** The unit of the kernel's counters. It is the same on every Linux that Node runs on. */
 const TICK_MS = 10;
 
 interface Stat {

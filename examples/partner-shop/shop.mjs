@@ -19,7 +19,7 @@ const payfold = async (...args) => {
   return JSON.parse(stdout);
 };
 
-/** What the operator of Payfold would hand to a partner. */
+/** The values that the operator of Payfold gives to a partner. */
 const agreement = async (shop) => {
   const {
     PAYFOLD_URL: url = 'http://127.0.0.1:3000',

@@ -9,7 +9,7 @@ import { postgresKeyUse } from './key-use.js';
 import { openSigningSecret } from './administration.js';
 
 export const DIRECTORY = Symbol('directory');
-/** What an authentication of a partner's request needs. */
+/** The dependencies of the authentication of partners. */
 export const AUTHENTICATION = Symbol('authentication');
 
 @Global()

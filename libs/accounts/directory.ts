@@ -36,14 +36,14 @@ export interface AccountFacts {
 /** `revoked`: the account had access once, so it may still read (C46). null: it never had access. */
 export type PortalAccess = 'granted' | 'revoked' | null;
 
-/** What a charge or a quote depends on, read in one round trip. */
+/** Everything that a charge or a quote depends on, read in one round trip. */
 export interface ChargeTerms {
   /** null: no such account. */
   readonly accountStatus: AccountStatus | null;
   readonly access: PortalAccess;
   /** null: no such portal. */
   readonly portal: Portal | null;
-  /** As recorded; `restrictionInForce` tells whether it is in force at a moment. null without a reference id. */
+  /** As recorded. `restrictionInForce` decides whether it is in force at a moment. null without a reference id. */
   readonly restriction: CaseRestriction | null;
 }
 

@@ -59,7 +59,7 @@ export interface DriftPorts {
 
 /** A report lists at most this many differences of payments, and counts the others by kind. */
 export const MAX_DIFFERENCES = 1_000;
-/** Few at once: what a page holds is then gone before the garbage collector copies it. */
+/** A small number at once, so that the rows of a page are gone before the garbage collector copies them. */
 const PAGE_PAYMENTS = 100;
 /** Read while one is looked at. */
 const PAGES_AHEAD = 3;
@@ -113,7 +113,7 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
     }),
     readSettled(db, ids),
   ]);
-  // After the rows that say how far the journal is: what it has posted since is left out by its place.
+  // Read after the rows that name the progress of the journal. Later entries are excluded by their place in the log.
   const entries = await entriesOfPayments(db, ids);
   return {
     list: new Map(list.rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), found: row.found, state: row.state }])),
@@ -201,7 +201,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
 
   // (c) the journal: entry by entry, and in sums that know nothing of posting rules.
   const journalled = reached(at.journal);
-  // Entries are read last: what the journal has posted since is left out by its place.
+  // Entries are read last. Entries that were posted later are excluded by their place in the log.
   const through = booked ? (events[Number(booked.revision)]?.position ?? '') : at.journal;
   const stored = (rows.entries.get(id) ?? []).filter((entry) => isOfPayment(entry) && entry.position <= through);
   if (journalled && (!booked || booked.revision < journalled.revision))
@@ -227,7 +227,10 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
   return differences;
 };
 
-/** The same as data. What was written by the same code has its fields in the same order too, and the plain text is ten times cheaper than the canonical one. */
+/**
+ * Equal as data. Values that the same code wrote have their fields in the same order too, and comparing plain text is ten times cheaper than
+ * canonical text.
+ */
 const isSame = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b) || canonicalJson(a) === canonicalJson(b);
 
 const ordered = ({ entryId, eventId, position, number, rule, part, paymentId, recordedAt, effectiveAt, bookedAt, postings }: JournalEntry) => [
@@ -337,7 +340,7 @@ const readTold = async (db: Queryable, ids: readonly string[]): Promise<Readonly
 
 interface Replayed {
   readonly payment: Payment;
-  /** Its row in the list, whose last column is the folded state. null: it has none. */
+  /** The payment's row in the list. Its last column is the folded state. null: it has none. */
   readonly row: readonly (string | null)[] | null;
   /** Revision of its last event. */
   readonly revision: string;
@@ -566,8 +569,8 @@ const SWEPT_AT_ONCE = 40;
 const ROUND_SECONDS = 60;
 
 /**
- * Checks the next round of payments, and begins again after the last; null while another worker is at it. What is no difference any more is forgotten.
- * `pause` is waited for between one handful and the next, so that payments are never kept waiting by a whole round.
+ * Checks the next round of payments, and begins again after the last one. null: another worker is at it. A difference that is gone is forgotten.
+ * `pause` is awaited between two groups of payments, so no payment waits for a whole round.
  */
 export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> = async () => undefined): Promise<readonly Difference[] | null> => {
   const { db } = ports;

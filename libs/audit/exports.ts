@@ -42,7 +42,7 @@ interface Report {
   pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
 }
 
-/** Few at once: what a page holds is then gone before the garbage collector copies it. */
+/** A small number at once, so that the rows of a page are gone before the garbage collector copies them. */
 const PAGE_ROWS = 250;
 
 type Kind = 'text' | 'cents' | 'time' | 'day' | 'bool';

@@ -41,7 +41,7 @@ const KEY_HASH_BYTES = 4;
 export interface HeadKey {
   readonly name: string;
   readonly publicKey: Buffer;
-  /** C2SP verifier key: what an auditor keeps. */
+  /** C2SP verifier key, for an auditor to keep. */
   readonly vkey: string;
 }
 

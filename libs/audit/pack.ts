@@ -69,7 +69,7 @@ class HashedFile {
 
 export type ExportFormat = 'csv' | 'ndjson';
 
-/** What an export has come to so far. */
+/** Rows, bytes and hash of an export so far. */
 export interface Exported {
   rows: number;
   /** Sums of the cents columns. */
@@ -184,7 +184,7 @@ export interface Pack {
   readonly drift: DriftReport;
 }
 
-/** Accounts, portals, cases, staff and posting rules: these streams are in every pack, whatever its period. */
+/** Accounts, portals, cases, staff and posting rules. Every pack holds these streams, for any period. */
 const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-', RULE_CHANGES];
 const PAGE_ENTRIES = 2_000;
 

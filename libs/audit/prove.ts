@@ -75,7 +75,7 @@ const leafIndex = async ({ db, store }: ProvePorts, { position }: Recorded, size
   return leaf;
 };
 
-/** Proof between two signed heads of this log. Refuses, as forged, what none of its keys signed. */
+/** Proof between two signed heads of this log. A head that none of its keys signed is refused as forged. */
 export const proveConsistency = async (
   ports: ProvePorts,
   first: string,

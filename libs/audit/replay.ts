@@ -20,7 +20,7 @@ import { type Books, journalise, policyAt, type PostingRules, rulePolicies } fro
 
 /** The end of the replay. Nothing named: all of history. */
 export interface Until {
-  /** RFC 3339, inclusive: what had been recorded. */
+  /** RFC 3339, inclusive. Counts the events that had been recorded by then. */
   readonly asOf?: string | undefined;
   readonly revision?: bigint | undefined;
   /** A place in the log, inclusive. */

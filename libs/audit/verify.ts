@@ -158,7 +158,7 @@ type Guilty = string | null;
 /** The tiles as they are stored, read in their order, level by level as they fill up. */
 class StoredTiles {
   private readonly ahead = new Map<number, Buffer>();
-  /** Per level above the leaves: what its last tile holds so far. */
+  /** For each level above the leaves: the hashes of its last tile so far. */
   private readonly above: Buffer[][] = [];
 
   constructor(

@@ -75,7 +75,7 @@ export type CheckoutEvent =
   | Fact<'AttemptDeclined', { readonly attemptId: string } & Refusal>
   | Fact<'OutcomeUnknown', { readonly attemptId: string; readonly paymentId: string }>
   | Fact<'CheckoutPaid', { readonly attemptId: string; readonly paymentId: string }>
-  /** The payer went back with `result=unknown`. Whatever becomes known later, this session takes no further card. */
+  /** The payer went back with `result=unknown`. From then on this session takes no further card, even if the outcome becomes known. */
   | Fact<'PayerLeft', Record<string, never>>
   | Fact<'CheckoutCancelled', Record<string, never>>
   /** The partner got the result `expired`. Until then expiry is a matter of the clock, and a valid link begins another hour. */
@@ -181,7 +181,7 @@ const underWay = (checkout: Checkout, event: CheckoutEvent) => {
 
 export type View = 'pay' | 'attempts_used_up' | 'processing' | 'receipt' | 'cancelled' | 'expired';
 
-/** The one page that a session shows at a moment, whatever page was requested. */
+/** The one page that a session shows at a moment, for every requested page. */
 export const viewOf = (checkout: KnownCheckout, now: number): View => {
   switch (checkout.phase) {
     case 'open':

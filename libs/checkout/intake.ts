@@ -75,7 +75,7 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
   }
 };
 
-/** A faulty value is not sent back. A card number is never sent back, whatever the check of free text is set to (C9). */
+/** A faulty value is not sent back. A card number is never sent back, even if the check of free text is off (C9). */
 const echoed = (value: string | undefined, max: number): string | null =>
   value !== undefined && value !== '' && value.length <= max && !holdsCardNumber(value) ? value : null;
 

@@ -48,7 +48,7 @@ export const checkoutUnfinishedModel: ReadModel = {
 };
 
 const BEGINS: CheckoutEvent['type'] = 'AttemptStarted';
-/** A session whose outcome is unknown stays: the loop goes on until somebody knows. */
+/** A session of unknown outcome stays. The loop goes on until the outcome is known. */
 const ENDS: readonly CheckoutEvent['type'][] = ['AttemptDeclined', 'CheckoutPaid'];
 
 export const applyUnfinished = async (rows: Pick<UnfinishedRows, 'write' | 'remove'>, events: readonly Recorded[]): Promise<void> => {

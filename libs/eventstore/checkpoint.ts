@@ -98,7 +98,7 @@ export interface Checkpoint<Tx = Client> {
 /** The compare-and-set found another position: another worker applied, or our own commit had arrived after all. */
 export class Moved extends Error {}
 
-/** The handler's own fault, kept as its cause. The connection was well, whatever the message says. */
+/** The handler's own fault, kept as its cause. The connection was healthy, even if the message names it. */
 export class HandlerFault extends Error {}
 
 /**

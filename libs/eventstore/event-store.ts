@@ -47,7 +47,7 @@ export interface Recorded extends NewEvent {
 /** `no_stream`, an exact last revision, or `any` (no check; weakly idempotent, so not for money). */
 export type Expected = 'any' | 'no_stream' | bigint;
 
-/** What a subscription yields, in one order. `position` of a checkpoint covers everything that was yielded before it. */
+/** The items of a subscription, in one order. `position` of a checkpoint covers every item before it. */
 export type SubscriptionItem =
   | { readonly kind: 'events'; readonly events: readonly Recorded[] }
   | { readonly kind: 'caught_up' }

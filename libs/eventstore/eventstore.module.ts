@@ -109,7 +109,7 @@ const requirePrepared = async (pool: Pool, { migrations, readModels }: Schema): 
     );
 };
 
-/** Every method is named: an adapter may be a class, whose methods a spread would lose. */
+/** Every method is named, since an adapter may be a class and a spread would lose its methods. */
 const watchAppends = (store: EventStore, onFailure: () => void): EventStore => ({
   append: async (stream, expected, events, options) => {
     try {

@@ -1,6 +1,6 @@
 /**
- * The event store in memory: for unit tests and the deterministic simulation. Same rules as the others, no timers, no randomness.
- * What it hands out is frozen, so a reader that alters a fact fails here instead of in production.
+ * The event store in memory: for unit tests and the deterministic simulation. Same rules as the others, no timers, no randomness. Its events are
+ * frozen, so a reader that alters a fact fails here instead of in production.
  */
 import { BeyondTheEnd, deserialise, matchesPrefix, numericPosition, positionNumber, serialise } from './codec.js';
 import { followPages, type Page } from './following.js';
@@ -37,7 +37,7 @@ export const memoryEventStore = (options: { now?: () => number } = {}): EventSto
       const last = present.length - 1;
       const wanted = expected === 'any' ? last : expected === 'no_stream' ? -1 : Number(expected);
       if (wanted !== last) {
-        // The same ids right after the expected revision: this very append, told again.
+        // The same ids right after the expected revision: this append, repeated.
         const original = present.slice(wanted + 1, wanted + 1 + serialised.length);
         if (wanted > last || original.length < serialised.length || serialised.some(({ id }, index) => original[index]!.id !== id))
           throw new Conflict(stream, expected, last < 0 ? null : BigInt(last));

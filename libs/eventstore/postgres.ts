@@ -520,7 +520,7 @@ class Line {
   }
 }
 
-/** The function's second statement must see what was committed before the lock was granted, whatever the database's default isolation is. */
+/** The function's second statement must see every commit before the lock was granted, under any default isolation of the database. */
 const SESSION = `set default_transaction_isolation to 'read committed'`;
 
 const APPEND = `select * from es.append_batch($1::text[], $2::bigint[], $3::int[], $4::int[], $5::int[], $6::uuid[], $7::text[], $8::text[], $9::text[])`;

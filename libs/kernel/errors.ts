@@ -50,7 +50,7 @@ export class ServiceError extends Error {
   }
 }
 
-/** The caller is told no more than this of a fault of ours; the log has the rest, under the request id. */
+/** The caller learns no more than this about a fault of ours. The log has the rest, under the request id. */
 export const internalError = (): ServiceError => new ServiceError('INTERNAL_ERROR', 'An unexpected error occurred.');
 
 /** A 401, or a 403 of authentication: carries only a message (specification, Authentication 5). */

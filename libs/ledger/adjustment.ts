@@ -48,7 +48,7 @@ export type PostingRuleChanged = Fact<'PostingRuleChanged', { readonly rule: str
 
 export type AdjustmentEvent = ManualAdjustment | PeriodEvent | PostingRuleChanged;
 
-/** Largest sum of an adjustment: what one person may move in one entry without a typing error being likelier than the sum. */
+/** Largest sum of an adjustment. Beyond it a typing error is likelier than the sum. */
 const MAX_ADJUSTMENT_CENTS = 100_000_000_000;
 const MAX_ADJUSTMENT_POSTINGS = 20;
 

@@ -30,7 +30,7 @@ export const account = {
   serviceFee: (portalId: string) => `revenue:service_fee:${segment(portalId)}`,
   /** Fees given back after settlement; takes revenue away. */
   serviceFeeRefunded: (portalId: string) => `revenue:service_fee_refunded:${segment(portalId)}`,
-  /** What the processor keeps for its service. */
+  /** The processor's own fee for its service. */
   processing: (mid: string) => `expense:processing:${segment(mid)}`,
   disputeFee: (mid: string) => `expense:dispute_fee:${segment(mid)}`,
   /** Fees lost with lost disputes; the operator bears them, the agency its principal. */

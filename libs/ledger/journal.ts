@@ -340,7 +340,7 @@ export interface Balance {
 export interface BalanceQuery {
   /** As it was known then (RFC 3339, inclusive). null: all that is known. */
   readonly asOf: string | null;
-  /** What had taken effect before then (exclusive). null: without limit. */
+  /** Only entries that took effect before then (exclusive). null: without limit. */
   readonly effectiveTo: string | null;
 }
 

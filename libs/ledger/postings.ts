@@ -92,7 +92,7 @@ interface BookedLeg {
   /** As charged. */
   readonly principalCents: Cents;
   readonly feeCents: Cents;
-  /** Of it, what never settles. */
+  /** The part of it that never settles. */
   readonly voidedPrincipalCents: Cents;
   readonly voidedFeeCents: Cents;
 }
@@ -481,7 +481,7 @@ const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: R
       return [...post("R4'", gross), ...post('R5', fee)];
     case 'chargeback':
     case 'chargeback_reversal':
-      // The dispute posted the money itself (R9, R12). What is withheld beyond that is its fee; any other difference is unexplained.
+      // The dispute posted the money itself (R9, R12). An amount withheld beyond that is its fee. Any other difference is unexplained.
       return [...post('R13', fee), ...post('R15', line.expectedCents === null ? 0 : gross - line.expectedCents)];
     case 'fee':
       return post('R5', -net);
@@ -511,7 +511,8 @@ export const postException = (rules: RulesInForce, event: ExceptionEvent): reado
   if (event.type !== 'ExceptionResolved' || event.data.resolution === 'no_posting') return [];
   const { resolution, merchantAccount: mid, suspenseCents: cents, paymentId, portalId, feeCents } = event.data;
   const when = { paymentId, effectiveAt: event.at };
-  // It settles something unsettled here, or goes back through the processor, whose line will take it out again.
+  // The line settles a payment that is unsettled here, or the money goes back through the processor. In that case a later line of the processor takes
+  // it out again.
   if (resolution === 'settles' || resolution === 'refund') return entry(rules, 'R16', when, { mid, cents, adopted: null });
   if (portalId === null) throw new Error('R16: money is adopted for an agency');
   return entry(rules, 'R16', when, { mid, cents, adopted: { portalId, feeCents } });

@@ -1,4 +1,4 @@
-/** What partners and staff may ask of payments. What moves money runs once for each key (C12–C20). */
+/** Actions of partners and staff on payments. An action that moves money runs once for each key (C12–C20). */
 import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
 import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
@@ -15,7 +15,7 @@ import { refuseStaffText, staff } from './staff.js';
 import { paymentEvents } from './stream.js';
 import type { Origin } from '#eventstore';
 
-/** What these functions need. The process that composes them provides it. */
+/** Dependencies of these functions. The process that composes them provides it. */
 export interface PaymentServices {
   readonly ports: PaymentPorts;
   readonly idempotency: IdempotencyStore;
@@ -26,7 +26,7 @@ export interface PaymentServices {
   readonly log: Logger;
 }
 
-/** How a request arrived: its key, what the key is bound to, and the correlation id of its events. */
+/** How a request arrived: its key, the text that the key is bound to, and the correlation id of its events. */
 export interface Received {
   readonly idempotencyKey: string | null;
   readonly fingerprintText: string;
@@ -45,7 +45,7 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
     },
     takeOver: (owned) => finishCreate(ports, owned, request.accountId, origin, deadline),
     reconciliationRequired: async (paymentId) => {
-      // If the log cannot be read now, nothing is known about the payment. The caller is told to read it.
+      // If the log cannot be read now, nothing is known about the payment. The answer asks the caller to read it.
       const { payment } = await ports.streams.load(paymentId).catch(() => ({ payment: null }));
       return reconciliationRequired(paymentId, payment);
     },

@@ -170,9 +170,9 @@ export interface ReversalEnd {
   readonly attemptId: string;
   readonly operation: Means;
   readonly outcome: 'completed' | 'partial' | 'rejected' | 'never_executed';
-  /** What the gateway did. null: nothing moved (C24). */
+  /** The way in which the gateway returned the money. null: nothing moved (C24). */
   readonly reversalType: Means | null;
-  /** What this attempt returned, in cents, fee included. */
+  /** Cents that this attempt returned, fee included. */
   readonly amountCents: Cents;
   readonly reason: string | null;
   readonly initiatedBy: Initiator;
@@ -246,7 +246,7 @@ export interface ChargedLeg {
   /** A leg on which a refund was made is never voided afterwards (C24). */
   readonly refunded: boolean;
   readonly settledBatchId: string | null;
-  /** What the batch says of the leg. null: not settled. */
+  /** The batch's facts about the leg. null: not settled. */
   readonly settledGrossCents: Cents | null;
   readonly settledFeeCents: Cents | null;
   readonly settlementRejected: boolean;
@@ -562,7 +562,7 @@ export const resultOf = (payment: Charged, attemptId: string): ReversalAttempt |
 /** The one reversal that is in progress, or that was left open by a request of unknown outcome. */
 export const openAttempt = (payment: Charged): ReversalAttempt | undefined => payment.attempts.find((attempt) => attempt.ended === null);
 
-/** What recovery looks at: a charge without outcome, or a reversal without end. */
+/** Work for recovery: a charge without outcome, or a reversal without end. */
 export const openOf = (payment: Payment): { attemptId: string; since: string } | null => {
   if (payment.phase === 'pending' || payment.phase === 'unknown') return { attemptId: payment.attemptId, since: payment.createdAt };
   const attempt = payment.phase === 'charged' ? openAttempt(payment) : undefined;
@@ -579,7 +579,7 @@ export const partialRefund = (payment: Charged, initiatedBy: Initiator): Reversa
       );
 
 /**
- * A refund or void that a retry would complete, but that is complete already: the fee had come back although the caller was told otherwise. The retry
+ * A refund or void that a retry would complete, but that is complete already: the fee had come back although the answer said otherwise. The retry
  * gets the whole result once, under any key. Nothing is returned again (C27, C38).
  */
 export const completedMeanwhile = (
@@ -687,7 +687,7 @@ export type ChargeOutcome =
   | { readonly kind: 'failed'; readonly reason: string; readonly takenBack?: readonly TakenBack[] }
   | { readonly kind: 'unknown'; readonly leg: Leg; readonly cause: string };
 
-/** What recovery found about one leg of a charge, after it finalised the leg's references. `reversed`: executed, and undone since. */
+/** Recovery's finding about one leg of a charge, after it finalised the leg's references. `reversed`: executed, and undone since. */
 export type ChargeFinding = { readonly leg: Leg } & (
   | { readonly found: 'reversed'; readonly transactionId: string }
   | { readonly found: 'declined'; readonly code: DeclineCode; readonly transactionId: string | null }
@@ -708,7 +708,7 @@ export interface RequestRefund extends ReversalCommand {
   readonly type: 'RequestRefund';
   readonly amountCents: Cents | null;
   readonly includeFee: boolean;
-  /** What the gateway of each leg can do before settlement (C23). */
+  /** Abilities of each leg's gateway before settlement (C23). */
   readonly capabilities: (leg: Leg) => { readonly partialVoid: boolean; readonly refundUnsettled: boolean };
 }
 
@@ -881,7 +881,7 @@ const meansFor = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolea
   return means;
 };
 
-/** What can be done with a part of an unsettled leg. null: nothing. */
+/** The possible action on a part of an unsettled leg. null: none. */
 export const unsettledMeans = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means | null => {
   const whole = cents(part) === cents(unreturned(leg));
   if (!leg.refunded && (whole || capability.partialVoid)) return 'void';
@@ -948,8 +948,8 @@ const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): P
 };
 
 /**
- * The leg is unsettled again, as in the books. Whether it can be voided or refunded, its gateway is asked again (C24), whatever a file said. Nothing
- * happens if the leg did not settle in this batch.
+ * The leg is unsettled again, as in the books. Its gateway decides anew whether it can be voided or refunded (C24). Nothing happens if the leg did
+ * not settle in this batch.
  */
 const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt }: Ask<'WithdrawSettlement'>): PaymentEvent[] => {
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;

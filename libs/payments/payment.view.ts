@@ -1,4 +1,7 @@
-/** What a caller sees of a payment: the specification's resources, as a pure function of the folded state. One meaning, one text: no `now` in here. */
+/**
+ * The specification's resources of a payment, as a pure function of the folded state. The same state gives the same text, so nothing here reads the
+ * time.
+ */
 import { type Cents, type Json, sumCents } from '#kernel';
 import {
   attemptOf,
@@ -184,6 +187,6 @@ export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt)
 const partsOf = (payment: Charged, attempt: ReversalAttempt): ReversalAttempt[] => {
   const first = attempt.completes ? (attemptOf(payment, attempt.completes) ?? attempt) : attempt;
   const completion = first.completedBy ? attemptOf(payment, first.completedBy) : undefined;
-  // The lines of a partial attempt were planned with the fee; what it did not return the completion did.
+  // The lines of a partial attempt were planned with the fee. The completion returned the rest.
   return completion && completion !== first ? [first, completion] : [first];
 };

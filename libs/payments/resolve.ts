@@ -32,7 +32,7 @@ export interface ResolveRequest {
 /** Several gateway calls, one after the other. */
 const RESOLVE_MS = 60_000;
 
-/** What the gateway, or a batch that settled it, shows of one leg. */
+/** The evidence about one leg, from the gateway or from a batch that settled it. */
 type LegEvidence =
   | { readonly shows: 'charged'; readonly transactionId: string; readonly authCode: string; readonly settled?: true }
   | { readonly shows: 'undone' | 'declined' | 'never' | 'cannot_tell' };
@@ -66,7 +66,7 @@ export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharge
   return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), origin));
 };
 
-/** `settled`: legs whose money has arrived, whatever the gateway can tell. */
+/** `settled`: legs whose money has arrived, even if the gateway cannot tell. */
 const resolveOnce = async (
   ports: PaymentPorts,
   request: ResolveRequest,

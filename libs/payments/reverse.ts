@@ -78,8 +78,8 @@ export const reverse = async (
       const own = renewed ? undefined : resultOf(payment, attemptId);
       // The owner vanished. Make the same calls again, under the same references; the gateway answers once for each reference.
       if (own && !own.ended && !own.fenced) return executed(await run(ports, loaded, own.attemptId, origin, deadline, true));
-      // Answer with the result of its own attempt, whatever else runs. If it were refused, the caller might ask again under a new key. After a 5xx
-      // this is the first time that the caller gets the result, so it is no replay.
+      // Answer with the result of its own attempt, even if another one runs. If it were refused, the caller might ask again under a new key. After a
+      // 5xx the caller gets the result for the first time, so it is no replay.
       if (own && isComplete(own)) {
         const replayed = !own.fenced || own.acknowledged;
         return { view: (await tell(ports, request, own.attemptId, origin, deadline, 'again'))!, replayed };
@@ -109,7 +109,7 @@ export const reverse = async (
         continue;
       }
       if (own?.ended) {
-        // The attempt was never executed, rejected or partial. What is missing becomes a new attempt with new references, bound to the key before it
+        // The attempt was never executed, rejected or partial. The missing part becomes a new attempt with new references, bound to the key before it
         // begins.
         attemptId = await key!.renew();
         renewed = true;

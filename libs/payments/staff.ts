@@ -1,4 +1,4 @@
-/** Staff: under which name their commands are recorded, what words those may hold, and the tasks that only a person may decide. */
+/** Staff: the names under which commands are recorded, the words that they may hold, and the tasks that only a person may decide. */
 import { defineEvents, type EventStore, type Origin, recordOnce } from '#eventstore';
 import { fold, type Json, ServiceError } from '#kernel';
 import { cardInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
@@ -41,7 +41,7 @@ export type StaffTaskReason =
   /** A sale whose settlement was rejected came back accepted. */
   | 'settled_after_rejection';
 
-/** What was unknown is open until somebody has decided. A rejected settlement stays one: the books have given the money up. */
+/** An unknown outcome is open until a person has decided. A rejected settlement stays a task, since the books have given the money up. */
 export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment): boolean =>
   reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged';
 

@@ -44,7 +44,7 @@ export interface Config {
   /** null: the simulator is started along. */
   readonly simulatorUrl: string | null;
   readonly simulatorPort: number;
-  /** Time of day, UTC, at which the simulator closes its batches; null: only when it is told to. */
+  /** Time of day, UTC, at which the simulator closes its batches. null: only by command. */
   readonly simulatorBatchClose: string | null;
   readonly metricsPort: number;
   /** Where `/audit/v1` listens: a place of its own, loopback unless an operator says otherwise. */

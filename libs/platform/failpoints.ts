@@ -18,7 +18,7 @@ export const withFailpoint = <T extends object>(failpoint: string | null, target
         const hit = namesOf(property, args).includes(point!);
         if (hit && when === 'before') kill(pid, 'SIGKILL');
         const result = (member as Call).apply(object, args);
-        // `find` hands out a gateway, whose calls are the points.
+        // `find` returns a gateway. Its calls are the points.
         if (property === 'find' && result !== null && typeof result === 'object' && !(result instanceof Promise))
           return withFailpoint(failpoint, result);
         if (!hit || !(result instanceof Promise)) return result;

@@ -61,7 +61,7 @@ export const systemIds = (now: () => number): Ids => ({
   confirmationNumber: () => crockford(randomBytes(8), 10).replace(/^(.{4})(.{4})(.{2})$/, '$1-$2-$3'),
 });
 
-/** UUID v5 (RFC 9562): what everybody's library makes of a namespace and a name. */
+/** UUID v5 (RFC 9562) of a namespace and a name, as every library makes it. */
 export const uuidV5 = (namespace: string, name: string): string => {
   const hex = hash('sha1', Buffer.concat([Buffer.from(namespace.replaceAll('-', ''), 'hex'), Buffer.from(name, 'utf8')]), 'hex');
   const variant = ((Number.parseInt(hex[16]!, 16) & 0x3) | 0x8).toString(16);

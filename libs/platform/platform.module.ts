@@ -1,4 +1,7 @@
-/** What every module of a process needs. Nest modules have doors of their own (`#platform/module`), so that code without Nest loads none of it. */
+/**
+ * The context of a process, for every other module. Nest modules have doors of their own (`#platform/module`), so that code without Nest loads none
+ * of it.
+ */
 import { type DynamicModule, Global, Inject, Injectable, type InjectionToken, Module, type Type } from '@nestjs/common';
 import { type Command, CommandHandler, type ICommandHandler, type IQueryHandler, type Query, QueryHandler } from '@nestjs/cqrs';
 import { type Clock, type Ids, systemClock } from '#kernel';
@@ -24,7 +27,7 @@ export interface ProcessOptions {
   readonly leaseOwner?: string;
 }
 
-/** What a process was started with, and what it must close at its end. */
+/** The settings that a process was started with, and the resources that it must close at its end. */
 export class ProcessContext {
   readonly clock: Clock;
   readonly ids: Ids;

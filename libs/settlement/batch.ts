@@ -7,8 +7,8 @@ import { type Cents, sumCents } from '#kernel';
 import { cents, type Charged, type ChargedLeg, type DisputeStatus, type Leg, openAttempt, type Payment, type SettlementRecord } from '#payments';
 
 /**
- * What became of a line. `MISSING_HERE`: no payment of ours. `STATUS_MISMATCH`: its payment is unknown, failed or voided here, or the refund did not happen here.
- * `WRONG_ACCOUNT`: settled on another merchant account than was charged. All but `MATCHED` are exceptions.
+ * The result of matching a line. `MISSING_HERE`: no payment of ours. `STATUS_MISMATCH`: its payment is unknown, failed or voided here, or the refund
+ * did not happen here. `WRONG_ACCOUNT`: settled on another merchant account than was charged. All but `MATCHED` are exceptions.
  */
 export type LineResult = 'MATCHED' | 'MISSING_HERE' | 'AMOUNT_MISMATCH' | 'STATUS_MISMATCH' | 'DUPLICATE_AT_GATEWAY' | 'WRONG_ACCOUNT';
 
@@ -19,7 +19,7 @@ export interface RecordedLine {
   readonly ref: string | null;
   readonly type: SettlementRecord['type'];
   readonly accepted: boolean;
-  /** Signed: what goes back to the cardholder is negative. */
+  /** Signed: an amount that goes back to the cardholder is negative. */
   readonly grossCents: number;
   readonly feeCents: number;
   readonly netCents: number;
@@ -46,8 +46,8 @@ type Fact<Type extends string, Data> = { readonly type: Type; readonly at: strin
 export type SettlementEvent =
   | Fact<'SettlementLinesRecorded', BatchName & { readonly closedAt: string; readonly lines: readonly RecordedLine[] }>
   /**
-   * All lines are recorded. Sums are over accepted lines; `fundedOn` (YYYY-MM-DD) is the day that the processor announces. `listed`: it was the processor's
-   * interface that told them, each in its place; from such a batch it is asked on.
+   * All lines are recorded. Sums are over accepted lines. `fundedOn` (YYYY-MM-DD) is the day that the processor announces. `listed`: the lines came
+   * from the processor's interface, each in its place, so listing can continue after this batch.
    */
   | Fact<
       'SettlementBatchRecorded',
@@ -78,8 +78,8 @@ export type SettlementEvent =
       }
     >
   /**
-   * A corrected file says otherwise of lines that were recorded: each as it was and as it is now; null: it was not there, or is not any more. `fundedOn` is the
-   * day as it is known now. `fileId` null: the processor's interface lists lines beside those that a file told.
+   * A corrected file changes recorded lines: each as it was and as it is now. null: it was not there, or is gone. `fundedOn` is the newest day.
+   * `fileId` null: the processor's interface lists further lines of a batch that a file has recorded.
    */
   | Fact<
       'SettlementLinesCorrected',
@@ -93,7 +93,7 @@ export type SettlementEvent =
   /** The net of the batch reached the bank on its day: the operator's, or straight that of the agency whose portal is named. */
   | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number; readonly agencyPortalId?: string }>;
 
-/** Id of a batch's stream. No two batches share a stream, whatever their parts hold. */
+/** Id of a batch's stream. No two batches share a stream, for any text in their parts. */
 export const batchStreamId = ({ gateway, merchantAccount, batchId }: BatchName): string =>
   [gateway, merchantAccount, batchId].map((part) => encodeURIComponent(part).replaceAll('-', '%2D')).join('-');
 
@@ -109,7 +109,7 @@ export interface SettlementBatch {
   /** YYYY-MM-DD; null: nobody has announced it. */
   readonly fundedOn: string | null;
   readonly funded: boolean;
-  /** The processor's interface has told all of it. */
+  /** The processor's interface has listed all of it. */
   readonly listed: boolean;
   /** A file has corrected it: the interface's word counts less from then on. */
   readonly correctedByFile: boolean;
@@ -160,7 +160,7 @@ export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): Set
 // ------------------------------------------------------------------------------------------------------------------------------------
 // What a line means.
 
-/** What the register knows of a line's transaction. */
+/** The register's facts about a line's transaction. */
 export interface Registered {
   readonly paymentId: string;
   readonly leg: Leg;
@@ -179,7 +179,7 @@ export const isSettledSale = (line: RecordedLine): boolean => line.type === 'sal
 /** A sale or a refund of ours, with the amount that we know or another. */
 export const isSettledLine = (line: RecordedLine): boolean => (line.type === 'sale' || line.type === 'refund') && isMatched(line);
 
-/** Cents of a line that nobody can explain yet: all of one that belongs nowhere, what a dispute's line differs by, and every adjustment. */
+/** Cents of a line that are unexplained: the whole line if it belongs nowhere, the difference of a dispute's line, and every adjustment. */
 export const unexplainedCents = (line: RecordedLine): number => {
   if (!line.accepted) return 0;
   if (!isMatched(line)) return line.grossCents;
@@ -190,7 +190,7 @@ export const unexplainedCents = (line: RecordedLine): number => {
 
 export type Judgement =
   | { readonly result: LineResult; readonly expectedCents: number | null; /** The leg's stream gets its fact. */ readonly settles: boolean }
-  /** The payment is being charged or reversed at this moment; what the line means shows when that has ended. */
+  /** The payment is being charged or reversed at this moment. The meaning of the line is known when that has ended. */
   | 'wait';
 
 const judged = (result: LineResult, expectedCents: number | null = null, settles = false): Judgement => ({ result, expectedCents, settles });
@@ -198,7 +198,7 @@ const judged = (result: LineResult, expectedCents: number | null = null, settles
 /** A reversal that nobody can resolve for this long must not hold up a whole batch: its line is judged as things stand. */
 const WAIT_FOR_REVERSAL_MS = 3_600_000;
 
-/** What a line of a batch means to the payment that it was found to belong to. `now`: milliseconds since the epoch. */
+/** The meaning of a batch's line for the payment that it belongs to. `now`: milliseconds since the epoch. */
 export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gateway'>, found: Registered, payment: Payment, now: number): Judgement => {
   if (found.merchantAccount !== batch.merchantAccount) return judged('WRONG_ACCOUNT');
   if (payment.phase === 'pending') return 'wait';
@@ -232,7 +232,7 @@ const judgeSale = (
 ): Judgement => {
   // A second transaction under one reference, or one transaction in two batches: the cardholder paid twice.
   if (found.op !== 'charge' || line.transactionId !== leg.transactionId) return judged('DUPLICATE_AT_GATEWAY');
-  // The payment's own word: what a read model says of it may be older than a correction.
+  // The payment's own stream decides. A read model may be older than a correction.
   const before = leg.settledBatchId;
   if (before !== null && before !== batchId) return judged('DUPLICATE_AT_GATEWAY');
   // Rejected once and accepted now: the books have given it up, and the API has no word for it. A person decides.

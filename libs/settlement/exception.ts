@@ -38,11 +38,11 @@ export interface OpenedException {
   readonly ref: string | null;
   readonly paymentId: string | null;
   readonly leg: Leg | null;
-  /** What the processor says, signed; null where it says nothing. */
+  /** The processor's amount, signed. null: it names none. */
   readonly grossCents: number | null;
-  /** What was expected here, where that differs. */
+  /** The expected amount, if it differs. */
   readonly expectedCents: number | null;
-  /** Of it, what lies in suspense until somebody resolves it (R15). */
+  /** The part that lies in suspense until the exception is resolved (R15). */
   readonly suspenseCents: number;
 }
 
@@ -139,7 +139,7 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
         throw new ServiceError('VALIDATION_ERROR', 'A portal and a fee belong to adopt only.');
       if (!Number.isSafeInteger(feeCents) || feeCents < 0 || feeCents > Math.abs(suspenseCents))
         throw new ServiceError('VALIDATION_ERROR', 'The fee must be a part of the amount in suspense.');
-      // What came out of suspense too much goes back as it came: its fee with it.
+      // An amount that left suspense by mistake goes back as it came, its fee with it.
       const fee = suspenseCents < 0 && feeCents > 0 ? -feeCents : feeCents;
       return [
         { type: 'ExceptionResolved', at, data: { resolution, reason, by, merchantAccount, suspenseCents, paymentId, portalId, feeCents: fee } },

@@ -207,7 +207,7 @@ export const openExceptions = async (
   await cases.caughtUp();
   let total = 0;
   for (;;) {
-    // First: what lies in suspense for a line is told by cases that have ended, and by those that are open.
+    // First, because the amount in suspense for a line follows from ended and from open cases.
     const superseded = await supersede(ports, db);
     if (superseded > 0) await cases.caughtUp();
     const now = timestamp(ports.payments.clock.now());
@@ -243,7 +243,7 @@ const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number>
   return rows.length;
 };
 
-/** Of a line: what it says lies in suspense, less what resolutions took out of there and what open exceptions will. */
+/** For each line: its amount in suspense, less the amounts that resolutions took out and that open exceptions will take out. */
 const IN_SUSPENSE = `
   coalesce((select sum(e.suspense_cents) from settlement_exception e where e.gateway = d.gateway and e.merchant_account = d.merchant_account
       and e.batch_id = d.batch_id and e.line = d.line and not e.superseded), 0)

@@ -573,7 +573,7 @@ const settleLine = (
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Funding.
 
-/** The processor pays out a batch on the day that it announced with it; what truly reached the bank is compared by finance. */
+/** The processor pays out a batch on the day that it announced. Finance compares it with the money at the bank. */
 export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
   const today = timestamp(ports.payments.clock.now()).slice(0, 10);
   for (const { account, batchId, netCents, fundedOn } of await ports.register.fundable(today)) {

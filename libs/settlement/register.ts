@@ -84,7 +84,7 @@ interface LateId {
   readonly at: string;
 }
 
-/** Of a charge: what will not settle any more, or came back rejected. */
+/** Amounts of a charge that will not settle any more, or came back rejected. */
 interface Lessened {
   readonly paymentId: string;
   readonly leg: Leg;
@@ -365,7 +365,7 @@ interface LinesOf {
 /** A sale or a refund in a batch. A fee or a chargeback names the sale's transaction too, and settles nothing. */
 const settles = (line: RecordedLine): boolean => line.accepted && isSettledLine(line);
 
-/** Lines as they were are told no more: their exceptions are superseded, their transactions settled in no batch, and where they are gone, missing. */
+/** The old lines are withdrawn: their exceptions are superseded, their transactions are settled in no batch. Lines that are gone count as missing. */
 const takeBackLines = async (client: Queryable, of: LinesOf, corrections: readonly LineCorrection[]): Promise<void> => {
   const before = corrections.flatMap((correction) => correction.before ?? []);
   if (before.length === 0) return;

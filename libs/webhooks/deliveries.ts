@@ -122,7 +122,10 @@ export interface Deliveries {
   reap(
     leases: readonly { readonly deliveryId: string; readonly token: string }[],
   ): Promise<{ readonly deliveryId: string; readonly held: boolean }[]>;
-  /** Keeps the table true where only time has passed: what waits for a disabled endpoint is cancelled; what a clock set back has put far away comes near. */
+  /**
+   * Corrects rows where only time has passed: deliveries of a disabled endpoint are cancelled. Deliveries that a clock change has put far into the
+   * future come near again.
+   */
   tidy(retrySeconds: number): Promise<void>;
 }
 
@@ -407,7 +410,7 @@ export const redeliverAllHeld = async (deps: StaffDeps): Promise<Redelivered[]> 
   }
 };
 
-/** Nothing is kept of a purged delivery, so it cannot be told from one that never existed. */
+/** Nothing is kept of a purged delivery, so it looks like one that never existed. */
 export const noDelivery = (name: string): ServiceError =>
   new ServiceError(
     'VALIDATION_ERROR',

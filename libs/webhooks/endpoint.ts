@@ -132,7 +132,7 @@ export const openWebhookSecret = (keys: KeyRing, secretId: string, sealed: { rea
 const noSuchEndpoint = () => new ServiceError('VALIDATION_ERROR', 'There is no such webhook endpoint.', {}, { status: 404 });
 const notNow = (message: string) => new ServiceError('INVALID_STATE', message);
 
-/** Throws a ServiceError for what the operator did wrong, and the errors of the stores. What is already so is a success and changes nothing. */
+/** Throws a ServiceError for a mistake of the operator, and the errors of the stores. A change to the present state succeeds and changes nothing. */
 export class Endpoints {
   constructor(private readonly deps: EndpointDeps) {}
 
@@ -175,7 +175,7 @@ export class Endpoints {
     return found;
   }
 
-  /** Nothing is sent to it, what happens is kept for it. */
+  /** Nothing is sent to it. Notifications are kept for it. */
   pause(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'paused', 'WebhookEndpointPaused');
   }
@@ -185,7 +185,7 @@ export class Endpoints {
     return this.change(endpointId, 'enabled', 'WebhookEndpointResumed');
   }
 
-  /** Ends it for good: what waits for it is cancelled, and what happens is not kept for it. */
+  /** Ends it for good: its waiting deliveries are cancelled, and no further ones are kept. */
   disable(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'disabled', 'WebhookEndpointDisabled');
   }
@@ -199,7 +199,7 @@ export class Endpoints {
       const status = await lockEndpoint(rows, endpointId);
       if (status === to) return;
       if (status === 'disabled') throw notNow('A disabled endpoint stays disabled; add it again.');
-      // A resumed endpoint starts with a clean record: what failed before was the reason for the pause.
+      // A resumed endpoint starts with a clean record, since its earlier failures were the reason for the pause.
       await rows.setStatus(endpointId, to);
       if (to === 'disabled') await rows.cancelForDisabled();
       if (to === 'enabled') await rows.announceDue();

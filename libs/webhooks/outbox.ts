@@ -110,7 +110,7 @@ export const applyOutbox = async (rows: OutboxRows, store: EventStore, events: r
   await rows.announceDue();
 };
 
-/** The account of the payment: what its first event says. Matches are rare, so one short read each. */
+/** The account of the payment, from its first event. Matches are rare, so one short read each. */
 const ownerOf = async (store: EventStore, stream: string): Promise<string> => {
   for await (const first of store.read(stream, 0n, 1)) {
     if (first.type === 'PaymentInitiated') return (first.data as unknown as PaymentTerms).accountId;

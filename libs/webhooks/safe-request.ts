@@ -13,7 +13,7 @@ import type { WebhookSettings } from '#platform';
 import { ATTEMPT_BUDGET_MS } from './schedule.js';
 import { checkUrl, NoAddress, Refused, type Resolve, type Target, vetAddresses } from './target.js';
 
-/** The status line decides: 2xx is `ok`, whatever follows it. `blocked`: refused by our own rules before anything was sent. */
+/** The status line decides: 2xx is `ok`, even if the body breaks off. `blocked`: refused by our own rules before anything was sent. */
 export const OUTCOMES = ['ok', 'http_3xx', 'http_4xx', 'http_5xx', 'timeout', 'connect', 'tls', 'dns', 'blocked'] as const;
 export type Outcome = (typeof OUTCOMES)[number];
 
@@ -240,7 +240,7 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
         vetAgain();
       }
     });
-    /** The status has arrived and decides, whatever follows. */
+    /** The status has arrived and decides, even if the body breaks off. */
     let decided: (() => void) | null = null;
     request.once('error', (error) => {
       if (decided) return decided();

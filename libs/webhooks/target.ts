@@ -53,7 +53,8 @@ const LOCAL_NAME = /(^|\.)(localhost|local|internal|onion|home\.arpa)$/;
 /** Checks the parsed URL, never its text: `https://2130706433/`, `https://0x7f.1/` and `https://①②⑦.0.0.1/` are all 127.0.0.1. Throws {@link Refused}. */
 export const checkUrl = (text: string, rules: TargetRules): Target => {
   if (text.length > MAX_URL_LENGTH) throw new Refused('url_too_long', `The URL must have at most ${MAX_URL_LENGTH} characters.`);
-  // The parser drops tabs and line breaks, trims spaces and takes a backslash for a slash: what a person reads would not be where we connect.
+  // The parser drops tabs and line breaks, trims spaces and takes a backslash for a slash. A person would read another address than the one that we
+  // connect to.
   if (/[\p{Cc}\p{Z}\\]/u.test(text)) throw new Refused('url_characters', 'The URL must not hold spaces, control characters or backslashes.');
   if (!URL.canParse(text)) throw new Refused('url_syntax', 'The URL cannot be read.');
   const url = new URL(text);

@@ -71,7 +71,7 @@ export interface SimulatorGatewayOptions {
   /** Must equal the simulator's own setting; default false. */
   readonly refundUnsettled?: boolean;
   readonly maxConnections?: number;
-  /** Silence after which a call is given up, whatever its signal says; default 30 s. */
+  /** After this silence a call is given up, even if its signal has not aborted. Default 30 s. */
   readonly silenceMs?: number;
 }
 

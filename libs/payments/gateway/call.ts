@@ -7,7 +7,7 @@ export const GATEWAY_CALL_MS = 20_000;
 export const REQUEST_DEADLINE_MS = 28_000;
 /** A call that would get less is not sent. */
 const MIN_CALL_MS = 2_000;
-/** What an adapter gets to say what became of a call that was aborted. */
+/** The time that an adapter gets to report the outcome of an aborted call. */
 const LAST_WORD_MS = 250;
 
 /** Runs one call; a call that was not sent is certain not to have been processed, one that did not answer in time is unknown. */

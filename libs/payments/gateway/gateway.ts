@@ -140,8 +140,8 @@ export interface VoidCall {
   readonly account: GatewayAccount;
   readonly chargeTransactionId: string;
   /**
-   * What is to come back; less than what remains needs `partialVoid`. An answer that names another amount is not believed, so payments always name it;
-   * omitted: all that remains.
+   * The amount to return. Less than the remaining amount needs `partialVoid`. An answer with another amount is not believed, so payments always name
+   * it. Omitted: all that remains.
    */
   readonly amountCents?: Cents;
   readonly askedBy: 'void' | 'refund' | 'reversal';

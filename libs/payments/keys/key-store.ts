@@ -48,7 +48,7 @@ export interface KeyName {
   readonly keyHash: Buffer;
 }
 
-/** What a key was bound to at its claim. */
+/** The facts that a key was bound to at its claim. */
 export interface Bound {
   readonly accountId: string;
   readonly paymentId: string;

@@ -122,7 +122,7 @@ export const idempotencyUnavailable = () =>
 const inProgress = (retryAfterSeconds: number) =>
   new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'The first request with this Idempotency-Key is still being processed.', {}, { retryAfterSeconds });
 
-/** What happens to a key after its request (C15–C17). */
+/** The end of a key after its request (C15–C17). */
 const endingOf = (operation: Operation, result: Result<unknown>, answers: AnswerEncoder): KeyEnding => {
   if ('view' in result || isFinal(result.error)) return { to: 'completed', answer: encode(result, answers) };
   const { code, status } = result.error;

@@ -15,7 +15,7 @@ export const sendAnswer = (reply: FastifyReply, answer: Answer): void => {
   void reply.send(answer.body);
 };
 
-/** Maps whatever was thrown; what is not the caller's doing is logged here, once, by its allow-listed fields. */
+/** Maps anything that was thrown. A fault that the caller did not cause is logged here, once, by its allow-listed fields. */
 export const answerFor = (error: unknown, log: Logger, requestId: string): Answer => {
   if (error instanceof ServiceError || error instanceof AuthenticationError) return errorAnswer(error);
   const transport = transportError(error);
@@ -40,8 +40,8 @@ const transportError = (error: unknown): ServiceError | null => {
 @Catch()
 export class ErrorsFilter implements ExceptionFilter {
   /**
-   * `routes`: what exists, so that a known path under another method answers 405. `challenge`: the `WWW-Authenticate` of a 401, the schemes of this listener.
-   * `pages`: where people, not programs, read what went wrong.
+   * `routes`: the existing routes, so that a known path under another method answers 405. `challenge`: the `WWW-Authenticate` of a 401, the schemes
+   * of this listener. `pages`: paths where people, not programs, read the error.
    */
   constructor(
     private readonly log: Logger,

