@@ -38,11 +38,17 @@ const RETRY_SECONDS = 2;
  */
 export const untilBuilt = (readModels: { areBuilt(): Promise<boolean> }): CanActivate => ({
   canActivate: async (context: ExecutionContext) => {
-    if (context.getClass() === HealthController || (await readModels.areBuilt())) return true;
+    if (context.getClass() === HealthController) return true;
     const keyed = context.switchToHttp().getRequest<FastifyRequest>().headers['idempotency-key'] !== undefined;
+    try {
+      if (await readModels.areBuilt()) return true;
+    } catch (error) {
+      // The database is away. To a request with a key a bare 500 would mean that it may have begun (C16, C19).
+      if (!keyed) throw error;
+    }
     throw new ServiceError(
       keyed ? 'IDEMPOTENCY_UNAVAILABLE' : 'INTERNAL_ERROR',
-      'The service is starting. Nothing was done. Send the request again.',
+      'The service is not ready. Nothing was done. Send the request again.',
       {},
       { status: 503, retryAfterSeconds: RETRY_SECONDS },
     );

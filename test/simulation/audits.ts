@@ -1,6 +1,6 @@
 /**
- * What others make of the log, held against the bank: the ledger's postings and the webhooks' notifications, both pure functions of the events. Each audit is a
- * function of a run's streams; a new reader of the log joins here.
+ * The other readers of the log, compared with the bank: the ledger's postings and the webhooks' notifications, both pure functions of the events.
+ * Each audit is a function of a run's streams. A new reader of the log joins here.
  */
 import type { Recorded } from '#eventstore';
 import { type Books, type Entry, firstRules, postPayment, postSettlement } from '#ledger';
@@ -12,7 +12,7 @@ export type Check = (holds: boolean, rule: string) => void;
 
 const RULES = firstRules();
 
-/** What the bank keeps of a payment that was charged, in cents; null: it was not. */
+/** Cents of a charged payment that the bank still holds. null: the payment was not charged. */
 export type KeptAtBank = (paymentId: string) => number | null;
 
 /**
@@ -61,7 +61,10 @@ export const auditLedger = (
   check(total === 0, `A4: the trial balance is ${total}`);
 };
 
-/** What is told of a payment sums to the money that staff returned, and no change of a dispute is told twice (C56, C57). `staffReturned`: at the bank. */
+/**
+ * Notifications of a payment sum to the money that staff returned, and no change of a dispute is notified twice (C56, C57). `staffReturned`: at the
+ * bank.
+ */
 export const auditNotifications = (
   streams: ReadonlyMap<string, readonly Recorded[]>,
   staffReturned: (paymentId: string) => number,

@@ -1,6 +1,6 @@
 /**
- * The bank: the ground truth. What it moved is what happened, whatever anybody believes. Written apart from the product's sandbox processor, as short as it
- * can be, and held to the same contract suite as every gateway: once per reference, `never` for ever, never more back than was taken.
+ * The bank: the ground truth. Only its own movements of money happened. It is written apart from the product's sandbox processor, as short as it can
+ * be, and passes the contract suite of every gateway: once per reference, `never` for ever, never more back than was taken.
  */
 import type {
   ChargeCall,
@@ -24,7 +24,7 @@ import type {
 } from '#payments';
 import type { Process, Simulator } from './simulator.js';
 
-/** What a card makes the bank do, now or later. Every number passes Luhn. */
+/** The effect of a card at the bank, now or later. Every number passes Luhn. */
 export const CARDS = {
   approved: '4242424242424242',
   declined: '4000000000000002',
@@ -82,7 +82,7 @@ interface Executed {
   readonly cannotTell: boolean;
 }
 
-/** What an adapter for this bank can do: by the name of the gateway. */
+/** Capabilities of an adapter for this bank, by the name of the gateway. */
 export const CAPABILITIES = {
   'bank-lowering': { partialVoid: true, refundUnsettled: false },
   'bank-plain': { partialVoid: false, refundUnsettled: false },
@@ -102,7 +102,7 @@ export class Bank {
   readonly lines: SettlementRecord[] = [];
   /** How often each reference was sent for execution. */
   readonly sent = new Map<Ref, number>();
-  /** Whose a batch is. */
+  /** The owner of a batch. */
   private readonly accountOf = new Map<string, string>();
   private drawn = 0;
   private batches = 0;
@@ -283,7 +283,7 @@ const capabilities = (ability: Ability): GatewayCapabilities => ({
 
 type Unknown = { readonly kind: 'unknown'; readonly cause: 'timeout' | 'disconnected' };
 
-/** How a call gets to the bank: at once, or through the simulator. `otherwise`: what the adapter makes of a call that was not sent, or not answered. */
+/** The way of a call to the bank: at once, or through the simulator. `otherwise`: the outcome of a call that was not sent, or not answered. */
 export type Wire = <T>(name: string, effect: () => T, otherwise: (kind: 'dropped' | 'lost') => T) => Promise<T>;
 
 /** The adapter for the bank: faults of the wire become outcomes, since a gateway never throws. */

@@ -65,7 +65,7 @@ const claimed =
   (change: (one: Claimed) => Claimed) =>
   (inner: Deliveries): Deliveries => ({ ...inner, claimDue: async (slots) => (await inner.claimDue(slots)).map(change) });
 
-/** What is done to a loaded payment's refunds and voids. */
+/** The change of a loaded payment's refunds and voids. */
 const attemptsRead = (change: (attempt: Record<string, unknown>) => Record<string, unknown>) =>
   streams((inner) => ({
     load: async (paymentId) => {
@@ -190,7 +190,7 @@ export const CANARIES: readonly Canary[] = [
             const before = held.get(loaded.paymentId);
             if (!before || owner.actor.type !== 'recovery') return inner.execute(loaded, commands, owner, deadline, budget);
             held.delete(loaded.paymentId);
-            // Whatever has happened meanwhile, its findings are written after it.
+            // Its findings are written even if the stream has changed meanwhile.
             const present = await inner.load(loaded.paymentId);
             return inner.execute(present, [...before, ...commands], owner, deadline, budget);
           },
@@ -238,7 +238,7 @@ export const CANARIES: readonly Canary[] = [
       world: (world) => {
         const { keys } = world;
         const claim = keys.claim.bind(keys);
-        // Between the look and the claim others come: whoever looked while the row was absent wins all the same.
+        // Other requests come between the look and the claim. Each that looked while the row was absent wins all the same.
         const seen = new Map<string, number>();
         keys.claim = (row) => {
           const name = `${row.accountId}/${row.keyHash.toString('hex')}`;

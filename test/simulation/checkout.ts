@@ -1,7 +1,7 @@
 /**
- * Hosted checkout: what the payer's routes do with a request that has been read, payers who use them, and what must hold of their sessions. A session and its
- * payment are two streams and no idempotency key binds them (C66), so that every crash between two appends leaves them apart until somebody looks: the request,
- * a page that waits, or the worker's round.
+ * Hosted checkout: the payer's routes after a request has been read, payers that use them, and the invariants of their sessions. A session and its
+ * payment are two streams without a common idempotency key (C66). So every crash between two appends leaves them apart until a request, a waiting
+ * page or the worker's round looks at them.
  */
 import {
   checkout as decider,
@@ -31,7 +31,7 @@ import { ACCOUNTS, AGENCY, type PortalTerms } from './service.js';
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The payer's routes: the decisions of `apps/api/payer/checkout.controller.ts` between reading a form and writing a page.
 
-/** What a browser, or a partner's server on its behalf, may ask. */
+/** A request of a browser, or of a partner's server on its behalf. */
 export type PayerAsk =
   | {
       readonly kind: 'check out';
@@ -45,13 +45,13 @@ export type PayerAsk =
   | { readonly kind: 'leave'; readonly checkoutId: string }
   | { readonly kind: 'cancel'; readonly checkoutId: string };
 
-/** What the page of a session knows. */
+/** The knowledge of a session's page. */
 export interface Page {
   readonly checkoutId: string;
   readonly view: View;
   /** Of the attempt that is on its way, or that paid. */
   readonly paymentId: string | null;
-  /** Attempts that the session has heard of. */
+  /** Attempts that the session has recorded. */
   readonly attemptIds: readonly string[];
   readonly mayLeave: boolean;
 }
@@ -158,7 +158,7 @@ const MIND_CHANGED_MS = 100;
 const PATIENT_LOOKS = 15;
 const PATIENT_PAUSE_MS = [60_000, 120_000] as const;
 
-/** Pays in a session, whatever number of pages that takes. The belief is what the payer was shown last. */
+/** Pays in a session, over any number of pages. The belief is the newest page that the payer saw. */
 export const checkOut = async (outside: Outside, visit: Visit): Promise<Intention> => {
   const { world, oracle } = outside;
   const { sim } = world;
@@ -181,7 +181,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
   const submitted: string[] = [];
   for (let look = 1; look <= LOOKS; look++) {
     const shown = await ask({ kind: 'look', checkoutId });
-    // Nothing has been taken only where the session has heard of every form that was ever sent, and takes cards again.
+    // Nothing has been taken only if the session has recorded every form that was ever sent, and takes cards again.
     if (shown) intention.belief = shown.view === 'pay' && submitted.every((id) => shown.attemptIds.includes(id)) ? 'not paid' : null;
     switch (shown?.view) {
       case 'receipt':
@@ -189,7 +189,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
         intention.paymentId = shown.paymentId;
         return intention;
       case 'cancelled':
-        // Whatever is still on its way with a card finds the session closed.
+        // A form that is still on its way finds the session closed.
         intention.belief = 'not paid';
         return intention;
       case 'expired':
@@ -234,7 +234,7 @@ const pageOf = ({ reply }: Exchange): Page | null => (reply?.status === 200 ? (t
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The oracle on sessions.
 
-/** As the oracle knows a payment: what its stream says, and what the bank keeps. */
+/** A payment as the oracle knows it: the content of its stream, and the money at the bank. */
 export interface PaymentBook {
   readonly paymentId: string;
   readonly phase: string;
@@ -246,7 +246,7 @@ export interface PaymentBook {
 /** Pages that nothing may follow. */
 const FINAL: readonly View[] = ['receipt', 'cancelled'];
 
-/** Judges pages as they arrive: what is over stays over. */
+/** Judges pages as they arrive: a session that is over stays over. */
 export class PageJudge {
   private readonly last = new Map<string, { at: number; view: View }>();
 
@@ -271,13 +271,13 @@ export const sessionOf = (events: readonly Recorded[], check: Check): KnownCheck
   }
 };
 
-/** Nothing is left to do for a session: what it waits for, a person waits for too. */
+/** No work is left for a session: if it waits for something, a person waits for it too. */
 export const isSessionQuiet = (checkout: KnownCheckout, phaseOf: (paymentId: string) => string | undefined): boolean =>
   checkout.phase !== 'processing' && (checkout.phase !== 'unknown' || phaseOf(checkout.attempt.paymentId) === 'unknown');
 
 /**
- * A session is paid by one charge or by none, and says so when everything runs again; what it called declined was never taken, and never can be. `submitted`: the
- * session in which a request paid, by its id.
+ * A session is paid by one charge or by none, and says so when everything runs again. A card that it called declined was never charged, and never can
+ * be. `submitted`: the session in which a request paid, by its id.
  */
 export const auditSessions = (
   streams: ReadonlyMap<string, readonly Recorded[]>,

@@ -70,7 +70,7 @@ export interface AttemptRow extends Pick<Ended, 'outcome' | 'startedAtMs' | 'dur
 const SHARE = 8;
 const CLOCK_TOLERANCE_MS = 5_000;
 
-/** What all replicas share, and one clock. Each method is one statement. */
+/** Rows that all replicas share, and one clock. Each method is one statement. */
 export class WebhookTables {
   readonly endpoints = new Map<string, EndpointRow>();
   readonly secrets = new Map<string, SecretRow>();

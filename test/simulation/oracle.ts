@@ -16,14 +16,14 @@ import { type Ask, PORTALS, type Reply, type World } from './service.js';
 import { collect } from './stores.js';
 import { areDeliveriesQuiet, auditDeliveries, WEBHOOK_ANSWERS } from './webhooks.js';
 
-/** What somebody wants once, whatever number of requests it takes. */
+/** One wish of a client, over any number of requests. */
 export interface Intention {
   readonly name: string;
   readonly kind: 'charge' | 'refund' | 'void';
   readonly actor: 'partner' | 'staff';
   readonly accountId: string;
   readonly exchanges: Exchange[];
-  /** Of a charge: what the client believes at the end. null: it gave up not knowing. */
+  /** Only of a charge: the client's belief at the end. null: it gave up without knowing. */
   belief: 'paid' | 'not paid' | null;
   /** Of a charge: the payment that the client believes to have made. Of a reversal: the one that it is about. */
   paymentId: string | null;
@@ -86,7 +86,7 @@ const readAnswer = (reply: Reply): Told => {
 
 const isFiveHundred = ({ status }: Told) => status === 500 || status === 502 || status === 504;
 
-/** What the specification's tables allow an operation to answer. */
+/** Answers that the specification's tables allow for an operation. */
 const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse' | 'staff'>, readonly string[]>> = {
   create: ['OK', 'PAYMENT_DECLINED', 'PORTAL_ACCESS_DENIED', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_RECONCILIATION_REQUIRED', 'IDEMPOTENCY_UNAVAILABLE', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
   refund: ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'PAYMENT_NOT_FOUND', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE', 'PARTIAL_REFUND_PENDING', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
@@ -108,7 +108,7 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
 const overlaps = (exchange: Exchange, { exchanges }: Intention): boolean =>
   exchanges.some((other) => other !== exchange && other.sentAt < exchange.answeredAt && (other.reply === null || other.answeredAt > exchange.sentAt));
 
-/** What a payment may read as after it read as something else (States and transitions; C29). */
+/** Statuses that may follow a status (States and transitions; C29). */
 const NEXT: Readonly<Record<string, readonly string[]>> = {
   pending: ['pending', 'succeeded', 'failed', 'unknown', 'voided', 'partially_refunded', 'refunded'],
   unknown: ['unknown', 'voided', 'failed'],
@@ -121,7 +121,7 @@ const NEXT: Readonly<Record<string, readonly string[]>> = {
 
 interface KeyHistory {
   readonly firstSentAt: number;
-  /** What was sent under it so long ago that it is another key by now. */
+  /** A request that is older than the life of a key counts under another key. */
   readonly earlier: readonly Exchange[];
   readonly exchanges: Exchange[];
 }
@@ -137,13 +137,13 @@ export class Oracle {
   readonly answers: Record<string, number> = {};
   private readonly byRequest = new Map<string, Exchange>();
   private readonly keys = new Map<string, KeyHistory>();
-  /** What a payment read as last, and when that was known. */
+  /** The newest status of a payment, and the time at which it was known. */
   private readonly read = new Map<string, { at: number; view: View }>();
   /** Payments that some answer named, and when. */
   private readonly named = new Map<string, { at: number; accountId: string }>();
   /** Payments that a person decided about, or tried to. */
   private readonly resolved = new Set<string>();
-  /** Money that a client was told to have come back, by payment and transaction. */
+  /** Returned money that a client was informed of, by payment and transaction. */
   private readonly returned = new Map<string, Map<string, { at: number; cents: number }>>();
   private readonly pages = new PageJudge();
 
@@ -245,7 +245,7 @@ export class Oracle {
     for (const { one, answer: earlier } of before) {
       if (!same(one)) continue;
       if (isFinal(earlier)) {
-        // A settlement that was lost leaves the row to its lease; a refund is then told again from the log, if that can be read.
+        // If the end of a key was lost, the row waits for its lease. A refund is then answered again from the log, if the log can be read.
         const again = ask.kind !== 'create' && isFiveHundred(answer);
         // "The batch has settled" is said without an attempt, so nothing but the key knew of it: lost on the way there, it is judged anew.
         const anew = earlier.code === 'VOID_FAILED' && one.reply!.body.includes('batch has settled') && answer.code === 'INVALID_STATE';
@@ -349,7 +349,7 @@ export class Oracle {
 
   // ---- the books, when everything runs again
 
-  /** True when nothing is left to do: what stays open waits for a person. */
+  /** True if no work is left. A payment that is still open waits for a person. */
   async isQuiet(): Promise<boolean> {
     const { world } = this;
     const { sim } = world;
@@ -376,7 +376,10 @@ export class Oracle {
     return sessions.every((session) => session === null || isSessionQuiet(session, (paymentId) => phases.get(paymentId)));
   }
 
-  /** No process vanished or stood still: then every request that told 5xx has said so in the log, and a later repeat without a key is known as one (C18). */
+  /**
+   * No process vanished or stood still. Then the log shows every request that was answered with a 5xx, and a later repeat without a key is recognised
+   * (C18).
+   */
   private get undisturbed(): boolean {
     const { crashes, pauses } = this.world.sim.statistics;
     return crashes + pauses === 0;
@@ -398,7 +401,7 @@ export class Oracle {
     return new Map([...(await this.streams(CHECKOUT_STREAMS[0]))].map(([stream, events]) => [checkoutIdOf(stream), events]));
   }
 
-  /** What the product makes of a stream; null where it refuses it as impossible. */
+  /** The product's fold of a stream. null: the product refuses it as impossible. */
   private folded(events: readonly Recorded[]): Payment | null {
     try {
       return fold(decider, events.map(paymentEvents.read));
@@ -480,7 +483,7 @@ export class Oracle {
     return ask?.kind === 'submit' ? ask.checkoutId : null;
   }
 
-  /** What the bank gave back under references of staff's attempts. */
+  /** Money that the bank gave back under references of staff's attempts. */
   private staffReturned(book: Book): number {
     const refs = new Set<string>();
     for (const { request } of book.attempts.values())
@@ -642,7 +645,7 @@ export class Oracle {
       for (const leg of ['principal', 'fee', 'combined'] as const)
         this.check(this.chargeUnder(gatewayRef(attemptId, leg, 'charge')) === undefined, 'C64: an abandoned payment was charged');
     }
-    // C61: what recovery has ended can never begin again, whoever wakes.
+    // C61: an attempt that recovery has ended can never begin again, even if its process wakes up.
     const answered = (ref: string) => bank.answers.has(ref) || bank.tombstones.has(ref);
     if (fenced && !book.resolved && (book.phase === 'voided' || book.phase === 'failed'))
       for (const { references } of book.intent!.legs) {
@@ -673,7 +676,7 @@ export class Oracle {
     this.check(this.world.velocity.attempts.get(intent.attemptId) === 1, 'an attempt was not counted once');
   }
 
-  /** What clients wanted to pay, against what they paid: A1, A2, A3, A12. */
+  /** Wishes of clients, compared with their payments: A1, A2, A3, A12. */
   private auditCharges(books: readonly Book[]): void {
     const byIntention = new Map<Intention, Book[]>();
     const byKey = new Map<string, number>();
@@ -714,8 +717,9 @@ export class Oracle {
   }
 
   /**
-   * C18: whoever repeats a request without a key is told what came of it. Of wishes that are alike nobody can say whose result was told to whom, so they are
-   * counted together: money comes back at most once for each. Only where every request was answered: who vanished unheard may ask anew.
+   * C18: a repeat without a key is answered with the result of its request. Among equal wishes nobody can assign results to requests, so they are
+   * counted together: money comes back at most once for each. This holds only if every request was answered. A client that got no answer may ask
+   * anew.
    */
   private auditRepeats(begun: ReadonlyMap<Intention, readonly { attempt: BookAttempt }[]>): void {
     const alike = new Map<string, Intention[]>();
@@ -752,7 +756,7 @@ export class Oracle {
     return this.intentions.find(({ name }) => name === request.reason);
   }
 
-  /** What was asked back, against what came back and what was told: each once (C17, C18, C38). */
+  /** Requested returns, compared with returned and with answered money: each once (C17, C18, C38). */
   private auditReversals(books: readonly Book[]): void {
     const begun = new Map<Intention, { book: Book; attempt: BookAttempt }[]>();
     const byTransaction = new Map<string, { book: Book; attempt: BookAttempt }>();
@@ -813,7 +817,8 @@ export class Oracle {
         if (remainingRefundableAmountCents !== undefined)
           this.check(remainingRefundableAmountCents === parts.at(-1)!.remainingAfter, 'the result names another remainder than the log');
         if (parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
-        // Not its own: the repeat without a key of one that was told 5xx (C18), or the completion of a partial one that had come back meanwhile (C27, C38).
+        // Not its own attempt: the repeat without a key of a request that got a 5xx (C18), or the completion of a partial return that had come back
+        // meanwhile (C27, C38).
         const owner = this.byReason(source.attempt.request)!;
         const ownerToldError = owner.exchanges.some(
           ({ reply }) => reply !== null && (isFiveHundred(told(reply)) || told(reply).details.retryable === true),
@@ -824,7 +829,7 @@ export class Oracle {
         this.check(sameAsked, 'C18: told the result of another kind of request');
         this.check(!keyed || partial, 'C18: a request with a key was told another request’s result');
         this.check(ownerToldError || vanished, 'C18: told the result of a request that knew its own');
-        // A replay says again what was decided for an earlier request under its key, so its owner may well have been told in between: rule 1 wants it told again.
+        // A replay repeats the result of an earlier request under its key. So the client may have got it in between, and rule 1 demands it again.
         const { sentAt } = exchange.reply!.replayed ? intention.exchanges[0]! : exchange;
         const known = owner.exchanges.some(({ reply, answeredAt }) => reply?.status === 200 && answeredAt <= sentAt);
         this.check(!known, 'C18: told a result that its owner had been told by then');
@@ -838,7 +843,7 @@ export class Oracle {
       this.check(intentions.length === 1, `C18: one reversal was told to ${intentions.length} other requests`);
   }
 
-  /** Every line of the bank is recorded once, with the payment that it is about; what does not fit is a payment that nobody but a person may decide. */
+  /** Every line of the bank is recorded once, with its payment. A line that does not fit belongs to a payment that only a person may decide. */
   private async auditSettlement(books: readonly Book[]): Promise<void> {
     const recorded = new Map<string, SettlementLine>();
     for (const line of await this.settlementLines()) {
@@ -989,7 +994,7 @@ interface Book {
   readonly requestId: string;
   chargeRefs: readonly string[];
   readonly attempts: Map<string, BookAttempt>;
-  /** What the bank keeps. */
+  /** Money at the bank. */
   netCents: number;
   /** By a person. */
   resolved: boolean;

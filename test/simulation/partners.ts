@@ -31,7 +31,7 @@ export interface Wish {
   readonly reference: string;
   /** Sends every request twice at once. */
   readonly doubles?: boolean;
-  /** Asks again after a final answer, to be told the same. */
+  /** Asks again after a final answer, and must get the same. */
   readonly asksAgain?: boolean;
   /** How often it looks at a payment that is not decided. */
   readonly looks?: number;
@@ -168,7 +168,7 @@ export class Outside {
         final = { kind: 'not paid' };
         if (!asksAgain || ask.key === null) return final;
       } else if (answer.code === 'PAYMENT_GATEWAY_ERROR') {
-        // Certain that nothing was charged; the same key would only be told to look.
+        // It is certain that nothing was charged. The same key would only be answered with the request to look.
         if (ask.key === null || rng.chance(0.5)) return { kind: 'again' };
       } else if (answer.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') {
         return answer.details.id === undefined ? { kind: 'again' } : this.look(ask.request.accountId, answer.details.id as string, looks);
@@ -269,14 +269,14 @@ export class Outside {
 
   // ---- the bank's side, and staff
 
-  /** The bank's night run: what is open on the accounts of a portal settles. The service hears of it when it asks. */
+  /** The bank's night run: open transactions of a portal's accounts settle. The service learns of it when it asks. */
   settle(portal: PortalTerms): void {
     const { bank, sim } = this.world;
     const closed = merchantAccounts(portal).flatMap((account) => bank.closeBatch(account) ?? []);
     if (closed.length > 0) sim.note('bank', `closes ${closed.join(' and ')}`);
   }
 
-  /** The operator takes a portal away for a while: what is new is refused, what was answered is replayed all the same (C47, contract 2). */
+  /** The operator takes a portal away for a while. New requests are refused, answered ones are replayed all the same (C47, contract 2). */
   async revoke({ portalId }: PortalTerms, ms: number): Promise<void> {
     const { sim, directoryChanges } = this.world;
     sim.note('operator', `revokes ${portalId}`);
@@ -318,7 +318,7 @@ export class Outside {
   }
 
   /** Commands of staff are repeated until they are answered: each of them may be. */
-  /** Asks until somebody answers who is not at fault. */
+  /** Asks until it gets an answer that is no fault. */
   async persist(ask: Ask): Promise<Told | null> {
     let answer: Told | null = null;
     for (let tries = 1; tries <= TRIES; tries++) {

@@ -10,14 +10,14 @@ import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
 import { repairReceivers, subscribe, type Subscription } from './webhooks.js';
 import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
 
-/** Recovery's pauses grow with its tries; what failed all through the faults is tried again within this time. */
+/** Recovery's pauses grow with its tries. An attempt that failed throughout the faults is tried again within this time. */
 const QUIET_WITHIN_MS = 3 * 3_600_000;
 const LOOK_EVERY_MS = 30_000;
 const HOUR_MS = 3_600_000;
-/** Clients that are still at it then have met a service that does not answer any more. */
+/** Clients that are still busy then have met a service that does not answer any more. */
 const CLIENTS_WITHIN_MS = 48 * HOUR_MS;
 
-/** What a run, or many, amounted to. */
+/** The sums of one run, or of many. */
 export interface Counts {
   readonly statistics: Statistics;
   readonly checks: number;
@@ -242,7 +242,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const epilogue = async (outside: Outside): Promise<void> => {
     await repairReceivers(outside);
     const all = outside.oracle.intentions.filter(({ kind }) => kind === 'charge');
-    // Every key once more, as it was sent: told again, or told to look; nothing moves.
+    // Every key once more, as it was sent: the answer is repeated, or asks for a look. Nothing moves.
     if (rng.chance(0.5)) for (const exchange of firstUses(outside.oracle)) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
     for (const intention of all) if (intention.paymentId) await outside.readPayment(intention.accountId, intention.paymentId);
     for (const accountId of ACCOUNTS) await outside.readList(accountId, rng.pick([null, 2]));
@@ -250,7 +250,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     await outside.decideWhatWaits();
   };
   const tomorrow = async (outside: Outside): Promise<void> => {
-    // Everybody goes home for a day; the keys expire, and mean new payments afterwards. Those whose payment nobody knows do not.
+    // A day passes, and the keys expire. From then on they mean new payments, except keys whose payment is of unknown outcome.
     for (const { process } of outside.world.replicas) sim.crash(process, 25 * HOUR_MS);
     await sim.wait(25 * HOUR_MS + 15 * 60_000);
     for (const again of keys.slice(0, 4)) await again();

@@ -63,7 +63,7 @@ const checkingOut =
   async (outside) =>
     void (await checkOut(outside, { portal, lines: [3_333, 3_334], cards, nonce: 'visit-of-the-payer', reference: 'visit', ...change }));
 
-/** Somebody is told, by a receiver that is well or that answers nothing for so long. */
+/** A notification is due, for a receiver that is healthy or that does not answer for so long. */
 const telling =
   (
     deafMs: number,
@@ -81,7 +81,7 @@ const telling =
     await then(outside);
   };
 
-/** By name: what a crash is put into. */
+/** Scenarios by name. Crashes are put into them. */
 export const SCENARIOS: Readonly<Record<string, Scenario>> = {
   'create, one leg': async (outside) => void (await outside.pay(wish(COMBINED))),
   'create, two legs': async (outside) => void (await outside.pay(wish(LOWERING))),

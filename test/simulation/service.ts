@@ -146,7 +146,7 @@ const DIRECTORY = ((): MemoryDirectory => {
   return directory;
 })();
 
-/** What a client may ask a replica. */
+/** A request of a client to a replica. */
 export type Ask =
   | { readonly kind: 'create'; readonly request: ChargeRequest; readonly key: string | null; readonly fingerprint: string }
   | {
@@ -183,7 +183,7 @@ export class World {
   readonly velocity = new VelocityCounts();
   readonly directoryChanges: DirectoryChanges = { revoked: new Set() };
   readonly replicas: readonly Replica[];
-  /** What the oracle objected to. */
+  /** The oracle's objections. */
   readonly violations: string[] = [];
   checks = 0;
   hasCheckout = false;
@@ -211,7 +211,7 @@ export class World {
     for (const replica of this.replicas) if (replica.process.up) replica.startCheckout();
   }
 
-  /** Somebody wants to be told: from now on every worker has an outbox and a dispatcher. */
+  /** A receiver was registered: from now on every worker has an outbox and a dispatcher. */
   openWebhooks(): void {
     if (this.hasWebhooks) return;
     this.hasWebhooks = true;
@@ -378,7 +378,7 @@ export class Replica {
     return this.subscriber;
   }
 
-  /** What the HTTP layer does with a request that has been read and validated. */
+  /** The work of the HTTP layer for a request that has been read and validated. */
   async serve(ask: Ask, requestId: string): Promise<Reply> {
     try {
       return await this.answer(ask, requestId);

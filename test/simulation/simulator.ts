@@ -40,12 +40,12 @@ export class Rng {
   }
 }
 
-/** What can be away as a whole. */
+/** Stores that can be away as a whole. */
 export type Store = 'log' | 'keys' | 'gateway' | 'tables' | 'directory' | 'receiver';
 
 /** Probabilities per port call, and windows in which a store is away. Each seed draws its own (swarm): a rate that is often zero finds what a mean never does. */
 export interface Faults {
-  /** Nothing happens, the caller hears of it. */
+  /** Nothing happens, and the caller gets the error. */
   readonly drop: number;
   /** It happens, the answer is lost. */
   readonly lost: number;
@@ -99,9 +99,9 @@ export class Process {
 export interface PortCall<T> {
   readonly store: Store;
   readonly name: string;
-  /** What it does, at one instant. */
+  /** The effect, at one instant. */
   effect(): T | Promise<T>;
-  /** What the caller is told instead: a value, or thrown. `lost`: the effect took place, or may yet. */
+  /** The answer to the caller instead: a value, or an error. `lost`: the effect took place, or may yet. */
   failed(kind: 'dropped' | 'lost'): T;
   /** How late an effect may come. Absent: never late. */
   readonly lateMs?: readonly [number, number];
@@ -391,7 +391,7 @@ export class Simulator {
             return false;
           };
           signal?.addEventListener('abort', wake, { once: true });
-          // What the clock missed in a freeze is waited for afterwards.
+          // Timers that a freeze delayed fire afterwards.
           const due = (): unknown => {
             const late = process.missedMs(this.now) - missedMs;
             if (done || late <= extended) return done || this.deliver(process, incarnation, wake);
@@ -433,7 +433,7 @@ const attempt = <T>(work: () => T): Told<T> => {
 
 const foundSomething = (value: unknown) => (Array.isArray(value) ? value.length > 0 : typeof value === 'number' && value > 0);
 
-/** A value in a story: what kind of thing it is, not all that it holds. */
+/** A value in a story: its kind, not its whole content. */
 const brief = (value: unknown): string => {
   if (value === undefined || value === null) return 'ok';
   if (typeof value !== 'object') return JSON.stringify(value);
@@ -459,7 +459,7 @@ export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => 
   ];
   const real = places.map(([place, name]) => [place, name, Reflect.get(place, name) as unknown] as const);
   const { setImmediate: realImmediate } = globalThis;
-  // What the product leaves for after this turn of the event loop belongs to the event at hand, before time goes on.
+  // Work that the product defers to the end of this turn of the event loop belongs to the present event, before time goes on.
   Reflect.set(globalThis, 'setImmediate', (run: () => void) => queueMicrotask(run));
   const leaks: Error[] = [];
   for (const [place, name] of places)

@@ -1,6 +1,6 @@
 /**
- * The stores of the simulation, except for the tables (tables.ts). Each behaves as the real one does, and is held to the same contract suite where there is one; what
- * is shared between replicas lives in the first class of each pair, what a replica sees of it goes through the simulator.
+ * The stores of the simulation, except for the tables (tables.ts). Each behaves as the real one and passes the same contract suite, if there is one.
+ * The first class of each pair holds the state that replicas share. A replica reaches it through the simulator.
  */
 import type { ChargeTerms, Directory, PortalAccess } from '#accounts';
 import { type EventStore, OutcomeUnknown, type Position, type Recorded, type SubscriptionItem, Unavailable } from '#eventstore';
@@ -123,7 +123,7 @@ type ClaimRow = Pick<KeyRow, 'accountId' | 'keyHash' | 'operation' | 'fp' | 'fpK
 const HOUR_MS = 3_600_000;
 const rowName = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
 
-/** What all replicas share: the rows, and one clock. Each method is one statement. */
+/** Rows that all replicas share, and one clock. Each method is one statement. */
 export class KeyTable {
   readonly rows = new Map<string, KeyRow>();
   fences = 0;
@@ -334,7 +334,7 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
 
 type Registered = RegisteredTransaction & { settledBatchId: string | null; transactionId: string | null };
 
-/** What settlement and disputes look payments up by: folded from the log whenever it is brought up to date, as the real one's rows are. */
+/** The look-ups of settlement and disputes: folded from the log whenever they are brought up to date, as the rows of the real register are. */
 export const simulatedRegister = (log: EventStore): Register => {
   const accounts = new Map<string, GatewayAccount>();
   const transactions = new Map<string, Registered>();
@@ -461,7 +461,7 @@ export const simulatedRegister = (log: EventStore): Register => {
   };
 };
 
-/** Counts, refuses nothing: limits are off by default. What was counted is the oracle's to judge. */
+/** Counts and refuses nothing, since limits are off by default. The oracle judges the counts. */
 export class VelocityCounts {
   readonly attempts = new Map<string, number>();
   port(statement: Statement): Velocity {

@@ -72,7 +72,7 @@ export const lostConnection = (): never => {
   throw databaseError('ECONNRESET', 'Connection terminated unexpectedly');
 };
 
-/** What all replicas share, and one clock. */
+/** Rows that all replicas share, and one clock. */
 export class Tables {
   readonly checkpoints = new Map<string, CheckpointRow>();
   readonly failures: FailureRow[] = [];
@@ -81,7 +81,7 @@ export class Tables {
   /** Checkouts without an outcome. */
   readonly unfinished = new Map<string, UnfinishedSession>();
   readonly webhooks: WebhookTables;
-  /** Who hears of what may be due: one connection of each process. */
+  /** Listeners for due deliveries: one connection of each process. */
   readonly listeners = new Map<Process, () => void>();
   private readonly locks = new Map<string, Transaction>();
   /** Seam of a canary: rows are not part of the transaction that moves the checkpoint. */

@@ -41,7 +41,7 @@ export type WebhookAsk =
   | { readonly kind: 'stage secret' | 'activate secret'; readonly endpointId: string }
   | { readonly kind: 'redeliver held' };
 
-/** What each may answer. */
+/** Possible answers of a receiver. */
 export const WEBHOOK_ANSWERS: Readonly<Record<WebhookAsk['kind'], readonly string[]>> = {
   'add endpoint': ['OK', 'INVALID_STATE', 'INTERNAL_ERROR'],
   endpoints: ['OK', 'INTERNAL_ERROR'],
@@ -138,18 +138,18 @@ const simulatedSender = (sim: Simulator, process: Process, receivers: ReadonlyMa
 const TOLERANCE_S = 300;
 
 interface Arrival {
-  /** What the receiver does not know: a URL that was disabled may be added again. */
+  /** A fact that the receiver cannot know: a URL that was disabled may be added again. */
   readonly endpointId: string;
   readonly id: string;
   readonly body: string;
-  /** What the receiver thought of it. */
+  /** The receiver's judgement of the request. */
   readonly verdict: 'accepted' | 'signature' | 'age' | 'out of order';
 }
 
 /** A partner's server. It believes a delivery when the signature is right and young, and takes the same id once. */
 export class Receiver {
   readonly arrivals: Arrival[] = [];
-  /** What it accepts; after a rotation two. */
+  /** Secrets that it accepts. After a rotation there are two. */
   readonly secrets: string[] = [];
   /** Share of deliveries that it answers with 500, and whether it answers none at all. */
   fails = 0;
@@ -180,7 +180,7 @@ export class Receiver {
     return this.isDeaf || (this.sim.faultsOn && this.rng.chance(this.fails)) ? 'out of order' : 'accepted';
   }
 
-  /** By id: what it has taken, in the order of first acceptance. */
+  /** Accepted notifications by id, in the order of first acceptance. */
   get taken(): ReadonlyMap<string, { type: string; data: Record<string, unknown> }> {
     return new Map(
       this.arrivals
@@ -268,8 +268,8 @@ export const areDeliveriesQuiet = ({ deliveries, endpoints }: WebhookTables): bo
 const LEAST_WAIT_MS = 108_000;
 
 /**
- * `streams`: of payments. `staffReturned`: cents that the bank gave back for staff, by payment: what the receivers of an account must have heard of, found
- * without the log.
+ * `streams`: of payments. `staffReturned`: cents that the bank gave back for staff, by payment. The receivers of an account must have got exactly
+ * these, found without the log.
  */
 export const auditDeliveries = (
   world: World,
@@ -289,7 +289,7 @@ export const auditDeliveries = (
     const mayHear = [...webhooks.events.values()].filter((event) => event.accountId === endpoint.accountId && event.position > endpoint.registeredAt);
     const due = new Set(mayHear.map(({ id }) => id));
     for (const { eventId } of deliveries) check(due.delete(eventId), 'a delivery of what was not for this endpoint, or twice');
-    // What happened while it was being added, between the place that was noted and the row, may have been told before anybody could see it.
+    // An event between the noted position and the endpoint's row may have been notified before anybody could see the endpoint.
     const missed = mayHear.filter(({ id, stream, revision }) => due.has(id) && storedAt(stream, revision) > endpoint.seenFrom);
     check(
       missed.length === 0 || endpoint.status === 'disabled',
@@ -309,7 +309,7 @@ export const auditDeliveries = (
       auditDelivery(webhooks, delivery, mine, sim.statistics.pauses > 0, check);
     }
     if (endpoint.status === 'disabled') continue;
-    // The partner's own books: what it heard of against what its bank statement says.
+    // The partner's own books: notifications compared with its bank statement.
     const heard = new Map<string, number>();
     for (const { type, data } of receiver.taken.values()) {
       const id = data.id as string;
@@ -327,7 +327,7 @@ export const auditDeliveries = (
   }
 };
 
-/** Every fact that is to be told is one event with its id, time and place, and there are no others. */
+/** Every fact for receivers is one event with its id, time and place, and there are no others. */
 const auditEvents = (
   { events }: WebhookTables,
   streams: ReadonlyMap<string, readonly Recorded[]>,

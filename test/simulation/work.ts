@@ -14,7 +14,7 @@ export type Piece =
   | { readonly kind: 'pairs'; readonly scenario: string; readonly every: number }
   | { readonly kind: 'canary'; readonly canary: string; readonly from: number; readonly to: number };
 
-/** What went wrong, and what brings it back. */
+/** The objection, and the command that repeats it. */
 export interface Finding {
   readonly seed: number | null;
   readonly scenario: string | null;
@@ -85,7 +85,7 @@ const seamsOf = (planted: string | undefined): Seams => {
   return canary.seams;
 };
 
-/** Does a piece. `onRun` hears of every run. */
+/** Does a piece. `onRun` gets every run. */
 export const work = async (piece: Piece, onRun: () => void = () => undefined): Promise<Done> => {
   const before = process.cpuUsage();
   const done = await withoutRealTime(() => workOn(piece, onRun));
@@ -133,6 +133,6 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
   }
 };
 
-/** The run that a finding came from, to be told as a story. */
+/** The run of a finding, for its story. */
 export const again = ({ seed, scenario, crashes, planted }: Omit<Finding, 'violations'>): Promise<RunResult> =>
   withoutRealTime(() => (seed !== null ? simulate(seed, seamsOf(planted)) : playNamed(scenario!, crashes, seamsOf(planted))));

@@ -4,7 +4,7 @@ import type { Answered } from '#payments';
 import { type Answer, errorAnswer } from '#platform/http';
 import { answerOf } from '../../apps/answers.js';
 
-/** What a partner is sent: the command's own answer, or the refusal that it threw. */
+/** The answer to a partner: the command's own answer, or the refusal that it threw. */
 export const sent = (command: Promise<Answered<unknown>>): Promise<Answer> =>
   command.then(answerOf, (error: unknown) => {
     if (error instanceof ServiceError) return errorAnswer(error);

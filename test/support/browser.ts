@@ -36,8 +36,8 @@ const unpacked = async (directory: string): Promise<string> => {
 };
 
 /**
- * Unpacks Chromium into a directory of its own and starts it. The package knows the temp dir only, so a process of its own is told another: two runs at once
- * would write into the same file. `installed`: that one instead.
+ * Unpacks Chromium into a directory of its own and starts it. The package knows only the temp dir. A process of its own gets another one, since two
+ * runs at once would write into the same file. `installed`: the browser of this machine instead.
  */
 export const startBrowser = async ({ installed }: { readonly installed?: string } = {}): Promise<TestBrowser> => {
   const directory = await mkdtemp(join(tmpdir(), 'payfold-chromium-'));
@@ -64,7 +64,7 @@ export const startBrowser = async ({ installed }: { readonly installed?: string 
   }
 };
 
-/** What the console of a page complained about, and what its security policy refused: of our pages there must be nothing. */
+/** Complaints of a page's console, and refusals by its security policy. Our pages must cause none. */
 export const complaintsOf = (page: Page): string[] => {
   const complaints: string[] = [];
   page.on('console', (message) => {
@@ -86,7 +86,7 @@ export interface Sites {
   readonly evilUrl: string;
   /** Where what comes for pay.test goes: the address of a running service. */
   lead(serviceUrl: string): void;
-  /** What shop and stranger answer, by path; `/pay/…` is the partner's part. */
+  /** Answers of shop and stranger, by path. `/pay/…` is the partner's part. */
   readonly pages: Map<string, (request: IncomingMessage & { readonly body: string }) => string | { status: number; location: string }>;
   /** Every request that shop or stranger got, in order. */
   readonly visits: { readonly host: string; readonly method: string; readonly url: string; readonly body: string }[];

@@ -57,7 +57,7 @@ export const readReturn = (secret: string, kind: 'return' | 'cancel', location: 
   return { right, address: url.origin + url.pathname, ...Object.fromEntries(pairs) } as { right: boolean; address: string; [name: string]: unknown };
 };
 
-// What is sent.
+// The parameters to send.
 
 export const LINES = [
   { amount_cents: 10_000, reference_id: 'WTR-2041', description: 'Water' },
@@ -110,7 +110,7 @@ export class Payer {
   readonly cookies = new Map<string, string>();
   constructor(
     readonly url: string,
-    /** What the browser writes into `Origin`. */
+    /** The browser's `Origin`. */
     readonly origin = url,
   ) {}
 
@@ -205,7 +205,7 @@ export const formOf = (html: string): Record<string, string> => {
   );
 };
 
-/** What a page says, without its tags. */
+/** The text of a page, without its tags. */
 export const textOf = (html: string): string =>
   unescaped(html.replace(/<(script|style)[^]*?<\/\1>/g, '').replace(/<[^>]+>/g, ' '))
     .replace(/\s+/g, ' ')

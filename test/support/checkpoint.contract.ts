@@ -1,6 +1,6 @@
 /**
- * What every checkpoint does alike: two workers that take the lease, lose it, commit from a place that is no longer true, and fail in the middle of a commit. Random
- * sequences are followed by a model that was written from the rules. One suite, run against Postgres and against the simulation's tables.
+ * The contract of every checkpoint: two workers that take the lease, lose it, commit from an outdated place, and fail in the middle of a commit.
+ * Random sequences are compared with a model that was written from the rules. One suite, run against Postgres and against the simulation's tables.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
@@ -12,7 +12,7 @@ export interface CheckpointGround<Tx> {
   checkpoint(name: string): Checkpoint<Tx>;
   /** Writes a row of the projection. */
   write(tx: Tx, name: string, row: string): Promise<unknown>;
-  /** What is committed, in the order of writing. */
+  /** Committed rows, in the order of writing. */
   rows(name: string): Promise<readonly string[]>;
   /** Leases get older by this. */
   pass(ms: number): Promise<unknown>;
@@ -21,7 +21,7 @@ export interface CheckpointGround<Tx> {
   close(): Promise<unknown>;
 }
 
-/** One step of time: shorter than a lease, two are longer, whatever the machine takes meanwhile. */
+/** One step of time: shorter than a lease. Two are longer, at any speed of the machine. */
 const STEP_MS = 40_000;
 const LEASE_MS = 60_000;
 

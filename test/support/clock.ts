@@ -1,4 +1,4 @@
-/** A clock that specs move: it runs as real time does, and jumps when told to, waking whoever sleeps past the new time. */
+/** A clock that specs move. It runs as real time does, jumps on command, and wakes every sleeper whose time has passed. */
 import type { Clock } from '#kernel';
 
 export class MovableClock implements Clock {
@@ -41,7 +41,7 @@ export class MovableClock implements Clock {
     });
   }
 
-  /** Puts the wall clock so much ahead (or back) of its time; what is measured with the other one does not notice. */
+  /** Puts the wall clock ahead of its time, or back. Measurements with the monotonic clock do not notice. */
   setWrongBy(ms: number): void {
     this.wrongByMs = ms;
   }

@@ -25,9 +25,9 @@ export interface DeliveriesUnderTest {
   /** Registers a URL for the account; its id. */
   register(url: string): Promise<string>;
   change(endpointId: string, to: EndpointStatus): Promise<unknown>;
-  /** Something happens to the payment that is to be told. */
+  /** An event of the payment that must be notified. */
   happen(): Promise<unknown>;
-  /** The outbox tells what it has not told, or everything once more. */
+  /** The outbox writes the events that it has not written yet, or everything once more. */
   tell(): Promise<unknown>;
   replay(): Promise<unknown>;
   /** Only the tables' clock counts, so time passes by moving what is written. */
@@ -44,7 +44,7 @@ export interface DeliveriesGround {
   close(): Promise<unknown>;
 }
 
-/** One step of time: longer than a lease, shorter than a wait; the sums of neither meet, whatever the machine takes meanwhile. */
+/** One step of time: longer than a lease, shorter than a wait. The sums of neither meet, at any speed of the machine. */
 const STEP_SECONDS = 40;
 const WAIT_MS = 130_000;
 const SHARE = 8;
@@ -71,7 +71,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
   const endpoints: { id: string; status: string; failures: number }[] = [];
   for (const url of URLS) endpoints.push({ id: await tables.register(url), status: 'enabled', failures: 0 });
   const model = new Map<string, Expected>();
-  /** What workers hold, also those whose lease is gone. */
+  /** Deliveries in the hands of workers, also those whose lease is gone. */
   const held: Claimed[] = [];
   let now = 0;
   let events = 0;
@@ -85,7 +85,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     for (const row of await tables.rows())
       if (!model.has(row.id)) {
         const endpoint = endpoints.findIndex(({ id }) => id === row.endpointId);
-        // An event that happened while an endpoint was disabled, or is told then, is not for it.
+        // An event that happened while an endpoint was disabled, or is written then, is not for it.
         expect(endpoints[endpoint]!.status).not.toBe('disabled');
         model.set(row.id, { endpoint, state: 'pending', round: 1, attempts: 0, losses: 0, dueAt: now, token: null, leasedAt: 0 });
       }
@@ -102,7 +102,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     }
     for (const endpoint of endpoints.keys()) {
       if (claimed.some(({ endpointId }) => endpointId === endpoints[endpoint]!.id)) expect(inFlight(endpoint)).toBeLessThanOrEqual(share(endpoint));
-      // What was left had no place: neither here nor at its endpoint.
+      // The rest had no place, neither here nor at its endpoint.
       const left = [...model.values()].some((one) => one.endpoint === endpoint && claimable(one));
       if (claimed.length < slots && left) expect(inFlight(endpoint)).toBeGreaterThanOrEqual(share(endpoint));
     }
@@ -179,7 +179,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     } else if (step === 'claim') await claim(1 + (pick % 12));
     else if (step === 'succeed' && held.length > 0) await end(pick, true);
     else if (step === 'fail' && held.length > 0) await end(pick, false);
-    // Whoever holds something longest wakes up last.
+    // The worker that held something longest wakes up last.
     else if (step === 'late' && held.length > 0) await end(0, pick % 2 === 0);
     else if (step === 'pass') await pass();
     else if (step === 'reap') await reap();

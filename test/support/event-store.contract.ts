@@ -1,6 +1,6 @@
 /**
- * What every event store adapter does alike. One suite, run against memory, Postgres and KurrentDB, so that the store of the simulation is known
- * to behave like the real ones. Each test uses streams of its own and reads the log from where it stood, so a store with a past is welcome.
+ * The contract of every event store adapter. One suite, run against memory, Postgres and KurrentDB, so the store of the simulation behaves like the
+ * real ones. Each test uses streams of its own and reads the log from the end at its begin, so a store with a past is welcome.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';

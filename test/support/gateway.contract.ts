@@ -1,6 +1,6 @@
 /**
- * What every `PaymentGateway` promises, as one suite that runs against each adapter and each fake: once per reference, `never` for ever, no more money back
- * than was taken, and batches that name our references.
+ * The promises of every `PaymentGateway`, as one suite that runs against each adapter and each fake: once per reference, `never` for ever, no more
+ * money back than was taken, and batches that name our references.
  */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';

@@ -295,7 +295,7 @@ export const given = (...facts: readonly PaymentEvent[]) => ({
       then: (...expected: readonly PaymentEvent[]) => {
         const decided = decide();
         expect(decided).toEqual(expected.map(atLater));
-        // What was decided can be told again: no answer may break the fold.
+        // A decision can be answered again: no answer may break the fold.
         fold(decider, [...facts, ...decided]);
       },
       thenNothing: () => expect(decide()).toEqual([]),

@@ -1,6 +1,6 @@
 /**
- * What every key store does alike: the state machine of a key's row (T1–T12). One suite, run against Postgres and against the store of the
- * simulation, so that what is proved over the one holds for the other. Each test uses keys of its own.
+ * The contract of every key store: the state machine of a key's row (T1–T12). One suite, run against Postgres and against the store of the
+ * simulation. So a proof over the one holds for the other. Each test uses keys of its own.
  */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';

@@ -52,11 +52,12 @@ export type AppendFault =
   | 'bad_request'
   | 'no_position'
   | 'conflict';
-/** What a read meets. `stall`: half of the events, then silence. */
+/** Faults of a read. `stall`: half of the events, then silence. */
 export type ReadFault = 'hang' | 'stall' | 'unavailable' | 'not_leader';
 /**
- * What a subscription meets. `unconfirmed`: accepted, never confirmed. `silent_end`: ends with OK after the past. `stall`: confirmed, caught up, then silent for ever.
- * `duplicate`: every event twice. `early_checkpoint`: a checkpoint at the end of the log before the events. `error`: breaks after three events.
+ * Faults of a subscription. `unconfirmed`: accepted, never confirmed. `silent_end`: ends with OK after the past. `stall`: confirmed, caught up, then
+ * silent for ever. `duplicate`: every event twice. `early_checkpoint`: a checkpoint at the end of the log before the events. `error`: breaks after
+ * three events.
  */
 export type SubscriptionFault = 'unconfirmed' | 'silent_end' | 'stall' | 'duplicate' | 'early_checkpoint' | 'error';
 
@@ -130,7 +131,7 @@ export class KurrentDbDouble {
     return this;
   }
 
-  /** Breaks every connection and stops listening, as `kill -9` does. What was stored stays. */
+  /** Breaks every connection and stops listening, as `kill -9` does. Stored events stay. */
   kill(): void {
     this.held.clear();
     this.server?.forceShutdown();

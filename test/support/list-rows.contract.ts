@@ -1,4 +1,4 @@
-/** What the rows of the list do alike, in Postgres and in the simulation: the newest revision stays, and pages follow a model for any filter. */
+/** The contract of the list's rows, in Postgres and in the simulation: the newest revision stays, and pages follow a model for any filter. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import fc from 'fast-check';

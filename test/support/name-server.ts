@@ -1,4 +1,4 @@
-/** A DNS server on loopback (UDP, A and AAAA) that answers as a spec tells it. */
+/** A DNS server on loopback (UDP, A and AAAA). A spec sets its answers. */
 import { createSocket } from 'node:dgram';
 import { isIP } from 'node:net';
 

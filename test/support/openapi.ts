@@ -34,7 +34,7 @@ export interface OpenApiJudge {
 }
 
 const JSON_TYPE = 'application/json; charset=utf-8';
-/** What tells a client something; each must be documented where it is sent. */
+/** Headers with a meaning for clients. Each must be documented for every answer that carries it. */
 const TELLING_HEADERS = ['idempotent-replayed', 'ledger-lag', 'ledger-position', 'retry-after', 'www-authenticate', 'x-request-id'];
 /** Refusals of the transport that no operation documents: there is none (404, 405), or it was never reached (C65). */
 const WITHOUT_OPERATION = [400, 404, 405, 408, 413, 417, 431];

@@ -53,7 +53,7 @@ import { freshDatabase } from './postgres.js';
 
 type Step = () => unknown;
 
-/** Steps that a spec puts before or after the next calls of a name; each is used up by one call unless it was told to stay. */
+/** Steps that a spec puts before or after the next calls of a name. Each is used up by one call unless it shall stay. */
 export class Interposed {
   private readonly steps: { readonly when: 'before' | 'after'; readonly name: string; readonly step: Step; left: number }[] = [];
 
@@ -90,7 +90,7 @@ export class Interposed {
   }
 }
 
-/** Until cleared: nothing is appended · appended, and nobody hears of it. */
+/** Until cleared: nothing is appended · events are appended, and no caller gets the answer. */
 export const away = () => new Unavailable('the store is away');
 export const unheard = () => new OutcomeUnknown('the answer was lost');
 
@@ -132,7 +132,7 @@ export const CARDS = {
 export const FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 275 };
 export const COMBINED: FeeConfig = { ...FEE, chargeMode: 'combined' };
 
-/** What every house of a spec file shares. */
+/** Parts that every house of a spec file shares. */
 export interface Ground {
   readonly pool: Pool;
   readonly keys: KeyRing;
@@ -231,11 +231,11 @@ export interface House {
   /** Types of the payment's events, in order. */
   history(paymentId: string): Promise<string[]>;
   events(paymentId: string): Promise<Recorded[]>;
-  /** What the bank did for this portal, tombstones included. */
+  /** The bank's records of this portal, tombstones included. */
   truth(): Promise<Truth[]>;
-  /** What the bank holds now, in cents: charged minus voided minus refunded. */
+  /** Money at the bank, in cents: charged minus voided minus refunded. */
   balance(): Promise<number>;
-  /** Closes the batches; the streams hear of it only when told to. */
+  /** Closes the batches. The streams learn of it only on command. */
   settle(paymentId?: string): Promise<void>;
   key(): string;
 }

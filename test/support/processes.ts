@@ -1,6 +1,7 @@
 /**
- * The built service as real processes, for specs of crashes, start-up and shutdown: the standalone tree or single roles, each in a process group of its own,
- * on data of its own, with `kill -9` of everything that it started. What is left running when a spec ends, or when Jest itself is killed, is ended by a guard.
+ * The built service as real processes, for specs of crashes, start-up and shutdown: the standalone tree or single roles, each in a process group of
+ * its own, on data of its own, with `kill -9` of everything that it started. A guard ends every process that still runs when a spec ends, or when
+ * Jest itself is killed.
  */
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
@@ -114,7 +115,7 @@ export class DataDir {
     private readonly guard: ChildProcess,
   ) {}
 
-  /** An empty place in the temp dir; where the service puts its data. Postgres may run as another user, who has to pass through. */
+  /** An empty folder in the temp dir, for the data of a service. Postgres may run as another user, which must be able to pass through. */
   static async create(): Promise<DataDir> {
     const parent = await mkdtemp(join(tmpdir(), 'payfold-process-'));
     spawnSync('chmod', ['711', parent]);
@@ -163,7 +164,7 @@ export class DataDir {
 const environment = (dataDir: DataDir, env: Environment): NodeJS.ProcessEnv => ({
   PATH: process.env.PATH,
   HOME: process.env.HOME,
-  // Any free port: nothing here may meet a service that somebody runs on this machine.
+  // Any free port, so that no spec meets another service of this machine.
   PORT: '0',
   METRICS_PORT: '0',
   AUDIT_PORT: '0',
@@ -186,7 +187,7 @@ export const launch = (
   for (const stream of ['stdout', 'stderr'] as const) child[stream].setEncoding('utf8').on('data', (text: string) => (said[stream] += text));
   const exited = new Promise<Ended>((resolve, reject) => {
     child.once('error', reject);
-    // Children that were killed with it may hold its pipes a moment longer; what it said itself is complete when they are closed.
+    // Children that were killed with it may hold its pipes a moment longer. Its own output is complete when they are closed.
     child.once('close', (code, signal) => resolve({ code, signal, ...said }));
   });
   const pid = child.pid!;
@@ -250,7 +251,7 @@ export const runToEnd = async (role: Role, dataDir: DataDir, env: Environment = 
   return ended;
 };
 
-/** What the first start printed for people. */
+/** The text for people of the first start. */
 export interface Welcome {
   readonly apiKey: string;
   readonly portalId: string;

@@ -94,16 +94,16 @@ export const verify = (
   return { event, signedAt: Number(t) };
 };
 
-/** How a request is answered; what is left out is 200 with an empty body. `number` counts requests from 1. */
+/** The answer to a request. Omitted parts mean 200 with an empty body. `number` counts requests from 1. */
 export type Behaviour = (request: IncomingMessage, response: ServerResponse, number: number) => void;
 
 export interface Receiver {
   readonly port: number;
   /** Every request that was accepted, in order; duplicates too. */
   readonly deliveries: readonly Delivery[];
-  /** What was wrong with those that were not. */
+  /** Faults of the refused requests. */
   readonly refusals: readonly string[];
-  /** Requests so far, whatever became of them. */
+  /** Requests so far, accepted or refused. */
   readonly requests: number;
   /** TLS connections so far. */
   readonly connections: number;

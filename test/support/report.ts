@@ -1,4 +1,4 @@
-/** What the long proofs leave behind: one JSON line per run in `reports/`, with the commit that it was taken at; and a progress bar on a terminal. */
+/** The records of the long proofs: one JSON line per run in `reports/`, with the commit that it was taken at; and a progress bar on a terminal. */
 import { execFileSync } from 'node:child_process';
 import { appendFileSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';

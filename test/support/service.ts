@@ -81,7 +81,7 @@ export class Client {
     for (const [name, value] of Object.entries(headers)) void test.set(name, value as string);
     const bytes = body === undefined || typeof body === 'string' || Buffer.isBuffer(body) ? body : JSON.stringify(body);
     void test.serialize((raw: unknown) => raw as string);
-    // Every status is an answer; what did not answer is an error.
+    // Every status is an answer. A missing answer is an error.
     const answered = await (bytes === undefined ? test : test.send(bytes as string)).ok(() => true);
     const text = answered.text ?? '';
     const received = answered.headers as Record<string, string | undefined>;
@@ -177,7 +177,7 @@ export const paymentOf = (
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The service.
 
-/** A clock that can be put forward, never back: what waits for a minute is seen without waiting. Timers and deadlines stay real. */
+/** A clock that can be put forward, never back, so a wait of minutes takes no time. Timers and deadlines stay real. */
 export class MovableClock implements Clock {
   private aheadMs = 0;
   private frozen: number | null = null;
@@ -211,7 +211,7 @@ export interface ServiceOptions {
   /** API instances, each with stores of its own over the same database. */
   readonly instances?: number;
   readonly timeouts?: NonNullable<ServerOptions['timeouts']>;
-  /** Where payers reach the service; specs of the checkout say it. Default: what an empty environment gives. */
+  /** The address for payers, for specs of the checkout. Default: that of an empty environment. */
   readonly publicUrl?: string;
   /** Further settings, by the names of the environment. */
   readonly env?: Readonly<Record<string, string>>;
@@ -244,7 +244,7 @@ export interface Service {
   portal(account: TestAccount, options?: { fee?: Partial<FeeConfig>; gateway?: 'simulator' | 'none' }): Promise<string>;
   /** Runs an administrative command and waits until requests see it. */
   readonly administer: <State, Extra extends Done<State>>(change: Promise<Extra>) => Promise<Extra>;
-  /** What an hour-old open payment gets from the worker, at once: recovery of this payment. */
+  /** The worker's work on an open payment after an hour, at once: recovery of this payment. */
   recover(paymentId: string): Promise<void>;
   logLines(): LogLine[];
   stop(): Promise<void>;

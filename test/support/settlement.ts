@@ -1,4 +1,4 @@
-/** The desk of somebody in finance, for specs: writes the processor's settlement files, imports them, looks at the books and at the exceptions. */
+/** A finance desk for specs: writes the processor's settlement files, imports them, looks at the books and at the exceptions. */
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';

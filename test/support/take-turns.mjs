@@ -12,7 +12,7 @@ import { TestEnvironment } from 'jest-environment-node';
 /** At least what one run takes by itself (`maxWorkers`). */
 const PLACES = Math.max(2, availableParallelism());
 const LOOK_AGAIN_MS = 50;
-/** Who has just given a place back lets those go first who wait for one. */
+/** A process that gives a place back lets the waiting ones go first. */
 const AFTER_YOU_MS = 100;
 let hadOne = false;
 

@@ -1,4 +1,4 @@
-/** The log against the bank: what specs of crashes and chaos runs look at when everything runs again. Nothing here trusts a read model. */
+/** The log against the bank, as specs of crashes and chaos runs compare them when everything runs again. Nothing here trusts a read model. */
 import assert from 'node:assert/strict';
 import type { Recorded } from '#eventstore';
 import { fold } from '#kernel';
@@ -34,13 +34,16 @@ export const openStores = async (
 };
 
 /**
- * Puts every lease into the past. A lease is 60 s so that no living owner is ever overtaken; here every owner was killed, and the spec, who knows it, need not
- * wait a minute for the database to believe it.
+ * Puts every lease into the past. A lease is 60 s, so that no living owner is ever overtaken. Here every owner was killed. The spec knows that, so it
+ * need not wait a minute.
  */
 export const endLeases = async ({ pool }: Services): Promise<number> =>
   (await pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`)).rowCount ?? 0;
 
-/** What the worker does a minute later: resolves whatever is open, until nothing is. A worker beside it keeps the list. Returns how many it resolved. */
+/**
+ * The worker's work a minute later: resolves every open payment, until none is left. A worker beside it keeps the list. Returns the number of
+ * resolved payments.
+ */
 export const recoverAll = async (services: Services): Promise<number> => {
   const { payments, pool, store } = services;
   const recovery = createRecovery(payments.ports, store, postgresRecoveryWork(pool), { startsAfterMs: 0 });

@@ -1,6 +1,6 @@
 /**
- * What the rows of the outbox and of staff do alike, in Postgres and in the simulation, and the signal that something is due. What workers do with deliveries has a
- * contract of its own (deliveries.contract.ts).
+ * The contract of the rows of outbox and staff, in Postgres and in the simulation, and of the signal that something is due. Deliveries have a
+ * contract of their own (deliveries.contract.ts).
  */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';

@@ -32,7 +32,7 @@ import { type NameServer, startNameServer } from './name-server.js';
 import { type Ground, type House, openGround, openHouse } from './payments.js';
 import { type Behaviour, createAuthority, type Receiver, startReceiver } from './receiver.js';
 
-/** What spec files share: Postgres, simulator, name server, authority. */
+/** Parts that spec files share: Postgres, simulator, name server, authority. */
 export interface WebhookGround {
   readonly ground: Ground;
   readonly names: NameServer;
