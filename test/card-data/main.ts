@@ -54,7 +54,7 @@ const LEAKS: readonly { readonly name: string; readonly plant: (card: string, pl
   { name: 'the processor’s journal', plant: async (card, { dataDir }) => appendFile(join(dataDir, 'simulator', 'leak.log'), encodeURIComponent(card.replaceAll(/(\d{4})(?=\d)/g, '$1 '))) },
 ]; // prettier-ignore
 
-/** The first start prints a `curl` with the same test number; what comes after it is log. */
+/** The first start prints a `curl` with the same test number. The text after it is log. */
 const afterWelcome = (stdout: string): string => stdout.slice(stdout.indexOf('\nready '));
 
 const rounds = Number(values.rounds);

@@ -1,6 +1,6 @@
 /**
- * Chaos: partners pay and return money while processes are killed, stopped and started, links go bad, and clocks jump; every round ends healed, recovered and
- * compared. What is drawn is drawn from the seed; when it strikes is up to the machine.
+ * Chaos: partners pay and return money while processes are killed, stopped and started, links go bad, and clocks jump. Every round ends healed,
+ * recovered and compared. The seed draws the faults. The moment at which one strikes depends on the machine.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { DatabaseUnavailable } from '#platform';
@@ -32,7 +32,10 @@ const SELDOM = [
   'append.ReconciliationStarted',
   'renewAttempt',
 ] as const;
-/** What few requests come by waits long, and is killed at random before: so the others are drawn twice as often as all of these together. */
+/**
+ * Few requests reach these points, so a process that waits for one is often killed before. The others are drawn twice as often as all of these
+ * together.
+ */
 const API_POINTS = [...SELDOM, ...Array.from({ length: 5 }, () => OFTEN).flat()] as const;
 /** Of the loops; they look at what is older than a minute, so these wait for a long round. */
 const WORKER_POINTS = [
@@ -56,7 +59,7 @@ const ROUND_MS = { least: 20_000, most: 60_000 } as const;
 const LONG_ROUND_MS = 100_000;
 const LONG_EVERY = 8;
 const COMPARISONS = 5;
-/** Back by hours makes requests that are running look abandoned, and so does far ahead. In between, what is begun is recovered minutes later than a run waits. */
+/** Hours back, or far ahead, make running requests look abandoned. In between, a request that has begun is recovered minutes later than a run waits. */
 const CLOCK_JUMPS_MS = [-25 * 3_600_000, -2 * 3_600_000, -60_000, 5_000, 25 * 3_600_000] as const;
 
 export interface ChaosReport extends Verdict {
@@ -74,7 +77,7 @@ export interface ChaosOptions {
   /** At most so many rounds; as many as fit in the time unless said otherwise. */
   readonly rounds?: number;
   readonly roundMs?: number;
-  /** What a comparison that can fail must see: a charge that nobody asked for, or a payment that was acknowledged and lost. */
+  /** Faults that a comparison must notice: a charge without a request, or a payment that was acknowledged and lost. */
   readonly plant?: Plant | null;
   readonly onProgress?: (line: string) => void;
 }
@@ -102,7 +105,8 @@ export const runChaos = async (
       await faults.strike(Math.min(length, Math.max(1_000, end - performance.now())));
       times.push(performance.now());
       partners.close();
-      // Who sleeps through it all has lost its leases and its connections when it wakes. One of them at most: somebody has to do the work.
+      // A process that sleeps through the whole round has lost its leases and connections when it wakes. At most one of them sleeps, since another
+      // must do the work.
       const sleepers = APIS.filter((part) => parts[part].isPaused).slice(0, 1);
       await installation.heal(sleepers);
       await working;
@@ -112,7 +116,7 @@ export const runChaos = async (
         resolvedByRecovery += await bringToEnd(installation, partners, random);
         for (const part of sleepers) parts[part].resume();
         await Promise.all(ROLES.map((part) => parts[part].ready()));
-        // What a sleeper still had in hand ends within moments, and may leave something to recover.
+        // The work of a process that just woke ends within moments, and may leave something to recover.
         if (sleepers.length > 0) resolvedByRecovery += await bringToEnd(installation, partners, random);
       } catch (error) {
         stuck.push((error as Error).message);
@@ -122,7 +126,8 @@ export const runChaos = async (
       verdict = await patiently(() => judge(installation, partners, since));
       times.push(performance.now());
       verdict = { ...verdict, violations: [...stuck, ...installation.faults(), ...partners.violations, ...verdict.violations] };
-      // What is at rest now may settle, so that the next round refunds it where it would have voided it. Closed over an open charge, a batch would call for staff.
+      // Payments at rest may settle now. Then the next round refunds them instead of voiding them. If a batch closed over an open charge, staff would
+      // have to decide.
       if (random.next() < 0.5) await installation.bank.closeBatches();
       const [struck, healed, settled, judged] = times.map((time, n) => ((time - (times[n - 1] ?? begun)) / 1_000).toFixed(0));
       onProgress(
@@ -160,7 +165,7 @@ export const runChaos = async (
   }
 };
 
-/** A comparison that met a Postgres too busy to be reached in time is begun again. */
+/** If Postgres was too busy to be reached in time, the comparison begins again. */
 const patiently = async (compare: () => Promise<Verdict>): Promise<Verdict> => {
   for (let tries = 1; ; tries++) {
     try {
@@ -224,14 +229,14 @@ class Faults {
     if (this.installation.parts[part].kill()) this.count(`kill ${part}`);
   }
 
-  /** One second to two hundred, as often short as long; healing wakes whoever still sleeps. */
+  /** One second to two hundred, as often short as long. Healing wakes every process that still sleeps. */
   private async pause(part: RolePart | 'simulator'): Promise<void> {
     const one = this.installation.parts[part];
     if (!one.isRunning || one.isPaused) return;
     this.count(`stop ${part}`);
     one.pause();
     await this.during(PAUSE_MS.least * (PAUSE_MS.most / PAUSE_MS.least) ** this.random.next());
-    // What still sleeps when the round ends is the healing's to wake.
+    // Healing wakes the processes that still sleep when the round ends.
     if (this.striking) one.resume();
   }
 
@@ -298,11 +303,11 @@ const planted: Readonly<Record<Plant, (installation: Installation, partners: Par
     });
     if (answer.status !== 200) throw new Error(`nothing was planted: ${await answer.text()}`);
   },
-  /** A partner was told of a payment that the log does not have. */
+  /** A partner was informed of a payment that the log does not have. */
   loss: (_, partners) => {
     const [paid] = partners.charges.filter(({ payment }) => payment !== null);
     if (!paid) throw new Error('no payment to plant another one beside');
-    // Whatever was returned of the one beside it: all of this one stands, so the sums must tell too.
+    // The neighbour may be returned in part. This one stands in full, so the sums must show the difference too.
     const payment = { ...paid.payment!, id: '00000000-0000-7000-8000-000000000000' };
     partners.charges.push({ ...paid, intention: 'planted', payment, toldReturnedCents: 0 });
   },

@@ -1,6 +1,6 @@
 /**
- * Loaded into a process before anything else (`NODE_OPTIONS=--import …`): its wall clock is off by as many milliseconds as the file says that `CHAOS_CLOCK_FILE`
- * names, from whenever the file says so. Timers and monotonic time are left alone, as when somebody sets the clock of a machine.
+ * Loaded into a process before anything else (`NODE_OPTIONS=--import …`). Its wall clock is off by the milliseconds in the file that
+ * `CHAOS_CLOCK_FILE` names, from the moment that the file changes. Timers and monotonic time stay, as when an operator sets the clock of a machine.
  */
 import { readFileSync } from 'node:fs';
 import { setInterval } from 'node:timers';

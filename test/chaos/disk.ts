@@ -1,6 +1,7 @@
 /**
- * A full disk: Postgres and the processor keep their files on a small file system of their own, which is filled up while partners pay, stays full, and is cleared
- * again. Whoever cannot write must refuse or die, never acknowledge; afterwards there is one story. Needs root, who alone may mount.
+ * A full disk: Postgres and the processor keep their files on a small file system of their own. It is filled while partners pay, stays full, and is
+ * cleared again. A process that cannot write must refuse or die, never acknowledge. Afterwards all sides must agree. Needs root, since only root may
+ * mount.
  */
 import { spawnSync } from 'node:child_process';
 import { closeSync, openSync, rmSync, writeSync } from 'node:fs';

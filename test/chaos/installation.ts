@@ -1,6 +1,6 @@
 /**
- * A whole installation as real processes: Postgres, the card processor, two APIs and a worker, each started again by its supervisor when it dies, with a proxy on
- * every link between them. What a chaos run does to it, it does by process id and by proxy; what it judges by, it reads past the proxies.
+ * A whole installation as real processes: Postgres, the card processor, two APIs and a worker. Each is started again when it dies, and a proxy stands
+ * on every link between them. A chaos run harms it by process id and by proxy. The comparison reads past the proxies.
  */
 import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
@@ -19,7 +19,7 @@ import { type Proxy, startProxy } from './proxy.js';
 
 export const PARTS = ['postgres', 'simulator', 'api 1', 'api 2', 'worker'] as const;
 export type Part = (typeof PARTS)[number];
-/** The roles of the service itself, which hold leases and can be told to die at a point. */
+/** The roles of the service itself. They hold leases and can be killed at a fail point. */
 export const ROLES = ['api 1', 'api 2', 'worker'] as const satisfies readonly Part[];
 export type RolePart = (typeof ROLES)[number];
 
@@ -44,7 +44,7 @@ interface Incarnation {
   readonly said: () => string;
 }
 
-/** One process that is kept running. Whoever dies without having been killed by us, or at its fail point, has a fault. */
+/** One process that is kept running. A death that is neither our kill nor a fail point is a fault. */
 export class Supervised {
   /** Where the next incarnation dies by itself; used up by it. */
   failpoint: string | null = null;
@@ -86,7 +86,7 @@ export class Supervised {
           () => false,
         );
         this.running = started;
-        // Its stores may be away just now; whoever hangs is not waited for any longer.
+        // Its stores may be away just now. A process that hangs is not awaited any longer.
         if (!started) kill(incarnation.pid);
         const { signal, said } = await incarnation.exited;
         if (started && !this.doomed && this.mayEnd) this.deaths.byItself += 1;
@@ -107,7 +107,7 @@ export class Supervised {
     }
   }
 
-  /** What the present incarnation has said so far. */
+  /** Output of the present process. */
   said: () => string = () => '';
 
   get isRunning(): boolean {
@@ -181,11 +181,11 @@ export interface Installation {
   /** Puts the wall clock of an API off by this much, from now on. */
   jump(part: RolePart, offsetMs: number): Promise<void>;
   /**
-   * Ends every fault: links are whole, what was stopped goes on, whoever may hold a lease is killed, and its leases end as if their minute were over. A part of
-   * `sleepers` is left stopped meanwhile, to wake when everything has gone on without it.
+   * Ends every fault: links are whole, stopped processes go on, every process that may hold a lease is killed, and its leases end at once. A part of
+   * `sleepers` stays stopped and wakes when everything has gone on without it.
    */
   heal(sleepers?: readonly RolePart[]): Promise<void>;
-  /** What a worker does a minute later, without the pauses between its tries: resolves what is open, and records what has settled. */
+  /** The worker's work a minute later, without the pauses between its tries: resolves open payments, and records closed batches. */
   recover(): Promise<number>;
   /** Processes that died although nobody killed them. */
   faults(): string[];
@@ -236,7 +236,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
     const postgresPort = await freePort();
     let databaseUrl = '';
     const postgres = await keep('postgres', async () => {
-      // As users run it: what is committed is on the disk.
+      // As users run it: a commit is on the disk.
       const server = await startEmbeddedPostgres(join(dataDir.data, 'postgres'), {
         port: postgresPort,
         settings: { max_connections: String(MAX_CONNECTIONS) },
@@ -306,7 +306,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
         await Promise.all([postgres.ready(), simulator.ready()]);
         await eventually(
           async () => {
-            // What a dead process had on its way may still be done by its session; afterwards it is dead, too. Ours are opened again.
+            // The session of a dead process may still complete its statement. Afterwards it is dead, too. Our own sessions are opened again.
             await opened.pool.query(
               `select pg_terminate_backend(pid, $1) from pg_stat_activity where application_name like 'payfold%' and pid <> pg_backend_pid()`,
               [SESSION_ENDS_MS],
@@ -329,7 +329,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
           const told = { head: await opened.store.head(), stuck, read, worker: parts.worker.said().slice(-LAST_WORDS) };
           throw new Error(`recovery came to no end: ${JSON.stringify(told)}`, { cause: error });
         });
-        // What batches have closed is written down now, not while the books are compared.
+        // Closed batches are recorded now, not during the comparison of the books.
         await recordSettlements(opened.settlement, AbortSignal.timeout(READY_TIMEOUT_MS));
         return resolved;
       },

@@ -1,6 +1,6 @@
 /**
- * The comparison after a storm (A1 to A12): what partners were told, what the events say, what the bank did, and what the read models show must be one story,
- * to the cent. Reads everything past the proxies; every difference is a line.
+ * The comparison after a storm (A1 to A12): answers to partners, events, the bank and the read models must agree to the cent. Reads everything past
+ * the proxies. Every difference is a line.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { paymentRegisterModel } from '#settlement';
@@ -40,7 +40,7 @@ export const bringToEnd = async (installation: Installation, partners: Partners,
   return resolved;
 };
 
-/** `since`: what came before has had its keys asked again by an earlier verdict. */
+/** `since`: earlier keys were asked again by an earlier verdict. */
 export const judge = async ({ stores, bank }: Installation, partners: Partners, since = { charges: 0, returns: 0 }): Promise<Verdict> => {
   const violations: string[] = [];
   let books: Books;
@@ -72,10 +72,10 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
     ...partners.charges.slice(since.charges).flatMap(({ uses }) => uses),
     ...partners.returns.slice(-AT_ONCE * 10).map(({ use }) => use),
   ].filter(({ answers }) => answers.some(isStored));
-  // Also those that nobody would ask again: what a crash of Postgres took of a settlement is made again from the stream.
+  // Also keys that no partner would send again. If a crash of Postgres lost the end of a key, it is made again from the stream.
   await inParallel(stored, AT_ONCE, async (use) => {
     const reply = await askOut(partners, use);
-    // A refund whose key was not settled in time is told again from the stream, without the header of a replay.
+    // A refund whose key was not finished in time is answered again from the stream, without the header of a replay.
     if (reply === null || !isStored(reply) || (use.path === 'payments' && !reply.replayed))
       violations.push(`${use.key}: had an answer, and asked again says ${reply?.text ?? 'nothing'}`);
   });
@@ -88,7 +88,7 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
   };
 };
 
-/** As a partner asks: what is in progress, or not answered, is asked once more until the lease of whoever has it is over. */
+/** As a partner asks: a request in progress, or without an answer, is sent once more until the lease of its owner is over. */
 const askOut = async (partners: Partners, use: KeyUse): Promise<Reply | null> => {
   for (const until = performance.now() + LEASE_SECONDS * 1_000 + CAUGHT_UP_MS; ;) {
     const reply = await partners.ask(use, CALM);
@@ -97,7 +97,7 @@ const askOut = async (partners: Partners, use: KeyUse): Promise<Reply | null> =>
   }
 };
 
-/** A1, A3: one intention, one charge that stands; the payment that was told is there as it was told. */
+/** A1, A3: one intention, one charge that stands. The payment in the answer is there as it was answered. */
 const judgeCharge = (charge: Charge, made: readonly Book[]): string[] => {
   const { intention, state, payment, toldReturnedCents, uses } = charge;
   const charged = made.filter((book) => book.payment.phase === 'charged');

@@ -1,7 +1,7 @@
 /**
- * Partners as the contract wants them: every request has a key; what was not answered is asked again with the same key; 409 in progress is waited out; where an
- * outcome is unknown they look at the payment, and charge again, with a new key, only when it reads `failed` or `voided`. They keep books of what they were told.
- * An answer that the contract does not allow is noted as a violation.
+ * Partners that keep the contract: every request has a key. A request without an answer is sent again with the same key. A 409 in progress is waited
+ * out. If an outcome is unknown, they look at the payment, and charge again, with a new key, only when it reads `failed` or `voided`. They keep books
+ * of their answers. An answer that the contract does not allow is a violation.
  */
 import { Agent, request } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -36,7 +36,7 @@ export interface Charge {
   readonly uses: KeyUse[];
   readonly lines: readonly number[];
   state: 'open' | 'paid' | 'declined';
-  /** As it was told when it was paid. */
+  /** The answer at the time of the payment. */
   payment: PaymentView | null;
   /** By refunds and voids that were answered 200. */
   toldReturnedCents: number;
@@ -82,7 +82,7 @@ export class Partners {
   readonly violations: string[] = [];
   readonly figures = { requests: 0, answers: 0, unanswered: 0, replays: 0, reads: 0, lists: 0 };
   private readonly agent = new Agent({ keepAlive: true });
-  /** False: what has no end yet is put aside at the next answer. */
+  /** False: an attempt without an end is put aside at the next answer. */
   private open = true;
   private count = 0;
   private readonly silentUntil: number[] = [];
@@ -95,8 +95,8 @@ export class Partners {
     private readonly timeoutMs: number,
   ) {}
 
-  // ----------------------------------------------------------------------------------------------------------------------------------
-  // Under fault: many clerks, who do not wait for the stubborn cases.
+  // ---------------------------------------------------------------------------------------------------------------------------------- Under fault:
+  // many clerks that do not wait for stubborn cases.
 
   /** Works until {@link close}. */
   async work(clerks: number, random: Random): Promise<void> {
@@ -235,7 +235,7 @@ export class Partners {
         charge.voided = one.operation === 'void';
         one.state = 'returned';
       } else if (reply?.code === 'VOID_FAILED' && !reply.retryable) {
-        // Settled meanwhile. What of it was voided before is read, not guessed.
+        // Settled meanwhile. The part that was voided before is read, not guessed.
         const seen = await this.send('GET', `payments/${charge.payment!.id}`, null, null, random);
         if (seen?.status !== 200) return 'parked';
         charge.toldReturnedCents = seen.data.refundedAmountCents as number;
@@ -256,7 +256,7 @@ export class Partners {
     return 'parked';
   }
 
-  /** What is at rest reads as it was told. */
+  /** A payment at rest reads as it was answered. */
   async read(charge: Charge, random: Random): Promise<boolean> {
     this.figures.reads += 1;
     const told = charge.toldReturnedCents;
@@ -300,7 +300,8 @@ export class Partners {
   private note({ key, path, answers }: KeyUse, reply: Reply): void {
     const before = answers.filter(isStored);
     if (isStored(reply)) {
-      // A7: one key, one answer, byte for byte; of a create only once as the first. A refund whose key was not settled in time is told again from the stream.
+      // A7: one key, one answer, byte for byte; of a create only once as the first. A refund whose key was not finished in time is answered again
+      // from the stream.
       if (before.some(({ text }) => text !== reply.text)) this.violation(`${key}: was answered ${before[0]!.text}, and later ${reply.text}`);
       if (path === 'payments' && !reply.replayed && before.some(({ replayed }) => !replayed)) this.violation(`${key}: was executed twice`);
       // A12: a create that was answered 5xx never executes again.
@@ -365,7 +366,7 @@ export class Partners {
   }
 
   private async pause(random: Random, reply: Reply | null): Promise<void> {
-    // Who waits out a key keeps to what it is told, up to a second: under fault the other instance may know more.
+    // A clerk that waits for a key keeps its answer, up to a second. Under fault the other instance may know more.
     await sleep(Math.min(Math.max(reply?.retryAfterMs ?? 0, random.int(PAUSE_MS.least, PAUSE_MS.most)), 1_000));
   }
 
@@ -378,7 +379,7 @@ export class Partners {
   }
 }
 
-/** Stored under the key and told again to whoever asks (C15). */
+/** Stored under the key and repeated to every caller (C15). */
 export const isStored = ({ status, code, retryable }: Reply): boolean => status === 200 || status === 402 || (code === 'VOID_FAILED' && !retryable);
 
 /** A create that may have charged: its key never executes again (C16). */

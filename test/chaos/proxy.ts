@@ -1,13 +1,13 @@
 /**
- * A TCP proxy that harms what passes through it, with the toxics of Toxiproxy: one link of a running installation, controlled from this process, without any
- * privilege. What it draws it draws from a seed. A connection is harmed from the moment that a toxic is set, or from its beginning; healing ends every connection
- * that was harmed, since a stream with a hole in it is good for nothing.
+ * A TCP proxy that harms its traffic, with the toxics of Toxiproxy: one link of a running installation, controlled from this process, without any
+ * privilege. It draws from a seed. A connection is harmed from the moment that a toxic is set, or from its beginning. Healing ends every harmed
+ * connection, since a stream with a hole in it is useless.
  */
 import { connect, createServer, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Random } from '../../apps/demo/city.js';
 
-/** `timeout`: nothing passes any more, and nobody is told (a black hole). `slow_close`: who hangs up is heard late, and only by half. */
+/** `timeout`: nothing passes any more, and neither side learns of it (a black hole). `slow_close`: a hang-up arrives late, and only in one direction. */
 export type Toxic =
   | { readonly kind: 'latency'; readonly latencyMs: number; readonly jitterMs: number }
   | { readonly kind: 'bandwidth'; readonly bytesPerSecond: number }
@@ -38,7 +38,7 @@ export interface Proxy {
   poison(toxic: Toxic, options?: { readonly direction?: Direction; readonly share?: number }): void;
   /** Takes the toxic away, and ends every connection that it harmed. */
   heal(): void;
-  /** Ends every connection, harmed or not; what was on its way is lost. */
+  /** Ends every connection, harmed or not. Data in flight is lost. */
   cut(): void;
   /** Connections that a toxic has touched so far. */
   readonly harmed: number;
@@ -143,7 +143,7 @@ class Link {
         this.left -= allowed.length;
         await this.write(to, allowed);
         if (this.left > 0) return;
-        // What was let through arrives; whoever sent more is told.
+        // Data up to the limit arrives. A sender of more gets an error.
         to.end();
         (to === this.outbound ? this.inbound : this.outbound).resetAndDestroy();
         return;

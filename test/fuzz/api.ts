@@ -111,7 +111,7 @@ const PAN = /(?<!\d)(?:\d[ -]?){13,19}(?!\d)/g;
 const digitsOf = (number: string) => number.replaceAll(/\D/g, '');
 const CARD_DIGITS = new Set(CARDS.map(({ number }) => digitsOf(number)));
 const CREATE = 'POST /api/partner/v1/payments';
-/** Statuses that any request may get, whatever it asks: the account is right, the service is up. */
+/** Statuses that any request may get, since the account is right and the service is up. */
 const GATEWAY_TROUBLE = [502, 504];
 const MAX_KEPT_VIOLATIONS = 50;
 const KEPT_PAYMENTS = 200;
@@ -215,7 +215,7 @@ class Fuzzer {
 
   // ---- kinds of steps
 
-  /** What the document allows. What it cannot say (sums, cards, our portal) is put right afterwards. */
+  /** A request that the document allows. Rules that it cannot express (sums, cards, our portal) are put right afterwards. */
   private async allowed(): Promise<void> {
     const operation = this.pick(this.operations);
     const { sent, card } = this.requestFor(operation);
@@ -297,7 +297,7 @@ class Fuzzer {
     if (answer.status !== expected) this.violation('transport', `${name}: not ${expected}`, changed, answer);
   }
 
-  /** What a partner does with one payment, one step after the other, some of them twice. */
+  /** A partner's steps with one payment, in order, some of them twice. */
   private async sequence(): Promise<void> {
     const create = this.operations.find(({ method, path }) => `${method} ${path}` === CREATE)!;
     const { sent, body } = this.requestFor(create, false, '4242 4242 4242 4242');
@@ -385,7 +385,7 @@ class Fuzzer {
     };
   }
 
-  /** What the schema cannot say: our portal, lines that sum to the amount, a sandbox card that is still good. */
+  /** Rules that the schema cannot express: our portal, lines that sum to the amount, a sandbox card that is still good. */
   private soundCreate(drawn: Record<string, unknown>, withExtras: boolean, number?: string) {
     const lines = (drawn.lineItems as Record<string, unknown>[]).map((line) => ({
       ...line,
@@ -445,7 +445,7 @@ class Fuzzer {
     return answer;
   }
 
-  /** What must hold for every answer. */
+  /** Invariants of every answer. */
   private examine(sent: Sent, answer: Answer): void {
     this.checked('answers are as documented');
     try {
@@ -480,7 +480,7 @@ class Fuzzer {
     if (this.known.length > KEPT_PAYMENTS) this.known.shift();
   }
 
-  /** The list against the bank, to the cent. What is still unknown here may stand at the bank until recovery has undone it. */
+  /** The list against the bank, to the cent. A payment of unknown outcome may stand at the bank until recovery has undone it. */
   async compareWithBank(): Promise<void> {
     this.checked('the bank’s books are ours');
     const agent = new Agent({ keepAlive: true });

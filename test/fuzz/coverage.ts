@@ -56,8 +56,8 @@ interface Coverage {
 }
 
 /**
- * Which places of the code were reached. V8 tells ranges with counts and leaves out a range that ran as often as the one around it, so a range that is missing says nothing: what is
- * kept is each offset where a range ever began, and whether the innermost range around it has run.
+ * The reached places of the code. V8 reports ranges with counts and leaves out a range that ran as often as the one around it. So a missing range
+ * says nothing. Kept is each offset where a range ever began, and whether the innermost range around it has run.
  */
 class Blocks {
   private readonly session = new Session();

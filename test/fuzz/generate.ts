@@ -105,7 +105,7 @@ export const allowed = (schema: Schema, resolve: Resolve, unknown = true): fc.Ar
 };
 
 export interface Mutation {
-  /** What was done, for the report. */
+  /** The change, for the report. */
   readonly name: string;
   /** The whole body after it, as text, since some of it is no JSON value any more. */
   readonly body: string | Buffer;
@@ -135,7 +135,7 @@ const WRONG: Readonly<Record<string, readonly unknown[]>> = {
   object: ['x', 1, null, []],
 };
 
-/** What is put where text stands as a number: JSON has no value for some of it. */
+/** Text that replaces a number. JSON has no value for some of it. */
 const RAW_NUMBERS = ['-0', '1e400', '01', '+1', '0x10', 'NaN', 'Infinity', '1.', '.5', '9007199254740993', '-1e-7'];
 
 /**

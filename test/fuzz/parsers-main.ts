@@ -21,7 +21,7 @@ const reports: ParserReport[] = [];
 for (const target of targets) {
   const started = performance.now();
   const report = fuzzParser(target, { seed, executions, milliseconds });
-  // What is asynchronous settles before the next one.
+  // Asynchronous work ends before the next one.
   await new Promise((settled) => setImmediate(settled));
   reports.push(report);
   const rate = report.executions / ((performance.now() - started) / 1_000);

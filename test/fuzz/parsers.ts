@@ -26,7 +26,7 @@ const refusing = <T>(kind: abstract new (...args: never[]) => Error, parse: () =
     return parse();
   } catch (error) {
     if (error instanceof kind) {
-      // Whatever was sent, a refusal is a sentence of ours.
+      // For any input, a refusal is a sentence of ours.
       demand(error.message.length < 300, `a long refusal: ${error.message}`);
       return null;
     }
@@ -164,7 +164,7 @@ const cursor: FuzzTarget = {
   dictionary: ['=', '-', '_', '+', '/', 'AQ', 'Ag', '\n'],
   run: (input) => {
     const text = input.toString('utf8');
-    // Nobody here knows the key: whatever opens was forged.
+    // Nobody here knows the key, so every cursor that opens was forged.
     if (refusing(ServiceError, () => openCursor(keys, ACCOUNT, FILTERS, text)) !== null && !cursors.has(text))
       throw new Broken('a forged cursor opened');
   },
@@ -173,7 +173,7 @@ const cursor: FuzzTarget = {
 const directory = new MemoryDirectory();
 const { apiKey } = newApiKey(ACCOUNT, 'test', keys);
 const deps = { directory, keys, environment: 'sandbox' as const, tokens: new AccessTokens(keys, 'sandbox', systemClock) };
-/** The parser is asynchronous only where it looks something up; what it refuses by its text it refuses at once, and a look-up finds nothing here. */
+/** The parser is asynchronous only for a look-up. It refuses a wrong text at once, and a look-up finds nothing here. */
 const authorization: FuzzTarget = {
   name: 'authorization header and access token',
   files: ['accounts/access-token.js', 'accounts/api-key.js'],

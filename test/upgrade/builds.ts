@@ -51,7 +51,7 @@ export const buildOf = async (patches: readonly Patch[], { compile = true } = {}
       );
     }
     if (compile) await promisify(execFile)('npm', ['run', 'build', '--silent'], { cwd: path });
-    // What starts the specs is compiled; they compile the sources themselves.
+    // The code that starts the specs is compiled. The specs compile the sources themselves.
     else await symlink(join(ROOT, 'dist'), join(path, 'dist'));
   } catch (error) {
     await remove();

@@ -40,7 +40,7 @@ export interface Expected {
   readonly answered: readonly Answered[];
   /** A refund whose outcome is unknown. */
   readonly open: Answered & { readonly paymentId: string };
-  /** What GET says of each payment. */
+  /** The answer of GET for each payment. */
   readonly payments: Readonly<Record<string, string>>;
   /** A checkout session that waits for its payer, and the cookies of the payer's browser by path. */
   readonly checkout: { readonly path: string; readonly cookies: readonly (readonly [string, string])[] };
@@ -139,7 +139,7 @@ const play = async (root: string, release: string, dataDir: DataDir, databaseUrl
   await payfold('audit', 'pack', '--from', `${today}T00:00:00Z`, '--to', to, '--out', join(folder, 'pack'));
   await payfold('audit', 'prove', settled[0]!, '--out', join(folder, 'proof.json'));
 
-  // What is open when the release ends: a checkout, and a refund of unknown outcome.
+  // Open work at the end of the release: a checkout, and a refund of unknown outcome.
   const payer = new Payer(url, PUBLIC);
   const checkout = { path: (await payer.intake(intakeOf({ portalId }))).location, cookies: [...payer.cookies] };
   for (const call of ['refund', 'lookup', 'finalize'] as const) await bank.arm({ match: { call }, answer: 'cut', times: null });
