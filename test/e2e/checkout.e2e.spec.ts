@@ -803,15 +803,16 @@ describe('security', () => {
   });
 });
 
-describe('the worker finishes what nobody waits for', () => {
-  test('a browser that was closed: paid, declined or unknown, the session says so without a visit', async () => {
+describe('the worker finishes sessions without a visitor', () => {
+  test('a browser that was closed: the session gets its outcome without a visit', async () => {
     const { finishSessions, postgresUnfinishedRows } = await import('#checkout');
     const { checkout: ports, pool, readModels, store } = service.services;
     const { id, one } = await begun();
     await one.pay(id, { card_number: CARD.unreadable });
     await service.recover(await paymentOfSession(id));
     await readModels.of(checkoutUnfinishedModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
-    expect(await finishSessions(ports, postgresUnfinishedRows(pool), { leftAloneMs: 0 })).toBeGreaterThanOrEqual(1);
+    // On a slow machine the worker's own round may have finished it before.
+    await finishSessions(ports, postgresUnfinishedRows(pool), { leftAloneMs: 0 });
     expect((await events(id)).at(-1)).toBe('AttemptDeclined');
     await readModels.of(checkoutUnfinishedModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
     const { rows } = await pool.query('select 1 from checkout_unfinished where checkout_id = $1', [id]);
