@@ -6,7 +6,7 @@ import { Argument, type Command, Option } from 'commander';
 import type { AuditRole, Difference, DriftKind, DriftReport, ReportName } from '#audit';
 import type { Check } from '#ledger';
 import type { Services } from '../services.js';
-import { anyText, moment, loginName, print, progressBar, table, type Terminal, UsageError, uuid } from './terminal.js';
+import { anyText, inForceOrShown, moment, loginName, print, progressBar, table, type Terminal, UsageError, uuid } from './terminal.js';
 
 /** A seal that never ran reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -187,7 +187,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const { IssueAuditKey } = await import('#audit/module');
         const actor = { type: 'operator', id: loginName() } as const;
         const { position, keyId, auditKey } = await all.commands.execute(new IssueAuditKey({ name, role }, actor));
-        await all.readModels.inForce(auditKeyModel, position, KEY_MS);
+        await inForceOrShown(all.readModels.inForce(auditKeyModel, position, KEY_MS), 'audit key', auditKey, keyId);
         return { json: { keyId, auditKey, name, role }, text: `${auditKey}\n\nIt is shown this once (key ${keyId}, ${role}).` };
       }),
     );

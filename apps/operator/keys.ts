@@ -1,8 +1,7 @@
 /** `payfold keys`: API keys. A key is shown once, when it is made. */
 import type { Command } from 'commander';
 import { lastKeyUses, type NewKey } from '#accounts';
-import { ServiceError } from '#kernel';
-import { type Answer, fields, table, type Terminal, uuid } from './terminal.js';
+import { type Answer, fields, inForceOrShown, table, type Terminal, uuid } from './terminal.js';
 
 interface AccountOption {
   readonly account: string;
@@ -18,7 +17,7 @@ export const addKeys = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ administration, inForce }, { account }: AccountOption) => {
         const issued = await administration.issueKey(account);
-        await shownAnyway(inForce(issued.position), issued);
+        await inForceOrShown(inForce(issued.position), 'API key', issued.apiKey, issued.keyId);
         return answer(issued);
       }),
     );
@@ -31,7 +30,7 @@ export const addKeys = (program: Command, { action }: Terminal): void => {
       action(
         async ({ administration, inForce }, { account }: AccountOption) => {
           const issued = await administration.rotateKeys(account);
-          await shownAnyway(inForce(issued.position), issued);
+          await inForceOrShown(inForce(issued.position), 'API key', issued.apiKey, issued.keyId);
           return answer(issued);
         },
         { asks: ({ account }) => `Every present key of account ${account} stops working.` },
@@ -70,17 +69,3 @@ const answer = ({ keyId, apiKey }: NewKey): Answer => ({
   json: { keyId, apiKey },
   text: `${fields([['key', keyId], ['API key', apiKey]])}\n\nThe API key is not kept and cannot be shown again.`, // prettier-ignore
 });
-
-/** The key is recorded even if the change is not in force everywhere yet. The refusal shows it, since nothing else ever does. */
-const shownAnyway = async (inForce: Promise<void>, { keyId, apiKey }: NewKey): Promise<void> => {
-  try {
-    await inForce;
-  } catch (error) {
-    if (!(error instanceof ServiceError)) throw error;
-    throw new ServiceError(error.code, `${error.message} The new API key is ${apiKey}; it is not kept and cannot be shown again.`, {
-      ...error.details,
-      keyId,
-      apiKey,
-    });
-  }
-};

@@ -97,6 +97,17 @@ const described = (error: unknown): { code: string; message: string; details?: R
   return { code: 'INTERNAL_ERROR', message: error instanceof Error ? error.message : 'unexpected error' };
 };
 
+/** A new key is recorded even if a process still reads the state before it. Then the refusal shows the key, since nothing else ever does. */
+export const inForceOrShown = async (inForce: Promise<void>, name: string, key: string, keyId: string): Promise<void> => {
+  try {
+    await inForce;
+  } catch (error) {
+    if (!(error instanceof ServiceError)) throw error;
+    const message = `${error.message} The new ${name} is ${key}; it is not kept and cannot be shown again.`;
+    throw new ServiceError(error.code, message, { ...error.details, keyId, key });
+  }
+};
+
 /** True if the command line asks for JSON, for errors that come before commander has parsed it. */
 export const wantsJson = (argv: readonly string[]): boolean => argv.includes('--json');
 
