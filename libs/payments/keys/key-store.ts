@@ -40,7 +40,10 @@ export type Claim =
   | { readonly kind: 'in_progress'; readonly retryAfterSeconds: number }
   | { readonly kind: 'reserved'; readonly paymentId: string };
 
-export type KeyEnding = { readonly to: 'completed'; readonly answer: StoredAnswer } | { readonly to: 'reserved' | 'released' | 'given_back' };
+/** `unrecorded`: no event holds the answer, so a takeover could not make it again. It must survive a crash of the database. */
+export type KeyEnding =
+  | { readonly to: 'completed'; readonly answer: StoredAnswer; readonly unrecorded?: boolean }
+  | { readonly to: 'reserved' | 'released' | 'given_back' };
 
 /** The row's identity, kept hashed. */
 export interface KeyName {

@@ -274,6 +274,18 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
     ['PARTIAL_REFUND_PENDING', REFUND, failed('PARTIAL_REFUND_PENDING'), 'released'],
     ['a create that found its stream fenced', 'create', failed('IDEMPOTENCY_RECONCILIATION_REQUIRED'), 'reserved'],
   ])('%s (%s)', async (_, operation, error, state) => expect(await refused(operation, error)).toBe(state));
+  test('an answer that no event holds does not use the connections without durable commits (C27)', async () => {
+    const gone = createPool(database.url, { name: 'gone', max: 1 });
+    await gone.end();
+    const from = postgresIdempotency(pool, keys, ids, { completions: gone });
+    const [refused, voided] = [newKey(), newKey()];
+    const settled = failed('VOID_FAILED', { retryable: false, suggestedAction: 'refund' });
+    await once(refused, { run: () => Promise.reject(settled) }, { operation: VOID, from });
+    expect(await stateOf(refused)).toBe('completed');
+    // A takeover makes this one again from the stream.
+    await once(voided, { run: async () => ({ id: 1 }) }, { operation: VOID, from });
+    expect(await stateOf(voided)).toBe('in_progress');
+  });
   test('a fault of ours: 500, reserved on create, released else, and nothing of it in the answer', async () => {
     expect(await refused('create', new Error('4242424242424242'))).toBe('reserved');
     expect(await refused(REFUND, new Error('x'))).toBe('released');

@@ -124,7 +124,9 @@ const inProgress = (retryAfterSeconds: number) =>
 
 /** The end of a key after its request (C15–C17). */
 const endingOf = (operation: Operation, result: Result<unknown>, answers: AnswerEncoder): KeyEnding => {
-  if ('view' in result || isFinal(result.error)) return { to: 'completed', answer: encode(result, answers) };
+  if ('view' in result || isFinal(result.error))
+    // A void of a settled leg is refused without an event. Later the same question may have another answer (C27).
+    return { to: 'completed', answer: encode(result, answers), unrecorded: 'error' in result && result.error.code === 'VOID_FAILED' };
   const { code, status } = result.error;
   const refusedBeforeAnything = status === 501 || status === 503;
   if (status >= 500 && !refusedBeforeAnything) return { to: operation === 'create' ? 'reserved' : 'released' };

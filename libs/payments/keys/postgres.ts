@@ -64,7 +64,7 @@ export interface IdempotencyOptions {
   /** Longer than the specification's 24 hours where an operator wants it (C20). */
   readonly keepHours?: number;
   /**
-   * Connections whose commits need not wait for the disk, for completions: if a crash of the database loses one, it is made again from the stream. A
+   * Connections whose commits need not wait for the disk, for answers that a takeover can make again from the stream. A
    * claim must never be lost, since its owner may survive the database.
    */
   readonly completions?: Pool;
@@ -106,12 +106,14 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
   };
 
   const finishOnce = batched((rows: readonly FinishRow[]) => finishRows(options.completions ?? pool, rows), CLAIMS);
+  const finishDurably = batched((rows: readonly FinishRow[]) => finishRows(pool, rows), CLAIMS);
   const finish = async ({ accountId, keyHash }: KeyName, fence: string, ending: KeyEnding): Promise<boolean> => {
     if (ending.to === 'given_back') {
       const { rowCount } = await pool.query({ name: 'idempotency-give-back', text: GIVE_BACK, values: [accountId, keyHash, fence] });
       return rowCount === 1;
     }
-    return finishOnce({ accountId, keyHash, fence, to: ending.to, answer: ending.to === 'completed' ? ending.answer : null });
+    const row = { accountId, keyHash, fence, to: ending.to, answer: ending.to === 'completed' ? ending.answer : null };
+    return ending.to === 'completed' && ending.unrecorded ? finishDurably(row) : finishOnce(row);
   };
 
   return {
