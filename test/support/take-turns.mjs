@@ -1,7 +1,7 @@
 /**
  * The environment of every spec file, with a place to run in: as many files run at once on a machine as it has cores, however many runs were started on it.
  * Two runs on two cores so take turns, where side by side all would be slow and what waits for a process or a connection would give up. Unit specs start
- * nothing, and need no place.
+ * nothing, and need no place. A run that a spec starts shares the place of that spec (`TEST_PLACE=held`).
  */
 import { once } from 'node:events';
 import { createServer } from 'node:net';
@@ -32,7 +32,7 @@ export default class TakeTurns extends TestEnvironment {
   constructor(config, context) {
     super(config, context);
     // Other systems have no such names; there each run is on its own.
-    this.needsPlace = process.platform === 'linux' && !context.testPath.endsWith('.unit.spec.ts');
+    this.needsPlace = process.platform === 'linux' && process.env.TEST_PLACE !== 'held' && !context.testPath.endsWith('.unit.spec.ts');
   }
 
   async setup() {
