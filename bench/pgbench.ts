@@ -84,7 +84,7 @@ export const pgbench = async (
   { clients, rowsPerCommit = 1, seconds = SECONDS }: { clients: number; rowsPerCommit?: number; seconds?: number },
 ): Promise<number | null> => {
   await pool.query(`
-    create table if not exists bench_insert (
+    create table if not exists public.bench_insert (
       position bigint generated always as identity primary key, stream_id text collate "C" not null, revision bigint not null, event_id uuid not null,
       type text not null, data json not null, meta json not null, stored_at timestamptz not null default clock_timestamp(), unique (stream_id, revision))`);
   const folder = mkdtempSync(join(tmpdir(), 'payfold-pgbench-'));
@@ -93,7 +93,7 @@ export const pgbench = async (
     // A colon begins a variable of pgbench only before a letter; in this text digits, quotes and brackets follow it.
     writeFileSync(
       script,
-      `insert into bench_insert (stream_id, revision, event_id, type, data, meta) select 'payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentInitiated', '${JSON.stringify(SAMPLE.data)}', '${META}' from generate_series(1, ${rowsPerCommit});\n`,
+      `insert into public.bench_insert (stream_id, revision, event_id, type, data, meta) select 'payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentInitiated', '${JSON.stringify(SAMPLE.data)}', '${META}' from generate_series(1, ${rowsPerCommit});\n`,
     );
     const run = spawnSync('pgbench', ['-n', '-M', 'prepared', '-c', String(clients), '-j', '2', '-T', String(seconds), '-f', script, databaseUrl], {
       encoding: 'utf8',
