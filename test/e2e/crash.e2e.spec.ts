@@ -142,10 +142,12 @@ describe(`kill -9 of the whole tree in the middle of ${CONCURRENT} concurrent ke
     for (const { answers } of keys) {
       const stored = answers.filter(({ status }) => status === 200 || status === 402);
       expect(new Set(stored.map(({ text }) => text)).size).toBeLessThanOrEqual(1);
-      // Whoever got an outcome never hears otherwise afterwards.
+      // After an outcome, a key has no other answer.
       if (stored.length > 0)
         expect(answers.slice(answers.indexOf(stored[0]!)).map(({ code }) => code)).not.toContain('IDEMPOTENCY_RECONCILIATION_REQUIRED');
-      expect(answers.slice(1).filter(({ status, replayed }) => (status === 200 || status === 402) && !replayed)).toEqual([]);
+      // Before the first answer that speaks of an outcome, a 503 may stand: the database died first, and nothing was begun.
+      const begun = answers.filter(({ code }) => code !== 'IDEMPOTENCY_UNAVAILABLE');
+      expect(begun.slice(1).filter(({ status, replayed }) => (status === 200 || status === 402) && !replayed)).toEqual([]);
     }
   });
 
