@@ -10,7 +10,7 @@ const DRAIN_MS = 35_000;
 const FORCE_AFTER_MS = 50_000;
 /** A load balancer needs a moment to see that the process is not ready. A laptop has none. */
 const PRE_STOP_MS = { production: 5_000, sandbox: 0 } as const;
-/** Clients with kept connections get this long to fetch an answer that tells them to leave. */
+/** Clients with open connections get this long for one more answer, which asks them to close. */
 export const CLOSE_GRACE_MS = 1_000;
 
 /** The addresses of a role. */

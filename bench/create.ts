@@ -1,8 +1,9 @@
 /**
- * `POST /payments` over HTTP, complete: authentication, validation, key, two durable appends, a processor without delay. Throughput as a ratio to pgbench's
- * durable single-row inserts in the same minute on the same Postgres, rounds interleaved; then latency at half of the peak and at an ordinary rate, open loop; at each
- * rate the processor time of a create, by process; then the parts by themselves, because all of them share the same cores: what no service made of these parts could
- * pass here; then the books are checked.
+ * `POST /payments` over HTTP, complete: authentication, validation, key, two durable appends, a processor without delay.
+ *
+ * In order: throughput as a ratio to pgbench's durable single-row inserts, in interleaved rounds on the same Postgres; latency at half of the peak
+ * and at an ordinary rate, open loop; the processor time of a create at each rate, by process; the parts by themselves, which give the bound of any
+ * service made of these parts; at the end the books are checked.
  */
 import { type Answered, closedLoop, type LoadResult, openLoop, percentile } from './load.js';
 import { pgbenchBest, pgbenchTogether, printSettings, refuseWithoutFsync } from './pgbench.js';

@@ -133,7 +133,7 @@ const look = async (partner: Partner, id: string): Promise<Pick<Book, 'id' | 'se
 const reverse = async (partner: Partner, book: Book, faults: string[]): Promise<void> => {
   const { plan, id } = book;
   const { operation, body } = plan.afterwards!;
-  // Unlike the key of a create, the key of a reversal continues the same attempt, whatever happened to the first request (C17).
+  // Unlike the key of a create, the key of a reversal continues the same attempt, also if the first request failed (C17).
   const answer = await partner.post(`payments/${id}/${operation}`, body, `${plan.key}-${operation}`, [...SEND_AGAIN, 'PAYMENT_TIMEOUT']);
   if (answer.status === 200) {
     book.refundedCents += Number(answer.data.amountCents);

@@ -178,7 +178,7 @@ export interface ReversalCommand {
   readonly asked: ReversalAsked;
 }
 
-/** `incomplete`: the answer lacks required fields, whatever happened. */
+/** `incomplete`: the answer lacks required fields, whether the charge was approved or not. */
 export interface Answer {
   readonly result: Result;
   readonly incomplete: boolean;

@@ -1,11 +1,13 @@
 /**
- * What `npm start` runs: Postgres, the sandbox processor, the API and the worker as processes of their own, and this supervisor, which does no work itself.
+ * The supervisor behind `npm start`. It runs Postgres, the sandbox processor, the API and the worker as processes of their own, and does no work
+ * itself.
  *
- * Start: Postgres and the processor first, then the API and the worker. Whichever of those two comes first brings the schema up to date, under a lock. When both are
- * ready the worker makes the sandbox's first account. The first start of each must succeed; afterwards a child that ends is started again at the same address.
+ * Start: Postgres and the processor first, then the API and the worker. The faster of those two brings the schema up to date, under a lock. When both
+ * are ready, the worker makes the sandbox's first account. The first start of each process must succeed. Later, a child that ends is started again at
+ * the same address.
  *
- * End: the API drains while everything that it needs is there, then the worker ends, then the processor and Postgres. If the supervisor itself is killed, the API
- * and the worker drain by themselves, the processor ends within 2 s, and Postgres after the last process that needs it.
+ * End: first the API drains, then the worker ends, then the processor and Postgres. If the supervisor itself is killed, the API and the worker drain
+ * by themselves. The processor ends within 2 s, and Postgres after the last process that needs it.
  */
 import { existsSync } from 'node:fs';
 import { mkdir, rm, writeFile } from 'node:fs/promises';

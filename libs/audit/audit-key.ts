@@ -1,6 +1,8 @@
 /**
- * Audit keys: read-only credentials of finance tools and auditors, good for `/audit/v1/*` and nothing else. `pa_<test|live>_<16 base32>_<43 base62>`; of the secret
- * only a keyed hash is kept. Each key is a stream of its own (`staff-audit-key-<id>`): who issued it, who revoked it and when stays on record.
+ * Audit keys: read-only credentials of finance tools and auditors, good for `/audit/v1/*` and nothing else.
+ *
+ * Form: `pa_<test|live>_<16 base32>_<43 base62>`. Only a keyed hash of the secret is kept. Each key is a stream of its own (`staff-audit-key-<id>`),
+ * which records its issue and its revocation with actor and time.
  */
 import { randomBytes, timingSafeEqual } from 'node:crypto';
 import { keyEnvironment, newSecret } from '#accounts';

@@ -1,7 +1,9 @@
 /**
- * Drift: whether what is shown is what the events say. For every payment four accounts of it are held against each other: the replay of its stream, its row in the
- * list, its entries in the journal, and what settlement has recorded of its legs. Only differences are told. Each row is compared at its own revision, so that
- * a running service is no difference; what lags too far behind its own checkpoint is one.
+ * Drift: a difference between the events and the rows that are shown.
+ *
+ * For every payment four sources are compared: the replay of its stream, its row in the list, its entries in the journal, and the settlement records
+ * of its charges. Only differences are reported. Each row is compared at its own revision, so a running service shows no difference. A row that is
+ * too far behind its own checkpoint is one.
  */
 import { createHash } from 'node:crypto';
 import { checkpointOf, type EventStore, type Position, readStreams, type Recorded } from '#eventstore';

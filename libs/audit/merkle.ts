@@ -1,6 +1,7 @@
 /**
- * The Merkle tree of RFC 9162, 2.1, over tiles: hashes of leaves and nodes, the root of a tree of any size, and the two proofs. A tile holds up to 256 hashes of
- * one level; level L counts nodes over 256^L leaves. Whoever can fetch tiles can compute everything here with a few of them.
+ * The Merkle tree of RFC 9162, 2.1, over tiles: hashes of leaves and nodes, the root of a tree of any size, and the two proofs.
+ *
+ * A tile holds up to 256 hashes of one level. Level L counts nodes over 256^L leaves. A few tiles are enough to compute everything here.
  */
 import { hash } from 'node:crypto';
 import type { Recorded } from '#eventstore';

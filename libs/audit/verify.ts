@@ -1,6 +1,8 @@
 /**
- * Verification of the sealed log: every event is read again, its leaf made again and compared with the tiles, every tile with the one above it, and every signed
- * head with the tree of that size. What differs is named: the first event that was changed, removed, inserted or swapped; the tile; the head.
+ * Verification of the sealed log. Every event is read again, and its leaf is computed again and compared with the tiles. Every tile is compared with
+ * the one above it, and every signed head with the tree of that size.
+ *
+ * The result names each difference: the first event that was changed, removed, inserted or swapped; the tile; the head.
  */
 import { BeyondTheEnd, type EventStore, LogGap, type Position, type Recorded } from '#eventstore';
 import type { Check } from '#ledger';

@@ -24,7 +24,7 @@ export interface CheckoutLine {
   readonly metadata: Readonly<Record<string, Json>> | null;
 }
 
-/** The partner's data of the payer, who may correct the names, the e-mail and the postal code. */
+/** The payer's data as the partner sent them. The payer may correct the names, the e-mail and the postal code. */
 export interface CheckoutPayer {
   readonly firstName?: string;
   readonly lastName?: string;
@@ -45,7 +45,7 @@ export interface CheckoutTerms {
   readonly checkoutId: string;
   readonly intake: IntakeKind;
   readonly portalId: string;
-  /** The portal's owner, whose payment it becomes (C66). */
+  /** The portal's owner. The payment will belong to it (C66). */
   readonly accountId: string;
   readonly referenceId: string | null;
   readonly amountCents: Cents;

@@ -1,12 +1,13 @@
 /**
- * The checkpoint of a projection: the position that it has applied, a lease on it, and the event that stopped the projection. {@link Checkpoint} is a port. Postgres
- * and the simulation keep one contract (test/support/checkpoint.contract.ts).
+ * The checkpoint of a projection: the position that it has applied, a lease on it, and the event that stopped the projection.
  *
- * Rows and checkpoint are committed in one transaction, whose first statement is a compare-and-set:
+ * {@link Checkpoint} is a port. Postgres and the simulation keep one contract (test/support/checkpoint.contract.ts).
  *
- *   update projection_checkpoint set position = $new where name = $1 and position = $old and epoch = $mine
+ * Rows and checkpoint are committed in one transaction. Its first statement is a compare-and-set:
  *
- * A second worker waits for that row, finds another position, and has done nothing.
+ *     update projection_checkpoint set position = $new where name = $1 and position = $old and epoch = $mine
+ *
+ * A second worker waits for that row, finds another position, and writes nothing.
  */
 import { DatabaseUnavailable, transaction, type Client, type Migration, type Pool, type Queryable } from '#platform';
 import { OutcomeUnknown, Unavailable, type EventStore, type Position } from './event-store.js';
@@ -309,8 +310,8 @@ export const lockCheckpoint = async (
 };
 
 /**
- * Sets a checkpoint to a position (null: the start of the log), in the transaction that also empties, fills or swaps the rows. The epoch goes up. So
- * a worker in the middle of a batch loses its place and begins again from here. Never for a reactor, whose effects cannot be undone.
+ * Sets a checkpoint to a position (null: the start of the log), in the transaction that also empties, fills or swaps the rows. The epoch goes up, so
+ * a worker in the middle of a batch loses its claim and reads from here again. Never for a reactor, since its effects cannot be undone.
  */
 export const resetCheckpoint = async (client: Client, name: string, position: Position | null): Promise<void> => {
   await client.query(

@@ -30,7 +30,7 @@ export type ReadsAhead<Event extends DomainEvent> = {
   readonly [Type in Event['type']]?: (data: never) => Extract<Event, { readonly type: Type }>['data'];
 };
 
-/** A reader met an event that this release cannot read. The reader stops, since the rest would be a guess. */
+/** A reader found an event that this release cannot read. The reader stops, since the rest would be a guess. */
 export class UnreadableEvent extends Error {
   constructor(
     readonly event: Pick<Recorded, 'stream' | 'revision' | 'type' | 'v'>,

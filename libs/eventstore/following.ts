@@ -101,7 +101,7 @@ export class Tail {
     const { from, through } = this;
     if (from === null || through === null || after < from) return null;
     if (after > through) {
-      // No reader was here for so long that a page does not reach the next one. The cache begins again where a reader comes to the end.
+      // There was no reader for so long that one page does not reach the cache. The cache begins again where a reader reaches the end of the log.
       this.forget();
       return null;
     }

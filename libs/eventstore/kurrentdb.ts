@@ -1,15 +1,18 @@
 /**
- * The event store on KurrentDB, or EventStoreDB from 22.10. The official client is an optional peer, loaded only here and only when a store is opened:
- * its native part and that part's licence stay out of every other installation.
+ * The event store on KurrentDB, or EventStoreDB from 22.10.
  *
- * What the adapter adds to the client, each point for a failure that was seen (docs/contract.md#the-kurrentdb-client):
- *  - appends go over the unary call, never over the client's shared batch stream, which wedges for good when it ends quietly (K7);
- *  - every call has a deadline and a timer of ours, since some paths of the client ignore deadlines and some promises never settle (K1, K5, K12);
- *  - a client that fails several times in a row, reads included, is replaced: it does not find a new leader by itself (K7, K8);
- *  - a conflict is read back and compared by id before it is believed, because the conflict may be our own earlier attempt (K12);
- *  - reads ask for an exact number and take all of it (K9); positions of reads are inclusive, of subscriptions exclusive (K10);
- *  - one supervised subscription with one queue: any end is followed by a new subscription behind the last event that was handed on (K3, K4, K13);
- *  - nothing that the client throws where nobody can catch it, or leaves rejected, ends the process (K2, K6, K13).
+ * The official client is an optional peer. It is loaded only here, and only when a store is opened. So its native part and that part's licence stay
+ * out of every other installation.
+ *
+ * The adapter adds these points to the client, each for a failure that was seen (docs/contract.md#the-kurrentdb-client):
+ *
+ * - Appends use the unary call, never the client's shared batch stream. That stream blocks for good when it ends without an error (K7).
+ * - Every call has a deadline and a timer of ours. Some paths of the client ignore deadlines, and some promises never settle (K1, K5, K12).
+ * - A client that fails several times in a row, reads included, is replaced. It does not find a new leader by itself (K7, K8).
+ * - After a conflict the stream is read, and the events are compared by id. The conflict may be our own earlier attempt (K12).
+ * - Reads ask for an exact number and take all of it (K9). Positions of reads are inclusive, positions of subscriptions exclusive (K10).
+ * - One supervised subscription with one queue. After any end, a new subscription begins behind the last event that was handed on (K3, K4, K13).
+ * - Errors that the client throws outside of any call, or leaves rejected, do not end the process (K2, K6, K13).
  */
 import type { EventData, KurrentDBClient, Position as LogPosition, ResolvedEvent } from '@kurrent/kurrentdb-client';
 import { Writable } from 'node:stream';

@@ -119,7 +119,10 @@ export const retryOnConflict = async <T>(work: () => Promise<T>, busy: () => Err
   }
 };
 
-/** Loads a stream and executes one command on it; decides again on conflict. Throws `busy()`, what `decide` throws, and the errors of the store. */
+/**
+ * Loads a stream and executes one command on it. After a conflict it decides again. Throws `busy()`, the errors of `decide`, and the errors of the
+ * store.
+ */
 export const change = <State, Command, Event extends DomainEvent>(
   ports: StreamPorts,
   type: DecidedStreamType<State, Command, Event>,

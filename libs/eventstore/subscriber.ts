@@ -1,12 +1,15 @@
 /**
- * The one way to follow the log: a projection or reactor gets events in order and writes rows; the rows and the place in the log that they stand
- * for are committed in one transaction. Delivery by the store is at least once; what counts is decided by the compare-and-set on the checkpoint
- * (checkpoint.ts). Two workers, a repeated batch, a crash between commit and answer, a worker that was asleep for an hour: none of them applies an event twice or
- * passes one over. The lease on top only saves work: with it, one worker is active per projection and the others stand by.
+ * The one way to follow the log. A projection or reactor gets events in order and writes rows. The rows and their position in the log are committed
+ * in one transaction.
  *
- * Use: `const list = createSubscriber({ name: 'payment-list', streamPrefixes: ['payment-'], apply }, { store, checkpoint: postgresCheckpoint(pool, 'payment-list') })`,
- * then in a worker `list.start()` … `await list.stop()`; in a command `await list.runUntil(position, { timeoutMs })`; in a process that only reads,
- * `watchProjection` and `projectionStatus`. A rebuild runs the same `apply` from zero over another checkpoint into another schema.
+ * The store delivers at least once. The compare-and-set on the checkpoint (checkpoint.ts) makes it exactly once: two workers, a repeated batch, a
+ * crash between commit and answer, or a worker that slept for an hour apply no event twice and pass none over. The lease only saves work: one worker
+ * is active for each projection, and the others stand by.
+ *
+ * Use: `const list = createSubscriber({ name: 'payment-list', streamPrefixes: ['payment-'], apply }, { store, checkpoint: postgresCheckpoint(pool,
+ * 'payment-list') })`. Then in a worker `list.start()` … `await list.stop()`; in a command `await list.runUntil(position, { timeoutMs })`; in a
+ * process that only reads, `watchProjection` and `projectionStatus`. A rebuild runs the same `apply` from zero, over another checkpoint into another
+ * schema.
  */
 import { systemClock, type Clock } from '#kernel';
 import { DatabaseUnavailable, uuidV7, type Client, type Logger } from '#platform';

@@ -1,6 +1,8 @@
 /**
- * The chart of accounts: which accounts there are, what kind they are, and how they are named. Pure. Segments in braces of the names below are a merchant
- * account at the processor (`mid`), a portal (one agency's configuration) or a bank account. USD, whole cents; a debit is positive.
+ * The chart of accounts: the accounts, their kinds and their names. Pure.
+ *
+ * Segments in braces of the names below are a merchant account at the processor (`mid`), a portal (one agency's configuration) or a bank account.
+ * USD, whole cents; a debit is positive.
  */
 
 /** Decides how a balance reads: assets and expenses are debits by nature, the others credits. */

@@ -1,6 +1,9 @@
 /**
- * Closing a period: from a place of the log on nothing is booked before its end any more. What comes late is booked at the first open instant and keeps its effective
- * time. The trial balance before the period and at its end, and a digest of its entries, are recorded with it, and verified ever after.
+ * Closing a period. From a position of the log on, nothing is booked before the period's end any more. A late fact is booked at the first open
+ * instant and keeps its effective time.
+ *
+ * The trial balance before the period and at its end, and a digest of its entries, are recorded with the closing. Every later verification compares
+ * them.
  */
 import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';

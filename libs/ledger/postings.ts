@@ -1,9 +1,10 @@
 /**
- * The posting rules R1 to R17: what each fact does to the books. Pure. A posting follows a fact about money, never a request: what was asked for, declined,
- * failed or is unknown posts nothing.
+ * The posting rules R1 to R17: how each fact changes the books. Pure.
  *
- * Read from top to bottom: entries; the books of a payment; the rules, each in all its versions; and the rules that each fact posts under: facts of payments, of
- * settlement, of adjustments.
+ * A posting follows a fact about money, never a request. A request, a decline, a failure or an unknown outcome posts nothing.
+ *
+ * Read from top to bottom: entries; the books of a payment; the rules, each in all its versions; then the rules for each fact of payments, of
+ * settlement, and of adjustments.
  */
 import { type Cents, proRata, sumCents, unreachable } from '#kernel';
 import type { Dispute, DisputeStatus, Leg, LegTerms, PaymentEvent } from '#payments';
@@ -442,7 +443,7 @@ const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Disp
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Settlement: lines that are not told in the payment's own stream, and funding.
+// Settlement: lines that are not in the payment's own stream, and funding.
 
 export const postSettlement = (rules: RulesInForce, event: SettlementEvent): readonly Entry[] => {
   switch (event.type) {

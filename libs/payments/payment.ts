@@ -1,9 +1,9 @@
 /**
- * A payment, from the moment it is asked for to the last cent returned.
+ * A payment, from its request to the last cent returned.
  *
- * Read from top to bottom: what can happen (events), what it adds up to (state and evolve), what follows from that (status and money),
- * what may be asked (commands), and what is answered (decide). Nothing here reaches a gateway, a clock or a database: time, ids,
- * references and gateway outcomes arrive inside commands. GET, list, answers, ledger and audit all fold with this `evolve`.
+ * Read from top to bottom: events; state and `evolve`; the status and the money that follow from the state; commands; `decide`. Nothing here reaches
+ * a gateway, a clock or a database: time, ids, references and gateway outcomes arrive inside commands. GET, list, answers, ledger and audit all fold
+ * with this `evolve`.
  */
 import { type Cents, type Decider, type Json, proRata, ServiceError, sumCents, unreachable } from '#kernel';
 import type { Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';

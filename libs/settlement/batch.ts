@@ -1,7 +1,8 @@
 /**
- * Settlement: what the processor's batches say, line by line, and what a line means to a payment. Pure. A batch is a stream of its own
- * (`settlement-<gateway>-<merchant account>-<batch>`, a `-` within a part as `%2D`): every line is recorded there exactly once with what it was matched to, so nothing that the processor
- * reported is ever lost; a line that fits no payment stays as an exception for staff.
+ * Settlement: the processor's batches, line by line, and the effect of a line on a payment. Pure.
+ *
+ * A batch is a stream of its own (`settlement-<gateway>-<merchant account>-<batch>`, a `-` within a part as `%2D`). It records every line exactly
+ * once, with its match. So no line that the processor reported is ever lost. A line that fits no payment stays as an exception for staff.
  */
 import { type Cents, sumCents } from '#kernel';
 import { cents, type Charged, type ChargedLeg, type DisputeStatus, type Leg, openAttempt, type Payment, type SettlementRecord } from '#payments';

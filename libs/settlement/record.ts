@@ -166,9 +166,11 @@ export interface RecordedBatch extends BatchSummary {
 }
 
 /**
- * Records a batch, from its beginning or from where somebody broke off; afterwards it is what its source says. Told by a file (`fileId`: its hash) it is
- * corrected where it was recorded otherwise. The processor's interface (null) adds what nobody told yet, and takes nothing back: where it contradicts a
- * complete batch, that is recorded for staff; where it contradicts a batch that is half recorded, {@link ImpossibleBatch} is thrown, until a file says how it is.
+ * Records a batch, from its beginning or from the line where an earlier run ended. Afterwards the batch equals its source.
+ *
+ * The source is a file (`fileId`: its hash) or the processor's interface (null). A file also corrects lines that were recorded otherwise. The
+ * interface adds missing lines and takes nothing back. If it contradicts a complete batch, that is recorded for staff. If it contradicts a batch that
+ * is half recorded, {@link ImpossibleBatch} is thrown until a file decides.
  */
 export const recordBatch = async (
   ports: SettlementPorts,

@@ -1,6 +1,6 @@
 /**
- * The register: what staff, settlement and disputes look payments up by. A read model over payment and settlement streams: every gateway transaction with its
- * payment, the gateway accounts that were ever charged, disputes, and the batches that were recorded with their exceptions.
+ * The register: a read model over payment and settlement streams, in which staff, settlement and disputes look payments up. It holds every gateway
+ * transaction with its payment, the gateway accounts that were ever charged, disputes, and the recorded batches with their exceptions.
  */
 import type { ReadModel, Recorded } from '#eventstore';
 import type { Cents } from '#kernel';

@@ -1,10 +1,13 @@
 /**
- * Where an account wants to be told: its endpoints, their secrets, and what operators may do with them. Kept in Postgres beside the deliveries, not rebuilt
- * from the log; every change by an operator is a fact in a stream `staff-webhook-<id>` too, appended inside the transaction that makes the change: a change without its
- * record cannot be, and a record whose commit was lost is repeated with the command.
+ * Webhook endpoints of an account, their secrets, and the commands of operators on them.
  *
- * A secret is shown once, `whsec_` and 256 random bits, and kept sealed (AES-256-GCM under the master key ring). Rotation without a gap: *stage* a new one,
- * which the partner adds to what it accepts; *activate* it, which signs everything from the next attempt on; the one before is retired and forgotten.
+ * They are kept in Postgres beside the deliveries and are not rebuilt from the log. Every change by an operator is also an event in a stream
+ * `staff-webhook-<id>`, appended inside the transaction that makes the change. So there is no change without its record. If a record's commit was
+ * lost, the repeated command records it again.
+ *
+ * A secret is shown once: `whsec_` and 256 random bits. It is kept sealed (AES-256-GCM under the master key ring). Rotation has no gap. *Stage* makes
+ * a new secret, which the partner adds to those that it accepts. *Activate* makes it sign everything from the next attempt on, and the old one is
+ * deleted.
  */
 import { newSecret } from '#accounts';
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';

@@ -1,9 +1,11 @@
 /**
- * Where a delivery may go: the rules of an endpoint's URL, and of the addresses that its name resolves to. Whoever registers an endpoint chooses where we
- * connect, so both are checked when it is added and again before every attempt, and the connection goes to the very address that was checked: there is no
- * second look-up that could answer otherwise (server-side request forgery, DNS rebinding).
+ * Where a delivery may go: the rules for an endpoint's URL, and for the addresses of its name.
  *
- * Names are resolved by c-ares, not `dns.lookup`: getaddrinfo runs on libuv's few threads, where one endpoint with a slow name server would hold all others.
+ * Partners choose the address that we connect to. So both are checked when the endpoint is added, and again before every attempt. The connection goes
+ * to the address that was checked. There is no second look-up, so a second answer cannot differ (server-side request forgery, DNS rebinding).
+ *
+ * Names are resolved by c-ares, not by `dns.lookup`. That one runs getaddrinfo on libuv's few threads, where one endpoint with a slow name server
+ * would delay all others.
  */
 import { Resolver } from 'node:dns/promises';
 import { BlockList, isIP } from 'node:net';

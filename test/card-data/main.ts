@@ -1,7 +1,9 @@
 /**
- * `npm run pan-grep -- [--rounds N]`: card numbers and security codes through every way into a service of its own, successes and failures, then every place where the service leaves
- * something is searched: what it answered, what it logged at level debug, its metrics, every row of every table, and the raw bytes of its data directory with Postgres' files and write-ahead
- * log, the processor's journal included. Before that ten leaks are planted in those places, and each must be found. Exit 1 where a card was found, or a planted one was not.
+ * `npm run pan-grep -- [--rounds N]`: sends card numbers and security codes through every entrance of a service of its own, with successes and
+ * failures. Then it searches every place where the service leaves data: answers, the log at level debug, metrics, every row of every table, and the
+ * raw bytes of its data directory with Postgres' files, the write-ahead log and the processor's journal.
+ *
+ * Before that, ten leaks are planted in those places, and each must be found. Exit 1 if a card was found, or a planted one was not.
  */
 import { readFileSync, readdirSync, statSync } from 'node:fs';
 import { appendFile, writeFile } from 'node:fs/promises';

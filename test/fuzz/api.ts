@@ -1,10 +1,20 @@
 /**
- * Fuzzing the API from its own document: `npm run fuzz:api -- --minutes M`. Reads `/openapi.json` of a running service and sends what the document allows, what it
- * forbids, and sequences that partners would send; every answer is checked. Operations of the document join by themselves.
+ * Fuzzing the API from its own document: `npm run fuzz:api -- --minutes M`. It reads `/openapi.json` of a running service. It sends requests that the
+ * document allows, requests that it forbids, and sequences as partners send them, and checks every answer. A new operation of the document takes part
+ * by itself.
  *
- * What is checked: no 5xx that the sandbox card does not explain · every status, content type and body as documented · what is allowed is accepted, what is forbidden
- * is refused with 400 · no credentials, no answer · other methods 405 · a payment that was answered can be read and listed · a voided payment cannot be refunded ·
- * a replay is byte for byte the first answer · captured = refunded + remaining, lines sum to the payment · no card number in any answer · at the end the bank's books are ours.
+ * Checks:
+ *
+ * - no 5xx that the sandbox card does not explain
+ * - every status, content type and body as documented
+ * - an allowed request is accepted, a forbidden one is refused with 400
+ * - without credentials 401, with another method 405
+ * - an answered payment can be read and listed
+ * - a voided payment cannot be refunded
+ * - a replay is byte for byte the first answer
+ * - captured = refunded + remaining, and lines sum to the payment
+ * - no card number in any answer
+ * - at the end the bank's books equal ours
  */
 import { createHash, randomBytes } from 'node:crypto';
 import { Agent, type IncomingMessage, request as httpRequest } from 'node:http';

@@ -1,7 +1,9 @@
 /**
- * The oracle: what must hold, written from the specification and the contract, not from the code. Answers are judged as they arrive, by *sets* of what is
- * allowed (under faults 409, 502 and 504 are all legal); the books are judged at the end, when everything runs again: the bank against the log, the log against
- * what clients were told, the read model against a replay. Rules are named A1–A12 (invariants) and C… (contract).
+ * The oracle: the rules that must hold, written from the specification and the contract, not from the code.
+ *
+ * Answers are judged as they arrive, by *sets* of allowed ones (under faults 409, 502 and 504 are all legal). The books are judged at the end, when
+ * everything runs again: the bank against the log, the log against the answers, the read model against a replay. Rules are named A1–A12 (invariants)
+ * and C… (contract).
  */
 import { CHECKOUT_STREAMS, checkoutUnfinishedModel, checkoutIdOf } from '#checkout';
 import { checkpointOf, type Recorded } from '#eventstore';

@@ -14,7 +14,7 @@ import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type 
 const QUIET_WITHIN_MS = 3 * 3_600_000;
 const LOOK_EVERY_MS = 30_000;
 const HOUR_MS = 3_600_000;
-/** Clients that are still busy then have met a service that does not answer any more. */
+/** A client that is still busy after that long has met a service that answers no more. */
 const CLIENTS_WITHIN_MS = 48 * HOUR_MS;
 
 /** The sums of one run, or of many. */

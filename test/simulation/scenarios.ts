@@ -1,6 +1,6 @@
 /**
- * Scenarios: what one or two clients do, without chance, so that a crash can be put before and after every single port call of each, and before and after every
- * pair of them. The clients go on as partners do: the same key again, a look before another charge.
+ * Scenarios: what one or two clients do, without chance. So a crash can be put before and after every single port call of each, and before and after
+ * every pair of them. The clients go on as partners do: the same key again, a look before another charge.
  */
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';

@@ -1,10 +1,12 @@
 /**
- * The simulator: virtual time, processes that crash and pause, and `call`, the one door through which the product reaches anything outside of itself.
- * One event happens at a time and everything that it sets off runs to its end before the next, so one seed is one history: the same seed, the same hash.
+ * The simulator: virtual time, processes that crash and pause, and `call`, the one function through which the product reaches anything outside of
+ * itself.
  *
- * A crash is modelled by never settling the promises of that incarnation: what stood after an `await` does not run, as after `kill -9`. A pause is SIGSTOP:
- * replies and timers wait, the clocks go on. In a freeze (a virtual machine that is suspended) the clock that never jumps stands still as well, so that no
- * deadline notices.
+ * One event happens at a time, and all its consequences run to their end before the next one. So one seed is one history: the same seed gives the
+ * same hash.
+ *
+ * A crash never settles the promises of that process: the code after an `await` does not run, as after `kill -9`. A pause is SIGSTOP: replies and
+ * timers wait, and the clocks go on. In a freeze (a suspended virtual machine) the monotonic clock stands still as well, so no deadline passes.
  */
 import { createHash } from 'node:crypto';
 import { type Clock, type Ids } from '#kernel';
@@ -446,8 +448,8 @@ const brief = (value: unknown): string => {
 const briefError = ({ name, message }: Error): string => `${name}: ${message}`;
 
 /**
- * Runs `work` while whatever reads the real time, sets a real timer or rolls real dice throws: what the product does outside of its ports is a leak. So does this
- * function in the end, since the product may have taken the throw for a fault of its surroundings, and gone on without what it was about to do.
+ * Runs `work` while reading the real time, setting a real timer or taking real random numbers throws: such a use outside of the ports is a leak. The
+ * function itself throws at the end too. The product may have caught the first error as a fault of its surroundings, and gone on.
  */
 export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => {
   const places: readonly (readonly [object, string])[] = [

@@ -1,7 +1,8 @@
 /**
- * Webhooks: what staff do with endpoints, receivers that were written from the specification, the network between, and what must hold when all is quiet: whatever
- * is to be told arrives at every endpoint that was registered before it, by one id, in the same bytes, signed so that the receiver believes it; what does not
- * arrive is held after five attempts, and nothing is lost, invented, or sent to anybody else.
+ * Webhooks in the simulation: staff who change endpoints, receivers that were written from the specification, and the network between.
+ *
+ * When all is quiet these must hold. Each event arrives at every endpoint that was registered before it, with one id, in the same bytes, signed so
+ * that the receiver accepts it. An event that does not arrive is held after five attempts. Nothing is lost, invented, or sent to another account.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import type { EventStore, Recorded } from '#eventstore';

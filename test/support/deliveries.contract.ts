@@ -1,8 +1,9 @@
 /**
- * What every table of deliveries does alike, under any order of events: workers that claim, answer, vanish and wake up late, staff who pause, redeliver and
- * disable, an outbox that lags and replays. Random sequences are followed by a model that was written from the rules; after each step both must agree, and when
- * all is well again everything must arrive. One suite, run against Postgres and against the simulation's tables. Time passes by moving what is written, so a
- * minute costs nothing.
+ * The contract of every table of deliveries, under any order of events: workers that claim, answer, vanish and wake up late, staff who pause,
+ * redeliver and disable, an outbox that lags and replays.
+ *
+ * Random sequences run beside a model that was written from the rules. After each step both must agree. When all is well again, everything must
+ * arrive. One suite runs against Postgres and against the simulation's tables. Time passes by changing the stored times, so a minute costs nothing.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';

@@ -34,9 +34,10 @@ interface StoredEvent {
 type ProposedEvent = Pick<StoredEvent, 'id' | 'type' | 'contentType' | 'data' | 'metadata'>;
 
 /**
- * What an append meets. `hang`: no answer, nothing stored. `lost`: stored, no answer. `cut`: stored, then the connection breaks. `half_close`: the call
- * ends with OK and no reply. `late`: stored after the caller's deadline. `unavailable`, `unknown`, `not_ready`, `busy`, `not_leader`, `bad_request`: errors as servers send them.
- * `no_position`: success without a position. `conflict`: a conflict whatever is stored, as from a server that does not recognise a repetition.
+ * The fate of an append. `hang`: no answer, nothing stored. `lost`: stored, no answer. `cut`: stored, then the connection breaks. `half_close`: the
+ * call ends with OK and no reply. `late`: stored after the caller's deadline. `unavailable`, `unknown`, `not_ready`, `busy`, `not_leader`,
+ * `bad_request`: errors as servers send them. `no_position`: success without a position. `conflict`: a conflict although nothing conflicts, as from a
+ * server that does not recognise a repetition.
  */
 export type AppendFault =
   | 'hang'

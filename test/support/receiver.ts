@@ -1,6 +1,6 @@
 /**
- * A partner's webhook receiver, written from the specification alone (section "Events"): it knows the body, the headers and its secret, and nothing of ours.
- * It listens with real TLS on loopback. What it does not accept it says why, in `refusals`.
+ * A partner's webhook receiver, written from the specification alone (section "Events"). It knows the body, the headers and its secret, and nothing
+ * of our code. It listens with real TLS on loopback. It explains each refusal in `refusals`.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';

@@ -112,7 +112,7 @@ export class CheckoutController {
     if (!posted) return;
     const { visit, form } = posted;
     const { session, portal } = visit;
-    // Whatever the form says, a session that is paid, in flight or over stays so.
+    // A session that is paid, in flight or over stays so. The form cannot change that.
     if (visit.view !== 'pay') return this.backToTruth(visit, reply);
     const attemptId = form.get('attempt_id') ?? '';
     if (session.checkout.attemptIds.includes(attemptId)) return this.backToTruth(visit, reply);

@@ -21,8 +21,8 @@ export const INTAKE_PATH = '/api/v1/payer/intake';
 export const LINK_PATH = `${INTAKE_PATH}/link`;
 
 /**
- * True if a payer reads this refusal: always on the pages; at the intake only for a fault that the payer met. A wrong path or method there is a fault
- * of a program.
+ * True if a payer reads this refusal. On the pages that is always so. At the intake it is so only for a fault of the payer; a wrong path or method
+ * there is a fault of a program.
  */
 export const isForPayers = (path: string, status: number): boolean =>
   path === '/checkout' || path.startsWith('/checkout/') || ((path === INTAKE_PATH || path === LINK_PATH) && status !== 404 && status !== 405);
@@ -101,7 +101,7 @@ export const sendPage = (reply: FastifyReply, status: number, html: string): voi
   void reply.status(status).header('content-type', 'text/html; charset=utf-8').send(html);
 };
 
-/** 303: the next request is a GET, whatever the method of this one. */
+/** 303: the next request is a GET, also after a POST. */
 export const redirect = (reply: FastifyReply, location: string, body = ''): void => {
   void reply.status(303).header('location', location).header('content-type', 'text/plain; charset=utf-8').send(body);
 };

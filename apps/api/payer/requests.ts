@@ -205,7 +205,7 @@ export const payFormOf = (form: ReadonlyMap<string, string>, now: number): PayFo
   for (const name of Object.keys(LIMITS) as (keyof PayerValues)[]) {
     const value = field(name);
     if (value.length > LIMITS[name]) faults[name] = 'too_long';
-    // A number that was typed into the wrong field is neither kept nor sent back, whatever CARD_IN_TEXT_CHECK says.
+    // A card number that was typed into the wrong field is neither kept nor sent back, also with CARD_IN_TEXT_CHECK=off.
     else if (holdsCardNumber(value) || (digits.length >= 12 && value.replace(/\D/g, '').includes(digits))) faults[name] = 'card_in_text';
     else {
       values[name] = value;

@@ -1,4 +1,4 @@
-/** The page that takes the card. It works without scripts. The server never fills the card fields, whatever the browser sent before. */
+/** The page that takes the card. It works without scripts. The server never fills the card fields, not even with the values of the request before. */
 import type { Cents } from '#kernel';
 import type { Refusal } from '../checkout.js';
 import { money, timeOfDay } from './format.js';
