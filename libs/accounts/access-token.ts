@@ -154,7 +154,7 @@ export const authenticate = async (authorizationHeaderLines: readonly string[], 
   const credential = credentialOf(authorizationHeaderLines);
   if (credential.kind === 'api_key') return authenticateKey(credential.text, deps);
   const accountId = await deps.tokens.verify(credential.text);
-  // Read on every request: a token is refused from the moment its account is deactivated (C52).
+  // Read on every request. So a token is refused as soon as its account is deactivated (C52).
   const found = await deps.directory.account(accountId);
   if (!found) throw badToken();
   requireActive(found.status);

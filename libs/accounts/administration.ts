@@ -30,7 +30,7 @@ export interface AdministrationDeps {
   readonly actor: Actor;
 }
 
-/** The state after a command. `position`: the place in the log that a reader must have passed to show it; null if nothing was ever recorded. */
+/** The state after a command. `position`: readers that have passed it show the change. null if no event was ever recorded. */
 export interface Done<State> {
   readonly state: State;
   readonly position: Position | null;
@@ -66,7 +66,7 @@ export interface CaseChange {
 export class Administration {
   constructor(private readonly deps: AdministrationDeps) {}
 
-  /** The same, recorded as done by another. */
+  /** The same, recorded under another actor. */
   as(actor: Actor): Administration {
     return new Administration({ ...this.deps, actor });
   }
@@ -232,7 +232,7 @@ export class Administration {
 }
 
 /**
- * Merchant accounts of the simulator are invented: one for the agency's money and one for the fee, so that batches and balances stay apart for each
+ * Merchant accounts of the simulator are invented: one for the agency's money and one for the fee. So batches and balances stay apart for each
  * portal.
  */
 const gatewayOf = (portalId: string, gateway: NewPortal['gateway']): PortalGateway | null =>

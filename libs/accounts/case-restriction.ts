@@ -79,7 +79,7 @@ const decide = (state: Case | null, command: CaseCommand): readonly CaseEvent[] 
 
 const UNSTORABLE = /[\0\p{Surrogate}]/u;
 
-/** The rules of a payment's own `referenceId` (C8). No payment could name another case, so no other case can be restricted. */
+/** The rules of a payment's own `referenceId` (C8). A payment cannot name any other case, so no other case can be restricted. */
 const validReference = (referenceId: string): string => {
   if (referenceId.length < 1 || referenceId.length > MAX_REFERENCE_LENGTH)
     throw new ServiceError('VALIDATION_ERROR', `referenceId must have 1 to ${MAX_REFERENCE_LENGTH} characters.`);

@@ -61,7 +61,7 @@ export interface VelocityLimits {
 export const RULE_BRANDS = ['visa', 'mastercard', 'amex', 'discover', 'diners', 'jcb', 'unionpay', 'unknown'] as const;
 export type RuleBrand = (typeof RULE_BRANDS)[number];
 
-/** Conditions on a payment, else `PAYMENT_NOT_ALLOWED` (C70). null: no such rule. Bounds are of `amountCents`, inclusive. */
+/** Conditions on a payment. If one does not hold: `PAYMENT_NOT_ALLOWED` (C70). null: no such rule. Bounds are of `amountCents`, inclusive. */
 export interface PortalRules {
   readonly minCents: Cents | null;
   readonly maxCents: Cents | null;
@@ -126,7 +126,7 @@ export type PortalEvent =
 
 type CheckoutConfigured = Extract<PortalEvent, { type: 'PortalCheckoutConfigured' }>['data'];
 
-/** Version 1 knew neither colour nor language. */
+/** Version 1 had neither colour nor language. */
 interface CheckoutConfiguredV1 {
   readonly portalId: string;
   readonly checkout: Omit<CheckoutConfig, 'colour' | 'locale'>;
@@ -142,7 +142,7 @@ export const checkoutConfiguredFromV1 = ({ portalId, checkout }: CheckoutConfigu
 export interface Portal {
   readonly portalId: string;
   readonly name: string;
-  /** Hosted-checkout payments are this account's (C66). */
+  /** Payments of hosted checkout belong to this account (C66). */
   readonly ownerAccountId: string;
   readonly gateway: PortalGateway | null;
   readonly fee: FeeConfig;
@@ -337,7 +337,7 @@ const validRules = (rules: PortalRules): PortalRules => {
   if (minCents !== null && maxCents !== null && maxCents < minCents) refuse('maxCents must not be below minCents.');
   if (rules.brands === null) return { minCents, maxCents, brands: null };
   for (const brand of rules.brands) if (!RULE_BRANDS.includes(brand)) refuse(`brands must be of ${RULE_BRANDS.join(', ')}.`);
-  // An empty list would refuse every card. To take the gateway away says so openly.
+  // An empty list would refuse every card. Removing the gateway says the same openly.
   if (rules.brands.length === 0) refuse('brands must name at least one brand.');
   return { minCents, maxCents, brands: RULE_BRANDS.filter((brand) => rules.brands?.includes(brand)) };
 };

@@ -10,7 +10,7 @@ import { type Actor, change, type DecidedStreamType, defineEvents, type EventSto
 import { AuthenticationError, type Clock, type Ids, ServiceError } from '#kernel';
 import { crockford, type KeyRing, type Queryable } from '#platform';
 
-/** Both only read. A finance key does not see who among staff did what, nor how requests were repeated. */
+/** Both scopes only read. A finance key does not see the names of staff, nor how requests were repeated. */
 export const AUDIT_ROLES = ['finance', 'auditor'] as const;
 export type AuditRole = (typeof AUDIT_ROLES)[number];
 
@@ -104,7 +104,7 @@ const changeKey = async (ports: AuditKeyPorts, event: AuditKeyEvent, actor: Acto
   return position!;
 };
 
-/** A new key. Its text is kept nowhere. */
+/** A new key. Its text is stored nowhere. */
 export interface IssuedAuditKey {
   readonly keyId: string;
   readonly auditKey: string;
@@ -128,7 +128,7 @@ export const issueAuditKey = async (
   return { keyId, auditKey: `pa_${environment}_${lookupId}_${secret}`, position };
 };
 
-/** Ends a key; one that was ended before stays ended. Unknown → 404. Returns the place that readers must have passed. */
+/** Revokes a key. Revoking it again changes nothing. Unknown key → 404. Returns a position: the change holds for each reader that has passed it. */
 export const revokeAuditKey = (ports: AuditKeyPorts, keyId: string, actor: Actor): Promise<Position> =>
   changeKey(ports, { type: 'AuditKeyRevoked', data: { keyId } }, actor);
 
@@ -154,8 +154,8 @@ export interface AuditCaller {
 const NO_HASH = Buffer.alloc(32);
 
 /**
- * The key that a credential belongs to. Missing, unknown, revoked, of the other environment, or a partner's credential → 401, by the same path and in
- * the same time (C51).
+ * The key that a credential belongs to. A missing, unknown, revoked or partner's credential, or one of the other environment → 401, by the same path
+ * and in the same time (C51).
  */
 export const authenticateAudit = async (
   authorization: readonly string[],

@@ -42,9 +42,9 @@ export interface Difference {
 
 export interface DriftReport {
   readonly payments: number;
-  /** Everything up to here was held against the events. */
+  /** Everything up to this position was compared with the events. */
   readonly position: string | null;
-  /** SHA-256 over id, revision and folded state of every payment, a line each, in the order of their ids. */
+  /** SHA-256 over id, revision and folded state of every payment, one line each, in the order of their ids. */
   readonly digest: string;
   /** Journal entries that the events post. */
   readonly entries: number;
@@ -61,11 +61,11 @@ export interface DriftPorts {
 
 /** A report lists at most this many differences of payments, and counts the others by kind. */
 export const MAX_DIFFERENCES = 1_000;
-/** A small number at once, so that the rows of a page are gone before the garbage collector copies them. */
+/** A small number, so that the rows of a page are freed before the garbage collector copies them. */
 const PAGE_PAYMENTS = 100;
-/** Read while one is looked at. */
+/** Pages that are read ahead of the one in work. */
 const PAGES_AHEAD = 3;
-/** A line of settlement follows the payment's own fact within moments. After a crash in between the next round completes it. */
+/** The entry of a settlement line follows the payment's own fact within moments. After a crash in between, the next round completes it. */
 const LINE_FOLLOWS_MS = 10 * 60_000;
 
 interface Checkpoints {
@@ -115,7 +115,7 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
     }),
     readSettled(db, ids),
   ]);
-  // Read after the rows that name the progress of the journal. Later entries are excluded by their place in the log.
+  // Read after the rows with the journal's progress. Later entries are excluded by their position in the log.
   const entries = await entriesOfPayments(db, ids);
   return {
     list: new Map(list.rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), found: row.found, state: row.state }])),
@@ -125,7 +125,7 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
   };
 };
 
-/** The batch that each leg of these payments settled in, by what the processor's lines say. */
+/** The batch that settled each leg of these payments, by the processor's lines. */
 const readSettled = async (db: Queryable, ids: readonly string[]): Promise<ReadonlyMap<string, ReadonlyMap<string, string>>> => {
   const { rows } = await db.query<{ payment_id: string; leg: string; settled_batch_id: string }>({
     name: 'drift-settled',
@@ -151,11 +151,11 @@ const grouped = (entries: readonly JournalEntry[]): Map<string, JournalEntry[]> 
   return groups;
 };
 
-/** Rules whose entries come from a payment's own stream. Those of settlement lines name their line. */
+/** Rules whose entries come from a payment's own stream. Entries of settlement lines name their line. */
 const PAYMENT_RULES: readonly Rule[] = ['R1', 'R2', 'R3', 'R4', 'R5', 'R7', 'R8', 'R9', 'R11', 'R12', "R12'", "R12''", 'R14'];
 const isOfPayment = ({ rule, part }: JournalEntry): boolean => part === null && PAYMENT_RULES.includes(rule);
 
-/** One payment: its events against everything that was made of them. */
+/** One payment: its events compared with all rows that were made from them. */
 const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, rows: Rows, now: number): Difference[] => {
   const differences: Difference[] = [];
   const differs = (kind: DriftKind, position: string | null, message: string) => differences.push({ kind, paymentId: id, position, message });
@@ -201,7 +201,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
     }
   }
 
-  // (c) the journal: entry by entry, and in sums that know nothing of posting rules.
+  // (c) the journal: entry by entry, and in sums that use no posting rules.
   const journalled = reached(at.journal);
   // Entries are read last. Entries that were posted later are excluded by their place in the log.
   const through = booked ? (events[Number(booked.revision)]?.position ?? '') : at.journal;
@@ -230,8 +230,8 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
 };
 
 /**
- * Equal as data. Values that the same code wrote have their fields in the same order too, and comparing plain text is ten times cheaper than
- * canonical text.
+ * Equal as data. Values that the same code wrote have their fields in the same order, and comparing plain text is ten times cheaper than canonical
+ * text.
  */
 const isSame = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b) || canonicalJson(a) === canonicalJson(b);
 
@@ -265,7 +265,7 @@ const compareEntries = (
   for (const extra of byId.values()) differs(extra.position, `entry ${extra.entryId} (${extra.rule}) belongs to no event`);
 };
 
-/** The money by the payment's own state, against sums over its entries. */
+/** The money by the payment's own state, compared with sums over its entries. */
 const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>, entries: readonly JournalEntry[]): string[] => {
   const charge: Charged | null = payment.phase === 'charged' ? payment : null;
   const legs = charge?.legs ?? [];
@@ -292,7 +292,7 @@ const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>
     .map(([what, replay, journal]) => `${what}: ${replay} cents by its events, ${journal} by the journal`);
 };
 
-/** The first field in which two values differ, and both; for people. */
+/** The first field in which two values differ, with both values, for people to read. */
 const firstDifference = (right: unknown, wrong: unknown, path = ''): string => {
   const [a, b] = [right, wrong] as [Record<string, unknown>, Record<string, unknown>];
   if (a !== null && b !== null && typeof a === 'object' && typeof b === 'object')
@@ -303,9 +303,10 @@ const firstDifference = (right: unknown, wrong: unknown, path = ''): string => {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Nearly every payment agrees, and text says so at a fraction of the cost of taking rows apart. Only what does not is looked at closely, above.
+// Nearly every payment agrees. Comparing text shows that at a fraction of the cost of parsing rows. Only a payment whose text differs is compared
+// field by field, above.
 
-/** A payment as list, journal and register hold it, in their bytes. */
+/** A payment as list, journal and register store it, as text. */
 interface Told {
   /** As `paymentListRow` has it. */
   readonly list?: readonly (string | null)[];
@@ -330,7 +331,8 @@ const readTold = async (db: Queryable, ids: readonly string[]): Promise<Readonly
     }),
     readSettled(db, ids),
   ]);
-  // After the rows that say how far the journal is: where it has gone on since, the text differs, and that payment is looked at closely.
+  // Read after the rows with the journal's progress. If the journal has moved on since, the text differs, and that payment is compared field by
+  // field.
   const lines = await linesOfPayments(db, ids, PAYMENT_RULES);
   const told = new Map<string, { -readonly [Field in keyof Told]: Told[Field] }>(ids.map((id) => [id, {}]));
   for (const row of list.rows) told.get(row[0])!.list = row;
@@ -364,7 +366,7 @@ const replay = (paymentId: string, events: readonly Recorded[], at: Checkpoints)
   return { payment, row, revision: String(events.length - 1), books, entries };
 };
 
-/** true if all of it is shown up to the last event, as in the replay. false proves nothing yet. */
+/** true if all rows show the payment up to its last event, as the replay does. false proves nothing yet. */
 const agrees = ({ payment, row, revision, books, entries }: Replayed, { list, journal, lines = '', settled }: Told): boolean => {
   if (!list || !row || !isVisible(payment) || !journal) return false;
   const legs = payment.phase === 'charged' ? payment.legs : [];
@@ -383,7 +385,7 @@ interface Checked {
   readonly differences: Difference[];
   /** A line for each, in the order asked for. */
   readonly texts: string[];
-  /** How many entries their events post up to a place. */
+  /** How many entries their events post up to a position. */
   readonly entries: number;
 }
 
@@ -400,7 +402,7 @@ interface ReadPage {
 
 const read = async (ports: DriftPorts, ids: readonly string[]): Promise<ReadPage> => {
   const { store, db } = ports;
-  // Checkpoints first, events last: the rows stand at or after the ones, at or before the others.
+  // Checkpoints are read first and events last. So the rows are at or behind the events, and at or after the checkpoints.
   const at = await readCheckpoints(ports);
   const told = await readTold(db, ids);
   return { ids, at, told, streams: await readStreams(store, ids.map(paymentStream), { skipUnreadable: true }) };
@@ -428,7 +430,7 @@ const lookClosely = async (ports: DriftPorts, ids: readonly string[]): Promise<D
   return ids.flatMap((id, index) => checkPayment(id, streams[index]!, at, rows, now()));
 };
 
-/** Payments that list or journal know, in the order of their ids, after one. */
+/** Ids of payments in list or journal, in order, after one id. */
 export const paymentIdsAfter = async (db: Queryable, after: string | null, limit = PAGE_PAYMENTS): Promise<string[]> => {
   const { rows } = await db.query<{ payment_id: string }>({
     name: 'drift-ids',
@@ -441,7 +443,7 @@ export const paymentIdsAfter = async (db: Queryable, after: string | null, limit
   return rows.map((row) => row.payment_id);
 };
 
-/** Pages in the order of their ids; the next ones are being read while one is looked at, so that the database works while this process compares. */
+/** Pages in the order of their ids. The next ones are read while one is compared, so the database works while this process compares. */
 const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, void, void> {
   const reading: Promise<ReadPage>[] = [];
   for (let after: string | null = null; ;) {
@@ -491,7 +493,7 @@ export const findDrift = async (
   return { payments, position: position === '' ? null : position, digest: digest.digest('hex'), entries: entries + others.entries, differences };
 };
 
-/** Entries of settlement, exceptions and adjustments, up to where the journal stands. */
+/** Entries of settlement, exceptions and adjustments, up to the position of the journal. */
 const checkOtherEntries = async (ports: DriftPorts, until: string): Promise<{ differences: Difference[]; entries: number }> => {
   const { store, db } = ports;
   const differences: Difference[] = [];
@@ -509,7 +511,7 @@ const checkOtherEntries = async (ports: DriftPorts, until: string): Promise<{ di
   return { differences, entries };
 };
 
-/** Invariants 1 and 2 over all of the journal, and its day totals. */
+/** Invariants 1 and 2 over the whole journal, and its day totals. */
 const checkBooks = async (db: Queryable, until: string, expectedEntries: number): Promise<Difference[]> => {
   const differs = (message: string, position: string | null = null): Difference => ({ kind: 'books', paymentId: null, position, message });
   const sum = bookSumCents(await balances(db, { asOf: null, effectiveTo: null }));
@@ -538,7 +540,7 @@ const checkBooks = async (db: Queryable, until: string, expectedEntries: number)
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Without end, at low priority: a round of payments at a time, by whichever worker is there.
+// The sweep: without end, at low priority. Any worker takes the next round of payments.
 
 export const driftMigration: Migration = {
   name: '0102-drift',
@@ -565,14 +567,14 @@ create table drift_difference (
 
 /** Payments of one round of the sweep. */
 const SWEPT_PAYMENTS = 800;
-/** Looked at together: milliseconds of the processor, which a request that comes just then can wait. */
+/** Payments that are compared in one go: some milliseconds of processor time, which a request can wait. */
 const SWEPT_AT_ONCE = 40;
 /** A worker that died in the middle of a round is replaced after this long. */
 const ROUND_SECONDS = 60;
 
 /**
- * Checks the next round of payments, and begins again after the last one. null: another worker is at it. A difference that is gone is forgotten.
- * `pause` is awaited between two groups of payments, so no payment waits for a whole round.
+ * Checks the next round of payments, and begins again after the last one. null: another worker does it. A difference that no longer exists is
+ * removed. `pause` is awaited between two groups of payments, so a request never waits for a whole round.
  */
 export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> = async () => undefined): Promise<readonly Difference[] | null> => {
   const { db } = ports;
@@ -606,7 +608,7 @@ export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> =
   return differences;
 };
 
-/** The differences that the sweep has found and that still stand, and how far it has come. */
+/** The differences of the sweep that still exist, and its progress. */
 export const driftFound = async (db: Queryable) => {
   const { rows: sweep } = await db.query<{ payments: string; completed_at: Date | null }>('select payments, completed_at from drift_sweep');
   const found = everyRow<FoundDifference>(async (after, limit) => {
@@ -640,7 +642,7 @@ interface FoundDifference {
   readonly found_at_text: string;
 }
 
-/** For metrics: how many differences stand, and how long ago the sweep has last come to its end; null before the first time. */
+/** For metrics: the number of differences, and the time since the sweep last reached its end. null before the first time. */
 export const driftFigures = async (db: Queryable): Promise<{ readonly differences: number; readonly lastRunSeconds: number | null }> => {
   const { rows } = await db.query<{ differences: string; seconds: string | null }>(
     `select (select count(*) from drift_difference) as differences, (select extract(epoch from now() - completed_at) from drift_sweep) as seconds`,

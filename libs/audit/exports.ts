@@ -1,6 +1,6 @@
 /**
- * Reports for finance staff, reconciliation jobs and auditors, as pages of rows: each is read by key, so that it streams at constant memory and goes on where it
- * broke off. `from` and `to` bound the time that belongs to the report (inclusive, exclusive); those over the journal know `asOf` too.
+ * Reports for finance staff, reconciliation jobs and auditors, as pages of rows. Each page is read by key, so a report streams at constant memory,
+ * and goes on after a break. `from` (inclusive) and `to` (exclusive) bound the report's own time. Reports over the journal also take `asOf`.
  */
 import type { EventStore, Position, ReadModel } from '#eventstore';
 import { ServiceError, sumCents } from '#kernel';
@@ -13,9 +13,9 @@ export interface ReportQuery {
   /** RFC 3339; null: unbounded. */
   readonly from: string | null;
   readonly to: string | null;
-  /** As it was known then; for reports over the journal. */
+  /** The state of knowledge at that time, for reports over the journal. */
   readonly asOf: string | null;
-  /** `after` of a page before. */
+  /** `after` of an earlier page. */
   readonly after: string | null;
 }
 
@@ -33,7 +33,7 @@ export interface ReportPage {
 interface Report {
   readonly title: string;
   readonly columns: readonly string[];
-  /** Of the cents columns, which a control total makes sense of. */
+  /** Columns of cents with a meaningful control total. */
   readonly totals: readonly string[];
   /** The read model whose checkpoint says how complete the report is. The journal, if the report reads none (keys, deliveries, the log itself). */
   readonly projection: ReadModel;
@@ -42,7 +42,7 @@ interface Report {
   pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
 }
 
-/** A small number at once, so that the rows of a page are gone before the garbage collector copies them. */
+/** A small number, so that the rows of a page are freed before the garbage collector copies them. */
 const PAGE_ROWS = 250;
 
 type Kind = 'text' | 'cents' | 'time' | 'day' | 'bool';
@@ -58,7 +58,7 @@ const SPELLED: Readonly<Record<Kind, (sql: string) => string>> = {
 const parsed = (kind: Kind, value: string | null): Cell =>
   value === null ? null : kind === 'cents' ? Number(value) : kind === 'bool' ? value === 'true' : value;
 
-/** Rows of one statement, a page at a time, from a cursor: it is planned and sorted once, and this process holds two pages. */
+/** Reads the rows of one statement page by page from a cursor. The database plans and sorts the statement once. This process holds at most two pages. */
 const cursorPages = async function* <Row>(db: Pool, query: { text: string; values: unknown[] }): AsyncGenerator<Row[], void, void> {
   const client = await db.connect();
   let [broken, begun] = [true, false];
@@ -66,7 +66,7 @@ const cursorPages = async function* <Row>(db: Pool, query: { text: string; value
     await client.query('begin read only');
     await client.query('set local statement_timeout = 0');
     await client.query(`declare report no scroll cursor for ${query.text}`, query.values);
-    // The next page is on its way while this one is written.
+    // The next page is read while this one is written.
     const fetch = () => {
       const page = client.query({ text: `fetch ${PAGE_ROWS} from report`, rowMode: 'array' } as { text: string });
       page.catch(() => undefined);
@@ -82,11 +82,12 @@ const cursorPages = async function* <Row>(db: Pool, query: { text: string; value
     await client.query('commit');
     broken = false;
   } catch (error) {
-    // A part of the place is no date, id or text to the database. Nothing else of the question comes here unread.
+    // The database could not convert a part of `after` to its type (date, id or text). All other parameters were checked before, so `after` must be
+    // wrong.
     if (!begun && isDataException(error)) throw notAPlace();
     throw error;
   } finally {
-    // A reader that left in the middle leaves a transaction behind; its connection goes with it.
+    // A reader that stops early leaves a transaction open. Its connection is closed with it.
     client.release(broken);
   }
 };
@@ -98,7 +99,7 @@ const keyOf = (after: string, length: number): readonly string[] => {
     const key = JSON.parse(Buffer.from(after, 'base64url').toString()) as unknown;
     if (Array.isArray(key) && key.length === length && key.every((part) => typeof part === 'string')) return key;
   } catch {
-    // not one of ours
+    // Not one of our errors.
   }
   throw notAPlace();
 };
@@ -243,7 +244,7 @@ export const REPORTS = {
     'Refund and void register',
     ['payment_id', 'attempt_id', 'requested_at', 'operation', 'reversal_type', 'outcome', 'initiated_by', 'reason', 'principal_cents', 'fee_cents', 'transaction_ids', 'completes'], // prettier-ignore
     ['principal_cents', 'fee_cents'],
-    // A row without a reversal says so in its status, but for a void that is incomplete.
+    // The status says if a row has no reversal, except for a void that is incomplete.
     `status not in ('pending', 'failed', 'unknown')`,
     (id, payment) =>
       payment.phase !== 'charged'

@@ -1,6 +1,8 @@
 /**
- * Signed heads of the log: C2SP checkpoints (c2sp.org/tlog-checkpoint), signed notes of origin, size and root, with the time and the place in the store's log as
- * extension lines. The Ed25519 key is derived from the master key ring; heads are written outside the database, one file each, and never again.
+ * Signed heads of the log: C2SP checkpoints (c2sp.org/tlog-checkpoint). They are signed notes of origin, size and root, with the time and the
+ * position in the store's log as extension lines.
+ *
+ * The Ed25519 key is derived from the master key ring. Each head is written once, as a file outside the database.
  */
 import { createHash, createPrivateKey, createPublicKey, type KeyObject, sign, verify } from 'node:crypto';
 import {
@@ -31,7 +33,7 @@ export interface Head {
   readonly position: string;
 }
 
-/** PKCS #8 and SPKI of an Ed25519 key are these bytes and the key's own 32. */
+/** The fixed bytes of PKCS #8 and of SPKI before an Ed25519 key's own 32. */
 const PKCS8 = Buffer.from('302e020100300506032b657004220420', 'hex');
 const SPKI = Buffer.from('302a300506032b6570032100', 'hex');
 const ED25519 = 1;
@@ -41,7 +43,7 @@ const KEY_HASH_BYTES = 4;
 export interface HeadKey {
   readonly name: string;
   readonly publicKey: Buffer;
-  /** C2SP verifier key, for an auditor to keep. */
+  /** The verifier key in C2SP's form, for an auditor to keep. */
   readonly vkey: string;
 }
 
@@ -60,7 +62,7 @@ const headKey = (name: string, keys: KeyRing, kid: string): HeadKey => {
   return { name, publicKey, vkey };
 };
 
-/** The keys of a log, one for each key of the ring: heads of an earlier one stay good. */
+/** The keys of a log, one for each key of the ring. Heads of an earlier key stay valid. */
 export const headKeys = (origin: string, keys: KeyRing): HeadKey[] => keys.kids.map((kid) => headKey(origin, keys, kid));
 
 const textOf = ({ origin, size, root, at, position }: Head): string =>
@@ -105,12 +107,12 @@ export const openHead = (note: string, keys: readonly HeadKey[]): Head => {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Files: `<day>/<size>.head`. An operator copies the folder to where the database's administrators cannot reach.
+// Files: `<day>/<size>.head`. An operator copies the folder to a place that the database's administrators cannot reach.
 
 const DIGITS = 20;
 const EXTENSION = '.head';
 
-/** Writes a head once. One that is there is left as it is. Returns its file. */
+/** Writes a head once. An existing file stays as it is. Returns the file. */
 export const writeHead = (folder: string, head: Head, note: string, name: string = String(head.size).padStart(DIGITS, '0')): string => {
   const day = join(folder, head.at.slice(0, 10));
   mkdirSync(day, { recursive: true, mode: 0o755 });
@@ -125,7 +127,7 @@ export const writeHead = (folder: string, head: Head, note: string, name: string
   try {
     linkSync(draft, file);
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error; // another worker was first
+    if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error; // Another worker was faster.
   } finally {
     rmSync(place, { recursive: true, force: true });
   }
@@ -147,7 +149,7 @@ export const headFiles = (folder: string): string[] =>
         .map((name) => join(folder, name))
     : [];
 
-/** The newest file of heads; a year has half a million of them, so only the last day is looked through. */
+/** The newest file of heads. A year has half a million of them, so only the last day is read. */
 export const newestHeadFile = (folder: string): string | null => {
   const days = existsSync(folder) ? readdirSync(folder).sort().reverse() : [];
   for (const day of days) {

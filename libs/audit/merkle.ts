@@ -63,10 +63,10 @@ export const tileRoot = (tile: Uint8Array): Buffer => {
   return perfectRoot(tile);
 };
 
-/** Hashes of a tile, one after the other; at least as many as the size asked about needs. */
+/** Hashes of a tile, one after the other: at least as many as the size in question needs. */
 export type FetchTile = (level: number, number: number) => Promise<Uint8Array>;
 
-/** Keeps fetched tiles, for one piece of work. */
+/** Keeps fetched tiles during one piece of work. */
 export const rememberingTiles = (fetch: FetchTile): FetchTile => {
   const known = new Map<string, Promise<Uint8Array>>();
   return (level, number) => {
@@ -110,7 +110,7 @@ const rangeRoot = async (tiles: FetchTile, start: number, end: number): Promise<
 /** Root of the tree of the first `size` leaves. */
 export const rootOf = (tiles: FetchTile, size: number): Promise<Buffer> => rangeRoot(tiles, 0, size);
 
-/** That leaf `index` is in the tree of `size` leaves (RFC 9162, 2.1.3.1). */
+/** Proof that leaf `index` is in the tree of `size` leaves (RFC 9162, 2.1.3.1). */
 export const inclusionProof = async (tiles: FetchTile, index: number, size: number): Promise<Buffer[]> => {
   const path = async (start: number, end: number): Promise<Buffer[]> => {
     if (end - start === 1) return [];
@@ -123,7 +123,7 @@ export const inclusionProof = async (tiles: FetchTile, index: number, size: numb
   return path(0, size);
 };
 
-/** That the tree of `size` leaves only appended to the one of `before` (RFC 9162, 2.1.4.1). */
+/** Proof that the tree of `size` leaves only appended to the one of `before` (RFC 9162, 2.1.4.1). */
 export const consistencyProof = async (tiles: FetchTile, before: number, size: number): Promise<Buffer[]> => {
   const part = async (start: number, end: number, whole: boolean): Promise<Buffer[]> => {
     if (before === end) return whole ? [] : [await rangeRoot(tiles, start, end)];
@@ -136,9 +136,9 @@ export const consistencyProof = async (tiles: FetchTile, before: number, size: n
   return before === 0 || before === size ? [] : part(0, size, true);
 };
 
-/** A tree that grows from left to right and only keeps what its root needs. */
+/** A tree that grows from left to right. It keeps only the hashes that its root needs. */
 export class GrowingTree {
-  /** Leaves. */
+  /** Number of leaves. */
   size = 0;
   /** Perfect subtrees from left to right, largest first. */
   private subtrees: { readonly height: number; readonly hash: Buffer }[] = [];
@@ -147,7 +147,7 @@ export class GrowingTree {
     this.push(0, leaf);
   }
 
-  /** A full tile at once, by its root; the tree must hold whole tiles before. */
+  /** Adds a full tile at once, by its root. The tree must hold whole tiles before. */
   addTile(root: Buffer): void {
     if (this.size % TILE_HASHES !== 0) throw new Error('a tile begins where a tile ends');
     this.push(TILE_HEIGHT, root);
@@ -163,7 +163,7 @@ export class GrowingTree {
     this.size += 2 ** height;
   }
 
-  /** Root with some more leaves, which are not kept. */
+  /** Root with some more leaves. The tree itself stays unchanged. */
   rootWith(leaves: readonly Buffer[]): Buffer {
     const longer = new GrowingTree();
     longer.subtrees = [...this.subtrees];

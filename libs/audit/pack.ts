@@ -1,6 +1,6 @@
 /**
- * Exports into files with a manifest that says what they are (query, rows, control totals, place in the log, head, digest, SHA-256), and the evidence pack of a period. Nothing in
- * a file says when it was written, so that two exports of the same period at the same place of the log are the same bytes.
+ * Exports into files with a manifest (query, rows, control totals, position in the log, head, digest, SHA-256), and the evidence pack of a period. No
+ * file holds the time of its writing. So two exports of the same period at the same position of the log are the same bytes.
  */
 import { createHash, type Hash } from 'node:crypto';
 import { createWriteStream, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -37,7 +37,7 @@ export interface ExportedFile {
   readonly totals: Readonly<Record<string, number>>;
 }
 
-/** Text into a file, piece by piece: hashed and counted as it goes, and never faster than the disk. */
+/** Writes text into a file, piece by piece, and hashes and counts it. It is never faster than the disk. */
 class HashedFile {
   private readonly hash: Hash = createHash('sha256');
   private readonly stream;
@@ -74,11 +74,11 @@ export interface Exported {
   rows: number;
   /** Sums of the cents columns. */
   totals: Record<string, number>;
-  /** Where to go on; null before the first row. */
+  /** Where to go on. null before the first row. */
   after: string | null;
 }
 
-/** The text of a report, piece by piece; `said` is kept up with it. */
+/** The text of a report, piece by piece. `said` is updated with each piece. */
 export const reportText = async function* (
   ports: { readonly store: EventStore; readonly db: Pool },
   name: ReportName,
@@ -110,7 +110,7 @@ export interface ProjectionDigest {
   readonly position: string | null;
 }
 
-/** For the manifest of an export: nothing that differs from its replay gets a digest. */
+/** For the manifest of an export: there is no digest if anything differs from its replay. */
 export const projectionDigest = ({ digest, payments, position, differences }: DriftReport): ProjectionDigest => {
   if (differences.length > 0) throw new ServiceError('INVALID_STATE', 'The read models are not what their replay says: see audit drift.');
   return { sha256: digest, payments, position };
@@ -121,12 +121,12 @@ export interface ExportManifest extends Exported {
   readonly report: ReportName;
   readonly format: ExportFormat;
   readonly query: ReportQuery;
-  /** Up to where the report is complete; null: nothing has happened. */
+  /** Up to where the report is complete. null: the log is empty. */
   readonly position: string | null;
-  /** The newest signed head over the log; null: none is signed yet. */
+  /** The newest signed head of the log. null: none is signed yet. */
   readonly head: { readonly size: number; readonly root: string } | null;
   /**
-   * Of all folded payments, as a comparison with their replay found them just before. null: no digest was requested, since it takes as long as `audit
+   * Of all folded payments, from the comparison with their replay right before. null: no digest was requested, since it takes as long as `audit
    * drift`.
    */
   readonly digest: ProjectionDigest | null;
@@ -134,7 +134,7 @@ export interface ExportManifest extends Exported {
   readonly sha256: string;
 }
 
-/** A report as text, and its manifest, to be asked for after the last piece. */
+/** A report as text, and its manifest. The manifest is complete after the last piece. */
 export const exportReport = (
   ports: { readonly store: EventStore; readonly db: Pool },
   report: ReportName,
@@ -264,7 +264,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
   return { position: head.position, size: head.size, root: manifest.root, files, drift };
 };
 
-/** Those that have not ended, then those that have. */
+/** First those that have not ended, then those that have. */
 const exceptionText = async function* (db: Pool, now: number, said: { rows: number }): AsyncGenerator<string, void, void> {
   for (const status of [null, 'resolved', 'superseded'])
     for await (const row of exceptionRows(db, { status, now })) {

@@ -1,4 +1,7 @@
-/** Proofs that need none of our code to be checked (apps/operator/verify.mjs): that events are in the signed log, and that a later head only appended to an earlier one. */
+/**
+ * Proofs that can be checked without our code (apps/operator/verify.mjs): that events are in the signed log, and that a later head only appended to
+ * an earlier one.
+ */
 import type { Position, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { paymentStream } from '#payments';
@@ -11,7 +14,7 @@ export interface InclusionProofs {
   readonly kind: 'payfold inclusion proofs';
   /** The signed head, as text. */
   readonly head: string;
-  /** Keys that sign this log; compare them with those that you noted. */
+  /** Keys that sign this log. Compare them with the ones that you noted before. */
   readonly keys: readonly string[];
   readonly events: readonly { readonly leaf: number; readonly event: ReturnType<typeof leafOf>; readonly proof: readonly string[] }[];
 }
@@ -26,7 +29,7 @@ export interface ConsistencyProof {
 
 const base64 = (hashes: readonly Buffer[]): string[] => hashes.map((hash) => hash.toString('base64'));
 
-/** Every event of a payment, proved to a head that is signed now. The sealer must have passed them. Unknown payment → PAYMENT_NOT_FOUND. */
+/** Proves every event of a payment against a head that is signed now. The sealer must have passed these events. Unknown payment → PAYMENT_NOT_FOUND. */
 export const provePayment = async (ports: ProvePorts, paymentId: string): Promise<InclusionProofs> => {
   const events: Recorded[] = [];
   for await (const event of ports.store.read(paymentStream(paymentId))) events.push(event);
@@ -36,7 +39,7 @@ export const provePayment = async (ports: ProvePorts, paymentId: string): Promis
   return proveEvents(ports, events, signed);
 };
 
-/** Proofs of events to a signed head. If an event is not the one that was sealed, the proof fails and says so. */
+/** Proofs that events are under a signed head. If an event is not the one that was sealed, this throws and names it. */
 export const proveEvents = async (
   ports: ProvePorts,
   events: readonly Recorded[],

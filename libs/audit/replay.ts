@@ -1,6 +1,6 @@
 /**
- * The past, replayed: a payment at a revision, a place in the log or an instant, the list as it was at an instant, and the timeline of a payment with who did what
- * under which version of which rule. Everything is folded with the decider's own `evolve`, from the events alone.
+ * History, replayed: a payment at a revision, at a position in the log or at an instant; the list as it was at an instant; the timeline of a payment,
+ * with actors and the versions of rules. Everything is folded from the events alone, with the decider's own `evolve`.
  */
 import { type EventStore, readStreams, type Recorded } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
@@ -18,12 +18,12 @@ import {
 import type { Queryable } from '#platform';
 import { type Books, journalise, policyAt, type PostingRules, rulePolicies } from '#ledger';
 
-/** The end of the replay. Nothing named: all of history. */
+/** The end of the replay. Default: the end of history. */
 export interface Until {
   /** RFC 3339, inclusive. Counts the events that had been recorded by then. */
   readonly asOf?: string | undefined;
   readonly revision?: bigint | undefined;
-  /** A place in the log, inclusive. */
+  /** A position in the log, inclusive. */
   readonly position?: string | undefined;
 }
 
@@ -47,7 +47,7 @@ export interface PaymentThen {
   readonly position: string;
 }
 
-/** A payment as it was. If there was none yet → PAYMENT_NOT_FOUND. */
+/** A payment as it was at that point. If there was none yet → PAYMENT_NOT_FOUND. */
 export const paymentAsOf = async (store: EventStore, paymentId: string, end: Until): Promise<PaymentThen> => {
   const events: Recorded[] = [];
   for await (const event of store.read(paymentStream(paymentId))) events.push(event);
@@ -77,13 +77,13 @@ export interface Moment {
   readonly status: PaymentStatus | null;
   /** Version of the fee configuration that gave the fee; with the intent. */
   readonly feeVersion: number | null;
-  /** Rules under which it posted. */
+  /** The posting rules of the fact. */
   readonly rules: readonly string[];
-  /** Everything that the gateway said, references and transactions among it. */
+  /** All facts that the gateway gave, with references and transactions. */
   readonly data: Json;
 }
 
-/** Every event of a payment, with what it changed and posted. `rules`: a spec tries a new version of a rule with it. */
+/** Every event of a payment, with its changes and its entries. `rules`: a spec tries a new version of a rule with it. */
 export const timeline = async (store: EventStore, paymentId: string, end: Until = {}, rules?: PostingRules): Promise<Moment[]> => {
   let payment: Payment = decider.initial;
   let books: Books = null;
@@ -130,11 +130,14 @@ export interface ListThenQuery {
   readonly limit: number;
 }
 
-/** Rows that are looked at for one page at most: a rare status must not read all of history in one request. */
+/** Rows that one page reads at most. A rare status must not read all of history in one request. */
 const MAX_LOOKED_AT = 5_000;
 const LOOK_AT = 250;
 
-/** A page of the list as it was at an instant, newest first. `next` is null at its end; a page may hold less than was asked for, and even nothing, before it. */
+/**
+ * A page of the list as it was at an instant, newest first. `next` is null at the end. Before the end a page may hold fewer rows than requested, even
+ * none.
+ */
 export const listAsOf = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
   { asOf, accountId, portalId, from, to, status, after, limit }: ListThenQuery,
@@ -142,7 +145,7 @@ export const listAsOf = async (
   const payments: PaymentThen['payment'][] = [];
   let place = after;
   for (let looked = 0; looked < MAX_LOOKED_AT;) {
-    // Payments keep their place in the list for ever, so the rows of now name all candidates of then.
+    // A payment keeps its place in the list for ever. So the present rows include all candidates of that time.
     const { rows } = await db.query<{ payment_id: string; created: string }>(
       `select payment_id, to_char(created_at, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as created from payment_list
        where ($1::uuid is null or account_id = $1) and ($2::uuid is null or portal_id = $2) and created_at <= $3::timestamptz

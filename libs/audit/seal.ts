@@ -1,7 +1,9 @@
 /**
- * The sealer: a subscriber that reads the log without a filter, so that a gap cannot pass unseen, and appends every event to a Merkle tree kept as tiles in
- * Postgres, in the transaction that moves its checkpoint. Never rebuilt: a tree that is made again from changed events would prove nothing. Its heads are
- * signed every minute while events arrive, after looking that the last signed one is still a beginning of the tree.
+ * The sealer: a subscriber that reads the log without a filter, so that it sees every gap. It appends every event to a Merkle tree, kept as tiles in
+ * Postgres, in the transaction that moves its checkpoint.
+ *
+ * The tree is never rebuilt: a tree made again from changed events would prove nothing. Heads are signed every minute while events arrive. Before
+ * each signature the sealer checks that the last signed head is still a beginning of the tree.
  */
 import type { EventStore, Position, Projection, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
@@ -64,13 +66,13 @@ export const unsignedEvents = async (db: Queryable): Promise<number> => {
   return Number(rows[0]?.count ?? 0);
 };
 
-/** Size and root, as its signed text has them, of the newest head in the database. */
+/** Size and root of the newest head in the database, from its signed text. */
 export const newestHead = async (db: Queryable): Promise<{ readonly size: number; readonly root: string } | null> => {
   const { rows } = await db.query<{ size: string; note: string }>('select size, note from log_head order by size desc limit 1');
   return rows[0] ? { size: Number(rows[0].size), root: rows[0].note.split('\n')[2] ?? '' } : null;
 };
 
-/** Heads are signed every minute; until then leaves may gather: each write rewrites the last tile. */
+/** Heads are signed every minute. Until then leaves are gathered, since each write rewrites the last tile. */
 const GATHER_MS = 500;
 
 export const logSeal: Projection = {
@@ -175,11 +177,11 @@ export interface ProvePorts extends HeadPorts {
 }
 
 /**
- * If the seal was lost with its database, but events and heads were not, it continues under the origin that the heads name: made again from the log,
- * it must reach them again. Runs before the sealer starts. Heads that cannot be read, or that none of our keys signed, change nothing.
+ * If the seal was lost with its database, but events and heads were not, the seal continues under the origin that the heads name. It is made again
+ * from the log and must reach them again. Runs before the sealer starts. Heads that cannot be read, or that none of our keys signed, change nothing.
  */
 export const resumeSeal = async ({ db, keys, folder }: Pick<HeadPorts, 'db' | 'keys' | 'folder'>): Promise<void> => {
-  // Without its state the seal stops; the service need not.
+  // Without its state the seal stops. The service goes on.
   if ((await db.query('select from log_state where size = 0')).rowCount === 0) return;
   const origin = signedOrigin(folder, keys);
   if (origin === null) return;
@@ -198,7 +200,10 @@ const signedOrigin = (folder: string, keys: KeyRing): string | null => {
   }
 };
 
-/** The sealer has not reached the signed size yet, but the log does, and checkpoint and tree agree: the tree lacks leaves, not the log. */
+/**
+ * True if the sealer is only late. The log reaches the signed position, and the sealer's checkpoint agrees with the tree. So leaves are missing in
+ * the tree, and no event is missing in the log.
+ */
 const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<boolean> => {
   const end = await store.head();
   if (end === null || end < signed.position) return false;
@@ -214,7 +219,7 @@ const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<b
   return true;
 };
 
-/** The tree no longer begins with the signed one: the log was changed. Nothing may be signed over it. */
+/** The tree no longer begins with the signed one: the log was changed. So nothing is signed over it. */
 export class BrokenPromise extends Error {}
 
 /** The head that was signed last, in the database or beside it; null while there is none. */

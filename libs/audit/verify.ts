@@ -16,7 +16,7 @@ export interface LogVerified {
   readonly size: number;
   /** Root over the events as they are now, base64. */
   readonly root: string;
-  /** Streams of payments that were seen to begin. */
+  /** Number of payment streams that begin in the log. */
   readonly payments: number;
   readonly checks: readonly Check[];
 }
@@ -28,9 +28,9 @@ export interface VerifyPorts {
   readonly headFolder: string;
 }
 
-/** Findings beyond these are counted only: after one removed event nothing fits any more. */
+/** Further findings are only counted: after one removed event nothing matches any more. */
 const NAMED_FINDINGS = 5;
-/** Around a difference this many events are tried as its cause. */
+/** The number of events around a difference that are tried as its cause. */
 const NEIGHBOURS = 64;
 const TILES_PER_READ = 64;
 
@@ -56,7 +56,7 @@ interface SignedHead {
   readonly at: string;
 }
 
-/** Reads everything that is sealed. Memory does not grow with the log, but for a hundred bytes a signed head. */
+/** Reads everything that is sealed. Memory grows only with signed heads, by a hundred bytes each. */
 export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number) => void): Promise<LogVerified> => {
   const { store, db } = ports;
   const { origin, size, position } = await logState(db);
@@ -66,7 +66,7 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
   const roots = new StoredTiles(db, tiles);
   let nextHead = 0;
   let agreed: SignedHead | null = null;
-  // Whole tiles are in the tree; the leaves of the last one wait for its end.
+  // The leaves of the last tile while it is incomplete. They go into the tree when the tile is full, or at the end of the log.
   let batch: { event: Recorded; hash: Buffer }[] = [];
   let count = 0;
   const rootNow = () => tree.rootWith(batch.map(({ hash }) => hash));
@@ -133,7 +133,7 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
   };
 };
 
-/** Every signed head, in the files and in the database, smallest first; one that is forged is a finding. */
+/** Every signed head, in the files and in the database, smallest first. A forged head is a finding. */
 const readHeads = async ({ db, keys, headFolder }: VerifyPorts, origin: string, findings: Findings): Promise<SignedHead[]> => {
   const { rows } = await db.query<{ size: string; note: string }>('select size, note from log_head order by size');
   const notes = [
@@ -184,7 +184,7 @@ class StoredTiles {
     if (root) await this.addRoot(1, number, root, same);
     if (same) return;
     const parent = root && (await this.storedNode(1, number));
-    // Where the tile above bears the events out, it is the tile that was changed.
+    // If the tile above agrees with the events, this tile is the changed one.
     const tileIsGuilty = root !== null && parent?.equals(root) === true;
     for (const [index, { event, hash }] of leaves.entries()) {
       if (hash.equals(stored.subarray(index * HASH_BYTES, (index + 1) * HASH_BYTES))) continue;
@@ -248,7 +248,7 @@ const nameDifference = async ({ store, db }: VerifyPorts, event: Recorded, index
   const name = `the event at position ${event.position} (${event.type} ${event.id} in ${event.stream})`;
   const sealed = await sealedHashes(db, index, Math.min(size, index + NEIGHBOURS));
   if (!/^\d+$/.test(event.position)) {
-    // Positions that do not count events stay as they are when another event comes or goes.
+    // Positions that do not count events do not change when another event is added or removed.
     const removed = sealed.findIndex((hash) => hash.equals(eventHash(event)));
     if (removed > 0) return `${removed === 1 ? 'the event' : `${removed} events`} sealed before ${name} ${removed === 1 ? 'was' : 'were'} removed`;
     for await (const batch of store.readAll(event.position, { max: NEIGHBOURS }))

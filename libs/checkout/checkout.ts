@@ -12,7 +12,7 @@ export const SESSION_LIFE_MS = 60 * 60_000;
 export const MAX_EXTENSIONS = 24;
 /** A request for more time a moment after the last one is not recorded. */
 const MIN_EXTENSION_MS = 60_000;
-/** Attempts of one session. A card tester must begin a new session, and there the rate and velocity limits count him. */
+/** Most attempts in one session. After that, a card tester must begin a new session, and rate and velocity limits apply to new sessions. */
 export const MAX_ATTEMPTS = 10;
 /** After this time with an unknown outcome a payer may leave without it. */
 export const OFFER_TO_LEAVE_AFTER_MS = 30_000;

@@ -53,7 +53,7 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
   const portalId = pairs.get('portal_id')?.toLowerCase();
   if (!isUuid(portalId)) return { to: 'error_page', code: 'VALIDATION_ERROR', message: 'portal_id must be a UUID.' };
   const portal = await ports.directory.portal(portalId);
-  // One answer for both, so that nobody learns which portals exist.
+  // An unknown portal and a portal without hosted checkout get the same answer. So the answer does not reveal which portals exist.
   if (!portal?.checkout.enabled)
     return { to: 'error_page', code: 'PORTAL_ACCESS_DENIED', message: 'The portal is unknown, or hosted checkout is off.' };
   const cancelUrl = vetAddress(pairs.get('cancel_url'), portal.checkout.allow);

@@ -125,8 +125,8 @@ const chargeRequestOf = (terms: CheckoutTerms, { instrument, payer, quotedTotalC
 };
 
 /**
- * Repeats the last attempt's payment in the session. Returns the session after it, or as it was if nothing is known yet. Throws Conflict if another
- * writer was first, and what the store throws.
+ * Records the outcome of the last attempt's payment in the session. Charges nothing. Returns the new session, or the same one if the outcome is not
+ * known yet. Throws Conflict if another writer was first, and the errors of the store.
  */
 export const follow = async (
   ports: CheckoutPorts,

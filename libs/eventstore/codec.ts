@@ -1,4 +1,4 @@
-/** Between events and what a store keeps of them: JSON text, size limits, the text form of positions. The same for every adapter. */
+/** Events and the form in which a store keeps them: JSON text, size limits, the text form of positions. The same for every adapter. */
 import { isUuid, type Json } from '#kernel';
 import { MAX_APPEND_BYTES, MAX_EVENTS_PER_APPEND, type Expected, type Meta, type NewEvent, type Position, type Recorded } from './event-store.js';
 
@@ -31,8 +31,8 @@ export interface Stored {
 }
 
 /**
- * Turns events into text and checks every rule that can be checked before anything is sent. A broken rule is a fault of the caller and a plain
- * `Error`: a repeat would never help. (A BigInt that reaches the KurrentDB client leaves its promise pending for ever.)
+ * Turns events into text. Checks every rule that can be checked before anything is sent. A broken rule is a fault of the caller and a plain `Error`:
+ * a repeat would never help. (A BigInt that reaches the KurrentDB client leaves its promise pending for ever.)
  */
 export const serialise = (stream: string, expected: Expected, events: readonly NewEvent[]): Serialised[] => {
   if (!isName(stream)) throw new Error(`not a stream name: ${JSON.stringify(stream)}`);
@@ -49,7 +49,8 @@ export const serialise = (stream: string, expected: Expected, events: readonly N
 };
 
 /**
- * A NUL and half a surrogate pair cannot be stored as text; the store would keep another name. Names that begin with `$` belong to KurrentDB: readers pass over them.
+ * A NUL or half a surrogate pair cannot be stored as text: the store would keep another name. Names that begin with `$` belong to KurrentDB, and
+ * readers pass over them.
  */
 const isName = (text: string & { isWellFormed?: () => boolean }): boolean => text !== '' && !/^\$|\0/.test(text) && text.isWellFormed!();
 
@@ -88,7 +89,7 @@ export const positionNumber = (position: Position | null): bigint => {
   return BigInt(position);
 };
 
-/** An event of the log is gone. */
+/** An event is missing in the log. */
 export class LogGap extends Error {
   constructor(readonly missing: Position) {
     super(`the log has a gap: position ${missing} is missing`);
@@ -96,10 +97,7 @@ export class LogGap extends Error {
   }
 }
 
-/**
- * A position that the log never reached, or no longer reaches: the store was wiped, restored or replaced. A subscription there would stay silent for
- * ever.
- */
+/** A position behind the end of the log: the store was wiped, restored or replaced. A subscription there would stay silent for ever. */
 export class BeyondTheEnd extends Error {
   constructor(
     readonly after: Position,

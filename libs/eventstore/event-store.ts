@@ -4,7 +4,7 @@
  */
 import type { Json } from '#kernel';
 
-/** The actor of an append. The initiator of what an event is about is data of the event. */
+/** The actor of an append. If an event is about a request of another actor, its data name that actor. */
 export interface Actor {
   readonly type: 'partner' | 'payer' | 'staff' | 'operator' | 'recovery' | 'system';
   readonly id: string;
@@ -30,8 +30,8 @@ export interface NewEvent {
 }
 
 /**
- * A place in the log: opaque, with a text form that sorts byte by byte as the log does
- * (`00000000000000012345`, or KurrentDB's commit and prepare padded likewise, joined by `:`). Always compared as text.
+ * A place in the log. Its text form sorts byte by byte in the order of the log: `00000000000000012345`, or KurrentDB's commit and prepare, padded
+ * likewise and joined by `:`. Always compared as text.
  */
 export type Position = string & { readonly __position: unique symbol };
 

@@ -1,8 +1,9 @@
 /**
  * Event types, declared once per lib: `defineEvents<PaymentEvent>({ PaymentInitiated: [], PaymentCreated: [fromV1], … })`.
  *
- * The steps of a type bring the data of an older version to the next one. Stored bytes never change, readers know only the newest version, and only the newest
- * version is written. A release can also read the version that its successor will write (`ahead`), so that both run side by side. Each version has a JSON schema and a golden file in the lib's folder `events/`. How to add one: docs/changing.md.
+ * The steps of a type bring the data of an older version to the next one. Stored bytes never change. Readers see the newest version only, and only
+ * the newest version is written. A release can also read the version that its successor will write (`ahead`), so both run side by side. Each version
+ * has a JSON schema and a golden file in the lib's folder `events/`. How to add one: docs/changing.md.
  */
 import type { Json } from '#kernel';
 import type { Meta, NewEvent, Recorded } from './event-store.js';
@@ -14,7 +15,7 @@ export interface DomainEvent {
   readonly data: object;
 }
 
-/** Data of one version to data of the next: pure, and total over what the older version allowed. */
+/** Turns data of one version into data of the next. Pure. It must accept everything that the older version allowed. */
 type Step = (data: never) => unknown;
 
 /** Steps from version 1 to the newest one. The last step must return the data of today. */
@@ -25,7 +26,7 @@ export type EventSteps<Event extends DomainEvent> = {
   readonly [Type in Event['type']]: StepsTo<Extract<Event, { readonly type: Type }>['data']>;
 };
 
-/** For a type, the data of the version that the next release writes to the data of today. */
+/** For each event type: converts the data of the version that the next release will write into the data of the present version. */
 export type ReadsAhead<Event extends DomainEvent> = {
   readonly [Type in Event['type']]?: (data: never) => Extract<Event, { readonly type: Type }>['data'];
 };

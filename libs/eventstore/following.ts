@@ -1,6 +1,6 @@
 /**
- * A subscription over a log that is read in pages: the loop that the Postgres and the memory adapter share, and the end of the log, read once for all
- * readers.
+ * A subscription over a log that is read in pages: the loop that the Postgres and the memory adapter share. Also the end of the log, read once for
+ * all readers.
  */
 import type { Clock } from '#kernel';
 import { matchesPrefix } from './codec.js';
@@ -17,9 +17,9 @@ export interface Page {
 }
 
 export interface PagedLog {
-  /** Reads the next page, and waits until an outage is over. Throws only errors that a repeat cannot mend. */
+  /** Reads the next page. During an outage it waits. Throws only errors that a repeat cannot mend. */
   page(after: Position | null, signal: AbortSignal): Promise<Page>;
-  /** How often the log was reported to have grown. Taken before a page, so that no wake-up is lost between page and wait. */
+  /** How often the log was reported to have grown. A reader takes this count before it reads a page, so it misses no growth between page and wait. */
   growth(): number;
   /** Resolves when the log has grown, or may have grown, since `growth`, or when `signal` aborts. */
   grown(growth: number, signal: AbortSignal): Promise<void>;
@@ -62,16 +62,18 @@ async function* follow(log: PagedLog, after: Position | null, signal: AbortSigna
   }
 }
 
-/** The least that is held; at most twice as many. */
+/** The smallest number of events that is held. At most twice as many are held. */
 const TAIL_EVENTS = 1_000;
-/** Of events as text. Ordinary events stay far below. If bodies are as large as allowed, only the last page is held. */
+/** Bytes of events as text. Ordinary events stay far below. If bodies are as large as allowed, only the last page is held. */
 const TAIL_CHARACTERS = 16_000_000;
 /** The end of the log is read at most this often. Under load one query then returns the events of many appends. */
 const TAIL_PACE_MS = 20;
 
 /**
- * The end of the log, read once for all readers: nine readers cost one query for each wake-up instead of nine. It is only a cache. A reader that
- * stands before its content, or meets a fault of the log, reads a page of its own. `read` returns everything behind a position, without a filter.
+ * The end of the log, read once for all readers: nine readers cost one query for each wake-up instead of nine.
+ *
+ * It is only a cache. A reader that stands before its content, or meets a fault of the log, reads a page of its own. `read` returns all events behind
+ * a position, without a filter.
  */
 export class Tail {
   /** All events between `from` and `through`. Both null until a reader has come to the end of the log. */
@@ -114,7 +116,7 @@ export class Tail {
     return { events, through: all ? through : looked.at(-1)!.position, atEnd: all && looks && this.atEnd };
   }
 
-  /** Resolves after a read that began after the call; readers of the same wake-up share it. Everything held afterwards is still in the log. */
+  /** Resolves after a read that began after the call. Readers of the same wake-up share it. Events that drop out of the cache are still in the log. */
   lookAgain(): Promise<void> {
     this.next ??= Promise.all([this.reading, this.turn()]).then(() => {
       this.next = null;
@@ -139,8 +141,8 @@ export class Tail {
     const { through } = this;
     if (through === null) return;
     try {
-      // Starts one event before the end. If another event stands there now, the database was restored, or its standby took over without the end that
-      // was read here.
+      // Starts one event before the end. If another event stands there now, the database was restored, or a standby without the last events took
+      // over.
       const last = this.events.at(-1);
       const page = await this.read(last ? (this.events.at(-2)?.position ?? this.from!) : through);
       if (this.through !== through) return;

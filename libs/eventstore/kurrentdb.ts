@@ -96,15 +96,15 @@ export interface KurrentDbOptions {
   readonly clock?: Clock;
   /** Reports survived faults: a subscription that ended, a client that was replaced. */
   readonly onTrouble?: (message: string, error?: Error) => void;
-  /** Hears of a stream that another program wrote into, at most once a minute. Its events are passed over. */
+  /** Called for a stream that another program wrote into, at most once a minute. Its events are passed over. */
   readonly onForeign?: (stream: string) => void;
   readonly timings?: Partial<KurrentDbTimings>;
 }
 
 /**
- * Opens the store. `url` as KurrentDB documents it: `kurrentdb://[user:password@]host:port[,host:port…]?tls=…`, plaintext or TLS.
- * Does not need the server to be there yet; warms the connection up when it is. Throws one clear line where the client package is missing or the URL
- * is wrong (without repeating it: it may hold a password).
+ * Opens the store. `url` as KurrentDB documents it: `kurrentdb://[user:password@]host:port[,host:port…]?tls=…`, plaintext or TLS. The server need not
+ * be there yet; if it is, the connection is made now. Throws one clear line if the client package is missing or the URL is wrong. The line does not
+ * repeat the URL, which may hold a password.
  */
 export const createKurrentDbEventStore = async (url: string, options: KurrentDbOptions = {}): Promise<EventStore> => {
   const driver = await loadDriver();
@@ -134,7 +134,7 @@ class NoAnswer extends Error {}
 /** An error that a repeat cannot mend, such as an event that is not ours. */
 class Fault extends Error {}
 
-/** By the client's `type`. Transport errors that the client did not translate have none; their gRPC `code` counts (K2). */
+/** Decided by the client's `type`. Transport errors that the client did not translate have none. Then their gRPC `code` decides (K2). */
 const BY_TYPE: Readonly<Record<string, Verdict>> = {
   'wrong-expected-version': 'conflict',
   'stream-not-found': 'not_found',
@@ -153,7 +153,7 @@ const judge = (error: unknown): Verdict => {
   if (NEVER_CONNECTED.test(message ?? '')) return 'unsent';
   if (error instanceof NoAnswer) return 'lost';
   if (error instanceof Fault || error instanceof BeyondTheEnd || error instanceof TypeError) return 'fault';
-  // "BadRequest" is the one unknown answer that is a fault of ours; "Server Is Not Ready" and its like pass.
+  // "BadRequest" is the one unknown answer that is a fault of ours. "Server Is Not Ready" and the like pass by themselves.
   if (/BadRequest/.test(message ?? '')) return 'fault';
   if (type !== undefined) return BY_TYPE[type] ?? 'fault';
   if (typeof code === 'number') return GRPC_LOST.includes(code) ? 'lost' : 'fault';
@@ -162,7 +162,7 @@ const judge = (error: unknown): Verdict => {
 
 const isTransport = (verdict: Verdict) => verdict === 'unsent' || verdict === 'lost';
 const asError = (error: unknown): Error => (error instanceof Error ? error : new Error(String(error)));
-/** The client's conflict has no message, its bridge errors may have none either. */
+/** The client's conflict has no message. Errors of its bridge may have none either. */
 const describe = (error: unknown) => asError(error).message || (error as { type?: string }).type || asError(error).name;
 
 // ---- positions and events
@@ -176,12 +176,12 @@ const fromText = (position: Position): LogPosition => {
   return { commit: BigInt(commit), prepare: BigInt(prepare) };
 };
 
-/** System streams begin with `$`. A list of our prefixes would hide the streams of a newer release from an older worker, and from its seal for ever. */
+/** System streams begin with `$`. A filter by our prefixes would hide the streams of a newer release from an older worker, and from its seal for ever. */
 const NOT_A_SYSTEM_STREAM = '^[^$]';
 
 /**
- * Written by a Payfold of any release. Decided by the bytes of the event alone, so that all releases seal the same events. The server itself writes events whose
- * type begins with `$` into streams of ours: links, and the mark of a deleted stream.
+ * True if a Payfold of any release wrote the event. Only the bytes of the event decide, so all releases seal the same events. The server itself
+ * writes events whose type begins with `$` into our streams: links, and the mark of a deleted stream.
  */
 const isOurs = ({ type, isJson, metadata }: LogEvent): boolean => {
   if (type.startsWith('$') || !isJson || typeof metadata !== 'object' || metadata === null || metadata instanceof Uint8Array) return false;
@@ -207,7 +207,7 @@ const eventOf = ({ event }: ResolvedEvent) => {
   return { ...event, position: event.position };
 };
 
-/** An event of a stream that a command reads: its decision would be a guess beside an event that is not ours. */
+/** An event of a stream that a command reads. If one of its events is not ours, its decision would be a guess. */
 const recorded = (resolved: ResolvedEvent): Recorded => {
   const event = eventOf(resolved);
   if (!isOurs(event)) throw new UnreadableStream(event.streamId, `@${event.revision}: not an event of Payfold`);
@@ -229,7 +229,10 @@ const toRecorded = ({ streamId, id, revision, type, data, metadata, created, pos
   };
 };
 
-/** The metadata is sent as the bytes that were measured. The client turns `data` into the same text again. */
+/**
+ * The size limits were checked on the text. The metadata is sent as exactly those bytes. `data` is sent as an object, and the client turns it into
+ * the same text again.
+ */
 const outgoing = (driver: Driver, events: readonly NewEvent[], serialised: readonly Serialised[]): EventData[] =>
   serialised.map(({ id, data, meta }, index) =>
     driver.jsonEvent({ id, type: events[index]!.type, data: JSON.parse(data) as never, metadata: new Uint8Array(Buffer.from(meta)) }),
@@ -273,9 +276,9 @@ class Connection {
   private failingSince: number | null = null;
   private replacedAt = Number.NEGATIVE_INFINITY;
   private readonly url: string;
-  /** The credentials of the URL. They go with every call, because the client's reads do not decode `%40` and the like in the URL. */
+  /** The credentials of the URL. They go with every call, because the client does not decode `%40` and the like in the URL for its reads. */
   readonly user: { credentials?: Credentials } = {};
-  /** With credentials the client appends over the unary call. Over plaintext it never sends them, so any will do. */
+  /** With credentials the client appends over the unary call. It never sends them over plaintext, so any credentials will do. */
   readonly unary: { credentials?: Credentials };
 
   constructor(
@@ -299,7 +302,7 @@ class Connection {
     return this.client;
   }
 
-  /** Aborts when the present client is given up, since the client then ends its subscriptions silently. */
+  /** Aborts when the present client is given up. The client ends its subscriptions without an error then. */
   get retired(): AbortSignal {
     return this.retirement.signal;
   }
@@ -341,7 +344,8 @@ class Connection {
     internals.handleError = (failed, error) => handleError(failed, error).catch(() => undefined);
     const getGRPCClient = internals.getGRPCClient;
     internals.getGRPCClient = async (service, name) => withoutThrow(await getGRPCClient(service, name));
-    // TLS with a client certificate has no credentials. Then the question that leads to the batch stream is answered here.
+    // TLS with a client certificate has no credentials. Then the client asks which kind of append the server has; it is answered here, so that it
+    // does not choose the batch stream.
     if (!this.unary.credentials) internals.supports = async () => false;
     return client;
   }
@@ -433,7 +437,7 @@ class KurrentDbEventStore implements EventStore {
         );
         this.connection.succeeded(client);
         if (result.position) return { revision: result.nextExpectedRevision, position: toText(result.position) };
-        // Repeated so late that the server no longer knows the position.
+        // The repeat came so late that the server no longer knows the position.
         return (await this.readBack(stream, expected, serialised)) ?? this.vanished(stream);
       } catch (error) {
         const verdict = judge(error);
@@ -442,7 +446,7 @@ class KurrentDbEventStore implements EventStore {
           this.connection.succeeded(client);
           const outcome = await this.settle(stream, expected, serialised, error as { actualState?: bigint | string });
           if (!(outcome instanceof Unavailable)) return outcome;
-          // Whether it was our own earlier attempt cannot be read now.
+          // It cannot be read now whether this was our own earlier attempt.
           failure = outcome;
           maybe = true;
         } else if (isTransport(verdict)) {
@@ -571,7 +575,7 @@ class KurrentDbEventStore implements EventStore {
     return follower;
   }
 
-  /** One read in flight, one queued; later callers share the queued one. So each answer comes from a read that began after the call. */
+  /** One read in flight and one queued. Later callers share the queued one. So each answer comes from a read that began after the call. */
   async head(): Promise<Position | null> {
     if (!this.headNow) return (this.headNow = this.readHead().finally(() => (this.headNow = null)));
     return (this.headNext ??= this.headNow
@@ -737,10 +741,12 @@ interface FollowerPorts {
 }
 
 /**
- * A catch-up subscription that goes on for ever. Every event of our streams passes through one queue, also those that the reader did not ask for: they
- * move its place on, as a `checkpoint` behind the events that it covers. The server's own checkpoint frames are not used: they can run ahead of events
- * that are still on their way, and servers exist that send wrong ones (KurrentDB #4892, #4970). After any end the next subscription begins behind the last
- * event that entered the queue, and what is delivered twice is dropped.
+ * A catch-up subscription that goes on for ever.
+ *
+ * Every event of our streams passes through one queue, also those that the reader did not ask for. Those move the reader's position on, as a
+ * `checkpoint` behind the events that it covers. The server's own checkpoint frames are not used: they can run ahead of events that are still on
+ * their way, and some servers send wrong ones (KurrentDB #4892, #4970). After any end, the next subscription begins behind the last event that
+ * entered the queue. Events that arrive twice are dropped.
  */
 class Follower implements Subscription {
   private readonly queue: Logged[] = [];
@@ -886,7 +892,7 @@ class Follower implements Subscription {
         if (this.resume || clock.monotonic() - heard < timings.silenceMs) continue;
         const [seen, head] = [this.seen, await this.ports.head().catch(() => null)];
         if (head === null || (seen !== null && seen >= head)) continue;
-        // An event was appended and should have arrived by now.
+        // The log has an event that this subscription has not delivered yet. It gets one more pause (`retryMs`).
         await clock.sleep(timings.retryMs, over.signal);
         if (over.signal.aborted) return;
         if (this.seen === seen && !this.resume) throw new NoAnswer(`a subscription stayed silent although the log went on to ${head}`);
@@ -895,7 +901,7 @@ class Follower implements Subscription {
     try {
       await Promise.race([ended, watched()]);
     } catch (error) {
-      // It was well until now and has just failed.
+      // The connection was healthy until now and has just failed.
       const since = confirmed && !(error instanceof NoAnswer) ? clock.monotonic() : begun;
       if (isTransport(judge(error))) connection.failed(client, since, error);
       throw error;

@@ -10,8 +10,8 @@ import { readModelMigration } from './read-model.js';
 export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration, readModelMigration];
 
 /**
- * KurrentDB if an address of it is configured, else Postgres: the one choice, for every process and command. Comes before migrations, so that a refused store
- * leaves `db` as it was.
+ * Opens KurrentDB if its address is configured, else Postgres. Every process and command chooses here. Call it before the migrations, so that a
+ * refused store leaves `db` unchanged.
  */
 export const openEventStore = async (
   kurrentdbUrl: string | null,

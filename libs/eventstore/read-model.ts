@@ -1,7 +1,8 @@
 /**
- * Read models: projections whose rows the log can make again. A model is one object. Its `shape` is a number that goes up when its tables or its `apply` change.
- * The tables of a shape live in a schema of their own, so that two releases with different shapes run side by side, and so that a release can go back.
- * How to add a model or change one: docs/changing.md.
+ * Read models: projections whose rows the log can make again.
+ *
+ * A model is one object. Its number `shape` goes up when its tables or its `apply` change. The tables of each shape are in a schema of their own. So
+ * two releases with different shapes run side by side, and a release can go back. How to add or change a model: docs/changing.md.
  */
 import { createHash } from 'node:crypto';
 import { type Clock, ServiceError } from '#kernel';
@@ -11,10 +12,10 @@ import type { EventStore, Position, Recorded } from './event-store.js';
 import { createSubscriber, readAhead, type Projection, type Subscriber, type SubscriberOptions } from './subscriber.js';
 
 export interface ReadModel extends Projection {
-  /** Goes up by one with every change of the tables, or of the rows that `apply` makes of the same events. */
+  /** Goes up by one with every change of the tables, or of the rows that `apply` makes from the same events. */
   readonly shape: number;
   readonly tables: readonly string[];
-  /** Makes the tables, unqualified, without what slows loading down; `createIndexes` makes the rest. */
+  /** Makes the tables, with unqualified names and without the parts that make loading slow. `createIndexes` makes the rest. */
   readonly createTables: string;
   readonly createIndexes: string;
   /**
@@ -24,7 +25,7 @@ export interface ReadModel extends Projection {
   readonly load?: (client: Client, late: Client, batches: AsyncIterable<readonly Recorded[]>) => Promise<AsyncIterable<readonly Recorded[]>>;
 }
 
-/** Which shapes exist in a database, and whether they are built. */
+/** The shapes of a database, and whether each is built. */
 export const readModelMigration: Migration = {
   name: '0013-read-model',
   sql: `
@@ -91,7 +92,7 @@ export const prepareReadModels = async (pool: Pool, models: readonly ReadModel[]
   });
 };
 
-/** Shapes that the database does not have. Throws where a shape has other tables under the same number. */
+/** Shapes that the database does not have. Throws if a shape has other tables under the same number. */
 export const missingShapes = async (db: Queryable, models: readonly ReadModel[]): Promise<readonly ReadModel[]> => {
   const { rows } = await db.query<{ name: string; shape: number; sha256: string }>('select name, shape, sha256 from public.read_model');
   return models.filter((model) => {
@@ -151,7 +152,7 @@ export const dropUnusedShapes = async (pool: Pool, models: readonly ReadModel[])
   });
 };
 
-/** The shapes are built and no more than this behind the log when a process of a new release becomes ready. */
+/** How far behind the log a shape may be when a process of a new release becomes ready. */
 const READY_LAG_MS = 2_000;
 /** With more events than this to go, a model with `load` is loaded instead of followed. */
 const LOAD_FROM_EVENTS = 10_000;
@@ -196,8 +197,8 @@ export class ReadModels {
   }
 
   /**
-   * Builds the shapes that are not built, one after the other, and follows the log with each; until `stop` aborts. A build that was cut off goes on or begins again.
-   * Beside it other processes may do the same: one builds, the others wait.
+   * Builds the shapes that are not built, one after the other, and follows the log with each, until `stop` aborts. A build that was cut off goes on
+   * or begins again. Other processes may do the same at the same time: one builds, the others wait.
    */
   async follow(stop: AbortSignal): Promise<void> {
     for (const model of this.models) {
@@ -208,7 +209,7 @@ export class ReadModels {
     while (!stop.aborted && !(await this.areBuilt().catch(() => false))) await this.options.clock.sleep(BUILD_RETRY_MS, stop);
   }
 
-  /** True once every shape has come to the end of the log; from then on it stays built, however far it lags. Records what it finds. */
+  /** True once every shape has reached the end of the log. From then on it counts as built, however far it lags. Records its findings. */
   async areBuilt(): Promise<boolean> {
     if (this.built) return true;
     const { pool } = this.options;
@@ -223,7 +224,7 @@ export class ReadModels {
     return (this.built = all);
   }
 
-  /** Brings a model up to everything that has been appended. Returns that position; null: the log is empty. Throws when the time is up. */
+  /** Brings a model up to the end of the log at the call. Returns that position. null: the log is empty. Throws when the time is up. */
   async caughtUp(model: Pick<ReadModel, 'name'>, timeoutMs: number): Promise<Position | null> {
     const head = await this.options.store.head();
     if (head !== null) await this.of(model).runUntil(head, { timeoutMs });
@@ -231,9 +232,9 @@ export class ReadModels {
   }
 
   /**
-   * Brings a model up to a position, so that the change counts for the next request, also in processes of another release, which read another shape. Throws
-   * INVALID_STATE with the process that still reads the old state when the time is up: the change is recorded all the same. A process that stands still meanwhile
-   * does not count as gone: it may go on at any time.
+   * Brings a model up to a position, so that the change counts for the next request. This includes processes of another release, which read another
+   * shape. If one of them still reads the old state when the time is up, throws INVALID_STATE and names that process; the change is recorded all the
+   * same. A process that stands still meanwhile does not count as gone: it may go on at any time.
    */
   async inForce(model: ReadModel, position: Position, timeoutMs: number): Promise<void> {
     const { pool, clock } = this.options;
@@ -289,7 +290,7 @@ export class ReadModels {
   }
 }
 
-/** Processes that have lived since a time and read another shape of a model, while that shape has not passed a position. */
+/** Processes that were alive after a time and read another shape of this model, if the projection of that shape has not reached a position. */
 const readersBehind = async (db: Queryable, model: ReadModel, position: Position, since: Date) => {
   const others = (await livingProcesses(db, since)).flatMap((one) =>
     one.readModels
@@ -312,11 +313,11 @@ export interface RebuildReport {
   readonly position: Position | null;
   readonly events: number;
   readonly seconds: number;
-  /** Rows per table, live before the swap and rebuilt; equal unless the live one was wrong. */
+  /** Rows per table: live before the swap, and rebuilt. They are equal unless the live one was wrong. */
   readonly rows: readonly { readonly table: string; readonly live: number; readonly rebuilt: number }[];
 }
 
-/** Close enough to swap: the rest is applied while the live projection waits, which must be short. */
+/** Few enough events to swap. The rest is applied while the live projection waits, which must be short. */
 const SWAP_LAG_MS = 1_000;
 const CATCH_UP_MS = 10 * 60_000;
 const SWAP_MS = 60_000;
@@ -331,9 +332,10 @@ export class RebuildRunning extends Error {
 }
 
 /**
- * Makes the shape again beside the live one: the same handlers run from the start of the log into tables of another schema. When they have caught up, the schemas
- * change places in one short transaction. Readers see the old rows or the new ones, never a mixture, and never none. One rebuild at a time per database
- * ({@link RebuildRunning}). Throws the error that stops it; the live tables are untouched then.
+ * Makes the shape again beside the live one. The same handlers run from the start of the log into tables of another schema. When they have caught up,
+ * the schemas change places in one short transaction. Readers see the old rows or the new ones, never a mixture, and never none.
+ *
+ * One rebuild at a time per database ({@link RebuildRunning}). Throws the error that stops it; the live tables are unchanged then.
  */
 export const rebuild = async (
   model: ReadModel,
@@ -360,7 +362,7 @@ export const rebuild = async (
   try {
     const { rows } = await guard.query<{ free: boolean }>('select pg_try_advisory_lock($1) as free', [REBUILD_LOCK]);
     if (!rows[0]!.free) throw new RebuildRunning();
-    // A long load is no long transaction. If it crashes, the next one drops what is left.
+    // A long load is not one long transaction. If it crashes, the next load drops its tables.
     for (const connection of [client, late]) await connection.query(`set search_path = ${searchPath}; set statement_timeout = 0`);
     await client.query(`drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}`);
 

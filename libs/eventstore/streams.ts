@@ -1,6 +1,8 @@
 /**
- * The one way to use a stream: load it by a fold, decide, append at the loaded revision. An append whose outcome is unknown is repeated under the same event ids,
- * which the store recognises. Event ids are drawn once per append: a repeat is recognised, and two processes always conflict (T2).
+ * The one way to use a stream: load it by a fold, decide, append at the loaded revision.
+ *
+ * An append of unknown outcome is repeated under the same event ids, which the store recognises. Each append has new event ids, so a repeat is
+ * recognised and two processes always conflict (T2).
  */
 import { type Clock, type Decider, type Ids, timestamp } from '#kernel';
 import { type Actor, Conflict, type EventStore, type Expected, type NewEvent, OutcomeUnknown, type Position, Unavailable } from './event-store.js';
@@ -12,7 +14,7 @@ export interface StreamPorts {
   readonly ids: Ids;
 }
 
-/** A kind of stream: `prefix` and an id make its name. */
+/** A kind of stream. Its `prefix` and an id make a stream's name. */
 export interface StreamType<State, Event extends DomainEvent> {
   readonly prefix: string;
   readonly events: EventTypes<Event>;
@@ -34,16 +36,16 @@ export interface Loaded<State> {
   readonly position: Position | null;
 }
 
-/** The actor and the request that events come from. */
+/** The actor and the request behind the events. */
 export interface Origin {
   readonly actor: Actor;
   readonly correlationId: string;
 }
 
 export interface AppendOptions {
-  /** Milliseconds for which an append may be repeated; without it, {@link MAX_APPEND_TRIES} tries. */
+  /** Milliseconds for which an append may be repeated. Default: {@link MAX_APPEND_TRIES} tries. */
   readonly forMs?: number;
-  /** Id of the first event. A fixed id lets a repeated command find its own event. Default: drawn. */
+  /** Id of the first event. With a fixed id a repeated command finds its own event. Default: a new one. */
   readonly eventId?: string;
 }
 
@@ -68,7 +70,7 @@ export const append = async <State, Event extends DomainEvent>(
   { actor, correlationId }: Origin,
   { forMs, eventId }: AppendOptions = {},
 ): Promise<Loaded<State>> => {
-  // Folded first: an impossible event must never reach the log.
+  // The events are folded before they are appended: an impossible event must never reach the log.
   const after = events.reduce((before, event) => decider.evolve(before, event), state);
   const written = events.map((event, index) => {
     const effective = effectiveAt?.(event) ?? null;
@@ -84,7 +86,7 @@ export const append = async <State, Event extends DomainEvent>(
   return { id, state: after, revision: appended.revision, position: appended.position };
 };
 
-/** Decides commands, one after the other, and appends what follows from them; without events nothing is appended. Throws also what `decide` throws. */
+/** Decides commands, one after the other, and appends their events. Without events it appends nothing. Throws also the errors of `decide`. */
 export const execute = async <State, Command, Event extends DomainEvent>(
   ports: StreamPorts,
   type: DecidedStreamType<State, Command, Event>,
@@ -133,7 +135,7 @@ export const change = <State, Command, Event extends DomainEvent>(
   options: AppendOptions = {},
 ): Promise<Loaded<State>> => retryOnConflict(async () => execute(ports, type, await load(ports.store, type, id), [command], origin, options), busy);
 
-/** Begins a stream with one event; false if the stream exists: a repeated command recorded it before. */
+/** Begins a stream with one event. false: the stream exists, since a repeated command recorded it before. */
 export const recordOnce = async <Event extends DomainEvent>(
   ports: Omit<StreamPorts, 'ids'>,
   events: EventTypes<Event>,
@@ -153,7 +155,7 @@ export const recordOnce = async <Event extends DomainEvent>(
 };
 
 const RETRY_APPEND_MS = 250;
-/** Tries of an append without a time of its own. */
+/** Most tries of an append without `forMs`. */
 const MAX_APPEND_TRIES = 5;
 
 /**

@@ -23,11 +23,11 @@ const BATCH_EVENTS = 500;
 const LEASE_MS = 10_000;
 /** How often, within a lease, a standby worker checks whether it is free. */
 const STANDBY_LOOKS = 10;
-/** A position that moved without events (the filter passed none) is saved at most this often. Waiters in this process need not wait for that. */
+/** If only the position moved (no event passed the filter), it is saved at most this often. Waiters in this process need not wait for that. */
 const SAVE_PLACE_MS = 250;
 /** How often the checkpoint of another process is read while a caller waits for it. */
 const WATCH_MS = 25;
-/** A command waits for the worker with the lease as long as that worker moves on this often; else it applies events itself. */
+/** A command waits for the worker with the lease. If that worker makes no progress for this time, the command applies the events itself. */
 const PATIENCE_MS = 250;
 /** Also the lag that a projection may have when a database has come back. */
 const BACKOFF_MS = { first: 50, most: 1_000 } as const;
@@ -46,9 +46,9 @@ export interface Projection<Tx = Client> {
    */
   readonly gatherMs?: number;
   /**
-   * Writes the rows for events, in order, in the transaction that moves the checkpoint. Table names are unqualified, so that a rebuild can write to
-   * another schema. An error rolls the transaction back: one of the connection or the server is tried again, any other stops the projection at the
-   * event. Unknown types are ignored.
+   * Writes the rows for events, in order, in the transaction that moves the checkpoint. Table names are unqualified, so a rebuild can write to
+   * another schema. An error rolls the transaction back. An error of the connection or the server is tried again; any other stops the projection at
+   * the event. Unknown types are ignored.
    */
   readonly apply: (tx: Tx, events: readonly Recorded[], log?: ProjectionLog) => Promise<void>;
 }
@@ -61,7 +61,7 @@ export interface SubscriberOptions<Tx = Client> {
   readonly clock?: Clock;
   readonly batchEvents?: number;
   readonly leaseMs?: number;
-  /** For what `apply` notices. */
+  /** For what `apply` logs. */
   readonly log?: ProjectionLog;
   /** A UUID. Never that of another process that may be alive. Default: a new one. */
   readonly owner?: string;
@@ -84,12 +84,12 @@ export interface Subscriber {
   /** Finishes the current batch and gives the lease back. */
   stop(): Promise<void>;
   /**
-   * Brings the projection up to a position (of an append, or `head()`); needs no `start()`. It is safe beside running workers: as long as one of them
-   * moves on, it waits; otherwise it applies events here, under the same compare-and-set. Throws {@link ProjectionFailed} at a poison event, and
-   * Unavailable when the time is up.
+   * Brings the projection up to a position (of an append, or `head()`). Needs no `start()`, and may be called while workers run. It waits as long as
+   * a worker makes progress. If none does, it applies the events itself, in this process, with the same compare-and-set as a worker. Throws {@link
+   * ProjectionFailed} at a poison event, and Unavailable when the time is up.
    */
   runUntil(until: Position, options: { timeoutMs: number; onProgress?: (position: Position) => void }): Promise<void>;
-  /** true as soon as the rows contain everything up to `position`, false when the time is up. Works wherever the projection runs. */
+  /** true as soon as the rows contain all events up to `position`. false when the time is up. It does not matter which process runs the projection. */
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean>;
   status(): Promise<ProjectionStatus>;
 }
@@ -103,7 +103,7 @@ export interface ProjectionStatus extends CheckpointStatus {
   readonly lagMs: number;
 }
 
-/** A projection cannot go on: the event, and why (`cause`). */
+/** A projection cannot go on. It names the event, and the reason (`cause`). */
 export class ProjectionFailed extends Error {
   constructor(
     readonly projection: string,
@@ -212,11 +212,11 @@ class LogSubscriber<Tx> implements Subscriber {
       }
     }
     await this.checkpoint.release(this.lease.owner).catch(() => undefined);
-    // A failed subscriber may be started again.
+    // A start after a failure tries again.
     if (this.state === 'failed') this.running = null;
   }
 
-  /** The log ends before our position. If the checkpoint is behind that too, database and log were restored together, and the checkpoint counts. */
+  /** The log ends before our position. If the checkpoint is before it too, database and log were restored together, and the checkpoint counts. */
   private lostOr(beyond: BeyondTheEnd): Promise<unknown> {
     return this.checkpoint.look().then(
       ({ position }) => (position < beyond.after ? new Lost() : beyond),
@@ -264,14 +264,14 @@ class LogSubscriber<Tx> implements Subscriber {
           if (gatherMs > 0) {
             // Skipped if a full batch shows that more events were waiting.
             if (!full) await this.gather(gatherMs, ended.signal);
-            // Everything that has arrived by now is written together.
+            // All events that have arrived by now are written together.
             while (events.length < this.batchEvents && !ended.signal.aborted) {
               const more = await this.orAfter(next, this.clock.monotonic());
               if (more === 'late' || more.done) break;
               next = pull();
               if (more.value.kind === 'events') events.push(...more.value.events);
               else if (more.value.kind === 'checkpoint') seen = more.value.position;
-              // The end of the page before: it covers what callers have waited for meanwhile.
+              // The end of the page before. It includes the positions that callers have waited for.
               else if (this.watch.awaited) break;
             }
             full = events.length >= this.batchEvents;
@@ -294,7 +294,7 @@ class LogSubscriber<Tx> implements Subscriber {
     }
   }
 
-  /** Sleeps, unless a caller in this process waits for the projection or begins to. */
+  /** Sleeps, unless a caller in this process waits for the projection. */
   private async gather(ms: number, stop: AbortSignal): Promise<void> {
     if (this.watch.awaited) return;
     const awake = new AbortController();
@@ -375,7 +375,7 @@ class LogSubscriber<Tx> implements Subscriber {
   // ---- applying
 
   /**
-   * Applies events in as few transactions as possible. If a batch fails for its own reason, it is halved until the failing event stands alone; those
+   * Applies events in as few transactions as possible. If a batch fails for its own reason, it is halved until the failing event is alone; the events
    * before it are committed. Returns early, between transactions, when `stop` aborts.
    */
   private async applyAll(place: Place, events: readonly Recorded[], stop: AbortSignal | null): Promise<Place> {
@@ -419,7 +419,7 @@ class LogSubscriber<Tx> implements Subscriber {
     return { position: to, epoch: place.epoch };
   }
 
-  /** A compare-and-set found another position: go on from there, or throw if the checkpoint is no longer ours. */
+  /** A compare-and-set found another position. Go on from there, or throw if the checkpoint is no longer ours. */
   private async catchUpWith(place: Place): Promise<Place> {
     const found = await this.checkpoint.look();
     // The checkpoint is behind our commit: the database was restored. Begin again from it.
@@ -443,7 +443,7 @@ class LogSubscriber<Tx> implements Subscriber {
     this.options.onError?.(this.failure, { name: this.name, retrying: false });
   }
 
-  /** Records the failure for operators. If even that fails, the next start meets the same event. */
+  /** Records the failure for operators. If even that fails, the next start finds the same event again. */
   private async record(error: unknown): Promise<ProjectionFailed> {
     const failed = error instanceof ProjectionFailed ? error : new ProjectionFailed(this.name, null, causeOf(error));
     const { message, stack = '' } = failed.cause as Error;
@@ -479,9 +479,9 @@ export async function* readAhead<T>(pages: AsyncIterable<T>): AsyncGenerator<T, 
 
 // ---- from outside
 
-/** Waits for a projection that runs elsewhere; one poll serves all that wait. */
+/** Waits for a projection that another process runs. One poll serves all waiters. */
 export interface ProjectionWatch {
-  /** As {@link Subscriber.caughtUpTo}. While the database is away it goes on waiting. */
+  /** As {@link Subscriber.caughtUpTo}. While the database is away, it goes on waiting. */
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean>;
 }
 
@@ -489,8 +489,8 @@ export const watchProjection = (checkpoint: Pick<Checkpoint, 'position'>, clock:
   new Watch(checkpoint, clock);
 
 /**
- * An old reading that lies beyond the position in question is read again, since a restored database may have gone back. The limit is longer than a
- * worker may take to save a position.
+ * If an old reading lies beyond the position, it is read again, since a restored database may have gone back. The limit is longer than a worker may
+ * take to save a position.
  */
 const TRUST_SEEN_MS = 2_000;
 

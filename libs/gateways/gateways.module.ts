@@ -11,7 +11,7 @@ import { createSimulatorGateway } from './simulator/simulator.js';
     {
       provide: GATEWAYS,
       inject: [ProcessContext],
-      // The sandbox's accounts are good for the simulator. In production there is none.
+      // The sandbox's gateway accounts belong to the simulator. In production there is none.
       useFactory: (context: ProcessContext): Gateways => {
         const { config, places } = context;
         const simulator = places.simulatorUrl ? createSimulatorGateway({ url: places.simulatorUrl }) : null;

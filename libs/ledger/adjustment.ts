@@ -26,14 +26,14 @@ export type ManualAdjustment = Fact<
 >;
 
 export type PeriodEvent =
-  /** From this place of the log on nothing is booked before `to` any more. */
+  /** From this position of the log on, nothing is booked before `to` any more. */
   | Fact<'PeriodClosed', { readonly from: string | null; readonly to: string; readonly by: string }>
-  /** The books as they stood at the place of the closing: before the period, and at its end. Verified ever after. */
+  /** The books at the position of the closing: before the period, and at its end. Every verification compares them. */
   | Fact<
       'TrialBalanceRecorded',
       {
         readonly to: string;
-        /** Place of the PeriodClosed in the log. */
+        /** Position of the PeriodClosed in the log. */
         readonly position: string;
         readonly opening: readonly AccountBalance[];
         readonly closing: readonly AccountBalance[];
@@ -43,12 +43,12 @@ export type PeriodEvent =
       }
     >;
 
-/** From this place of the log on, the rule posts under this version. */
+/** From this position of the log on, the rule posts under this version. */
 export type PostingRuleChanged = Fact<'PostingRuleChanged', { readonly rule: string; readonly version: number }>;
 
 export type AdjustmentEvent = ManualAdjustment | PeriodEvent | PostingRuleChanged;
 
-/** Largest sum of an adjustment. Beyond it a typing error is likelier than the sum. */
+/** Largest sum of an adjustment. A larger one is more likely a typing error. */
 const MAX_ADJUSTMENT_CENTS = 100_000_000_000;
 const MAX_ADJUSTMENT_POSTINGS = 20;
 
@@ -109,7 +109,7 @@ const decide = (periods: Periods, command: PeriodCommand): readonly PeriodEvent[
 
 export const periods: Decider<Periods, PeriodCommand, PeriodEvent> = { initial: { closedTo: null, open: null }, decide, evolve };
 
-/** Which period an entry is booked in: its own, or, when that is closed, the first instant after it. Closed periods never change. */
+/** The period that an entry is booked in: its own, or, if that one is closed, the first instant after it. Closed periods never change. */
 export const bookedAt = (effectiveAt: string, closedTo: string | null): string =>
   closedTo !== null && effectiveAt < closedTo ? closedTo : effectiveAt;
 
@@ -121,7 +121,7 @@ export type RuleVersions = Readonly<Record<string, number>>;
 
 export interface ChangePostingRules {
   readonly at: string;
-  /** The newest version that this release has of each rule. */
+  /** The newest version of each rule in this release. */
   readonly newest: RuleVersions;
 }
 

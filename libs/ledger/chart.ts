@@ -1,8 +1,8 @@
 /**
  * The chart of accounts: the accounts, their kinds and their names. Pure.
  *
- * Segments in braces of the names below are a merchant account at the processor (`mid`), a portal (one agency's configuration) or a bank account.
- * USD, whole cents; a debit is positive.
+ * In the names below, a part in braces stands for a merchant account at the processor (`mid`), a portal (the configuration of one agency) or a bank
+ * account. Amounts are USD in whole cents. A debit is positive.
  */
 
 /** Decides how a balance reads: assets and expenses are debits by nature, the others credits. */
@@ -11,7 +11,7 @@ export type AccountType = 'assets' | 'liabilities' | 'revenue' | 'expense' | 'eq
 /** Funding goes here if no bank account was named: the operator has one. */
 export const OPERATING_BANK = 'operating';
 
-/** A colon parts segments, and two spaces end an account in hledger's text; neither may come from outside. */
+/** A colon separates segments, and two spaces end an account in hledger's text. So a name from outside may hold neither. */
 const segment = (text: string): string =>
   /^[\w.@+-]*$/.test(text) ? text : text.replace(/[^\w.@+-]/g, (character) => `%${character.charCodeAt(0).toString(16).padStart(2, '0')}`);
 
@@ -28,9 +28,9 @@ export const account = {
   payable: (portalId: string) => `liabilities:agency:${segment(portalId)}:payable`,
   /** Settlement lines that are not explained yet. */
   suspense: (mid: string) => `liabilities:suspense:${segment(mid)}`,
-  /** Fees charged, less voids. */
+  /** Fees charged, less voided ones. */
   serviceFee: (portalId: string) => `revenue:service_fee:${segment(portalId)}`,
-  /** Fees given back after settlement; takes revenue away. */
+  /** Fees given back after settlement. They reduce revenue. */
   serviceFeeRefunded: (portalId: string) => `revenue:service_fee_refunded:${segment(portalId)}`,
   /** The processor's own fee for its service. */
   processing: (mid: string) => `expense:processing:${segment(mid)}`,
@@ -47,7 +47,7 @@ const NAMES = new RegExp(
     `liabilities:suspense:${SEGMENT}|revenue:service_fee(?:_refunded)?:${SEGMENT}|expense:(?:processing|dispute_fee|chargeback_loss):${SEGMENT}|equity:adjustment)$`,
 );
 
-/** Whether a text names an account of this chart; adjustments by hand may use no other. */
+/** Whether a text names an account of this chart. Adjustments by hand may use no other. */
 export const isAccount = (text: string): boolean => NAMES.test(text);
 
 export const typeOf = (name: string): AccountType => name.slice(0, name.indexOf(':')) as AccountType;

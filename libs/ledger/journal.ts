@@ -1,8 +1,9 @@
 /**
- * The journal: a read model of every entry that the posting rules make of the log, in log order, and the balances of accounts. Each entry has the time at which
- * we learned of it (recorded), the time at which it took effect, and the time it is booked at, which is the latter unless that period is closed. Entry ids are
- * made of event, rule and the version of the rule at that place of the log, so a rebuild gives the same bytes. The projection stops at an entry that does not
- * balance, and at an event, a rule or a version that this program does not know.
+ * The journal: a read model of every entry that the posting rules make from the log, in log order, and the balances of accounts.
+ *
+ * Each entry has three times: when we recorded it, when it took effect, and when it is booked. The last two differ only if the period is closed.
+ * Entry ids are made from event, rule, and the version of the rule at that position of the log, so a rebuild gives the same bytes. The projection
+ * stops at an entry that does not balance, and at an unknown event, rule or version.
  */
 import type { EventStore, ReadModel, Recorded } from '#eventstore';
 import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEvents } from '#settlement';
@@ -39,7 +40,7 @@ const TABLES = `
   create table journal_total (
     account text not null, recorded_on date not null, effective_on date not null, debit_cents numeric not null, credit_cents numeric not null,
     primary key (account, recorded_on, effective_on))`;
-// Rows come in the order of the log, so block ranges find times at next to no cost.
+// Rows are stored in the order of the log, so block ranges find times at almost no cost.
 const INDEXES = `
   alter table journal_entry add constraint journal_entry_pkey primary key (position, number);
   alter table journal_payment add constraint journal_payment_pkey primary key (payment_id);
@@ -48,7 +49,7 @@ const INDEXES = `
   create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16);
   create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16)`;
 
-/** Every reader of the books brings them up to date first; until then they may gather events. */
+/** Every reader of the books brings them up to date first. Until then the projection may gather events. */
 const GATHER_MS = 500;
 
 export const journalModel: ReadModel = {
@@ -62,7 +63,7 @@ export const journalModel: ReadModel = {
   apply: (client, events) => applyJournal(client, events),
 };
 
-/** An entry with what its event gives it. */
+/** An entry with the data from its event. */
 export interface JournalEntry extends Entry {
   readonly entryId: string;
   readonly eventId: string;
@@ -73,7 +74,7 @@ export interface JournalEntry extends Entry {
   readonly bookedAt: string;
 }
 
-/** How an event at a place of the log is booked. */
+/** The posting rules and the last closed period for an event, by its position in the log. */
 export interface Policy {
   /** End of the last closed period. */
   readonly closedTo: string | null;
@@ -108,7 +109,7 @@ export const journalise = (
   return { books: posted.books, entries };
 };
 
-/** Times of a processor may come with an offset; days are counted in UTC. */
+/** Times of a processor may have an offset. Days are counted in UTC. */
 const instant = (text: string): string => (text.length === 24 && text.endsWith('Z') ? text : new Date(Date.parse(text)).toISOString());
 
 const postingsOf = (rules: RulesInForce, recorded: Recorded, books: Books): { readonly books: Books; readonly entries: readonly Entry[] } => {
@@ -120,14 +121,14 @@ const postingsOf = (rules: RulesInForce, recorded: Recorded, books: Books): { re
     const types = stream === PERIODS ? periodEvents : stream === RULE_CHANGES ? postingRuleEvents : manualAdjustmentEvents;
     return { books, entries: postAdjustment(rules, types.read(recorded)) };
   }
-  settlementFileEvents.read(recorded); // posts nothing, but an unknown event must stop the journal
+  settlementFileEvents.read(recorded); // Posts nothing. An unknown event must stop the journal.
   return { books, entries: [] };
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Policies.
 
-/** A policy, and the position of the event after which it holds; empty: it holds from the start of the log. */
+/** A policy, and the position of the event that set it; empty: it holds from the start of the log. */
 export interface PolicyFrom extends Policy {
   readonly position: string;
 }
@@ -167,7 +168,7 @@ export const rulePolicies = async (store: Pick<EventStore, 'read'>, table: Posti
   return policiesAfter(changes, table);
 };
 
-/** The policy for an event at this place of the log. */
+/** The policy for an event at this position of the log. */
 export const policyAt = (policies: readonly PolicyFrom[], position: string): Policy => policies.findLast((policy) => policy.position < position)!;
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -338,7 +339,7 @@ export interface Balance {
 }
 
 export interface BalanceQuery {
-  /** As it was known then (RFC 3339, inclusive). null: all that is known. */
+  /** Only entries that were recorded by then (RFC 3339, inclusive). null: all entries. */
   readonly asOf: string | null;
   /** Only entries that took effect before then (exclusive). null: without limit. */
   readonly effectiveTo: string | null;
@@ -346,7 +347,7 @@ export interface BalanceQuery {
 
 const MAX_SAFE = BigInt(Number.MAX_SAFE_INTEGER);
 
-/** Balances as of either time, or both: whole days come from their totals, the rest of the last day from its entries. */
+/** Balances as of either time, or both. Whole days come from their totals, the rest of the last day from its entries. */
 export const balances = async (db: Queryable, { asOf, effectiveTo }: BalanceQuery): Promise<Balance[]> => {
   const knownDay = asOf?.slice(0, 10) ?? 'infinity';
   const effectiveDay = effectiveTo?.slice(0, 10) ?? 'infinity';
@@ -382,7 +383,7 @@ export const suspenseCents = async (db: Queryable): Promise<number> => {
 /** Invariant 2. */
 export const bookSumCents = (rows: readonly Balance[]): number => rows.reduce((sum, { balanceCents }) => sum + balanceCents, 0);
 
-/** A place between two entries of the journal. */
+/** A position between two entries of the journal. */
 export interface JournalPlace {
   readonly position: string;
   readonly number: number;
@@ -393,7 +394,7 @@ export interface JournalQuery {
   /** Booked from (inclusive) and to (exclusive), RFC 3339; null: unbounded. */
   readonly from: string | null;
   readonly to: string | null;
-  /** Only what events up to this place posted. */
+  /** Only entries of events up to this position. */
   readonly until: string | null;
 }
 
@@ -424,7 +425,7 @@ const entryOf = (row: EntryRow): JournalEntry => ({
   postings: row.accounts.map((account, index) => ({ account, cents: Number(row.cents[index]) })),
 });
 
-/** The next entries after a place, in log order. */
+/** The next entries after a position, in log order. */
 export const journalPage = async (db: Queryable, after: JournalPlace, { from, to, until }: JournalQuery, limit: number): Promise<JournalEntry[]> => {
   const { rows } = await db.query<EntryRow>({
     name: 'journal-page',
@@ -445,7 +446,7 @@ export const entriesOfPayments = async (db: Queryable, paymentIds: readonly stri
   return rows.map(entryOf);
 };
 
-/** An entry in one line, and the same made of a row: for comparing very many without taking them apart. */
+/** An entry as one line of text, from the entry itself and from its row. Very many can be compared this way without parsing them. */
 export const entryLine = ({ position, number, entryId, eventId, rule, recordedAt, effectiveAt, bookedAt, postings }: JournalEntry): string =>
   `${position} ${number} ${entryId} ${eventId} ${rule} ${sqlTime(recordedAt)} ${sqlTime(effectiveAt)} ${sqlTime(bookedAt)} ${accountsText(postings)} ${centsText(postings)}`;
 const ENTRY_LINE = `concat_ws(' ', position, number, entry_id, event_id, rule, recorded_at, effective_at, booked_at, accounts, cents)`;
@@ -467,7 +468,7 @@ export const linesOfPayments = async (db: Queryable, paymentIds: readonly string
   return new Map(rows.map(({ payment_id: id, lines }) => [id, lines]));
 };
 
-/** Payments that the books hold. */
+/** Payments that have entries in the books. */
 export const journalPayments = async (db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ count: string }>('select count(*) as count from journal_payment');
   return Number(rows[0]!.count);

@@ -22,7 +22,7 @@ export interface PeriodPorts {
   readonly db: Queryable;
   readonly clock: Clock;
   readonly ids: Ids;
-  /** Brings the journal up to a place of the log. */
+  /** Brings the journal up to a position of the log. */
   readonly journalReached: (position: Position) => Promise<void>;
 }
 
@@ -30,7 +30,10 @@ export type Balance = Extract<PeriodEvent, { type: 'TrialBalanceRecorded' }>['da
 
 const PAGE_ENTRIES = 2_000;
 
-/** Closes the books to `to`. If they are closed to it already, completes what an earlier call left to do. Refuses with VALIDATION_ERROR, INVALID_STATE. */
+/**
+ * Closes the books to `to`. If they are closed to it already, completes the missing steps of an earlier call. Refuses with VALIDATION_ERROR,
+ * INVALID_STATE.
+ */
 export const closePeriod = async (ports: PeriodPorts, to: string, by: string): Promise<Balance> => {
   const { store, clock, ids } = ports;
   const origin = staff(by, ids.uuid());
@@ -38,7 +41,7 @@ export const closePeriod = async (ports: PeriodPorts, to: string, by: string): P
   for (;;) {
     const { state, balance } = await retryOnConflict(async () => {
       const before = await load(store, PERIODS_STREAM, PERIODS_ID);
-      // A closing without its trial balance comes first.
+      // A closing without its trial balance is completed first.
       const command = { type: 'ClosePeriod', at: now(), to: before.state.open?.to ?? to, by } as const;
       const closed = await execute(ports, PERIODS_STREAM, before, [command], origin);
       const { open } = closed.state;
@@ -65,7 +68,7 @@ const recordedBalances = async (store: EventStore): Promise<readonly Balance[]> 
   return balances;
 };
 
-/** Balances before `to`, of what had been posted up to a place (null: everything). */
+/** Balances before `to`, of entries up to a position of the log (null: all). */
 const balancesBefore = async (db: Queryable, to: string | null, until: string | null): Promise<AccountBalance[]> => {
   if (to === null) return [];
   const { rows } = await db.query<{ account: string; debit: string; credit: string }>(
@@ -126,8 +129,8 @@ export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | '
 export type Adjustment = ManualAdjustment['data'];
 
 /**
- * Posts an adjustment by hand, once under its id, so a caller who does not know its outcome repeats it. Refuses with VALIDATION_ERROR postings that
- * do not balance or name no account of the chart, and with INVALID_STATE another adjustment under an id that is taken.
+ * Posts an adjustment by hand, once under its id. So a caller that does not know its outcome repeats it. Refuses with VALIDATION_ERROR postings that
+ * do not balance or name no account of the chart, and with INVALID_STATE another adjustment under the same id.
  */
 export const adjustBooks = async (ports: PeriodPorts, { adjustmentId, postings, effectiveAt, reason, by }: Adjustment): Promise<void> => {
   const { clock, ids, store } = ports;
@@ -144,8 +147,9 @@ export const adjustBooks = async (ports: PeriodPorts, { adjustmentId, postings, 
 };
 
 /**
- * From here on every posting rule counts in the newest version of this release. The journal of an older release stops at the change, so no older process may run.
- * Returns the versions in force of rules that ever changed, and the position of the last change (null: there is none). Repeated, it appends nothing.
+ * From here on every posting rule counts in the newest version of this release. The journal of an older release stops at the change, so no older
+ * process may run. Returns the versions of all rules that ever changed, and the position of the last change (null: there is none). A repeated call
+ * appends nothing.
  */
 export const changePostingRules = async (
   { store, clock, ids }: Pick<PeriodPorts, 'store' | 'clock' | 'ids'>,

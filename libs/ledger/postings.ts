@@ -21,7 +21,7 @@ export interface Posting {
 /** One balanced entry of the journal. Its event gives it its id, its place and the time at which it was recorded. */
 export interface Entry {
   readonly rule: Rule;
-  /** Of the settlement line, where an event holds several; null else. One entry per (event, rule, part). */
+  /** The settlement line, if an event holds several; otherwise null. One entry per (event, rule, part). */
   readonly part: number | null;
   readonly paymentId: string | null;
   /** When it took effect in the world (RFC 3339); recorded is when we learned of it. */
@@ -42,9 +42,9 @@ interface When {
   readonly effectiveAt: string;
 }
 
-/** An entry of these sides, without zeros and with each account once. Throws if they do not balance: the projection must stop, not guess. */
+/** An entry of these sides, without zeros and with each account once. Throws if they do not balance: the projection must stop. */
 const balanced = (rule: Rule, { part = null, paymentId, effectiveAt }: When, { debits, credits }: Sides): Entry[] => {
-  // They are few: looking through them is cheaper than a map, and this runs for every entry there is.
+  // There are few of them: a search is cheaper than a map, and this code runs for every entry.
   const sums: { account: string; cents: number }[] = [];
   const add = (name: string, cents: number) => {
     const sum = sums.find(({ account: known }) => known === name);
@@ -78,14 +78,14 @@ const on = (name: string, cents: number): Posting => ({ account: name, cents });
 const entry = <R extends Rule>(rules: RulesInForce, rule: R, when: When, input: RuleInputs[R]): Entry[] =>
   balanced(rule, when, rules[rule].post(input));
 
-/** The entry that takes it back. */
+/** The entry that cancels it. */
 const mirrored = <R extends Rule>(rules: RulesInForce, rule: R, when: When, input: RuleInputs[R]): Entry[] => {
   const { debits, credits } = rules[rule].post(input);
   return balanced(rule, when, { debits: credits, credits: debits });
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// What the rules remember of a payment. Plain JSON, since the projection stores it.
+// The state of a payment that the rules need. Plain JSON, since the projection stores it.
 
 interface BookedLeg {
   readonly leg: Leg;
@@ -93,7 +93,7 @@ interface BookedLeg {
   /** As charged. */
   readonly principalCents: Cents;
   readonly feeCents: Cents;
-  /** The part of it that never settles. */
+  /** The part that never settles. */
   readonly voidedPrincipalCents: Cents;
   readonly voidedFeeCents: Cents;
 }
@@ -245,7 +245,7 @@ export const POSTING_RULES: PostingRules = {
   R17: [({ postings }) => ({ debits: postings, credits: [] })],
 };
 
-/** The version of each rule that is in force at a place of the log. */
+/** The version of each rule that is in force at a position of the log. */
 export type RulesInForce = { readonly [R in Rule]: { readonly version: number; readonly post: Post<R> } };
 
 /** Before any change: every rule in its first version. */
@@ -272,8 +272,8 @@ export const rulesAfter = (
 // Payments.
 
 /**
- * The entries of a payment's event, and the books to remember. Times in the data such as `closedAt` decide `effectiveAt`; else the time of recording
- * does.
+ * The entries of a payment's event, and the next state of its books. Times in the data, such as `closedAt`, decide `effectiveAt`. Without one the
+ * time of recording does.
  */
 export const postPayment = (rules: RulesInForce, paymentId: string, books: Books, event: PaymentEvent): Posted => {
   const now = { paymentId, effectiveAt: event.at };
@@ -314,7 +314,7 @@ export const postPayment = (rules: RulesInForce, paymentId: string, books: Books
       };
     }
     case 'SettlementWithdrawn': {
-      // R4 and R5 of the fact that holds no longer, mirrored.
+      // R4 and R5 of the fact that no longer holds, mirrored.
       const { mid } = legOf(begun(books, event), event.data.leg, event);
       const { grossCents, feeCents, closedAt } = event.data;
       const closed = { paymentId, effectiveAt: closedAt };
@@ -394,7 +394,7 @@ const voided = (
   };
 };
 
-/** Posted only if the money changes sides, or its bearer changes. A change of stage alone posts nothing (R10). */
+/** Posted only if the money changes sides, or another party bears it. A change of stage alone posts nothing (R10). */
 const disputed = (rules: RulesInForce, books: PaymentBooks, paymentId: string, at: string, dispute: Dispute): Posted => {
   const before = books.disputes[dispute.disputeId];
   const shares = before?.shares ?? sharesOf(books, dispute);
@@ -419,8 +419,8 @@ const disputed = (rules: RulesInForce, books: PaymentBooks, paymentId: string, a
 };
 
 /**
- * Disputed cents by leg: the leg that the processor named; else the principal's charge first, then the fee's, as far as disputes that stand have left of them.
- * Pro rata over principal and fee where one transaction carried both.
+ * Disputed cents by leg: the leg that the processor named. Without one: first the principal's charge, then the fee's, up to the cents that earlier
+ * disputes have left. Pro rata over principal and fee if one transaction carried both.
  */
 const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Dispute): readonly DisputeShare[] => {
   const standing = Object.values(books.disputes).flatMap(({ status, shares }) => (status === 'recovered' ? [] : shares));
@@ -432,7 +432,7 @@ const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Disp
     left -= cents;
     return cents;
   });
-  // More than was charged is disputed by now: the rest falls where the money was.
+  // The disputes exceed the charged amount. The rest goes to the leg of the charge.
   taken[0]! += left;
   return legs.flatMap(({ leg, mid, principalCents, feeCents }, index) => {
     const cents = taken[index]!;
@@ -468,7 +468,7 @@ export const postSettlement = (rules: RulesInForce, event: SettlementEvent): rea
   }
 };
 
-/** If the payment knows of the sale, it is posted and taken back there (R4, R5). Rejected lines move nothing; R14 is with the payment. */
+/** If the payment knows the sale, it is posted and taken back there (R4, R5). Rejected lines move nothing. R14 is in the payment's stream. */
 const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
   const { number, type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, paymentId } = line;
   if (!accepted) return [];
@@ -506,14 +506,14 @@ const correctionEntries = (rules: RulesInForce, mid: string, closedAt: string, {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// What people decide: exceptions out of suspense, adjustments.
+// Decisions of people: exceptions out of suspense, adjustments.
 
 export const postException = (rules: RulesInForce, event: ExceptionEvent): readonly Entry[] => {
   if (event.type !== 'ExceptionResolved' || event.data.resolution === 'no_posting') return [];
   const { resolution, merchantAccount: mid, suspenseCents: cents, paymentId, portalId, feeCents } = event.data;
   const when = { paymentId, effectiveAt: event.at };
-  // The line settles a payment that is unsettled here, or the money goes back through the processor. In that case a later line of the processor takes
-  // it out again.
+  // The line settles a payment that is unsettled here, or the money goes back through the processor. In the second case a later line of the processor
+  // takes it out again.
   if (resolution === 'settles' || resolution === 'refund') return entry(rules, 'R16', when, { mid, cents, adopted: null });
   if (portalId === null) throw new Error('R16: money is adopted for an agency');
   return entry(rules, 'R16', when, { mid, cents, adopted: { portalId, feeCents } });

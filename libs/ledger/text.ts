@@ -1,6 +1,6 @@
 /**
- * The journal and its figures as text for other tools: RFC 4180 CSV whose formulas are defused, NDJSON without loss, and hledger's plain text, so that books
- * can be added up again with a program that we did not write. Pure.
+ * The journal and its figures as text for other tools: RFC 4180 CSV with harmless formulas, NDJSON without loss, and hledger's plain text. With
+ * hledger, books can be added up by a program that we did not write. Pure.
  */
 import { decimal } from '#kernel';
 import type { JournalEntry } from './journal.js';
@@ -8,11 +8,11 @@ import { RULE_WORDS } from './postings.js';
 
 export type Cell = string | number | boolean | null;
 
-/** A text that begins like a formula is one to a spreadsheet (ASVS 1.2.10); numbers stay what they are. */
+/** A spreadsheet takes a text that begins like a formula for one (ASVS 1.2.10). Numbers stay unchanged. */
 const csvCell = (value: Cell): string => {
   if (value === null) return '';
   if (typeof value !== 'string') return String(value);
-  // As it is, as nearly every text.
+  // Unchanged, like nearly every text.
   if (!/^[=+\-@\t\r]|[",\r\n]/.test(value)) return value;
   const safe = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
@@ -24,7 +24,7 @@ export const csvLine = (cells: readonly Cell[]): string => {
   return `${line}\r\n`;
 };
 
-/** Makes lines of JSON of rows with these columns. */
+/** Turns rows with these columns into lines of JSON. */
 export const ndjsonLines = (columns: readonly string[]): ((cells: readonly Cell[]) => string) => {
   const names = columns.map((column, index) => `${index === 0 ? '{' : ','}${JSON.stringify(column)}:`);
   return (cells) => {

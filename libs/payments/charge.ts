@@ -59,14 +59,11 @@ export interface ChargeRequest {
   }[];
   readonly payer: Payer | null;
   readonly instrument: PaymentInstrument;
-  /**
-   * The total that the payer saw and agreed to. If the total is another one, the charge is refused before it begins. Default: the fee in force counts
-   * (C49).
-   */
+  /** The total that the payer agreed to. If the total is another one now, the charge is refused before it begins. Default: no check (C49). */
   readonly quotedTotalCents?: Cents;
 }
 
-/** Drawn when the attempt begins. With a key that is at the claim, so the stream's name is known before anything happens. */
+/** The ids of the attempt. With a key they are drawn at the claim, so the stream's name is known before the attempt begins. */
 export interface ChargeAttempt {
   readonly paymentId: string;
   readonly attemptId: string;
@@ -122,7 +119,7 @@ export const charge = async (
   return chargeAnswer(attempt.paymentId, loaded.payment);
 };
 
-/** The answer that follows from a payment's state. It is the same now and when it is made again from the stream later, byte for byte (T7). */
+/** The answer that follows from a payment's state. A takeover makes the same answer from the stream, byte for byte (T7). */
 export const chargeAnswer = (paymentId: string, payment: Payment): PaymentView => {
   if (!isVisible(payment)) throw new Error('no payment to answer with');
   switch (payment.phase) {
@@ -174,7 +171,7 @@ export const refuseExpiredCard = (instrument: PaymentInstrument, now: number): v
     });
 };
 
-/** E8 to E10, as far as they need no card: may the account take this amount on this portal for this case now? */
+/** E8 to E10, as far as they need no card: is the account allowed to take this amount, on this portal, for this case, now? */
 export const refuseByTerms = (
   { gateways, clock }: Pick<PaymentPorts, 'gateways' | 'clock'>,
   amountCents: Cents,

@@ -60,7 +60,7 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
   }
 };
 
-/** Time to gather events before a write. A list request in this process ends it (C48); in another process it waits this much longer. */
+/** Time to gather events before a write. A list request in this process ends it (C48). A list request in another process waits this much longer. */
 const GATHER_MS = 50;
 
 /** Applies a batch inside the transaction that moves the checkpoint. */
@@ -79,13 +79,13 @@ export const applyPaymentList = async (
   if (visible.length > 0) await list.write(visible);
 };
 
-/** Payments that are folded in memory at once while loading. Most streams end soon after they began. */
+/** Payments that are folded in memory at once while loading. Most streams end soon after their first event. */
 const LOADING_PAYMENTS = 1_000;
 const LATE_BATCH = 1_000;
 
 /**
- * Fills the empty table. Payments are folded in memory and copied out, oldest first. If an event comes after its payment was copied out, it waits in
- * a table of its own and is applied once the indexes exist. Memory does not grow with history.
+ * Fills the empty table. Payments are folded in memory and copied out, oldest first. If an event arrives after its payment was copied out, it waits
+ * in a table of its own and is applied once the indexes exist. Memory does not grow with history.
  */
 const loadPaymentList = async (
   client: Client,
@@ -222,11 +222,11 @@ export interface PaymentListPorts {
   readonly keys: KeyRing;
   readonly directory: Directory;
   head(): Promise<Position | null>;
-  /** true as soon as the list has reached a position. false: the time is up. */
+  /** true as soon as the list has reached a position. false: it did not in time. */
   caughtUpTo(position: Position, timeoutMs: number): Promise<boolean>;
 }
 
-/** The page that is asked for. `cursor` null: the first page. `limit` null: {@link DEFAULT_PAGE}. */
+/** The page that a request asks for. `cursor` null: the first page. `limit` null: {@link DEFAULT_PAGE}. */
 export interface ListRequest {
   readonly accountId: string;
   readonly filters: ListFilters;
@@ -240,13 +240,13 @@ export interface ListedPage {
   readonly ledger: { readonly position: Position | null; readonly lag: string };
 }
 
-/** One page. An unknown or never granted portal → PORTAL_ACCESS_DENIED (C46); a cursor that is not this list's → VALIDATION_ERROR (C45). */
+/** One page. An unknown or never granted portal → PORTAL_ACCESS_DENIED (C46). A cursor of another list → VALIDATION_ERROR (C45). */
 export const listPayments = async (ports: PaymentListPorts, { accountId, filters, cursor, limit }: ListRequest): Promise<ListedPage> => {
   const head = await ports.head();
   if (filters.portalId !== null && (await ports.directory.grant(accountId, filters.portalId)) === null)
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
   const after = cursor === null ? null : openCursor(ports.keys, accountId, filters, cursor);
-  // Wait a while for what happened before the request arrived. If it does not come in time, the headers say so.
+  // Wait a while for the events from before the request. If they do not arrive in time, the headers say so.
   const complete = head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS));
   const size = limit ?? DEFAULT_PAGE;
   const rows = await ports.rows.page(accountId, filters, after, size + 1);

@@ -266,9 +266,9 @@ export interface ReversalAttempt extends ReversalRequest {
   }[];
   readonly ended:
     (Pick<ReversalEnd, 'outcome' | 'reversalType' | 'amountCents'> & { readonly at: string; readonly remainingRefundableCents: Cents }) | null;
-  /** It was left open after a part had come back. Its caller got PARTIAL_REFUND_PENDING or retry_void. */
+  /** It was left open after a part had come back. The caller got PARTIAL_REFUND_PENDING or retry_void. */
   readonly toldPartial: boolean;
-  /** A caller has got its success since it was fenced (C18). */
+  /** A caller has got its result since it was fenced (C18). */
   readonly acknowledged: boolean;
   /** The key that got the result, by the attempt that the key is bound to. The result belongs to that key from then on (specification, Idempotency 1). */
   readonly toldAs: string | null;
@@ -301,7 +301,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     }
     case 'ReconciliationStarted':
       if (payment.phase === 'charged') {
-        // If the attempt has ended, this says that its request got a 5xx all the same, because the log's answer was lost (C18).
+        // If the attempt has ended: its request got a 5xx all the same, because the log's answer was lost (C18).
         if (attemptOf(payment, event.data.attemptId)?.fenced) throw impossible(payment, event);
         return withAttempt(payment, event, at, (attempt) => ({
           ...attempt,
@@ -492,7 +492,7 @@ const withLeg = (payment: Charged, event: PaymentEvent & { data: { leg: Leg } },
   return { ...payment, updatedAt: at, legs: payment.legs.map((charge) => (charge.leg === leg ? change(charge) : charge)) };
 };
 
-/** A pending payment may still succeed or fail by its own request. An unknown one waits for what recovery finds (C29). */
+/** The request of a pending payment may still record success or failure. An unknown payment waits for recovery (C29). */
 const pending = (payment: Payment, event: PaymentEvent): Awaiting => {
   if (payment.phase !== 'pending') throw impossible(payment, event);
   return payment;
@@ -508,7 +508,7 @@ const asCharged = (payment: Payment, event: PaymentEvent): Charged => {
   return payment;
 };
 
-/** `evolve` accepts no impossible history: it would be a fault of ours, or tampering. */
+/** `evolve` accepts no impossible history: such a history is a fault of ours, or tampering. */
 const impossible = (payment: Payment, event: PaymentEvent) => new Error(`impossible history: ${event.type} while ${payment.phase}`);
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -629,7 +629,7 @@ export type PaymentCommand =
   | { readonly type: 'Initiate'; readonly at: string; readonly attemptId: string; readonly terms: PaymentTerms }
   | { readonly type: 'RecordChargeOutcome'; readonly at: string; readonly attemptId: string; readonly outcome: ChargeOutcome }
   | { readonly type: 'Abandon'; readonly at: string; readonly attemptId: string; readonly accountId: string; readonly reason: string }
-  /** `untold`: the request could not learn whether its end of the attempt was recorded, and answered 5xx. */
+  /** `untold`: the request could not learn whether the end of its attempt was recorded, and answered 5xx. */
   | { readonly type: 'StartReconciliation'; readonly at: string; readonly attemptId: string; readonly untold?: boolean }
   | { readonly type: 'RecordChargeFindings'; readonly at: string; readonly attemptId: string; readonly findings: readonly ChargeFinding[] }
   | RequestVoid
@@ -872,7 +872,7 @@ const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[]
   return [{ type: 'RefundRequested', at: command.at, data: request(target, command, asked, moves, completes?.attemptId ?? null) }];
 };
 
-/** How a part of a leg goes back, decided before the gateway was asked (C23, C24). Never more than was requested. */
+/** The way in which a part of a leg goes back, decided before the gateway is asked (C23, C24). Never more than was requested. */
 const meansFor = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means => {
   // If a refund was made, the gateway has settled or accepts refunds before settlement. The stream need not know of a batch yet.
   if (leg.settledBatchId !== null || leg.refunded) return 'refund';
@@ -935,7 +935,7 @@ const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndRe
   return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, reason, initiatedBy } }];
 };
 
-/** A leg settles in one batch. The same batch with other amounts corrects itself; another batch adds nothing. */
+/** A leg settles in one batch. If the same batch has other amounts later, they replace the first ones. Another batch changes nothing. */
 const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): PaymentEvent[] => {
   const { at, leg: name, batchId, closedAt, accepted, grossCents, feeCents } = command;
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
@@ -948,7 +948,7 @@ const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): P
 };
 
 /**
- * The leg is unsettled again, as in the books. Its gateway decides anew whether it can be voided or refunded (C24). Nothing happens if the leg did
+ * The leg is unsettled again, as in the books. Its gateway decides again whether it can be voided or refunded (C24). Nothing happens if the leg did
  * not settle in this batch.
  */
 const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt }: Ask<'WithdrawSettlement'>): PaymentEvent[] => {
@@ -964,8 +964,8 @@ const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt
 };
 
 /**
- * Opened on a charged payment only, for 1 cent up to what was captured, on the leg that it names (C30). Opened again with the same words, it is the
- * same dispute.
+ * A dispute is opened only on a charged payment, for 1 cent up to the captured amount, on the leg that it names (C30). Opened again with the same
+ * terms, it is the same dispute.
  */
 const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): PaymentEvent[] => {
   const { legs, disputes } = disputable(payment);
@@ -997,7 +997,7 @@ const disputable = (payment: Payment): Charged => {
   return payment;
 };
 
-/** A person decides what recovery may not (C29, C69). */
+/** A person decides an outcome that recovery must not decide (C29, C69). */
 const resolve = (payment: Payment, { at, as, charge, evidence, by, forced }: Ask<'Resolve'>): PaymentEvent[] => {
   if (payment.phase !== 'unknown') throw new ServiceError('INVALID_STATE', 'Only a payment with an unknown outcome can be resolved.');
   if (as === 'succeeded' && !charge) throw new ServiceError('INVALID_STATE', 'Resolving as succeeded needs the transactions of the charge.');

@@ -59,7 +59,7 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
   const totalCents = terms.amountCents + terms.serviceFeeCents;
   const left = charge ? remaining(charge) : { principal: 0, fee: 0 };
   const remainingCents = left.principal + left.fee;
-  // The principal leg speaks for the payment (C41); combined mode has one leg.
+  // The principal leg gives the transaction and the card of the payment (C41). Combined mode has one leg.
   const leg = charge?.legs.find((candidate) => candidate.leg !== 'fee');
   return {
     id,
@@ -101,7 +101,7 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
   };
 };
 
-/** C28: the payment's own status while it has no refund to share out; else from the line's amounts. */
+/** C28: the payment's own status if it has no refund that lines share. Otherwise the status follows from the line's amounts. */
 const lineStatus = (payment: PaymentStatus, charge: Charged | null, refundedCents: Cents, totalCents: Cents): PaymentStatus => {
   if (!charge || payment === 'voided' || payment === 'succeeded') return payment;
   if (refundedCents === 0) return 'succeeded';
@@ -155,7 +155,7 @@ export interface VoidView {
 
 export type ReversalView = RefundView | VoidView;
 
-/** Result of a completed void: always the whole payment, also where a retry voided only the fee (C27, C38). */
+/** Result of a completed void: always the whole payment, also if a retry voided only the fee (C27, C38). */
 export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt): VoidView => {
   const parts = partsOf(payment, attempt);
   const moved = parts.flatMap((part) => part.returned);
@@ -183,7 +183,7 @@ export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt)
   };
 };
 
-/** The attempts that make up one refund or void: those that began it and the one that completed it, in order. */
+/** The attempts of one refund or void, in order: those that began it, and the one that completed it. */
 const partsOf = (payment: Charged, attempt: ReversalAttempt): ReversalAttempt[] => {
   const first = attempt.completes ? (attemptOf(payment, attempt.completes) ?? attempt) : attempt;
   const completion = first.completedBy ? attemptOf(payment, first.completedBy) : undefined;

@@ -35,7 +35,7 @@ const KEY_POOL = { max: 6, statementTimeoutMs: 2_000, lockTimeoutMs: 1_000, byKe
 /** Attempts of one case or card wait for each other. They must not hold the connections of other requests. */
 const VELOCITY_POOL_CONNECTIONS = 4;
 
-/** Given by the module of the gateways. */
+/** The module of the gateways provides it. */
 export const GATEWAYS = Symbol('gateways');
 export const PAYMENT_PORTS = Symbol('payment ports');
 export const PAYMENT_SERVICES = Symbol('payment services');
@@ -147,8 +147,8 @@ const paymentServices = (
 ): PaymentServices => {
   const { keys, ids, clock, log } = context;
   const keyPool = context.pool({ name: 'keys', ...KEY_POOL });
-  // A claim must survive a crash of Postgres that its owner survives: lost, the key would charge again. A completion need not: the takeover makes it
-  // again from the stream (T7).
+  // A claim must survive a crash of Postgres that its owner survives. If it were lost, the key would charge again. A completion may be lost: the
+  // takeover makes it again from the stream (T7).
   const completionPool = context.pool({ name: 'keys, completed', ...KEY_POOL, synchronousCommit: 'off' });
   // A process that runs the projection learns of its progress at once. Another process polls the checkpoint.
   const list = readModels.of(paymentListModel);

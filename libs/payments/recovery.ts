@@ -1,6 +1,6 @@
 /**
- * Recovery: finishes what a request left open. It fences the stream, finalises every reference of the attempt at the gateway, undoes a charge that was
- * executed, and records what it found. `unknown` becomes voided or failed, never succeeded (C29); it never decides by running out of tries.
+ * Recovery: finishes what a request left open. It fences the stream, finalises every reference of the attempt at the gateway, undoes a charge that
+ * was executed, and records the result. `unknown` becomes voided or failed, never succeeded (C29). The number of tries never decides.
  */
 import { Conflict, type EventStore, type Origin } from '#eventstore';
 import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
@@ -11,18 +11,21 @@ import { type Awaiting, type ChargeFinding, openOf } from './payment.js';
 import { finalizeReference, resolveReversal } from './reverse.js';
 import { raiseStaffTask } from './staff.js';
 
-/** An intent is left to its request for this long: longer than any request may live (C42). */
+/** Recovery does not touch an attempt before this age, since its request may still be running. Longer than any request may run (C42). */
 export const RECOVERY_STARTS_AFTER_MS = 60_000;
 const MINUTE = 60_000;
 /** Pauses between tries, counted from the first; the last one repeats for ever. */
 const SCHEDULE_MS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 6 * 60 * MINUTE, 24 * 60 * MINUTE];
 /** Time for one payment's resolution: several gateway calls, one after the other. */
 const RESOLUTION_MS = 40_000;
-/** Payments that a round looks at side by side. */
+/** Payments that a round works on at the same time. */
 const AT_ONCE = 8;
-/** When one payment could be resolved, the gateway answers again: the others need not wait for their time. At most this often, for those nobody can tell of. */
+/**
+ * If one payment could be resolved, the gateway answers again, and the others are tried at once. At most this often, since the gateway may have no
+ * answer for some of them.
+ */
 const HURRY_EVERY_MS = MINUTE;
-/** A payment that is read again and again is looked after this often at most. */
+/** If a payment is read again and again, it is tried this often at most. */
 const LOOK_AGAIN_MS = 30_000;
 const REMEMBERED_LOOKS = 10_000;
 
@@ -35,15 +38,15 @@ export const recoveryMigration: Migration = {
   `,
 };
 
-/** `staff`: the gateway holds money that recovery may not touch; a person decides with the evidence of the task. */
+/** `staff`: the gateway holds money that recovery must not touch. A person decides with the evidence of the task. */
 export type Resolution = 'resolved' | 'open' | 'staff';
 
 export interface Recovery {
   /** Resolves what is open on one payment, if it is old enough to have no request behind it. */
   resolve(paymentId: string): Promise<Resolution>;
-  /** For a reader of an open payment: resolves it now, unless that was tried a moment ago. */
+  /** For a request that reads an open payment: resolves it now, unless a try has just ended. */
   look(paymentId: string): void;
-  /** One round over all payments that are due; returns how many were looked at. Ends early when `stop` aborts. */
+  /** One round over all payments that are due. Returns the number of tries. Ends early when `stop` aborts. */
   round(stop?: AbortSignal): Promise<number>;
 }
 
@@ -63,7 +66,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     return (await resolveReversal(ports, paymentId, open.attemptId, origin, deadline)) ? 'resolved' : 'open';
   };
 
-  /** Readers of an open payment may ask for its recovery many times a second; one at a time does. */
+  /** Many requests a second may read an open payment. One try at a time is enough. */
   const running = new Map<string, Promise<Resolution>>();
   const resolve = (paymentId: string): Promise<Resolution> => {
     const present = running.get(paymentId);
@@ -138,7 +141,7 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
       const found = await finalizeReference(ports, gateway, call, deadline);
       if (found.kind === 'cannot_tell') return 'open';
       if (found.kind === 'never') {
-        // Nobody who wakes late may undo what never was, either (C61).
+        // A process that wakes late must not undo a charge that was never made, either (C61).
         if ((await finalizeReference(ports, gateway, { ...call, ref: leg.references.reversal, op: 'reversal' }, deadline)).kind === 'cannot_tell')
           return 'open';
         findings.push({ leg: leg.leg, found: 'never' });
@@ -160,10 +163,11 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
         if (undone.kind === 'approved') findings.push({ leg: leg.leg, found: 'reversed', transactionId: undone.txn.transactionId });
         else if (undone.kind === 'rejected') {
           kept.push({ leg: leg.leg, transactionId, why: undone.why });
-          // Staff have had it promised that this leg stands, and are about to record the payment as a success: the others are theirs, too.
+          // The gateway has promised staff that this leg stands, and they are about to record the payment as a success. So the other legs belong to
+          // staff, too.
           if (undone.why === 'finalised') break;
         }
-        // Answered under the reference for good: asking again would get the same answer for ever.
+        // The gateway's answer under this reference is final. Another question would get the same answer.
         else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
         else return 'open';
       } else if (found.result.kind === 'declined') {
@@ -172,7 +176,7 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
       else findings.push({ leg: leg.leg, found: 'never' });
     }
     if (kept.length > 0) {
-      // Settled, or not to be voided: money that only a person may decide about (C29). The payment stays unknown.
+      // Settled, or not to be voided: only a person may decide about this money (C29). The payment stays unknown.
       await raiseStaffTask(ports, store, paymentId, 'charge_cannot_be_undone', { legs: kept }, origin);
       return 'staff';
     }
@@ -184,7 +188,10 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
   }
 };
 
-/** RFC 3339, of the clock that writes the schedule. The `after`s lie so far ahead that only a clock that is wrong writes what is later. */
+/**
+ * RFC 3339, of the clock that writes the schedule. The `after` values lie far ahead: a later time in the schedule was written by a clock that was
+ * wrong.
+ */
 export interface Due {
   readonly begunBefore: string;
   readonly begunAfter: string;
@@ -192,21 +199,21 @@ export interface Due {
   readonly nextTryAfter: string;
 }
 
-/** Where recovery finds what is open, and keeps when to look again. */
+/** The port of recovery: it finds open attempts, and keeps the time of each next try. */
 export interface RecoveryWork {
   /** Open attempts that were begun before (or after) those instants, and whose next try is at most (or after) those. */
   due(when: Due): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
   record(tried: { paymentId: string; attemptId: string; tries: number; nextTryAt: string; outcome: Resolution }): Promise<void>;
   /**
-   * Brings the next try of everything that is open, and not left to staff, forward to an instant. That try takes the place of the last one: it is no step of the
-   * schedule, or a gateway that answers now and then for some minutes would leave the others waiting for hours after it has healed.
+   * Brings the next try of all open attempts, except those left to staff, forward to an instant. That try replaces the last one and is no step of the
+   * schedule. Otherwise a gateway that answers now and then for some minutes would delay the others for hours after it has healed.
    */
   hurry(nextTryAt: string): Promise<void>;
 }
 
 const ROUND_LIMIT = 50;
 
-/** Reads the list projection's open attempts; several workers may do so at once, since each step is guarded by the stream's revision. */
+/** Reads the open attempts of the list's read model. Several workers may do so at once, since the stream's revision guards each step. */
 export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
   due: async ({ begunBefore, begunAfter, nextTryBefore, nextTryAfter }) => {
     const { rows } = await pool.query<{ payment_id: string; attempt_id: string; tries: number }>(
@@ -236,7 +243,7 @@ export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
   },
 });
 
-/** Tries of what others have resolved: a request, staff, or a reader's look. */
+/** Tries of attempts that a request, staff or a reader has resolved meanwhile. */
 export const purgeTries = (db: Queryable, stop?: AbortSignal): Promise<number> =>
   purge(async (limit) => {
     const { rowCount } = await db.query(

@@ -1,7 +1,9 @@
 /**
- * Resolving an unknown charge by a person (C29, C69): the one way from `unknown` to `succeeded`. The stream is fenced and the gateway is asked about every leg;
- * evidence that contradicts the decision refuses it, and then nothing at the gateway has changed, so that recovery can still undo the charge. Only a decision that
- * agrees finalises references: for the charge, those that would undo it; against it, those that could still make it.
+ * Resolving an unknown charge by a person (C29, C69): the one way from `unknown` to `succeeded`.
+ *
+ * The stream is fenced, and the gateway is asked about every leg. If the evidence contradicts the decision, the command is refused. Nothing at the
+ * gateway has changed then, so recovery can still undo the charge. Only a decision that agrees with the evidence finalises references. A decision for
+ * the charge finalises those that would undo it; a decision against it, those that could still make it.
  */
 import { Deadline, ServiceError, timestamp } from '#kernel';
 import type { PaymentPorts } from './charge.js';
@@ -17,14 +19,18 @@ import type { Origin } from '#eventstore';
 export interface ResolveRequest {
   readonly paymentId: string;
   readonly as: 'succeeded' | 'voided' | 'failed';
-  /** Why the person is sure. For the record. */
+  /** The person's reason, for the record. */
   readonly evidence: string;
   readonly by: string;
-  /** Decide although the gateway cannot be asked, or cannot tell. Never against what it shows. */
+  /**
+   * True: resolve the payment even if the gateway cannot be asked, or cannot tell. A decision that contradicts the gateway's answer is refused all
+   * the same.
+   */
   readonly force: boolean;
   /**
-   * Transactions by leg, from the processor's own records. As succeeded: those of the charge, where the gateway cannot tell. As voided: those that returned a leg
-   * which stands at the gateway and could not be undone through it, such as a settled one whose fee was never charged; needs `force`.
+   * Transactions by leg, from the processor's own records. As succeeded: those of the charge, if the gateway cannot tell. As voided: those that
+   * returned a leg which stands at the gateway and could not be undone through it, such as a settled one whose fee was never charged. That needs
+   * `force`.
    */
   readonly transactions: Readonly<Partial<Record<Leg, string>>>;
 }
@@ -32,7 +38,7 @@ export interface ResolveRequest {
 /** Several gateway calls, one after the other. */
 const RESOLVE_MS = 60_000;
 
-/** The evidence about one leg, from the gateway or from a batch that settled it. */
+/** The evidence about one leg, from the gateway or from a batch that settled the leg. */
 type LegEvidence =
   | { readonly shows: 'charged'; readonly transactionId: string; readonly authCode: string; readonly settled?: true }
   | { readonly shows: 'undone' | 'declined' | 'never' | 'cannot_tell' };
@@ -50,9 +56,9 @@ const IN_WORDS: Readonly<Record<LegEvidence['shows'], string>> = {
   cannot_tell: 'uncertain',
 };
 
-/** Charges that a processor has settled; the register of settlement knows them. */
+/** Charges that a processor has settled, from the register of settlement. */
 export interface SettledCharges {
-  /** Resolves once every event that was appended before the call is included. */
+  /** Resolves once every event from before the call is included. */
   caughtUp(): Promise<void>;
   /** Transactions by leg that a batch settled although the payment was not known to be charged. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;

@@ -32,7 +32,7 @@ import { CONFLICT_ROUNDS, INTENT, type LoadedPayment, retryingConflicts } from '
 /** How long a request waits for a running refund or void of the same payment (C31). */
 const WAIT_FOR_OTHER_MS = 10_000;
 const POLL_OTHER_MS = 100;
-/** No request can still be working on an attempt this old: the deadline, and a margin for the append after it. */
+/** No request can still be working on an attempt of this age. It is the deadline, and a margin for the append after it. */
 export const ABANDONED_AFTER_MS = REQUEST_DEADLINE_MS + 7_000;
 
 export interface ReverseRequest {
@@ -138,8 +138,9 @@ const askedOf = ({ operation, amountCents, includeFee }: ReverseRequest) =>
 const isComplete = (attempt: ReversalAttempt) => attempt.ended?.outcome === 'completed' || attempt.completedBy !== null;
 
 /**
- * Returns the result of an attempt that succeeded. First it records to whose key the result goes: `again` is a key that already had it, else `as` is
- * the attempt of the asking key. null: another request has it already. Requests that cannot prove that the attempt was theirs share one result (C18).
+ * Claims the result of an attempt that succeeded, and returns it. Before that it records the key that the result goes to: `again` if that key had it
+ * already, else the asking key's attempt `as`. null: another request has the result already. Requests that cannot prove that the attempt was theirs
+ * share one result (C18).
  */
 const tell = (
   ports: PaymentPorts,
@@ -228,8 +229,8 @@ const run = async (
         },
       );
     }
-    // Another request under the same key ran the same attempt meanwhile and recorded that this leg came back. If the attempt is marked as open, the
-    // other legs belong to recovery. Nothing is ended whose references may still be executed (C61).
+    // Another request under the same key ran the same attempt and recorded meanwhile that this leg came back. If the attempt is marked as open, the
+    // other legs belong to recovery. An attempt is not ended while its references may still be executed (C61).
     const meanwhile = attemptOf(loaded.payment, attemptId)!;
     if (meanwhile.returned.some(({ leg }) => leg === move.leg)) {
       if (meanwhile.fenced && meanwhile.ended === null) throw timeout(paymentId);
@@ -292,13 +293,13 @@ const record = async (
         throw timeout(loaded.paymentId);
       }
       current = await ports.streams.load(loaded.paymentId);
-      // Also if recovery ended the attempt: a repeated request gets that result, as the first one to get it (C18).
+      // Also if recovery ended the attempt: a repeated request gets that result, as the first one that gets it (C18).
       if (attemptOf(current.payment, attemptId)?.fenced) throw timeout(loaded.paymentId);
     }
   }
 };
 
-/** After a 504, how long and how often the service tries to record in the log that the caller got one. */
+/** After a 504: how long, and how often, the service tries to record in the log that the caller got one. */
 const MARK_UNTOLD_MS = 600_000;
 const MARK_UNTOLD_EVERY_MS = 100;
 
@@ -367,7 +368,7 @@ const failure = (
 const timeout = (id: string) =>
   new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the request is unknown; retry it with the same Idempotency-Key.', { id });
 const rejectedVoid = () => voidFailed('The gateway rejected the void; refund the payment instead.');
-/** C67, if the gateway says so before the stream does. */
+/** The error of C67 (settlement rejected), if the gateway reports the rejection before our stream has recorded it. */
 const settlementRejected = () => new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.');
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 

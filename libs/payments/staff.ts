@@ -1,4 +1,4 @@
-/** Staff: the names under which commands are recorded, the words that they may hold, and the tasks that only a person may decide. */
+/** Staff: the names under which commands are recorded, the rules for their texts, and the tasks that only a person may decide. */
 import { defineEvents, type EventStore, type Origin, recordOnce } from '#eventstore';
 import { fold, type Json, ServiceError } from '#kernel';
 import { cardInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
@@ -7,10 +7,10 @@ import { isVisible, payment as decider, type Payment, type PaymentEvent, type Pa
 import { paymentEvents, paymentStream } from './stream.js';
 
 export const MAX_STAFF_NAME_CHARACTERS = 200;
-/** As `reason` of a partner's refund (C8). */
+/** Limits of a partner's refund reason hold here too (C8). */
 export const MAX_STAFF_TEXT_CHARACTERS = 1_000;
 
-/** The origin of what a person commands. Refuses a name that cannot be recorded with VALIDATION_ERROR. */
+/** Makes the origin for a command of a person. Throws VALIDATION_ERROR if the name cannot be recorded. */
 const person =
   (type: 'staff' | 'operator') =>
   (name: string, correlationId: string): Origin => {
@@ -22,7 +22,10 @@ export const staff = person('staff');
 /** People who run the installation: accounts, portals, keys, webhooks. */
 export const operator = person('operator');
 
-/** Words of staff are kept for ever, so they are held to the rules of a partner's: not empty, not endless, no NUL, no lone surrogate, no card number (C8, C9). */
+/**
+ * Texts of staff are kept for ever. So the rules of a partner's texts hold for them: not empty, not too long, no NUL, no lone surrogate, no card
+ * number (C8, C9).
+ */
 export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TEXT_CHARACTERS): void => {
   const refuse = (message: string) => new ServiceError('VALIDATION_ERROR', `${field} ${message}.`);
   if (text.trim() === '' || text.length > most) throw refuse(`must have 1 to ${most} characters`);
@@ -32,16 +35,16 @@ export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TE
 };
 
 export type StaffTaskReason =
-  /** Recovery found money at the gateway that it may not undo (C29). */
+  /** Recovery found money at the gateway that it must not undo (C29). */
   | 'charge_cannot_be_undone'
-  /** A batch settled a payment whose outcome is unknown here (C29). */
+  /** The processor's batch settled a payment of unknown outcome (C29). */
   | 'settled_while_unknown'
   /** C67. */
   | 'settlement_rejected'
-  /** A sale whose settlement was rejected came back accepted. */
+  /** A sale came back accepted after its settlement had been rejected. */
   | 'settled_after_rejection';
 
-/** An unknown outcome is open until a person has decided. A rejected settlement stays a task, since the books have given the money up. */
+/** An unknown outcome is open until a person has decided. A rejected settlement stays a task, since the books no longer expect the money. */
 export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment): boolean =>
   reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged';
 

@@ -2,8 +2,8 @@ import type { Clock } from '#kernel';
 import { isDataException, StatementTimeout } from './postgres/errors.js';
 
 /**
- * Calls that arrive while a statement is on its way go together in the next one: under load a round trip, and a commit, are shared by many requests.
- * No timer: a lone call goes out at once. Nothing is remembered: an answer is always younger than its question.
+ * Calls that arrive while a statement is on its way go together in the next one. So under load many requests share a round trip and a commit. There
+ * is no timer: a lone call goes out at once. Nothing is cached: an answer is always younger than its question.
  */
 export interface BatchOptions {
   /** Most items of one statement. */
@@ -58,7 +58,7 @@ export const batched = <Item, Result>(
   return (item) =>
     new Promise<Result>((resolve, reject) => {
       queue.push({ item, until: patience ? patience.clock.monotonic() + patience.ms : Number.POSITIVE_INFINITY, resolve, reject });
-      // After this turn of the event loop: requests that were read together are asked together.
+      // Sent after this turn of the event loop, so requests that were read together go together.
       if (queue.length === 1) setImmediate(pump);
     });
 };
@@ -66,12 +66,12 @@ export const batched = <Item, Result>(
 /** Group requests when 5 are in flight, and for 100 ms after that. */
 const CROWD = 5;
 const CROWD_LASTS_MS = 100;
-/** How long a convoy gathers, from its first on. */
+/** How long a group collects requests, counted from its first request. */
 const GATHER_MS = 10;
 
 /**
- * Groups requests under load. Requests of one group take every step together, so they share statements, commits and wake-ups; one by one each would
- * cause its own. The gain is much larger than the wait (decision 0025). With few requests in flight, none waits.
+ * Groups requests under load. Requests of one group take every step together, so they share statements, commits and wake-ups. One by one, each would
+ * need its own. The gain is much larger than the wait (decision 0025). With few requests in flight, none waits.
  */
 export class Convoy {
   private inside = 0;

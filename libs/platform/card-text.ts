@@ -1,4 +1,4 @@
-/** Card numbers in text: finding them where they do not belong (C9), and naming the brand of one (C11). */
+/** Card numbers in text: finding them where they must not be (C9), and the brand of a number (C11). */
 
 export type Brand = 'visa' | 'mastercard' | 'amex' | 'discover' | 'diners' | 'jcb' | 'unionpay' | 'unknown';
 
@@ -35,8 +35,8 @@ export const passesLuhn = (digits: string): boolean => {
 const looksLikeCard = (digits: string) => brandOf(digits) !== 'unknown' && passesLuhn(digits);
 
 /**
- * Runs of 13–19 digits that stand alone among letters and digits, or the groups in which a card shows them (4-4-4-4…, 4-6-5). Each is looked for at every place, since
- * other groups may stand beside those of a card: a year before it, its security code behind it.
+ * Runs of 13–19 digits that stand alone among letters and digits, or the groups in which a card shows them (4-4-4-4…, 4-6-5). Each is looked for at
+ * every place: other groups, such as a year or a security code, may stand beside those of a card.
  */
 const SHAPES = [
   String.raw`\d{13,19}`,
@@ -44,7 +44,7 @@ const SHAPES = [
   String.raw`\d{4}(?<sep>[ -])\d{4}\k<sep>\d{4}\k<sep>\d{1,4}`,
   String.raw`\d{4}(?<sep>[ -])\d{6}\k<sep>\d{4,5}`,
 ].map((shape) => new RegExp(String.raw`(?<![\p{L}\p{N}])(?=(?<digits>${shape})(?![\p{L}\p{N}]))`, 'gu'));
-/** The least that all of them have; most texts have not. */
+/** Part of every text with a card number. Most texts do not have it. */
 const ENOUGH_DIGITS = /(?:\d[ -]?){13}/;
 
 /** From and to of each card number in the text. */
@@ -74,5 +74,5 @@ export const maskCardNumbers = (text: string): string => {
 /** Whether free text is searched (`CARD_IN_TEXT_CHECK`); set once at start-up. */
 export const cardInTextCheck = { on: true };
 
-/** C9, without a repetition of the number. */
+/** Refuses a text with a card number (C9). The error does not repeat the number. */
 export const cardInText = (text: string): string | null => (cardInTextCheck.on && holdsCardNumber(text) ? 'must not hold a card number' : null);

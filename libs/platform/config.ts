@@ -8,14 +8,14 @@ export interface Network {
   readonly prefix: number;
 }
 
-/** One host, at one port, may lie in one network that is not public. */
+/** A host that may be in a network that is not public, at one port. */
 export interface PrivateTarget {
   readonly host: string;
   readonly port: number;
   readonly network: Network;
 }
 
-/** How webhooks are delivered. */
+/** Settings of webhooks. */
 export interface WebhookSettings {
   /** Wait between attempts, before the spread; other than 120 for tests only. */
   readonly retrySeconds: number;
@@ -23,11 +23,11 @@ export interface WebhookSettings {
   readonly keepDays: number;
   /** Ports that an endpoint's URL may name. */
   readonly ports: readonly number[];
-  /** Public networks that are refused all the same, such as our own. */
+  /** Public networks that are refused all the same, such as our own network. */
   readonly blockedNetworks: readonly Network[];
   /** For local development and tests; empty otherwise. */
   readonly privateTargets: readonly PrivateTarget[];
-  /** PEM of authorities that are trusted for private targets, besides the usual ones; null: none. */
+  /** PEM of authorities that are trusted for private targets, besides the usual ones. null: none. */
   readonly extraCaFile: string | null;
   /** `address:port`; empty: the system's. */
   readonly dnsServers: readonly string[];
@@ -47,7 +47,7 @@ export interface Config {
   /** Time of day, UTC, at which the simulator closes its batches. null: only by command. */
   readonly simulatorBatchClose: string | null;
   readonly metricsPort: number;
-  /** Where `/audit/v1` listens: a place of its own, loopback unless an operator says otherwise. */
+  /** The address of `/audit/v1`. Loopback unless an operator names another one. */
   readonly auditHost: string;
   readonly auditPort: number;
   readonly publicUrl: string;
@@ -62,7 +62,7 @@ export interface Config {
   /** Checkout requests a minute that one client address, and one portal, may make; null: no limit (C65). */
   readonly checkoutRatePerAddress: number | null;
   readonly checkoutRatePerPortal: number | null;
-  /** How many proxies of the operator stand in front and add to `X-Forwarded-For`; 0: the header is not believed. */
+  /** Number of the operator's own proxies in front that add to `X-Forwarded-For`. 0: the header is not trusted. */
   readonly proxyHops: number;
   /** Named crash point for tests, `<port call>:<before|after>`; null otherwise. */
   readonly failpoint: string | null;
@@ -106,7 +106,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     try {
       if (protocols.includes(new URL(value).protocol)) return value;
     } catch {
-      // Several KurrentDB hosts in one URL are no WHATWG URL; the scheme is what can be checked here.
+      // A URL with several KurrentDB hosts is no WHATWG URL. So only the scheme is checked here.
       if (protocols.some((protocol) => value.startsWith(`${protocol}//`)) && value.includes(',')) return value;
     }
     // The value may hold a password: it is not repeated.
@@ -144,7 +144,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
   if (failpoint && production) faults.push('FAILPOINT: refused in production');
   if (failpoint && !/^[\w.]+:(before|after)$/.test(failpoint)) faults.push(`FAILPOINT=${failpoint}: must read <call>:<before|after>`);
 
-  /** A list between commas, each part read by `read`, which returns null for what it cannot read. */
+  /** A list between commas. `read` reads each part, and returns null for a part that is wrong. */
   const list = <T>(name: string, form: string, read: (part: string) => T | null): T[] => {
     const parts = (env[name] ?? '').split(',').filter((part) => part !== '');
     const values = parts.map((part) => read(part.trim()));

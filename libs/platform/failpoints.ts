@@ -1,12 +1,13 @@
 /**
- * Named crash points (`FAILPOINT=append.PaymentInitiated:after`): the process kills itself with SIGKILL right before or right after one port call, so that a
- * test can put a crash exactly there. Names: `append.<event type>`, `charge.<leg>`, `void.<leg>`, `refund.<leg>`, `finalize.<op>`, `claim`, `finish`, `renewAttempt`.
+ * Named crash points for tests: with `FAILPOINT=append.PaymentInitiated:after` the process kills itself with SIGKILL right after that port call, and
+ * with `:before` right before it. Names: `append.<event type>`, `charge.<leg>`, `void.<leg>`, `refund.<leg>`, `finalize.<op>`, `claim`, `finish`,
+ * `renewAttempt`.
  */
 import { kill, pid } from 'node:process';
 
 type Call = (...args: unknown[]) => unknown;
 
-/** The object with the one named call wrapped; the object itself where no fail point is set. */
+/** The object with the one named call wrapped. Without a fail point, the object itself. */
 export const withFailpoint = <T extends object>(failpoint: string | null, target: T): T => {
   if (failpoint === null) return target;
   const [point, when] = failpoint.split(':');

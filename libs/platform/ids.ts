@@ -1,4 +1,4 @@
-/** Ids that are drawn or hashed: the edge's half of `kernel/ids`. */
+/** Ids that are random or hashed. Shapes of ids are in `kernel/ids`. */
 import { createHash, hash, randomBytes } from 'node:crypto';
 import type { Ids } from '#kernel';
 
@@ -26,7 +26,7 @@ const formatUuid = (bytes: Uint8Array): string => {
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`;
 };
 
-/** Randomness is drawn in pieces: a system call for every id would cost more than the id. No byte is used twice. */
+/** Random bytes are taken in larger pieces: a system call for every id would cost more than the id. No byte is used twice. */
 const POOL_BYTES = 4_096;
 let pool = Buffer.alloc(0);
 const drawBytes = (count: number): Uint8Array => {
@@ -45,7 +45,7 @@ export const uuidV7 = (epochMs: number, random: Uint8Array = drawBytes(16)): str
   return formatUuid(bytes);
 };
 
-/** UUID v5-shaped hash of the parts: same parts, same id. Parts cannot run into each other. */
+/** A hash of the parts in the shape of UUID v5: same parts, same id. No two lists of parts look the same when joined. */
 export const hashedUuid = (...parts: readonly (string | number | bigint)[]): string => {
   const bytes = createHash('sha256')
     .update(JSON.stringify(parts.map(String)))
@@ -61,7 +61,7 @@ export const systemIds = (now: () => number): Ids => ({
   confirmationNumber: () => crockford(randomBytes(8), 10).replace(/^(.{4})(.{4})(.{2})$/, '$1-$2-$3'),
 });
 
-/** UUID v5 (RFC 9562) of a namespace and a name, as every library makes it. */
+/** UUID v5 (RFC 9562) of a namespace and a name, as other libraries make it. */
 export const uuidV5 = (namespace: string, name: string): string => {
   const hex = hash('sha1', Buffer.concat([Buffer.from(namespace.replaceAll('-', ''), 'hex'), Buffer.from(name, 'utf8')]), 'hex');
   const variant = ((Number.parseInt(hex[16]!, 16) & 0x3) | 0x8).toString(16);

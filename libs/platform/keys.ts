@@ -1,6 +1,8 @@
 /**
- * The master key ring and what is derived from it. `MASTER_KEY_FILE` holds `{"current": "<kid>", "keys": {"<kid>": "<32 bytes, base64>"}}`;
- * every purpose gets a key of its own by HKDF, so that one leaked derivation says nothing about another. To rotate, add a key and name it current.
+ * The master key ring and the keys that are derived from it.
+ *
+ * `MASTER_KEY_FILE` holds `{"current": "<kid>", "keys": {"<kid>": "<32 bytes, base64>"}}`. Every purpose gets a key of its own by HKDF, so one leaked
+ * derivation says nothing about another. To rotate, add a key and name it current.
  */
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
 import { closeSync, existsSync, fsyncSync, linkSync, mkdirSync, openSync, readFileSync, unlinkSync, writeSync } from 'node:fs';
@@ -58,8 +60,8 @@ export class KeyRing {
   }
 
   /**
-   * Encrypts a secret that must be readable again (AES-256-GCM, fresh nonce). `context` names table or stream, id and field and is authenticated,
-   * so a ciphertext that is copied elsewhere does not open.
+   * Encrypts a secret that must be readable again (AES-256-GCM, fresh nonce). `context` names table or stream, id and field. It is authenticated, so
+   * a ciphertext that is copied elsewhere does not open.
    */
   seal(plaintext: string, context: string): { kid: string; ciphertext: string } {
     const nonce = randomBytes(NONCE_BYTES);
@@ -81,7 +83,7 @@ export class KeyRing {
 /** A ring with one fresh key. */
 export const newKeyRing = (): KeyRing => new KeyRing('k1', new Map([['k1', randomBytes(KEY_BYTES)]]));
 
-/** Reads the ring; every fault is one clear line, and nothing is written. */
+/** Reads the ring. Every fault is one clear line. Nothing is written. */
 export const readKeyRing = (file: string): KeyRing => {
   let text: string;
   try {
@@ -102,7 +104,8 @@ export const readKeyRing = (file: string): KeyRing => {
     return refuse('it needs "current" and "keys"');
   const keys = new Map<string, Buffer>();
   for (const [kid, value] of Object.entries(ring.keys as Record<string, unknown>)) {
-    // Keys keep the order in which they were added only while none of them looks like a number; the oldest names the idempotency rows.
+    // An object keeps its keys in the order in which they were added only if none of them looks like a number. The oldest key names the idempotency
+    // rows.
     if (!/^[A-Za-z][\w.-]{0,31}$/.test(kid)) return refuse(`key id "${kid}" must begin with a letter`);
     const bytes = typeof value === 'string' ? Buffer.from(value, 'base64') : Buffer.alloc(0);
     if (bytes.length !== KEY_BYTES) return refuse(`key "${kid}" is not ${KEY_BYTES} bytes of base64`);
@@ -111,7 +114,7 @@ export const readKeyRing = (file: string): KeyRing => {
   return new KeyRing(ring.current, keys);
 };
 
-/** The sandbox's ring: read, or created on the very first start. Never overwrites, also when two processes start at once. */
+/** The sandbox's ring: read, or created on the very first start. An existing file is never overwritten, also when two processes start at once. */
 export const readOrCreateKeyRing = (file: string): KeyRing => {
   if (!existsSync(file)) {
     mkdirSync(dirname(file), { recursive: true, mode: 0o711 });
@@ -124,7 +127,7 @@ export const readOrCreateKeyRing = (file: string): KeyRing => {
     try {
       linkSync(draft, file);
     } catch (error) {
-      // Another process was first; its key is the one.
+      // Another process was faster. Its key counts.
       if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error;
     } finally {
       unlinkSync(draft);

@@ -1,6 +1,6 @@
 /**
- * Logging: allow-listed objects only (ids, route, status, duration), never bodies or DTOs. As the last net a finished line that holds
- * a card number is masked and counted; a hit is a fault of ours, and tests fail on any (docs/contract.md#card-data).
+ * Logging: only objects of listed fields (ids, route, status, duration), never bodies or DTOs. As a last protection, a finished line that holds a
+ * card number is masked and counted. Such a line is a fault of ours, and tests fail on it (docs/contract.md#card-data).
  */
 import pino from 'pino';
 import { maskCardNumbers } from './card-text.js';

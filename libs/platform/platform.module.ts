@@ -21,7 +21,7 @@ export interface Places {
 export interface ProcessOptions {
   /** A test may replace it. */
   readonly clock?: Clock;
-  /** The role of a process that stays: it is recorded, so that `payfold upgrade` knows that it lives. */
+  /** The role of a process that keeps running. It is recorded, so `payfold upgrade` knows that the process lives. */
   readonly role?: string;
   /** Of the leases on projections; see `createSubscriber`. */
   readonly leaseOwner?: string;
@@ -56,7 +56,7 @@ export class ProcessContext {
     return pool;
   }
 
-  /** The port, with the fail point of the configuration where that names one of its calls. */
+  /** The port. If the configuration names one of its calls as a fail point, that call kills the process. */
   guarded<T extends object>(port: T): T {
     return withFailpoint(this.config.failpoint, port);
   }

@@ -9,7 +9,7 @@ import { cents, type Charged, type ChargedLeg, type DisputeStatus, type Leg, ope
 
 /**
  * The result of matching a line. `MISSING_HERE`: no payment of ours. `STATUS_MISMATCH`: its payment is unknown, failed or voided here, or the refund
- * did not happen here. `WRONG_ACCOUNT`: settled on another merchant account than was charged. All but `MATCHED` are exceptions.
+ * did not happen here. `WRONG_ACCOUNT`: it settled on another merchant account than it was charged on. All but `MATCHED` are exceptions.
  */
 export type LineResult = 'MATCHED' | 'MISSING_HERE' | 'AMOUNT_MISMATCH' | 'STATUS_MISMATCH' | 'DUPLICATE_AT_GATEWAY' | 'WRONG_ACCOUNT';
 
@@ -27,7 +27,7 @@ export interface RecordedLine {
   readonly result: LineResult;
   readonly paymentId: string | null;
   readonly leg: Leg | null;
-  /** Gross that was expected here, where that differs. */
+  /** The expected gross, if it differs. */
   readonly expectedCents: number | null;
 }
 
@@ -63,8 +63,8 @@ export type SettlementEvent =
       }
     >
   /**
-   * The processor's interface listed a batch to its end that had been completed from a file: from here on it is asked on. Sums are what the interface says;
-   * `differing`: lines, and day of funding, of which it says otherwise than is recorded.
+   * The processor's interface listed a batch to its end that had been completed from a file. From now on the interface is asked for later batches.
+   * The sums are those of the interface. `differing`: lines, and day of funding, in which it differs from the record.
    */
   | Fact<
       'SettlementBatchListed',
@@ -79,7 +79,7 @@ export type SettlementEvent =
       }
     >
   /**
-   * A corrected file changes recorded lines: each as it was and as it is now. null: it was not there, or is gone. `fundedOn` is the newest day.
+   * A corrected file changes recorded lines. Each is given before and after. null: it was not there, or is gone. `fundedOn` is the newest day.
    * `fileId` null: the processor's interface lists further lines of a batch that a file has recorded.
    */
   | Fact<
@@ -91,14 +91,14 @@ export type SettlementEvent =
         readonly corrections: readonly LineCorrection[];
       }
     >
-  /** The net of the batch reached the bank on its day: the operator's, or straight that of the agency whose portal is named. */
+  /** The net of the batch reached the bank on its day: the operator's bank, or directly that of the agency whose portal is named. */
   | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number; readonly agencyPortalId?: string }>;
 
-/** Id of a batch's stream. No two batches share a stream, for any text in their parts. */
+/** Id of a batch's stream. No two batches share a stream, also with unusual text in their parts. */
 export const batchStreamId = ({ gateway, merchantAccount, batchId }: BatchName): string =>
   [gateway, merchantAccount, batchId].map((part) => encodeURIComponent(part).replaceAll('-', '%2D')).join('-');
 
-/** Files that were imported have streams of their own among them, of fewer parts. */
+/** Imported files have streams with the same prefix, of fewer parts. */
 export const isSettlementStream = (stream: string): boolean => stream.startsWith('settlement-') && stream.split('-').length === 4;
 
 /** A batch as far as it is recorded. */
@@ -107,12 +107,12 @@ export interface SettlementBatch {
   readonly complete: boolean;
   /** RFC 3339; null: nothing is recorded of it. */
   readonly closedAt: string | null;
-  /** YYYY-MM-DD; null: nobody has announced it. */
+  /** YYYY-MM-DD. null: no source has announced it. */
   readonly fundedOn: string | null;
   readonly funded: boolean;
   /** The processor's interface has listed all of it. */
   readonly listed: boolean;
-  /** A file has corrected it: the interface's word counts less from then on. */
+  /** A file has corrected it. From then on the interface counts less than the file. */
   readonly correctedByFile: boolean;
 }
 
@@ -159,7 +159,7 @@ export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): Set
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// What a line means.
+// The meaning of a line.
 
 /** The register's facts about a line's transaction. */
 export interface Registered {
@@ -168,19 +168,19 @@ export interface Registered {
   readonly op: 'charge' | 'refund';
   readonly attemptId: string;
   readonly merchantAccount: string;
-  /** The batch whose line this transaction was matched with before. */
+  /** The batch of the line that this transaction was matched with before. */
   readonly settledBatchId: string | null;
 }
 
 const isMatched = ({ result }: RecordedLine): boolean => result === 'MATCHED' || result === 'AMOUNT_MISMATCH';
 
-/** A sale that its payment knows of: the payment's own fact settles it. */
+/** A sale that its payment knows. The payment's own fact settles it. */
 export const isSettledSale = (line: RecordedLine): boolean => line.type === 'sale' && isMatched(line);
 
-/** A sale or a refund of ours, with the amount that we know or another. */
+/** A sale or a refund of ours, with our amount or with another one. */
 export const isSettledLine = (line: RecordedLine): boolean => (line.type === 'sale' || line.type === 'refund') && isMatched(line);
 
-/** Cents of a line that are unexplained: the whole line if it belongs nowhere, the difference of a dispute's line, and every adjustment. */
+/** The unexplained cents of a line: the whole line if it belongs to no payment, the difference of a dispute's line, and every adjustment. */
 export const unexplainedCents = (line: RecordedLine): number => {
   if (!line.accepted) return 0;
   if (!isMatched(line)) return line.grossCents;
@@ -191,12 +191,12 @@ export const unexplainedCents = (line: RecordedLine): number => {
 
 export type Judgement =
   | { readonly result: LineResult; readonly expectedCents: number | null; /** The leg's stream gets its fact. */ readonly settles: boolean }
-  /** The payment is being charged or reversed at this moment. The meaning of the line is known when that has ended. */
+  /** The payment is being charged or reversed at this moment. The meaning of the line is clear when that has ended. */
   | 'wait';
 
 const judged = (result: LineResult, expectedCents: number | null = null, settles = false): Judgement => ({ result, expectedCents, settles });
 
-/** A reversal that nobody can resolve for this long must not hold up a whole batch: its line is judged as things stand. */
+/** A reversal that cannot be resolved for this long must not delay a whole batch. Its line is judged by the present state. */
 const WAIT_FOR_REVERSAL_MS = 3_600_000;
 
 /** The meaning of a batch's line for the payment that it belongs to. `now`: milliseconds since the epoch. */
@@ -236,9 +236,9 @@ const judgeSale = (
   // The payment's own stream decides. A read model may be older than a correction.
   const before = leg.settledBatchId;
   if (before !== null && before !== batchId) return judged('DUPLICATE_AT_GATEWAY');
-  // Rejected once and accepted now: the books have given it up, and the API has no word for it. A person decides.
+  // First rejected, now accepted. The books no longer expect the money, and the API has no status for it. A person decides.
   if (leg.settlementRejected && line.accepted) return judged('STATUS_MISMATCH', 0);
-  // A void that is under way changes what settles.
+  // A running void changes the amount that settles.
   if (before === null && isReversing(payment, now)) return 'wait';
   const expected = cents(leg) - voidedCents(payment, leg);
   if (expected === 0) return judged('STATUS_MISMATCH', 0);
@@ -258,13 +258,13 @@ const judgeRefund = (
     .flatMap((attempt) => attempt.returned)
     .find((one) => one.leg === leg.leg && one.means === 'refund' && one.transactionId === line.transactionId);
   if (!returned) return isReversing(payment, now) ? 'wait' : judged('STATUS_MISMATCH', 0);
-  // Refunded here, and sent back: a person has to return the money another way.
+  // Refunded here, and the processor sent it back. A person has to return the money another way.
   if (!line.accepted) return judged('STATUS_MISMATCH', -cents(returned));
   const expected = -cents(returned);
   return line.grossCents === expected ? judged('MATCHED') : judged('AMOUNT_MISMATCH', expected);
 };
 
-/** The money of a dispute moved when it was recorded; its line must name that dispute's amount. */
+/** The money of a dispute was posted when it was recorded. Its line must name that dispute's amount. */
 const judgeDispute = (line: SettlementRecord, payment: Charged, fits: (status: DisputeStatus) => boolean, sign: 1 | -1): Judgement => {
   const amounts = payment.disputes.filter(({ status }) => fits(status)).map(({ disputedAmountCents }) => sign * disputedAmountCents);
   if (amounts.length === 0) return judged('STATUS_MISMATCH', 0);

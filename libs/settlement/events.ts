@@ -22,11 +22,11 @@ export const exceptionEvents = defineEvents<ExceptionEvent>({
 export interface SettlementFileImported {
   readonly type: 'SettlementFileImported';
   readonly data: {
-    /** Of the file's bytes, lower-case hexadecimal. */
+    /** SHA-256 of the file's bytes, in lower-case hexadecimal. */
     readonly sha256: string;
     readonly name: string;
     readonly lines: number;
-    /** Lines and days of funding of batches that were recorded before, and that this file corrected. */
+    /** Number of corrections by this file: changed lines and changed days of funding of batches that were recorded before. */
     readonly corrected: number;
     readonly batches: readonly { readonly batchId: string; readonly count: number; readonly amountCents: number }[];
   };

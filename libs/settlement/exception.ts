@@ -1,14 +1,16 @@
 /**
- * An exception of settlement: something that the processor says and our books do not, or the other way round. Pure. Stream `exception-<id>`: opened once,
- * assigned, explained, and resolved by a person; where its money lies in suspense, the resolution says where it belongs (R16). Superseded by itself where what
- * the processor said is so no longer.
+ * An exception of settlement: a difference between the processor's records and our books. Pure.
+ *
+ * Stream `exception-<id>`: opened once, assigned, explained, and resolved by a person. If its money is in suspense, the resolution says where it
+ * belongs (R16). It is superseded automatically when the difference no longer exists.
  */
 import { type Cents, type Decider, ServiceError, unreachable } from '#kernel';
 import type { Leg } from '#payments';
 
 /**
- * All but `MATCHED` of what a line can be judged as, and what only shows in time or in sums. `SUSPENSE_MISMATCH`: of a line that was corrected after its exception
- * had been resolved, the resolution took more or less out of suspense than there is. `SOURCE_MISMATCH`: the processor's interface contradicts its files.
+ * All results of a line but `MATCHED`, and the kinds that show only in time or in sums. `SUSPENSE_MISMATCH`: a line was corrected after its exception
+ * had been resolved, and the resolution took more or less out of suspense than there is. `SOURCE_MISMATCH`: the processor's interface contradicts its
+ * files.
  */
 export const EXCEPTION_KINDS = [
   'MISSING_AT_GATEWAY',
@@ -48,8 +50,8 @@ export interface OpenedException {
 
 export const RESOLUTIONS = ['settles', 'refund', 'adopt', 'no_posting'] as const;
 /**
- * `settles`: it belongs to a payment that stands here as unsettled. `refund`: it goes back to the cardholder through the processor. `adopt`: it is an agency's,
- * with the service fee of it. `no_posting`: nothing lies in suspense, or an adjustment took it out.
+ * `settles`: it belongs to a payment that is unsettled here. `refund`: it goes back to the cardholder through the processor. `adopt`: it belongs to
+ * an agency, with its service fee. `no_posting`: nothing is in suspense, or an adjustment took it out.
  */
 export type Resolution = (typeof RESOLUTIONS)[number];
 
@@ -57,7 +59,7 @@ export type ExceptionEvent =
   | Fact<'ExceptionOpened', OpenedException>
   | Fact<'ExceptionAssigned', { readonly to: string; readonly by: string }>
   | Fact<'ExceptionExplained', { readonly reason: string; readonly by: string }>
-  /** A corrected file took its line away or changed it, or the transaction that was missing has settled: there is nothing to resolve any more. */
+  /** A corrected file removed or changed its line, or the missing transaction has settled. There is nothing to resolve any more. */
   | Fact<'ExceptionSuperseded', { readonly reason: string; readonly by: string }>
   | Fact<
       'ExceptionResolved',
@@ -139,7 +141,7 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
         throw new ServiceError('VALIDATION_ERROR', 'A portal and a fee belong to adopt only.');
       if (!Number.isSafeInteger(feeCents) || feeCents < 0 || feeCents > Math.abs(suspenseCents))
         throw new ServiceError('VALIDATION_ERROR', 'The fee must be a part of the amount in suspense.');
-      // An amount that left suspense by mistake goes back as it came, its fee with it.
+      // An amount that left suspense by mistake goes back the same way, with its fee.
       const fee = suspenseCents < 0 && feeCents > 0 ? -feeCents : feeCents;
       return [
         { type: 'ExceptionResolved', at, data: { resolution, reason, by, merchantAccount, suspenseCents, paymentId, portalId, feeCents: fee } },

@@ -12,7 +12,7 @@ const TYPES: readonly string[] = ['sale', 'refund', 'chargeback', 'chargeback_re
 const MAX_LINE_BYTES = 16 * 1024;
 const MAX_CENTS = 1_000_000_000_000;
 
-/** The file as a whole is refused: nothing of it was taken. */
+/** The whole file is refused. Nothing of it was recorded. */
 export class RefusedFile extends ServiceError {
   constructor(line: number | null, why: string) {
     super('VALIDATION_ERROR', line === null ? why : `line ${line}: ${why}`, line === null ? {} : { line });
@@ -81,7 +81,7 @@ const textLines = async function* (file: string, onBytes: (bytes: Buffer) => voi
     const { code } = error as NodeJS.ErrnoException;
     throw error instanceof ServiceError || code === undefined ? error : new RefusedFile(null, `the file cannot be read (${code})`);
   }
-  // A transfer that broke off looks like this, and its last number may be cut short.
+  // A transfer that broke off looks like this. Its last number may be cut short.
   if (rest.length > 0) throw new RefusedFile(number + 1, 'the file ends in the middle of a line');
 };
 
@@ -140,7 +140,7 @@ const recordOf = (row: Row, number: number): { readonly record: SettlementRecord
   const text = (column: Column, pattern: RegExp): string => {
     const value = row[column];
     if (typeof value !== 'string' || !pattern.test(value)) throw refuse(column, `must match ${pattern.source}`);
-    // Columns that were mixed up, say; the log keeps what it is given for good.
+    // Columns may be mixed up, for example. The log keeps every value for good.
     if (holdsCardNumber(value)) throw refuse(column, 'must not hold a card number');
     return value;
   };

@@ -1,6 +1,7 @@
 /**
- * Settlement matching beyond the processor's own interface: files are imported (once per hash; a corrected one supersedes, nothing is overwritten), and whatever
- * does not match becomes an exception with a life of its own: opened, assigned, explained, resolved by a person. The life is events; the table is a read model.
+ * Settlement matching beyond the processor's own interface. Files are imported once per hash; a corrected file supersedes an earlier one, and nothing
+ * is overwritten. Every difference becomes an exception, which is opened, assigned, explained, and resolved by a person. Its history is events; the
+ * table is a read model.
  */
 import { createHash } from 'node:crypto';
 import { basename } from 'node:path';
@@ -29,28 +30,28 @@ const fileStream = (sha256: string): string => `settlement-file-${sha256}`;
 
 export interface FileImported {
   readonly sha256: string;
-  /** Taken before: nothing was done. */
+  /** Imported before: nothing was done. */
   readonly repeated: boolean;
   readonly lines: number;
-  /** Lines of batches that were recorded before, and days of funding, that this file corrects. */
+  /** Number of corrections by this file: changed lines and changed days of funding of batches that were recorded before. */
   readonly corrected: number;
   readonly batches: readonly BatchSummary[];
 }
 
 export interface ImportOptions {
-  /** The owner of the file. null: its transactions tell. */
+  /** The owner of the file. null: its transactions decide. */
   readonly merchantAccount: string | null;
-  /** Take it although it was taken before: another one has superseded it since. */
+  /** Imports a file again that another one has superseded since. */
   readonly again?: boolean;
   readonly by: Origin;
-  /** Lines that are recorded by now. */
+  /** Lines that are recorded so far. */
   readonly onLines?: (lines: number) => void;
 }
 
 /**
- * Imports a file. It is read to its end first, with the merchant account of every batch, and refused as a whole with {@link RefusedFile}; after that each batch
- * is recorded or corrected by itself, all of which may be repeated, and the file is recorded last: a crash in between is mended by importing it again. A batch
- * that is not read the second time as it was checked the first time is not recorded.
+ * Imports a file. It is first read to its end, with the merchant account of every batch, and refused as a whole with {@link RefusedFile}. Then each
+ * batch is recorded or corrected by itself, and the file is recorded last. Every step may be repeated. So after a crash the import is simply run
+ * again. If a batch has changed between the two readings, it is not recorded.
  */
 export const importSettlementFile = async (
   ports: SettlementPorts,
@@ -72,7 +73,7 @@ export const importSettlementFile = async (
       checked.set(batch.batchId, { account, digest: digestOf(batch) });
     } catch (error) {
       if (!(error instanceof RefusedFile)) throw error;
-      refused ??= error; // not of a file that was taken before
+      refused ??= error; // Not of a file that was imported before.
     }
   });
   const before = await importedFile(store, sha256);
@@ -123,7 +124,7 @@ const each = async function* <T>(items: readonly T[]): AsyncIterable<T> {
   yield* items;
 };
 
-/** Facts of a batch that others stand upon: when it closed, which its entries and payments took over, and when it was funded, if it was. */
+/** Facts of a batch that other records use: the time when it closed, which its entries and payments took over, and its funding. */
 const refuseOtherHead = async (
   { store }: SettlementPorts,
   { gateway, merchantAccount }: GatewayAccount,
@@ -145,8 +146,8 @@ const toTheSecond = (at: string): number => Math.floor(Date.parse(at) / 1_000);
 const LOOKED_AT_LINES = 200;
 
 /**
- * A file does not name its merchant account: it is the one of which the batch is recorded already, or the one that was asked for, or that of most of its
- * transactions. Merchant accounts may count their batches each for itself, so the same batch is one that has a line in common.
+ * A file does not name its merchant account. It is the account for which the batch is recorded already, or the one that was asked for, or the one of
+ * most of its transactions. Merchant accounts may count their batches each for itself. So a batch is the same one only if it shares a line.
  */
 const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, asked: string | null): Promise<GatewayAccount> => {
   const { register, store } = ports;
@@ -183,7 +184,7 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
     }
   const [most] = [...counts].sort(([, a], [, b]) => b - a);
   if (most) return most[0];
-  // A corrected file that holds nothing of what it corrects.
+  // A corrected file that holds nothing of the batch that it corrects.
   if (begun.length === 1) return begun[0]!;
   throw new RefusedFile(null, `batch ${batchId} holds no transaction of ours: name its merchant account (--merchant-account)`);
 };
@@ -194,9 +195,9 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
 const DETECTED_PER_ROUND = 500;
 
 /**
- * Opens an exception for every line that did not match, for every charge and refund that its processor has not settled for days, and for what resolutions took
- * out of suspense for lines that were corrected later; those whose line was corrected, and those whose transaction has settled since, are superseded.
- * Safe to repeat. Works in rounds until nothing is left, or `stop` is aborted. Returns how many were opened.
+ * Opens an exception for every line that did not match, for every charge and refund that its processor has not settled for days, and for amounts that
+ * resolutions took out of suspense for lines that were corrected later. Supersedes exceptions whose line was corrected or whose transaction has
+ * settled since. Safe to repeat. Works in rounds until nothing is left, or `stop` is aborted. Returns how many it opened.
  */
 export const openExceptions = async (
   ports: SettlementPorts,
@@ -278,7 +279,7 @@ const newLines = async (db: Queryable): Promise<OpenedException[]> => {
   }));
 };
 
-/** Charges and refunds that are in no batch after days. One that is in a batch as something else has its exception by that. */
+/** Charges and refunds that are in no batch after days. If one is in a batch with another meaning, that line has its own exception. */
 const missing = async (db: Queryable, now: string): Promise<OpenedException[]> => {
   const { rows } = await db.query<Record<string, string>>(
     `select t.*, (select count(*) from settlement_case c where c.ref = t.ref and c.kind = 'MISSING_AT_GATEWAY') as before from gateway_transaction t
@@ -292,7 +293,7 @@ const missing = async (db: Queryable, now: string): Promise<OpenedException[]> =
   return rows.map((row) => {
     const expectedCents = Number(row.amount_cents) - Number(row.voided_cents);
     return {
-      // Missing, found, and missing again, it is another one.
+      // If it is missing again after it was found, this is a new exception.
       exceptionId: hashedUuid('settlement-exception', 'MISSING_AT_GATEWAY', row.ref!, ...(row.before === '0' ? [] : [row.before!])),
       kind: 'MISSING_AT_GATEWAY',
       gateway: row.gateway!,
@@ -310,7 +311,7 @@ const missing = async (db: Queryable, now: string): Promise<OpenedException[]> =
   });
 };
 
-/** Lines that were corrected after a person had resolved what lay in suspense for them. */
+/** Lines that were corrected after a person had resolved their amount in suspense. */
 const wrongInSuspense = async (db: Queryable): Promise<OpenedException[]> => {
   const { rows } = await db.query<Record<string, string> & { line: number }>(
     `select * from (
@@ -346,7 +347,7 @@ const wrongInSuspense = async (db: Queryable): Promise<OpenedException[]> => {
 const SYSTEM: Origin = { actor: { type: 'system', id: 'settlement' }, correlationId: 'settlement' };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// What people do with them.
+// Commands of people.
 
 export type ExceptionChange =
   | { readonly type: 'Assign'; readonly to: string; readonly by: string }
@@ -369,10 +370,10 @@ export const changeException = async (ports: SettlementPorts, exceptionId: strin
   await changeCase(ports, exceptionId, { ...change, at: timestamp(clock.now()) }, origin);
 };
 
-/** A line of money that settles something unsettled here: the leg of a charged payment that no batch has settled, or a refund of it. */
+/** A line of money that settles an unsettled item here: the leg of a charged payment that no batch has settled, or a refund of it. */
 const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, exceptionId: string): Promise<void> => {
   const opened = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.opened;
-  // Refused where the rules stand, with their words.
+  // The decider refuses it, with its own message.
   if (!opened || opened.suspenseCents === 0) return;
   const payment = opened.paymentId === null ? null : (await payments.streams.load(opened.paymentId)).payment;
   const stands =
@@ -541,13 +542,13 @@ export interface BatchThen {
   readonly grossCents: number;
   readonly feeCents: number;
   readonly netCents: number;
-  /** Whole days that its money has been on the way: closed and not funded. */
+  /** Whole days that its money has been on the way: from closing to funding. */
   readonly inTransitDays: number | null;
 }
 
 type StoredBatch = Record<string, string> & Record<'closed_at' | 'recorded_at', Date> & { funded_at: Date | null; line_count: number };
 
-/** Batches that were known at an instant (null: now), with their funding as it was known then. `now` counts the days in transit. */
+/** Batches that were known at an instant (null: now), with their funding as known then. `now` counts the days in transit. */
 export const batchesAsOf = async function* (db: Queryable, asOf: string | null, now: number): AsyncGenerator<BatchThen, void, void> {
   const stored = everyRow<StoredBatch>(async (after, limit) => {
     const { rows } = await db.query<StoredBatch>(

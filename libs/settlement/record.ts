@@ -1,7 +1,9 @@
 /**
- * Recording settlement: closed batches of the processor are read line by line, each line is matched to its payment, the payment's stream gets its fact, and
- * then the batch's own stream gets the line. Everything may be repeated: a payment's leg settles once, a line is recorded once, and two that record the same
- * batch at the same time share its lines between them.
+ * Recording settlement. The closed batches of the processor are read line by line. For each line: find its payment, append the fact to the payment's
+ * stream, then append the line to the batch's stream.
+ *
+ * Every step may be repeated: a leg settles once, and a line is recorded once. If two processes record the same batch at the same time, each records
+ * a part of its lines.
  */
 import { append, Conflict, type EventStore, load, type Loaded, type Origin, OutcomeUnknown, Unavailable } from '#eventstore';
 import { Deadline, sumCents, timestamp } from '#kernel';
@@ -37,7 +39,7 @@ import {
 const LINES_PER_EVENT = 200;
 /** Payments of one event whose streams are written at the same time. */
 const PARALLEL_PAYMENTS = 16;
-/** How often another writer may append first before a batch is left to it. */
+/** How often another writer may append first before this worker leaves the batch to it. */
 const MAX_CONFLICTS = 50;
 
 export interface SettlementPorts {
@@ -105,7 +107,7 @@ const recordListed = async (
   for await (const batch of batchesOf(reader)) {
     const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
     recorded.push({ batchId, count, amountCents });
-    // The next batch must see which lines this batch settled: the same refund in both was made twice.
+    // The next batch must see which lines this batch settled. Otherwise the same refund in both would count twice.
     await ports.register.caughtUp();
   }
 };
@@ -113,7 +115,7 @@ const recordListed = async (
 /** The processor contradicts the record of a batch. Nothing more is written, and a person must decide. */
 export class ImpossibleBatch extends Error {}
 
-/** A fault of the processor ends the account's round. Faults of ours are thrown to the consumer. */
+/** A fault of the processor ends the account's round. Faults of ours reach the caller. */
 const readWhilePossible = async function* (
   records: AsyncIterable<SettlementRecord>,
   { log }: PaymentPorts,
@@ -141,7 +143,7 @@ export interface IncomingBatch {
   readonly lines: AsyncIterable<SettlementRecord>;
 }
 
-/** Cuts the processor's lines, which come batch after batch, into batches; each must be read to its end before the next. */
+/** Cuts the processor's lines into batches. Each batch must be read to its end before the next. */
 const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): AsyncIterable<IncomingBatch> {
   const iterator = records[Symbol.asyncIterator]();
   let next = await iterator.next();
@@ -157,7 +159,7 @@ const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): As
   }
 };
 
-/** A batch is held in memory, to be compared with its record. */
+/** A batch is held in memory and compared with its record. */
 export const MAX_BATCH_LINES = 200_000;
 
 export interface RecordedBatch extends BatchSummary {
@@ -217,7 +219,7 @@ export const recordBatch = async (
 
   for await (const line of incoming.lines) {
     signal.throwIfAborted();
-    // A value that is no whole number of cents would stay in the log for good, and stop every reader.
+    // A value that is not a whole number of cents would stay in the log for good, and stop every reader.
     if (![line.grossCents, line.feeCents, line.netCents].every(Number.isSafeInteger))
       throw new ImpossibleBatch(`batch ${batchId}: line ${said.length} is not in whole cents`);
     if (said.push(line) > MAX_BATCH_LINES) throw new ImpossibleBatch(`batch ${batchId} has more than ${MAX_BATCH_LINES} lines`);
@@ -287,7 +289,7 @@ const listBatch = async (
     const isOtherDay = fundedOn !== null && batch.fundedOn !== null && fundedOn !== batch.fundedOn;
     const differing = changed.filter(({ before }) => !before).length + lacking.length + (isOtherDay ? 1 : 0);
     if (differing > 0) {
-      // When it is read again, the corrections of files since are known.
+      // A second reading also sees the corrections of files since.
       if (!batch.listed || !batch.correctedByFile)
         ports.payments.log.error(
           { merchantAccount, batchId, differing },
@@ -396,7 +398,7 @@ const correctBatch = async (
     const { changed, gone, lacking } = compared(batch, said);
     if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return 0;
     const touched = new Set(lacking);
-    // A second line of a transaction is no reason for the first, judged again, to count as the second.
+    // A second line of a transaction must not make the first one, judged again, count as the second.
     const kept = batch.lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY');
     let number = batch.lines.reduce((most, line) => Math.max(most, line.number), -1);
     const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? ++number }));
@@ -471,7 +473,7 @@ const matchLines = async (
     return (line: SettlementRecord) => byId.get(line.transactionId) ?? (line.ref === undefined ? undefined : byRef.get(line.ref));
   };
   let found = await find();
-  // A charge of the moment before the batch closed may not be in the register yet.
+  // A charge from right before the batch closed may not be in the register yet.
   if (lines.some(({ line }) => !found(line))) {
     await ports.register.caughtUp();
     found = await find();

@@ -59,7 +59,7 @@ export const paymentRegisterModel: ReadModel = {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Writing: a batch of events becomes a handful of statements. Some add to what is there: that no event is applied twice is the checkpoint's promise.
+// Writing: a batch of events becomes a few statements. Some of them add to present values. The checkpoint guarantees that no event is applied twice.
 
 interface TransactionRow {
   readonly ref: string;
@@ -157,7 +157,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
         disputes.set(event.data.disputeId, { ...event.data, paymentId, at: event.at });
         break;
       default:
-        break; // moves no transaction of the processor's
+        break; // Moves no transaction of the processor.
     }
   }
   await writeTransactions(client, [...rows.values()]);
@@ -269,7 +269,7 @@ const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { 
     );
 };
 
-/** A sale or refund that settles this long after it was made was forgotten. */
+/** A sale or refund that has not settled this long after it was made was forgotten. */
 export const LATE_AFTER_DAYS = 3;
 
 const writeSettlement = async (client: Queryable, recorded: Recorded, event: SettlementEvent): Promise<void> => {
@@ -302,7 +302,7 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
           fundedOn,
         ],
       );
-      // The batch had been funded before: the paid amount is no longer the amount due.
+      // The batch had been funded before. The paid amount is no longer the amount due.
       const fundedCents = rows[0]?.funded_cents ?? null;
       if (fundedCents !== null && fundedCents !== rows[0]!.net_cents)
         await writeMismatch(client, of, 'FUNDING_MISMATCH', Number(fundedCents), Number(rows[0]!.net_cents));
@@ -451,7 +451,7 @@ const writeException = async (
   );
 };
 
-/** A whole batch that is not as it should be; it has no line. */
+/** A whole batch with a fault. It has no line. */
 const writeMismatch = async (
   client: Queryable,
   { stream, key, position, at }: LinesOf,
@@ -500,7 +500,7 @@ export interface Register {
   accounts(): Promise<GatewayAccount[]>;
   /** By transaction id or our reference, on any account of the gateway: a line may come back on the wrong one. */
   transactions(gateway: string, transactionIds: readonly string[], refs: readonly string[]): Promise<RegisteredTransaction[]>;
-  /** The batch that the processor's interface listed last. The next request asks from there; batches of files do not count. */
+  /** The batch that the processor's interface listed last. The next request asks for later ones. Batches of files do not count. */
   lastListed(account: GatewayAccount): Promise<string | null>;
   /** Accounts of which a batch of that id is recorded, whole or in part. Merchant accounts may count their batches each for itself. */
   accountsOfBatch(batchId: string): Promise<GatewayAccount[]>;
@@ -592,7 +592,7 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         return page.rows;
       });
       const all = (await collect(rows)).map(toDispute);
-      // Sorted here: a status that changes between two pages must not move a dispute from one to the other.
+      // Sorted here: a dispute whose status changes between two pages must not move from one page to the other.
       return [...all.filter(isOpen), ...all.filter((dispute) => !isOpen(dispute))];
     },
     dispute: async (disputeId) => {

@@ -20,15 +20,15 @@ import {
 import { type BatchSummary, recordSettlements, type SettlementPorts } from './record.js';
 import { paymentRegisterModel, postgresRegister } from './register.js';
 
-/** How long the register may take to pass the head of the log; a first start after an upgrade reads all of it. */
+/** How long the register may take to reach the head of the log. A first start after an upgrade reads all of it. */
 const CAUGHT_UP_MS = 120_000;
 
 export const SETTLEMENT_PORTS = Symbol('settlement ports');
-/** Opens an exception for everything of settlement that does not match. Returns how many. */
+/** Opens an exception for each difference of settlement. Returns how many. */
 export const OPEN_EXCEPTIONS = Symbol('open exceptions');
 export type OpenExceptions = (stop?: AbortSignal) => Promise<number>;
 
-/** Staff decides a payment of unknown outcome. */
+/** Staff decide a payment of unknown outcome. */
 export class ResolvePayment extends Command<PaymentView> {
   constructor(readonly request: ResolveRequest) {
     super();

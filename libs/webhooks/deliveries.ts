@@ -1,9 +1,10 @@
 /**
- * Deliveries: an event on its way to an endpoint, as rows that any number of workers share. A delivery is claimed under a lease with a token; only who holds
- * the token can say how the attempt ended. All times are the database's.
+ * Deliveries: an event on its way to an endpoint, as rows that any number of workers share.
  *
- *   pending → in_flight → delivered | held | pending again, later        canceled: its endpoint was disabled
- *   held | delivered → pending in another round, when staff redeliver
+ * A worker claims a delivery under a lease with a token. Only the holder of the token can record how the attempt ended. All times are the database's.
+ *
+ * pending → in_flight → delivered | held | pending again; later canceled: its endpoint was disabled
+ * held | delivered → pending in another round, when staff redeliver
  */
 import { ServiceError } from '#kernel';
 import { type Migration, type Pool, purge, type Queryable, transaction } from '#platform';
@@ -62,12 +63,12 @@ create index webhook_attempt_started on webhook_attempt using brin (started_at);
 export const DELIVERY_STATES = ['pending', 'in_flight', 'delivered', 'held', 'canceled'] as const;
 export type DeliveryState = (typeof DELIVERY_STATES)[number];
 
-/** A delivery in the hands of one worker. */
+/** A delivery that one worker has claimed. */
 export interface Claimed {
   readonly deliveryId: string;
   readonly token: string;
   readonly round: number;
-  /** Attempts of this round before this one. */
+  /** Earlier attempts of this round. */
   readonly attempts: number;
   readonly eventId: string;
   readonly type: string;
@@ -78,7 +79,7 @@ export interface Claimed {
   readonly consecutiveFailures: number;
   readonly secretId: string;
   readonly sealed: { readonly kid: string; readonly ciphertext: string };
-  /** The database's clock at the claim, milliseconds. */
+  /** The database's time of the claim, milliseconds. */
   readonly claimedAtMs: number;
   /** From [0, 1), for the spread of the next wait. */
   readonly chance: number;
@@ -108,7 +109,7 @@ export interface HealthChange {
 
 /** The operations of workers on deliveries. Each is one statement and safe beside all others. */
 export interface Deliveries {
-  /** At most `slots` deliveries that are due, spread fairly: no endpoint gets more at once than its own share, and they are looked at in random order. */
+  /** Claims at most `slots` deliveries that are due, spread fairly: no endpoint gets more at once than its own share, and the order is random. */
   claimDue(slots: number): Promise<Claimed[]>;
   /** Records attempts. true for each whose lease was still held. */
   complete(ended: readonly Ended[]): Promise<boolean[]>;
@@ -116,15 +117,15 @@ export interface Deliveries {
   release(claimed: readonly Pick<Claimed, 'deliveryId' | 'token'>[], waitMs: number): Promise<void>;
   /** Counts failures in a row per endpoint; one success ends the row. Returns what changed. */
   recordHealth(results: readonly { readonly endpointId: string; readonly succeeded: boolean }[]): Promise<HealthChange[]>;
-  /** Leases that have run out by the database's clock, by token. */
+  /** Tokens of leases that have run out by the database's clock. */
   expired(): Promise<readonly { readonly deliveryId: string; readonly token: string }[]>;
-  /** Takes leases away, if they are still run out: such a delivery goes back to its place, and is held when it has lost too many workers. */
+  /** Takes leases away that are still run out. Each such delivery becomes pending again. If it has lost too many workers, it is held. */
   reap(
     leases: readonly { readonly deliveryId: string; readonly token: string }[],
   ): Promise<{ readonly deliveryId: string; readonly held: boolean }[]>;
   /**
-   * Corrects rows where only time has passed: deliveries of a disabled endpoint are cancelled. Deliveries that a clock change has put far into the
-   * future come near again.
+   * Corrects rows after time has passed. Deliveries of a disabled endpoint are cancelled. Deliveries that a change of the clock put far into the
+   * future become due soon again.
    */
   tidy(retrySeconds: number): Promise<void>;
 }
@@ -286,7 +287,7 @@ export interface DeliveryRow {
   readonly state: DeliveryState;
   readonly round: number;
   readonly attempts: number;
-  /** Of the next attempt. null: none will come. */
+  /** Time of the next attempt. null: there will be none. */
   readonly dueAt: string | null;
   readonly lastStatus: number | null;
   readonly lastError: string | null;
@@ -305,7 +306,7 @@ export interface AttemptRow {
   readonly errorCode: string | null;
   readonly remoteIp: string | null;
   readonly secretId: string | null;
-  /** As printable text: everything else is escaped. null: no body, or no answer. */
+  /** The beginning of the answer's body. Bytes that are not printable are escaped. null: no body, or no answer. */
   readonly responseHead: string | null;
 }
 
@@ -363,7 +364,7 @@ export const printable = (bytes: Uint8Array): string =>
     byte === 0x5c ? '\\\\' : byte >= 0x20 && byte < 0x7f ? String.fromCharCode(byte) : `\\x${byte.toString(16).padStart(2, '0')}`,
   ).join('');
 
-/** So many are redelivered, and recorded, in one transaction. */
+/** One transaction redelivers, and records, at most this many. */
 const REDELIVERY_BATCH = 500;
 
 const reopenAll = async (deps: StaffDeps, ids: (rows: StaffRows) => Promise<string[]>, exactly: boolean): Promise<Redelivered[]> =>
@@ -384,8 +385,9 @@ const reopenAll = async (deps: StaffDeps, ids: (rows: StaffRows) => Promise<stri
   });
 
 /**
- * Begins another round for deliveries that are held or delivered, named by number, or by event id for each of its endpoints that is not disabled: same id and bytes, new time
- * and signature. All or none: one that is on its way, cancelled or of a disabled endpoint refuses them all, so that a double click is one round.
+ * Begins another round for deliveries that are held or delivered. They are named by number, or by event id for each of its endpoints that is not
+ * disabled. Id and bytes stay the same; time and signature are new. All or none: one delivery that is on its way, cancelled or of a disabled endpoint
+ * refuses them all. So a double click is one round.
  */
 export const redeliver = async (deps: StaffDeps, names: readonly string[]): Promise<Redelivered[]> => {
   const ids = async (rows: StaffRows) => {
@@ -400,7 +402,7 @@ export const redeliver = async (deps: StaffDeps, names: readonly string[]): Prom
   return reopenAll(deps, ids, true);
 };
 
-/** Begins another round for everything that is held, endpoints that are disabled excepted. */
+/** Begins another round for all held deliveries, except those of disabled endpoints. */
 export const redeliverAllHeld = async (deps: StaffDeps): Promise<Redelivered[]> => {
   const done: Redelivered[] = [];
   for (;;) {
@@ -410,7 +412,7 @@ export const redeliverAllHeld = async (deps: StaffDeps): Promise<Redelivered[]> 
   }
 };
 
-/** Nothing is kept of a purged delivery, so it looks like one that never existed. */
+/** No trace of a purged delivery is kept, so it gets the answer of one that never existed. */
 export const noDelivery = (name: string): ServiceError =>
   new ServiceError(
     'VALIDATION_ERROR',
@@ -470,7 +472,7 @@ export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal)
   );
 
 /**
- * The open deliveries, and how long the oldest one has been due that its endpoint could have had. Delivered ones are too many to count for every
+ * The open deliveries, and how long the oldest of them has been due while its endpoint could take it. Delivered ones are too many to count for every
  * scrape.
  */
 export const deliveryFigures = async (

@@ -1,7 +1,9 @@
 /**
  * The dispatcher: claims due deliveries, signs, posts and records them, as a loop of each worker. Any number of dispatchers run beside each other;
- * the leases in the table keep them apart (deliveries.ts). No transaction is open while a receiver works. There is one clock: due times, leases and
- * the signature's `t` follow the database's clock, carried on between its answers by a monotonic clock. A worker's own clock may be wrong.
+ * the leases in the table keep them apart (deliveries.ts). No transaction is open during the request to a receiver.
+ *
+ * There is one clock: due times, leases and the signature's `t` follow the database's clock. Between its answers a monotonic clock carries it on. A
+ * worker's own clock may be wrong.
  */
 import type { Clock } from '#kernel';
 import { batched, type KeyRing, type Logger } from '#platform';
@@ -32,9 +34,9 @@ export interface DispatcherPorts {
 export interface DispatcherOptions {
   /** Attempts in flight at once in this process. */
   readonly slots?: number;
-  /** How long a lease that has run out is looked at before it is taken away. */
+  /** How long a lease must have run out before it is taken away. */
   readonly leaseGraceMs?: number;
-  /** How often the table is looked at when nothing rings. */
+  /** How often the table is read without a notification. */
   readonly idleMs?: number;
   readonly leaseLookMs?: number;
   readonly tidyEveryMs?: number;
@@ -42,21 +44,21 @@ export interface DispatcherOptions {
 
 export interface Dispatcher {
   start(): void;
-  /** Claims nothing more, lets attempts in flight end, up to 12 s, and gives back deliveries that were not begun. */
+  /** Stops: claims nothing more, lets attempts in flight end for up to 12 s, and gives back deliveries that were not begun. */
   stop(): Promise<void>;
 }
 
-/** This bounds memory and sockets, however many deliveries wait. */
+/** This bounds memory and sockets, also with many waiting deliveries. */
 const SLOTS = 128;
 /** Without a notification the table is read this often. A notification, or the end of an attempt, is quicker. */
 const IDLE_MS = 1_000;
-/** Ends of attempts within this time are answered by one claim. */
+/** Attempts that end within this time share one claim. */
 const CLAIM_EVERY_MS = 5;
 const LEASE_LOOK_MS = 1_000;
 const TIDY_EVERY_MS = 5_000;
 const AFTER_FAILURE_MS = 1_000;
 const DRAIN_MS = 12_000;
-/** If signing fails, the fault is ours: it is no attempt, and it is repeated after this long. */
+/** If the signing secret cannot be opened, the fault is ours. It does not count as an attempt, and the delivery is due again after this time. */
 const UNSIGNED_WAIT_MS = 60_000;
 const COMPLETIONS = { maxItems: 200, inFlight: 2 } as const;
 const MAX_KNOWN_SECRETS = 10_000;
@@ -125,7 +127,7 @@ class LeasingDispatcher implements Dispatcher {
     this.bell.abort('rung');
   }
 
-  /** Waits for the bell, at most `ms`; one that rang since the last wait counts. */
+  /** Waits for a notification, at most `ms`. One that came since the last wait counts. */
   private async wait(ms: number): Promise<void> {
     if (!this.rung) await this.ports.clock.sleep(ms, this.bell.signal);
     this.rung = false;
@@ -138,7 +140,7 @@ class LeasingDispatcher implements Dispatcher {
       try {
         await due.listen(() => this.ring(), signal);
       } catch {
-        // Without a listener the table is still looked at; that is all that is lost.
+        // Without a listener the table is still polled. It is only slower.
       }
       if (!signal.aborted) await clock.sleep(AFTER_FAILURE_MS, signal);
     }
@@ -165,7 +167,7 @@ class LeasingDispatcher implements Dispatcher {
           continue;
         }
       }
-      // In tests, deliveries may be due again sooner than that.
+      // In tests, deliveries may be due sooner than that.
       await this.wait(Math.min(this.options.idleMs, this.ports.retrySeconds * 1_000));
       // Several attempts that end together free their places for one claim.
       if (!signal.aborted) await clock.sleep(CLAIM_EVERY_MS, signal);
@@ -208,7 +210,7 @@ class LeasingDispatcher implements Dispatcher {
     if (!counted) return this.lost(fields);
     if (fate.state === 'held') log.error(fields, 'a webhook delivery is held after its last attempt');
     else log[succeeded ? 'debug' : 'warn'](fields, succeeded ? 'a webhook was delivered' : 'a webhook delivery failed; it is tried again');
-    // A redelivery that fails says nothing new about an endpoint; a success of any kind does.
+    // A failed redelivery is no new fact about the endpoint. Any success is one.
     if (succeeded ? consecutiveFailures > 0 : round === 1)
       await this.recordHealth({ endpointId, succeeded }).catch((error: unknown) =>
         log.warn({ err: error }, 'the health of a webhook endpoint was not recorded'),
@@ -245,12 +247,12 @@ class LeasingDispatcher implements Dispatcher {
     return secret;
   }
 
-  // ---- what time brings
+  // ---- tasks that follow from time
 
-  /** Takes over from workers that died, and keeps the table tidy. */
+  /** Takes over from workers that died, and keeps the table in order. */
   private async tidyLoop(signal: AbortSignal): Promise<void> {
     const { deliveries, clock, log, watch, retrySeconds } = this.ports;
-    /** Tokens of leases that have run out, and since when this process has seen them so. */
+    /** Tokens of leases that have run out, and the time at which this process first saw them so. */
     let seen = new Map<string, number>();
     let tidiedAt = Number.NEGATIVE_INFINITY;
     while (!signal.aborted) {

@@ -73,7 +73,7 @@ export interface EndpointSecret {
   readonly secret: string;
 }
 
-/** A delivery that an operator opened again. */
+/** A delivery that an operator sends again. */
 export interface Redelivered {
   readonly deliveryId: number;
   readonly eventId: string;
@@ -140,8 +140,8 @@ export class Endpoints {
   constructor(private readonly deps: EndpointDeps) {}
 
   /**
-   * Registers a URL for an account that exists. It gets what happens from now on: the place in the log is noted, since two positions can be compared and two
-   * clocks cannot. Refuses a URL by rule, a host that resolves to nothing or to an address that is not public, and a URL that the account has already.
+   * Registers a URL for an account. It gets events from now on: the position in the log is noted, since two positions can be compared and two clocks
+   * cannot. Refuses a URL by rule, a host that resolves to nothing or to an address that is not public, and a URL that the account has already.
    */
   async add(accountId: string, url: string, description: string | null = null): Promise<EndpointSecret & { readonly url: string }> {
     const { tables, store, clock, ids, sender } = this.deps;
@@ -178,17 +178,17 @@ export class Endpoints {
     return found;
   }
 
-  /** Nothing is sent to it. Notifications are kept for it. */
+  /** Sends nothing to it. Notifications are kept for it. */
   pause(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'paused', 'WebhookEndpointPaused');
   }
 
-  /** Its backlog is sent. */
+  /** Sends its backlog. */
   resume(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'enabled', 'WebhookEndpointResumed');
   }
 
-  /** Ends it for good: its waiting deliveries are cancelled, and no further ones are kept. */
+  /** Ends it for good: its waiting deliveries are cancelled, and it gets no further ones. */
   disable(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'disabled', 'WebhookEndpointDisabled');
   }
@@ -211,7 +211,7 @@ export class Endpoints {
     return this.find(endpointId);
   }
 
-  /** A new secret, shown once; nothing is signed with it before it is activated. One that was staged before is retired. */
+  /** A new secret, shown once. It signs nothing before it is activated. An earlier staged one is retired. */
   stageSecret(endpointId: string): Promise<EndpointSecret> {
     return this.deps.tables.change(async (rows) => {
       const status = await lockEndpoint(rows, endpointId);

@@ -12,7 +12,7 @@ import { headersOf } from './signature.js';
 
 export const listenSecretOf = (keys: KeyRing, accountId: string): string => `whsec_${keys.mac('webhook-listen', accountId).toString('base64url')}`;
 
-/** How one event was taken. `status` null: no answer, and `error` says why. */
+/** The result of one post. `status` null: no answer, and `error` says why. */
 export interface Forwarded {
   readonly at: string;
   readonly eventId: string;
@@ -31,7 +31,7 @@ export interface Listening {
   /** A server on this machine, over http. */
   readonly forwardTo: URL;
   readonly onForwarded: (forwarded: Forwarded) => void;
-  /** Ready: from now on notifications are forwarded. */
+  /** Called when it is ready: from now on notifications are forwarded. */
   readonly onReady?: () => void;
 }
 
@@ -46,7 +46,7 @@ interface Row {
 const LOOK_EVERY_MS = 500;
 const BATCH = 100;
 
-/** Until `signal` aborts. Throws the errors of the database. */
+/** Runs until `signal` aborts. Throws the errors of the database. */
 export const listenTo = async ({ pool, keys, clock, accountId, forwardTo, onForwarded, onReady }: Listening, signal: AbortSignal): Promise<void> => {
   const secret = listenSecretOf(keys, accountId);
   const bell = { wake: new AbortController() };

@@ -1,5 +1,5 @@
 /**
- * Which facts of a payment become a notification, and the exact body that is signed and sent (specification, Events). The initiator of an attempt
+ * The facts of a payment that become notifications, and the exact body that is signed and sent (specification, Events). The initiator of an attempt
  * decides, not the recorder of its end. Requests of the partner, timeout reversals and `payments resolve` send nothing (C56).
  */
 import type { DisputeStatus, Means, PaymentEvent } from '#payments';
@@ -38,7 +38,7 @@ export type Notification =
 
 export type NotificationType = Notification['type'];
 
-/** The events that may become a notification; the outbox looks no further at others. */
+/** The events that may become a notification. The outbox ignores all others. */
 export const NOTIFYING_EVENTS: readonly PaymentEvent['type'][] = ['ReversalEnded', 'PaymentDisputed'];
 
 /** null: no notification. One event makes at most one: a change of status and stage is one event (C57). */
@@ -46,7 +46,7 @@ export const notificationOf = (paymentId: string, event: PaymentEvent): Notifica
   if (event.type === 'ReversalEnded') {
     const { initiatedBy, reversalType, amountCents, reason } = event.data;
     if (initiatedBy !== 'staff' || reversalType === null || amountCents === 0) return null;
-    // The body's `reason` is a string in the specification; an attempt without one has an empty one.
+    // The body's `reason` is a string in the specification. Without a reason it is empty.
     const data = { id: paymentId, reversalType, amountCents, currency: 'USD', reason: reason ?? '', initiatedBy } as const;
     return { type: 'payment.refunded', data };
   }
@@ -58,5 +58,8 @@ export const notificationOf = (paymentId: string, event: PaymentEvent): Notifica
   return null;
 };
 
-/** The body, made once per event and kept: every attempt and every redelivery sends these characters. `createdAt` is RFC 3339 with milliseconds (C2). */
+/**
+ * The body is made once per event and kept. Every attempt and every redelivery sends these characters. `createdAt` is RFC 3339 with milliseconds
+ * (C2).
+ */
 export const bodyOf = (id: string, createdAt: string, { type, data }: Notification): string => JSON.stringify({ id, type, createdAt, data });

@@ -48,7 +48,7 @@ export const webhookEventCreatedMigration: Migration = {
   sql: 'create index concurrently if not exists webhook_event_created on webhook_event (created_at)',
 };
 
-/** Everything up to the checkpoint of the outbox was written once; a replay must not write again what a purge deletes. */
+/** Everything up to the checkpoint of the outbox was written once. A replay must not write purged rows again. */
 export const OUTBOX_NEVER_AGAIN = `
   insert into webhook_purged (position) select position from projection_checkpoint where name = $1
   on conflict (one) do update set position = greatest(webhook_purged.position, excluded.position)`;
@@ -77,11 +77,11 @@ export interface OutboxRows {
    * that is there already stays as it is, and so does a delivery. An event that may have been purged is passed over.
    */
   write(events: readonly OutboxEvent[]): Promise<void>;
-  /** When the transaction commits. */
+  /** Called when the transaction commits. */
   announceDue(): Promise<void>;
 }
 
-/** The delay of a webhook is not noticeable, and it saves a transaction for nearly every event. */
+/** This much delay of a webhook is not noticeable, and it saves a transaction for nearly every event. */
 const GATHER_MS = 50;
 
 export const webhookOutbox = (store: EventStore): Projection => ({

@@ -1,8 +1,9 @@
 /**
- * One POST to an address that another party chose. It must not become a way into our network. So name and addresses are vetted (target.ts), the
- * connection goes to the vetted address itself, TLS is verified for the name, there are no redirects and no proxies, and answers are bounded in size
- * and time. It is `node:https` and not fetch, because its abort signal ends every phase (look-up, connection, handshake), and nothing resolves the
- * name again.
+ * One POST to an address that a partner chose. It must not become a way into our network.
+ *
+ * So name and addresses are checked (target.ts), and the connection goes to the checked address itself. TLS is verified for the name. There are no
+ * redirects and no proxies. Answers are bounded in size and time. It uses `node:https` and not fetch: the abort signal ends every phase (look-up,
+ * connection, handshake), and nothing resolves the name again.
  */
 import { readFileSync } from 'node:fs';
 import { Agent, request as httpsRequest, type RequestOptions } from 'node:https';
@@ -21,7 +22,7 @@ export type Outcome = (typeof OUTCOMES)[number];
 export interface Posted {
   readonly outcome: Outcome;
   readonly statusCode: number | null;
-  /** `ECONNREFUSED`, `CERT_HAS_EXPIRED`, `url_port`; of a timeout the phase that did not end. null where the status says it. */
+  /** `ECONNREFUSED`, `CERT_HAS_EXPIRED`, `url_port`. For a timeout: the phase that did not end. null if the status is enough. */
   readonly errorCode: string | null;
   readonly remoteIp: string | null;
   /** First bytes of the answer's body, for staff only: it could be an internal answer. */
@@ -30,13 +31,13 @@ export interface Posted {
 
 export interface Post {
   readonly url: string;
-  /** Connections are kept per endpoint: one endpoint's cannot be used up, or watched, by another's. */
+  /** Connections are kept per endpoint. So one endpoint cannot use up, or observe, another's. */
   readonly endpointId: string;
   readonly headers: Readonly<Record<string, string>>;
   readonly body: Uint8Array;
 }
 
-/** How far an address was reached without sending anything. */
+/** How far an address could be reached without sending anything. */
 export interface AddressCheck {
   readonly ok: boolean;
   readonly steps: readonly { readonly step: 'url' | 'dns' | 'tcp' | 'tls'; readonly ok: boolean; readonly detail: string; readonly ms: number }[];
@@ -44,7 +45,7 @@ export interface AddressCheck {
 
 export interface Sender {
   post(post: Post): Promise<Posted>;
-  /** URL rules and addresses, as an attempt would find them. Throws {@link Refused} or {@link NoAddress}. */
+  /** URL rules and addresses, as an attempt would check them. Throws {@link Refused} or {@link NoAddress}. */
   vet(url: string): Promise<void>;
   /** URL rules, look-up, TCP and TLS, and no POST. */
   check(url: string): Promise<AddressCheck>;
@@ -58,7 +59,7 @@ export interface SenderOptions {
   readonly clock: Clock;
 }
 
-/** `https.request` hands it on to the handshake; its types do not say so. */
+/** `https.request` passes it to the handshake, although its types do not say so. */
 type PostOptions = RequestOptions & { readonly secureContext: SecureContext };
 
 type Phase = 'dns' | 'connect' | 'tls' | 'answer';
@@ -74,11 +75,11 @@ const KEPT_BODY_BYTES = 2_048;
 const KEEP_ALIVE_MS = 15_000;
 /** How long a call may take to end after its time is up. */
 const HEED_MS = 1_000;
-/** Most endpoint addresses with kept connections; the longest unused goes first. */
+/** Most endpoint addresses with kept connections. The one that was unused for longest is dropped first. */
 const MAX_AGENTS = 1_000;
 /** A host with more addresses is tried at the first few. */
 const MAX_ADDRESSES_TRIED = 4;
-/** Nobody is there, or no way leads there: another address of the same name may do. */
+/** The address does not answer or cannot be reached. Another address of the same name may work. */
 const NOT_THERE = new Set(['ECONNREFUSED', 'EHOSTUNREACH', 'ENETUNREACH', 'EADDRNOTAVAIL', 'EAFNOSUPPORT']);
 const MIN_TLS = 'TLSv1.2';
 
@@ -90,7 +91,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
     settings.extraCaFile === null
       ? usual
       : createSecureContext({ minVersion: MIN_TLS, ca: [...rootCertificates, readFileSync(settings.extraCaFile, 'utf8')] });
-  /** A private authority may vouch for private targets, and for nobody else. */
+  /** A private authority may certify private targets, and no others. */
   const contextOf = ({ hostname, port }: Target): SecureContext =>
     settings.privateTargets.some((target) => target.host === hostname && target.port === port) ? extra : usual;
 
@@ -98,7 +99,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
   const agentOf = (endpointId: string, { hostname, port }: Target, address: string): Agent => {
     const key = `${endpointId} ${hostname} ${port} ${address}`;
     const agent = agents.get(key) ?? new Agent({ keepAlive: true, timeout: KEEP_ALIVE_MS });
-    // Behind all others: the map keeps them by last use.
+    // Moved to the end: the map is kept in the order of last use.
     agents.delete(key);
     agents.set(key, agent);
     for (const [oldest, idle] of agents) {
@@ -116,7 +117,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
     return { target, addresses: addresses.slice(0, MAX_ADDRESSES_TRIED) };
   };
 
-  /** Runs `work` within the time of an attempt. If it does not end when it should, it is left behind: the slot must become free. */
+  /** Runs `work` within the time of an attempt. If it does not end in time, it is abandoned: the slot must become free. */
   const budgeted = async <T>(work: (signal: AbortSignal) => Promise<T>): Promise<T> => {
     const budget = new AbortController();
     const timer = new AbortController();
@@ -154,7 +155,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
             return await exchange({ ...options, host: address, agent }, body, progress);
           } catch (error) {
             if (error instanceof StaleConnection) {
-              // Its keeper had closed it just as we wrote; a connection of our own shows whether anybody is there.
+              // The receiver closed a kept connection while we wrote. A new connection shows whether it is there.
               return await exchange({ ...options, host: address, agent: false }, body, progress);
             }
             if (next + 1 >= addresses.length || progress.phase !== 'connect' || !NOT_THERE.has(codeOf(error))) throw error;
@@ -215,7 +216,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
   };
 };
 
-/** A kept connection that the receiver had closed before it saw the request. */
+/** The receiver had closed a kept connection before it saw the request. */
 class StaleConnection extends Error {}
 
 /** Sends and reads the answer. Rejects if there is none. */
@@ -247,7 +248,7 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
       const stale = request.reusedSocket && ['ECONNRESET', 'EPIPE'].includes(codeOf(error)) && options.agent !== false;
       reject(stale ? new StaleConnection() : error);
     });
-    // Nobody asked for another protocol; Node would close the connection without a word.
+    // We asked for no other protocol. Node would close the connection without an error.
     request.once('upgrade', ({ statusCode = 0 }, socket) => {
       socket.destroy();
       resolve({ outcome: outcomeOf(statusCode), statusCode, errorCode: null, remoteIp: progress.remoteIp, responseHead: null });
@@ -269,14 +270,15 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
       response.on('data', (chunk: Buffer) => {
         bytes += chunk.length;
         if (keptBytes < KEPT_BODY_BYTES) {
-          // A copy: a part of a chunk would hold all of it.
+          // A copy, since a part of a chunk would keep the whole chunk in memory.
           const part = Buffer.from(chunk.subarray(0, KEPT_BODY_BYTES - keptBytes));
           kept.push(part);
           keptBytes += part.length;
         }
         if (bytes > MAX_BODY_BYTES) done();
       });
-      // Read to its end the connection is kept; cut off, too slow or too long it is not, and the status has decided all the same.
+      // If the body was read to its end, the connection is kept. If it was cut off, too slow or too long, the connection is closed. The status has
+      // decided in both cases.
       response.once('end', done).once('close', done).once('error', done);
     });
     request.end(body);

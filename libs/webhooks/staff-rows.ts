@@ -41,9 +41,9 @@ export interface StaffRows {
   addEndpoint(endpoint: EndpointRow): Promise<void>;
   /** Locks the endpoint to the end of the transaction. null: there is none. */
   lockEndpoint(endpointId: string): Promise<EndpointStatus | null>;
-  /** Forgets the failures too. */
+  /** Clears the failures too. */
   setStatus(endpointId: string, status: EndpointStatus): Promise<void>;
-  /** Cancels what waits for endpoints that are disabled. */
+  /** Cancels waiting deliveries of disabled endpoints. */
   cancelForDisabled(): Promise<void>;
   addSecret(secret: SecretRow): Promise<void>;
   stagedSecret(endpointId: string): Promise<string | null>;
@@ -58,7 +58,7 @@ export interface StaffRows {
   reopen(deliveryIds: readonly string[]): Promise<Redelivered[]>;
   /** The first of these deliveries. */
   deliveryState(deliveryIds: readonly string[]): Promise<{ readonly id: string; readonly state: DeliveryState; readonly status: EndpointStatus }>;
-  /** When the transaction commits. */
+  /** Called when the transaction commits. */
   announceDue(): Promise<void>;
 }
 

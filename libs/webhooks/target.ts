@@ -12,7 +12,7 @@ import { BlockList, isIP } from 'node:net';
 import type { Clock } from '#kernel';
 import type { Network, WebhookSettings } from '#platform';
 
-/** Refused by rule; the message says which, and never more than the owner of the URL knows. */
+/** Refused by rule. The message names the rule, and nothing that the owner of the URL does not know. */
 export class Refused extends Error {
   constructor(
     /** For the delivery log: `url_…`, `address_…`. */
@@ -86,7 +86,10 @@ const blockListOf = (networks: readonly (Network | string)[]): BlockList => {
 const NOT_PUBLIC_V4 = blockListOf(
   ['0.0.0.0/8', '10.0.0.0/8', '100.64.0.0/10', '127.0.0.0/8', '168.63.129.16/32', '169.254.0.0/16', '172.16.0.0/12', '192.0.0.0/24', '192.0.2.0/24', '192.31.196.0/24', '192.52.193.0/24', '192.88.99.0/24', '192.168.0.0/16', '192.175.48.0/24', '198.18.0.0/15', '198.51.100.0/24', '203.0.113.0/24', '224.0.0.0/4', '240.0.0.0/4'], // prettier-ignore
 );
-/** Public IPv6 is what lies inside: an allow-list also refuses what was never allocated, and every form that embeds an IPv4 address. */
+/**
+ * Public IPv6 is inside these networks. A list of allowed ones also refuses networks that were never allocated, and every form that embeds an IPv4
+ * address.
+ */
 const GLOBAL_V6 = blockListOf(['2000::/3']);
 const NOT_PUBLIC_V6 = blockListOf(['2001::/23', '2001:db8::/32', '2002::/16', '2620:4f:8000::/48', '3fff::/20']);
 
@@ -114,12 +117,12 @@ export const vetAddresses = ({ hostname, port }: Target, addresses: readonly str
   return [...addresses].sort((a, b) => isIP(a) - isIP(b) || (a < b ? -1 : 1));
 };
 
-/** Addresses of a name, unvetted, at least one. Throws {@link NoAddress}. */
+/** At least one address of a name, unchecked. Throws {@link NoAddress}. */
 export type Resolve = (hostname: string) => Promise<readonly string[]>;
 
 const LOOKUP_TIMEOUT_MS = 2_000;
 const LOOKUP_TRIES = 2;
-/** An answer is kept as long as it says, at most this long. */
+/** An answer is kept for its own lifetime, at most this long. */
 const MAX_CACHED_MS = 60_000;
 const MAX_CACHED_NAMES = 10_000;
 
@@ -128,7 +131,7 @@ export const createResolve = (servers: readonly string[], clock: Clock): Resolve
   const cache = new Map<string, { readonly addresses: Promise<readonly string[]>; until: number }>();
 
   const lookUp = async (hostname: string): Promise<{ addresses: readonly string[]; keepMs: number }> => {
-    // A resolver of its own: under Node 20.19.0 a resolver keeps answers itself, for as long as they say (an hour, say).
+    // A new resolver for each question. Under Node 20.19.0 a resolver caches answers itself, for as long as they say.
     const resolver = new Resolver({ timeout: LOOKUP_TIMEOUT_MS, tries: LOOKUP_TRIES });
     if (servers.length > 0) resolver.setServers(servers);
     const [v4, v6] = await Promise.allSettled([resolver.resolve4(hostname, { ttl: true }), resolver.resolve6(hostname, { ttl: true })]);
@@ -137,7 +140,7 @@ export const createResolve = (servers: readonly string[], clock: Clock): Resolve
       const codes = [v4, v6].map((answer) =>
         answer.status === 'rejected' ? ((answer.reason as NodeJS.ErrnoException).code ?? 'EUNKNOWN') : 'ENODATA',
       );
-      // "There is no such name" says less than "the server did not answer".
+      // "The server did not answer" says more than "there is no such name".
       throw new NoAddress(codes.find((code) => code !== 'ENODATA' && code !== 'ENOTFOUND') ?? codes[0]!, hostname);
     }
     return { addresses: found.map(({ address }) => address), keepMs: Math.min(MAX_CACHED_MS, ...found.map(({ ttl }) => ttl * 1000)) };
@@ -149,7 +152,7 @@ export const createResolve = (servers: readonly string[], clock: Clock): Resolve
     cache.delete(hostname);
     if (cache.size >= MAX_CACHED_NAMES) cache.delete(cache.keys().next().value!);
     const looked = lookUp(hostname);
-    // Attempts that ask meanwhile share the question; a failure is not kept.
+    // Attempts that ask meanwhile share the question. A failure is not kept.
     const entry = { addresses: looked.then(({ addresses }) => addresses), until: Number.POSITIVE_INFINITY };
     cache.set(hostname, entry);
     looked.then(

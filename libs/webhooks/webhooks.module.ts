@@ -11,7 +11,7 @@ import { webhookOutbox } from './outbox.js';
 import { createSender } from './safe-request.js';
 import { createResolve } from './target.js';
 
-/** One claims, two record results, one listens, one looks after leases. */
+/** One connection claims, two record results, one listens, one checks leases. */
 const POOL_CONNECTIONS = 5;
 
 /** The dispatcher of this process, and the metrics that watch it. */

@@ -1,7 +1,7 @@
-/** The transport of adapters: one HTTP request and its answer, and whether a byte of the request can have arrived. */
+/** The transport of adapters: one HTTP request and its answer. It also says whether a byte of the request can have arrived. */
 import { type IncomingMessage, request as httpRequest, type RequestOptions } from 'node:http';
 
-/** No answer comes near this size. A longer one is not read to its end. */
+/** Ordinary answers are far smaller. A longer one is not read to its end. */
 const MAX_ANSWER_BYTES = 64 * 1024;
 
 /** How a request ended. `not_sent`: no byte of it left this process, so nothing can have happened. */
@@ -72,7 +72,7 @@ export const exchange = (
       return settle({ kind: 'not_sent', raw: (error as NodeJS.ErrnoException).code ?? 'the request cannot be made' });
     }
     outgoing.on('socket', (socket) => {
-      // Bytes leave with `connect`. A socket that is already connected (a kept-alive one) may have sent them by now.
+      // Bytes leave when `connect` has happened. A socket that is already connected (a kept-alive one) may have sent them by now.
       if (!socket.connecting) sent = true;
       else socket.once('connect', () => (sent = true));
     });

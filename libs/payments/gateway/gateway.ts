@@ -1,16 +1,16 @@
 /**
- * The gateway port: the only way to a card processor. Business results are values and never throw; `Outcome.kind` is decided in the adapter alone.
- * Every operation is executed at most once per reference, and `finalize` can promise that a reference will never be executed.
+ * The gateway port: the only way to a card processor. Business results are values and never throw. The adapter alone decides `Outcome.kind`. Every
+ * operation is executed at most once per reference. `finalize` can promise that a reference will never be executed.
  */
 import type { Cents } from '#kernel';
 
 /** One money movement of a payment: principal and fee apart, or both in one (charge mode `combined`). */
 export type Leg = 'principal' | 'fee' | 'combined';
 
-/** `reversal` is the undoing of a charge that is not to stand: an unknown one, or the principal whose fee was declined (C41). */
+/** `reversal` takes a charge back that must not stand: an unknown one, or the principal if its fee was declined (C41). */
 export type Op = 'charge' | 'void' | 'refund' | 'reversal';
 
-/** Our reference: 20 characters, drawn from attempt id, leg and operation. A new attempt has new ones; a finalised one is never used again. */
+/** Our reference: 20 characters, a hash of attempt id, leg and operation. A new attempt has new references. A finalised reference is never used again. */
 export type Ref = string;
 
 export interface GatewayAccount {
@@ -56,13 +56,13 @@ export type Outcome<T> =
       readonly transactionId?: string;
     }
   | { readonly kind: 'rejected'; readonly why: RejectionReason; readonly raw?: string }
-  /** Certain that nothing happened. `answered`: the gateway said so under this reference; otherwise no byte was sent. */
+  /** Certain that nothing happened. `answered`: the gateway said so under this reference. Otherwise no byte was sent. */
   | { readonly kind: 'not_processed'; readonly answered: boolean; readonly raw?: string }
   | { readonly kind: 'unknown'; readonly cause: 'timeout' | 'unreadable' | 'disconnected' | 'http_5xx'; readonly raw?: string };
 
 /**
- * Card data, wrapped: it shows itself in no log, error, JSON text or inspection. Only a gateway adapter and the code that derives
- * brand, last four and keyed hash may call `reveal()`.
+ * Card data, wrapped. Logs, errors, JSON text and inspection never show it. Only a gateway adapter and the code that derives brand, last four and
+ * keyed hash may call `reveal()`.
  */
 export class Secret {
   readonly #value: string;
@@ -140,8 +140,8 @@ export interface VoidCall {
   readonly account: GatewayAccount;
   readonly chargeTransactionId: string;
   /**
-   * The amount to return. Less than the remaining amount needs `partialVoid`. An answer with another amount is not believed, so payments always name
-   * it. Omitted: all that remains.
+   * The amount to return. Default: all that remains. Less than that needs `partialVoid`. An answer with another amount counts as unreadable, so
+   * payments always name the amount.
    */
   readonly amountCents?: Cents;
   readonly askedBy: 'void' | 'refund' | 'reversal';
@@ -161,7 +161,7 @@ export interface ReferenceCall {
   readonly op: Op;
 }
 
-/** The gateway does not know the batch after which it is asked for others. */
+/** The gateway does not know the batch that the question names. */
 export class UnknownCursor extends Error {
   constructor(batchId: string) {
     super(`the gateway knows no batch ${batchId}`);
@@ -174,7 +174,10 @@ export interface PaymentGateway {
   charge(call: ChargeCall, signal: AbortSignal): Promise<Outcome<ChargeTxn>>;
   void(call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
   refund(call: RefundCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
-  /** Was this reference executed? If not, make sure that it never will be: `never` is a promise about the future. Never throws: `cannot_tell`. */
+  /**
+   * Was this reference executed? If not, the gateway must make sure that it never will be: `never` is a promise about the future. Never throws:
+   * `cannot_tell`.
+   */
   finalize(call: ReferenceCall, signal: AbortSignal): Promise<Finalized<ChargeTxn | ReversalTxn>>;
   /** Throws when the gateway cannot be asked. */
   lookup(call: ReferenceCall, signal: AbortSignal): Promise<LookedUp | { readonly found: 'cannot_tell' }>;

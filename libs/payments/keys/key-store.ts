@@ -1,6 +1,6 @@
 /** The port of the key store: one row for each idempotency key, claimed with a lease and a fence (C12–C20). The payment's own stream says what was executed. */
 
-/** Longer than a request may take (28 s), so a living owner is never overtaken (C42). */
+/** Longer than a request may take (28 s). So no other request can take over a key while its owner still runs (C42). */
 export const LEASE_SECONDS = 60;
 /** Specification, Limits; operators may keep keys longer (C20). */
 export const KEEP_HOURS = 24;
@@ -14,7 +14,7 @@ export interface ClaimRequest {
   readonly accountId: string;
   readonly key: string;
   readonly operation: Operation;
-  /** The request as text, without the cvv (C13). The store keeps only a keyed hash of it. */
+  /** The request as text, without the cvv (C13). The store keeps a keyed hash of it, never the text. */
   readonly fingerprintText: string;
 }
 

@@ -90,11 +90,11 @@ export const onceByKey = async <View>(
   return valueOf(result);
 };
 
-/** The outcome is durable. If the key cannot be finished, its lease ends, and the takeover finishes it from the stream (S5). */
+/** The outcome is durable. If the key cannot be finished now, its lease ends later, and a takeover finishes it from the stream (S5). */
 const finishOrLeave = ({ idempotency, log }: KeyPorts, name: KeyName, { fence }: Owned, ending: KeyEnding): Promise<unknown> =>
   idempotency.finish(name, fence, ending).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be finished'));
 
-/** T7: the stream decides the create whose owner vanished. */
+/** T7: the stream decides the result of a create whose owner vanished. */
 const finishTakenOver = async <View>(ports: KeyPorts, name: KeyName, owned: Owned, work: KeyedWork<View>): Promise<Answered<View>> => {
   const found = await work.takeOver!(owned).catch((error: unknown) => {
     ports.log.warn({ err: error }, 'a create that was taken over cannot be finished yet');

@@ -16,7 +16,7 @@ import {
   type StoredAnswer,
 } from './key-store.js';
 
-/** How often a claim is repeated if its row vanished meanwhile, or stands under an older fingerprint key. */
+/** How often a claim is repeated if its row vanished between two statements, or stands under an older fingerprint key. */
 const CLAIM_ROUNDS = 3;
 
 export const idempotencyMigrations: readonly Migration[] = [
@@ -51,8 +51,8 @@ export const idempotencyMigrations: readonly Migration[] = [
   },
   {
     name: '0031-idempotency-lease',
-    // By the lease itself: an index of a state would be taken by every statement that names the state, and read from its first entry to its last, the dead
-    // ones of all the keys that were finished since the last vacuum among them.
+    // An index on the lease, not on the state. Every statement that names the state would use an index on the state. It would read that index from
+    // end to end, with the dead entries of all keys that were finished since the last vacuum.
     sql: `
       drop index idempotency_key_lease;
       create index idempotency_key_lease on idempotency_key (lease_until) where lease_until is not null;
@@ -61,7 +61,7 @@ export const idempotencyMigrations: readonly Migration[] = [
 ];
 
 export interface IdempotencyOptions {
-  /** Longer than the specification's 24 hours where an operator wants it (C20). */
+  /** How long a row is kept: 24 hours by the specification, longer if the operator wants it (C20). */
   readonly keepHours?: number;
   /**
    * Connections whose commits need not wait for the disk, for answers that a takeover can make again from the stream. A
@@ -198,8 +198,8 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Cla
 };
 
 /**
- * Claims and completions that arrive together share a statement and a commit. A claim that waited until the request's time is over would bind a key
- * for nothing. If a ending is given up, the takeover makes it again.
+ * Claims and completions that arrive together share a statement and a commit. If the request's time is over, its waiting claim is given up: it would
+ * bind a key for nothing. A waiting completion that is given up is made again by the takeover.
  */
 const CLAIMS = { maxItems: 100, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
@@ -213,8 +213,8 @@ interface ClaimRow extends KeyName {
 }
 
 /**
- * One statement for many keys. null: another owner holds the row. If a key stands in it twice, the first claims it. Rows are locked in the order of
- * the keys, so two statements cannot deadlock.
+ * One statement for many keys. null: another owner holds the row. If a key stands in it twice, the first one claims it. Rows are locked in the order
+ * of the keys, so two statements cannot deadlock.
  */
 const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned | null)[]> => {
   const nameOf = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;

@@ -1,4 +1,4 @@
-/** The one exception filter: every error leaves in the envelope of C1, and nothing of what went wrong inside leaves with it. */
+/** The one exception filter: every error gets the envelope of C1. Internal causes stay inside. */
 import { type ArgumentsHost, Catch, type ExceptionFilter, HttpException } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { AuthenticationError, ServiceError } from '#kernel';
@@ -15,7 +15,7 @@ export const sendAnswer = (reply: FastifyReply, answer: Answer): void => {
   void reply.send(answer.body);
 };
 
-/** Maps anything that was thrown. A fault that the caller did not cause is logged here, once, by its allow-listed fields. */
+/** Maps any thrown value to an answer. A fault that the caller did not cause is logged here, once, with the listed fields only. */
 export const answerFor = (error: unknown, log: Logger, requestId: string): Answer => {
   if (error instanceof ServiceError || error instanceof AuthenticationError) return errorAnswer(error);
   const transport = transportError(error);

@@ -1,6 +1,8 @@
 /**
- * Fields of request bodies and queries: each decorator says once what a field is, for the validator (class-validator) and for the OpenAPI document.
- * Bodies are copied field by field into their class; class-transformer is not used, since a `metadata` key named `constructor` would break it (docs/contract.md#the-http-edge).
+ * Fields of request bodies and queries. Each decorator describes a field once, for the validator (class-validator) and for the OpenAPI document.
+ *
+ * Bodies are copied field by field into their class. class-transformer is not used, since a `metadata` key named `constructor` would break it
+ * (docs/contract.md#the-http-edge).
  */
 import { ApiProperty, ApiPropertyOptional, type ApiPropertyOptions } from '@nestjs/swagger';
 import { ValidateIf, type ValidationArguments, validateSync, registerDecorator } from 'class-validator';
@@ -27,7 +29,7 @@ interface FieldOptions {
   readonly array?: boolean;
 }
 
-/** The one decorator under all others: OpenAPI property, class-validator rule, and the entry that makes the field be copied. */
+/** The decorator under all others: OpenAPI property, class-validator rule, and the entry that copies the field. */
 export const Field =
   ({ optional = false, schema, check, nested, array }: FieldOptions): PropertyDecorator =>
   (prototype, property) => {
@@ -93,7 +95,7 @@ export const EnumField = (options: {
   });
 };
 
-/** An object, or an array of them, of another class. */
+/** An object of another class, or an array of them. */
 export const NestedField = (type: () => new () => object, options: { optional?: boolean; array?: { min: number; max: number } } = {}) => {
   const { optional, array } = options;
   return Field({
@@ -112,15 +114,15 @@ export const NestedField = (type: () => new () => object, options: { optional?: 
 
 const isObject = (value: unknown): value is Record<string, unknown> => value !== null && typeof value === 'object' && !Array.isArray(value);
 
-/** One thing wrong with a request. */
+/** One fault of a request. */
 export interface Fault {
   readonly field: string;
   readonly message: string;
 }
 
 /**
- * An instance of the class with its declared fields copied from the parsed body, or VALIDATION_ERROR naming every fault. Unknown fields are ignored (C3).
- * `further` adds checks across fields; it runs only on a body whose fields are each valid.
+ * An instance of the class with its declared fields copied from the parsed body. VALIDATION_ERROR names every fault. Unknown fields are ignored (C3).
+ * `further` adds checks across fields; it runs only if each field is valid.
  */
 export const validated = <T extends object>(type: new () => T, body: Record<string, unknown>, further?: (value: T) => readonly Fault[]): T => {
   const faults: Fault[] = [];
@@ -130,7 +132,7 @@ export const validated = <T extends object>(type: new () => T, body: Record<stri
   return value;
 };
 
-/** So many are named in one answer. */
+/** One answer names at most this many. */
 const MAX_FAULTS = 50;
 
 export const validationError = (faults: readonly Fault[]): ServiceError => {
@@ -159,10 +161,13 @@ const build = <T extends object>(type: new () => T, source: Record<string, unkno
 
 const allFields = (type: Class): readonly FieldInfo[] => fieldsOf.get(type.prototype as object) ?? [];
 
-/** A name that may be repeated to the caller. */
+/** A name that an answer may repeat. */
 const PARAMETER_NAME = /^[A-Za-z]\w{0,63}$/;
 
-/** Every declared field of a query, each sent at most once; others are refused by name unless they are to be ignored (C44, ASVS 15.3.7). */
+/**
+ * Every declared field of a query, each sent at most once. Other fields are refused by name, or ignored if the caller asks for that (C44, ASVS
+ * 15.3.7).
+ */
 export const validatedQuery = <T extends object>(type: new () => T, query: Readonly<Record<string, unknown>>, { ignoreUnknown = false } = {}): T => {
   const names = allFields(type).map(({ name }) => name);
   for (const [name, value] of Object.entries(query)) {

@@ -1,23 +1,23 @@
 /**
- * `application/x-www-form-urlencoded` as a payment service may accept it, for form bodies and for queries: valid UTF-8, each name once, no NUL and no lone
- * surrogate, no `__proto__`. The platform's own parser takes the last of two equal names, or both, and replaces what it cannot decode.
+ * `application/x-www-form-urlencoded`, as strict as a payment service needs it, for form bodies and queries: valid UTF-8, each name once, no NUL, no
+ * lone surrogate, no `__proto__`. The platform's own parser takes the last of two equal names, or both, and replaces bytes that it cannot decode.
  */
 import { ServiceError } from '#kernel';
 import { NUL_OR_LONE_SURROGATE } from './strict-json.js';
 
-/** More pairs than any form of ours has; each is looked at. */
+/** More pairs than any form of ours has. Each pair costs time. */
 const MAX_PAIRS = 200;
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
-/** One parameter came more than once. `others`: those that came once, for who has to answer all the same. */
+/** One parameter was sent more than once. `others`: the parameters that were sent once, for a caller that must answer all the same. */
 export class RepeatedParameter extends ServiceError {
   constructor(readonly others: ReadonlyMap<string, string>) {
     super('VALIDATION_ERROR', 'The request has a parameter that was sent more than once.');
   }
 }
 
-/** Names and values in the order in which they came. Throws VALIDATION_ERROR; the message repeats nothing of the text. */
+/** Names and values in their order. Throws VALIDATION_ERROR. The message repeats nothing of the text. */
 export const parseForm = (text: string): ReadonlyMap<string, string> => {
   const pairs = new Map<string, string>();
   const repeated = new Set<string>();
@@ -48,7 +48,7 @@ export const parseFormBody = (bytes: Uint8Array): ReadonlyMap<string, string> =>
 const decode = (text: string): string => {
   let decoded: string;
   try {
-    // Throws for bytes that are not UTF-8, and for a % that stands alone.
+    // Throws for bytes that are not UTF-8, and for a % without two hex digits.
     decoded = decodeURIComponent(text.replaceAll('+', ' '));
   } catch {
     throw invalid('The request has a parameter that cannot be decoded.');

@@ -1,4 +1,4 @@
-/** Headers that matter for money, counted on the raw lines: Node joins or drops repeated ones silently (C14). */
+/** Headers on which money depends, counted on the raw lines: Node joins or drops repeated headers without an error (C14). */
 import { ServiceError } from '#kernel';
 
 export const MAX_KEY_LENGTH = 255;

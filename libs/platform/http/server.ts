@@ -19,7 +19,10 @@ const MAX_HEADERS = 64;
 const HEADERS_TIMEOUT_MS = 10_000;
 const REQUEST_TIMEOUT_MS = 30_000;
 const CHECK_TIMEOUTS_EVERY_MS = 1_000;
-/** How long a connection may stand still within a request. It is longer than any answer takes, so it ends only callers who do not read their answers. */
+/**
+ * How long a connection may stand still within a request. It is longer than any answer takes, so it ends only connections that do not read their
+ * answers.
+ */
 const SILENT_MS = 120_000;
 const KEEP_ALIVE_MS = 65_000;
 const MAX_CONNECTIONS = 4_096;
@@ -46,7 +49,7 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
     bodyLimit: MAX_BODY_BYTES,
     genReqId: (request: IncomingMessage) => {
       const given = request.headers['x-request-id'];
-      // It is logged, so one that might be a card number is not taken over.
+      // The id is logged, so an id that might be a card number is not taken over.
       return typeof given === 'string' && REQUEST_ID.test(given) && !holdsCardNumber(given) ? given : uuidV7(now());
     },
     requestIdHeader: false,
@@ -57,7 +60,7 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
       addHeaders(request, reply);
       sendAnswer(reply, answerFor(error, log, String(request.id)));
     },
-    // No shorter than a request line may be: an id that is too long is an id that does not exist, not another path.
+    // At least as long as a request line. So an id that is too long gets the answer of an id that does not exist, not of another path.
     routerOptions: { ignoreTrailingSlash: false, maxParamLength: MAX_HEADER_BYTES },
   });
   const fastify = adapter.getInstance<FastifyInstance>();
@@ -91,7 +94,7 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
         .end(body);
     },
   );
-  // Node would drop the headers beyond a count without a word, and among them may be the one that money depends on.
+  // Node would drop headers beyond a limit without an error. One of them may be the header that money depends on.
   server.maxHeadersCount = 0;
   server.setTimeout(timeouts.silentMs ?? SILENT_MS);
   server.maxConnections = MAX_CONNECTIONS;
@@ -112,7 +115,7 @@ const refusalOf = ({ rawHeaders, headers, httpVersion }: IncomingMessage): Servi
   return null;
 };
 
-/** Requests that never became one: answered in the envelope, on the bare socket. */
+/** A connection whose bytes never became a request gets its answer in the envelope, directly on the socket. */
 const refuseClient = (error: NodeJS.ErrnoException, socket: Socket): void => {
   if (error.code === 'ECONNRESET' || !socket.writable) {
     socket.destroy();
@@ -136,7 +139,7 @@ const addHeaders = (request: FastifyRequest, reply: FastifyReply): void => {
 
 const addHeadersAndMetrics = (fastify: FastifyInstance, { log, onAnswer }: ServerOptions): void => {
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
-    // Fastify refuses a type that it cannot read before anybody was authenticated. One that it can read is refused in its turn, as not being JSON.
+    // Fastify refuses a type that it cannot read, before authentication. A type that it can read is refused after it, since it is not JSON.
     const type = request.headers['content-type'];
     if (type !== undefined && !MEDIA_TYPE.test(type)) request.headers['content-type'] = 'application/octet-stream';
     addHeaders(request, reply);

@@ -28,13 +28,13 @@ export const parseStrictJson = (bytes: Uint8Array, { emptyIsObject = false } = {
   return value as JsonObject;
 };
 
-/** Any JSON value that stands as text in a field of something else, under the same rules; of {@link parseStrictJson} for a whole body. */
+/** Parses a JSON value that stands as text in a field of another value, under the same rules. For a whole body use {@link parseStrictJson}. */
 export const parseStrictText = (text: string): unknown => {
   let value: unknown;
   try {
     value = JSON.parse(text);
   } catch {
-    // The parser's own error quotes the body, which may hold a card number: it is not passed on.
+    // The parser's own error quotes the body, which may hold a card number. So that error is not passed on.
     throw invalid('The body is not valid JSON.');
   }
   // The parser keeps the last of two equal keys. The number of members in the text and of keys in the value differ then.

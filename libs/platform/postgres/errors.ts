@@ -1,4 +1,4 @@
-/** Errors of the database, by what they mean. Codes and texts of Postgres and its driver are read here and nowhere else. */
+/** Errors of the database by their meaning. Only this file reads codes and texts of Postgres and its driver. */
 
 /** The connection or the server failed, or another transaction was in the way. The same statement may succeed later. */
 export class DatabaseUnavailable extends Error {
@@ -51,12 +51,12 @@ const typeOf = (code: string | undefined, message: string): typeof DatabaseUnava
   return unavailable ? DatabaseUnavailable : undefined;
 };
 
-/** An error of the driver as one of the types above; any other error as it is. */
+/** The driver's error as one of the types above. Any other error is returned unchanged. */
 export const typedError = (error: unknown): unknown => {
   if (error instanceof DatabaseUnavailable) return error;
   const { code, message = '', errors } = error as { code?: string; message?: string; errors?: readonly Error[] };
   const Type = typeOf(code, message);
-  // A host with several addresses fails with one error for each, and no text of its own.
+  // If a host has several addresses, the error contains one error for each address, and its own message is empty.
   return Type ? new Type(message || (errors?.[0]?.message ?? ''), { code, cause: error }) : error;
 };
 
@@ -71,7 +71,7 @@ export const isReadOnly = (error: unknown): boolean => codeOf(error) === READ_ON
 /** The statement waited too long for a lock. */
 export const isLockTimeout = (error: unknown): boolean => codeOf(error) === LOCK_NOT_AVAILABLE;
 
-/** A value was one that its column cannot hold: the statement did nothing, and would do nothing again. */
+/** A value did not fit its column. The statement changed nothing, and would change nothing if repeated. */
 export const isDataException = (error: unknown): boolean => codeOf(error).startsWith('22');
 
 /** The server itself refused the statement, so nothing of it can have been committed. */

@@ -14,7 +14,7 @@ const IDLE_IN_TRANSACTION_MS = 60_000;
 /** For `types` of a query: every column comes as Postgres writes it, exact and without the cost of parsing. */
 export const ALL_AS_TEXT = { getTypeParser: () => (value: string) => value } as unknown as pg.CustomTypesConfig;
 
-/** A server that hangs keeps no statement timeout: our own clock ends the wait this much later. */
+/** A server that hangs keeps no statement timeout. Our own timer ends the wait this much later. */
 const QUERY_TIMEOUT_MARGIN_MS = 1_000;
 
 /**
@@ -35,8 +35,8 @@ export interface PoolOptions {
   /** `off`: a commit does not wait for the disk. Only for data that can be made again if a crash of the database loses it. Default `on`. */
   readonly synchronousCommit?: 'on' | 'off';
   /**
-   * Every statement names the rows that it wants, and gets them through an index. A connection keeps the plan that it made first; made on a table that was still
-   * empty, it would scan the whole of it for as long as the connection lives.
+   * Every statement names its rows and finds them through an index. A connection keeps the plan that it made first. A plan from a time when the table
+   * was empty would scan the whole table for as long as the connection lives.
    */
   readonly byKey?: boolean;
 }
@@ -44,8 +44,8 @@ export interface PoolOptions {
 const BY_KEY = ['-c enable_seqscan=off', '-c enable_hashjoin=off', '-c enable_mergejoin=off'];
 
 /**
- * A pool whose sessions keep cents and positions exact (bigint as text is parsed by the callers that expect it) and have JIT off,
- * which costs milliseconds on the short statements of this service.
+ * A pool whose sessions keep cents and positions exact: bigint arrives as text, and callers parse it. JIT is off, since it costs milliseconds on the
+ * short statements of this service.
  */
 export const createPool = (url: string, options: PoolOptions): Pool => {
   const { statementTimeoutMs = STATEMENT_TIMEOUT_MS } = options;
@@ -74,7 +74,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   pool.on('connect', (client) => {
     client.on('error', () => undefined);
     client.query = withTypedErrors(client.query.bind(client), (error) => {
-      // Kept, it would lead to the standby for ever. A client that ends is thrown away at its release.
+      // A kept connection would lead to the standby for ever. A client that was ended is thrown away at its release.
       if (isReadOnly(error)) void client.end();
     });
   });

@@ -1,5 +1,5 @@
 /**
- * Migrations: the tables that hold what no log can make again. The lib that owns a table contributes its migrations. Read models are no migrations
+ * Migrations: the tables that no log can make again. The lib that owns a table contributes its migrations. Read models have no migrations
  * (libs/eventstore/read-model.ts). How to add one: docs/changing.md.
  */
 import { createHash } from 'node:crypto';
@@ -76,7 +76,10 @@ export const migrate = async (
   }
 };
 
-/** Asks again and again: a statement that waited for the lock would keep `create index concurrently` of its holder waiting, which is a deadlock. */
+/**
+ * Asks again and again, without waiting for the lock. A statement that waits for the lock would block `create index concurrently` of the lock's
+ * holder, which is a deadlock.
+ */
 const lockMigrations = async (client: Client): Promise<void> => {
   for (;;) {
     const { rows } = await client.query<{ locked: boolean }>('select pg_try_advisory_lock($1) as locked', [MIGRATION_LOCK]);
@@ -131,7 +134,7 @@ const apply = async (client: Client, { name, sql, needs = FIRST_RELEASE, run = '
   await record();
 };
 
-/** A build that was cut off leaves an index that is never used, and that `if not exists` takes for the one that is wanted. */
+/** A build that was cut off leaves an index that Postgres never uses. `if not exists` would take it for a finished one. */
 const dropInvalidIndexes = async (client: Client): Promise<void> => {
   const { rows } = await client.query<{ name: string }>(
     `select indexrelid::regclass::text as name from pg_index join pg_class c on c.oid = indexrelid where not indisvalid and c.relnamespace = 'public'::regnamespace`,
