@@ -1,4 +1,4 @@
-/** The form of answers: how a result is written for its key, sent to a partner, and read again by the command line. */
+/** The form of answers. One function writes a result for its key, one sends it to a partner, one reads it again for the command line. */
 import type { AnswerEncoder, Answered } from '#payments';
 import { type Answer, errorAnswer, openAnswer, successAnswer } from '#platform/http';
 

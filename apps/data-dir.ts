@@ -1,7 +1,8 @@
 /**
- * `DATA_DIR`, which several processes share: `runtime.json` names the running service, and `lock` says which process may start Postgres. Node has no
- * flock. The lock is a file that is linked into place, which only one process can do. It names its holder by pid and start time. So the lock of a
- * killed process is recognised as stale, even if another process has its pid by now.
+ * `DATA_DIR`, which several processes share. `runtime.json` names the running service, and `lock` says which process may start Postgres.
+ *
+ * Node has no flock. The lock is a file that is linked into place, which only one process can do. It names its holder by pid and start time. So the
+ * lock of a killed process is recognised as stale, even if another process has its pid by now.
  */
 import { execFileSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
@@ -110,7 +111,7 @@ const isZombie = (pid: number): boolean => {
     // The command name may hold spaces and parentheses. The state follows the last of them.
     return readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ').at(-1)!.startsWith('Z');
   } catch {
-    return false; // no /proc here
+    return false; // There is no /proc here.
   }
 };
 
@@ -123,7 +124,7 @@ const isAlive = (pid: number): boolean => {
   }
 };
 
-/** Linux gives it in ticks since boot, which no change of the clock moves. On other systems `ps` gives it. */
+/** Linux gives it in ticks since boot, which a change of the clock does not move. On other systems `ps` gives it. */
 const startOf = (pid: number): string | null => {
   try {
     if (process.platform !== 'linux') return execFileSync('ps', ['-o', 'lstart=', '-p', String(pid)], { encoding: 'utf8' }).trim() || null;

@@ -20,11 +20,11 @@ export interface Addresses {
 }
 
 export interface Running {
-  /** A worker has none. */
+  /** Undefined for a worker. */
   readonly addresses?: Addresses;
-  /** Served on `METRICS_PORT`, or handed to the parent. */
+  /** The metrics of this process. It serves them on `METRICS_PORT` or gives them to the parent process. */
   readonly metrics?: { readonly own: Registry; readonly shared: Registry };
-  /** Only of a worker: makes the sandbox's first account if there is none. */
+  /** Only for a worker: makes the sandbox's first account if there is none. */
   readonly firstAccount?: () => Promise<FirstAccount | null>;
   /** Called first. From now on the process is not ready. */
   drain?(): void;
@@ -41,7 +41,7 @@ export interface FirstAccount {
 /** Argument of a role that `npm start` runs as its child. An id of the parent follows. */
 export const SUPERVISED = '--supervised=';
 type Figures = readonly MetricObjectWithValues<MetricValue<string>>[];
-/** Questions that a parent may ask a role. */
+/** Questions that a parent process may ask a role. */
 export interface Answers {
   ownMetrics: Figures;
   sharedMetrics: Figures;
@@ -56,14 +56,18 @@ export interface Answer {
   readonly answer?: unknown;
   readonly error?: string;
 }
-/** Messages of a role to its parent, over the channel of `fork`: first that it is ready, or why it does not start; then answers. */
+/**
+ * Messages of a role to its parent, over the channel of `fork`. The first one says that it is ready, or why it does not start. The others are
+ * answers.
+ */
 export type FromChild = { readonly ready: Partial<Addresses> } | { readonly refused: string } | Answer;
 
 /**
  * Runs a role: reads the configuration, starts the role, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal). A start that fails is one
- * clear line and exit code 1. A second signal, or a shutdown that takes longer than 50 s, ends the process at once. With {@link SUPERVISED} the
- * parent decides when the role ends, by SIGTERM or by ending itself. A Ctrl-C reaches the whole process group, but the parent stops its children in
- * order. Then output and metrics of the role go to the parent.
+ * clear line and exit code 1. A second signal, or a shutdown that takes longer than 50 s, ends the process at once.
+ *
+ * With {@link SUPERVISED} the parent decides when the role ends, by SIGTERM or by ending itself. A Ctrl-C reaches the whole process group, but the
+ * parent stops its children in order. Output and metrics of the role go to the parent.
  */
 export const runRole = (name: string, start: (config: Config, log: Logger, supervisor: string | null) => Promise<Running>): void => {
   const supervisor = process.argv.find((argument) => argument.startsWith(SUPERVISED))?.slice(SUPERVISED.length) ?? null;
@@ -158,19 +162,19 @@ const refuseMemoryDumps = (): void => {
 /** A fault of the surroundings is shown by its message, a fault of ours with its stack. */
 const clearLine = (error: unknown): string => {
   if (error instanceof ConfigError) return error.message;
-  // One error for each address of a name that was tried.
+  // One error for each tried address of a name.
   if (error instanceof AggregateError && error.errors.length > 0) return clearLine(error.errors[0]);
   if (!(error instanceof Error)) return String(error);
   const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
   if (code === 'EADDRINUSE') return `port ${port} of ${address} is in use; set PORT, AUDIT_PORT, METRICS_PORT or SIMULATOR_PORT to a free one`;
   if (code !== undefined && syscall !== undefined) return error.message;
-  // Five characters are an SQLSTATE. The message of the database, and that of an event store that is away, is clear enough.
+  // Five characters are an SQLSTATE. The message of the database, or of an event store that is away, is clear enough.
   if (error.constructor === Error || error instanceof Unavailable || error instanceof DatabaseUnavailable || /^[0-9A-Z]{5}$/.test(code ?? ''))
     return error.message;
   return error.stack ?? error.message;
 };
 
-/** Counts masked lines of this process. A card number in any log is a fault. */
+/** Counts masked lines of this process. A card number in a log is a fault. */
 export const countMaskedLines = (registry: Registry): void => {
   new client.Gauge({
     name: 'payfold_log_lines_masked_total',

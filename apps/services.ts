@@ -48,11 +48,11 @@ export const READ_MODELS: readonly ReadModel[] = [
   journalModel,
 ];
 
-/** Every part of the service on one installation. HTTP listeners are added by the roles that have them. */
+/** All modules of the service on one installation. The roles with HTTP listeners add them. */
 @Module({})
 class ServicesModule {}
 
-/** The modules with everything of them that entrances and loops use. */
+/** The modules, with the parts that entrances and loops use. */
 export interface Services {
   readonly config: Config;
   readonly log: Logger;
@@ -76,12 +76,12 @@ export interface Services {
   readonly reactors: { readonly webhookOutbox: Subscriber; readonly logSeal: Subscriber };
   readonly webhooks: Webhooks;
   readonly seal: ProvePorts;
-  /** Each throws when something that payments need cannot be used. */
+  /** Each throws if a part that payments need cannot be used. */
   readonly readiness: Readonly<Record<string, () => Promise<void>>>;
   close(): Promise<void>;
 }
 
-/** An append that failed this recently makes the process not ready. */
+/** After a failed append the process is not ready for this long. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
 
 /** Starts the modules. Throws one clear line if a store cannot be opened; nothing stays open then. */
@@ -131,7 +131,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
           if (!(await payments.idempotency.ping())) throw new Error('keys cannot be written');
         },
         readModels: async () => {
-          // Once they were built, a worker that is away takes no API down.
+          // Once they are built, an absent worker does not make the API unready.
           if (!(await readModels.areBuilt())) throw new Error('read models are being built');
         },
         schema: async () => {
@@ -150,7 +150,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
   }
 };
 
-/** A role of its own needs the addresses of everything that it does not start itself. */
+/** A role needs the addresses of all services that it does not start itself. */
 export const requirePlaces = ({ databaseUrl, simulatorUrl, environment }: Config): Places => {
   const missing = [databaseUrl ? null : 'DATABASE_URL', simulatorUrl || environment === 'production' ? null : 'SIMULATOR_URL'].filter(Boolean);
   if (!databaseUrl || missing.length > 0) throw new Error(`this role needs ${missing.join(' and ')}; npm start runs everything in one process tree`);

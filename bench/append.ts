@@ -1,11 +1,13 @@
 /**
- * How many events per second the Postgres event store appends durably, as a ratio to what the same Postgres gives pgbench for single-row inserts with the
- * same columns, indexes and durability, in the same minute. Absolute figures on shared machines move by a factor of three within half an hour; ratios do not.
+ * How many events per second the Postgres event store appends durably, as a ratio to pgbench. On the same Postgres and in the same minute, pgbench
+ * inserts single rows with the same columns, indexes and durability. Absolute figures on shared machines move by a factor of three within half an
+ * hour; ratios do not.
  *
- *   node dist/bench/append.js [--rounds 3] [--seconds 5] [--writers 64] [--events 0] [--pause 0] [--gate 1.8]
+ *     node dist/bench/append.js [--rounds 3] [--seconds 5] [--writers 64] [--events 0] [--pause 0] [--gate 1.8]
  *
- * `--events` fills the log first, since plans and caches differ on a large table; `--pause` waits so many seconds before each run, on a machine that is shared. Starts a Postgres of its own; refuses one that does not fsync.
- * Exit 1 where the median ratio is below the gate. Without pgbench it prints rates, and no ratio.
+ * `--events` fills the log first, since plans and caches differ on a large table. `--pause` waits this many seconds before each run, for a shared
+ * machine. Starts a Postgres of its own, and refuses one that does not fsync. Exit 1 if the median ratio is below the gate. Without pgbench it prints
+ * rates, and no ratio.
  */
 import { randomUUID } from 'node:crypto';
 import { closeSync, fdatasyncSync, openSync, writeSync } from 'node:fs';
@@ -89,7 +91,10 @@ const fsyncMs = (directory: string): number => {
   return median(times);
 };
 
-/** How much of the machine other work takes at this moment, 0 to 1. On a busy machine pgbench's many backends win more of it than one process does. */
+/**
+ * The share of the machine that other work takes at this moment, 0 to 1. On a busy machine pgbench's many backends get more of it than one process
+ * does.
+ */
 const othersShare = async (): Promise<number> => {
   const times = () =>
     cpus().reduce((sum, { times: t }) => ({ idle: sum.idle + t.idle, all: sum.all + t.idle + t.user + t.sys + t.nice + t.irq }), { idle: 0, all: 0 });
@@ -148,7 +153,7 @@ const run = async (directory: string): Promise<boolean> => {
         others = Math.max(others, await othersShare());
       };
       await settle();
-      // Ours stands between the two of pgbench, so that a machine that slows down favours neither.
+      // Our run is between two runs of pgbench, so that a machine that slows down favours neither.
       const before = await pgbench(postgres.url, pool, { clients: CLIENTS[0], seconds: options.seconds });
       await settle();
       const ours = await appendFor(store, options.writers, options.seconds);

@@ -13,9 +13,8 @@ import { startService } from './service.js';
 const RENDER_SECONDS = 3;
 const PAYERS = 200;
 /**
- * `within`: all payers arrive within so many seconds, and each takes up to that long to read and type, as people do. So they are in the checkout at
- * the same time. With 0 every request of all of them is sent at the same instant. Then the figure is that of a queue of two hundred on this machine,
- * clients included.
+ * `within`: all payers arrive within this many seconds, and each takes up to that long to read and type. So they are in the checkout at the same
+ * time. With 0 all requests are sent at the same instant, and the figure is that of a queue of two hundred on this machine, clients included.
  */
 const ROUNDS = [{ within: 10 }, { within: 10 }, { within: 0 }] as const;
 const PAINTS = 5;

@@ -94,7 +94,7 @@ try {
   }
   console.log(`memory of API and worker after warm-up ${idle.toFixed(0)} MiB, now ${(await memory()).toFixed(0)} MiB`);
 
-  // The same request, read and refused for its credentials; and the same charges, sent to the processor without us.
+  // The same request, refused for its credentials; and the same charges, sent to the processor without our service.
   const { host } = service.simulatorUrl;
   const instrument = { number: '4242424242424242', expiryMonth: 12, expiryYear: 2030, cvv: '123' };
   const charges = (number: number): string => {

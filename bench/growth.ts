@@ -33,7 +33,7 @@ const measure = async (service: BenchService, run: string): Promise<Record<strin
   const first = (await (await fetch(`${service.url.origin}${list}`, { headers: { authorization: `ApiKey ${service.apiKey}` } })).json()) as {
     data: { payments: { id: string }[] };
   };
-  // The last page is where the oldest payments are: asked for by its window instead of walking there.
+  // The last page holds the oldest payments. It is requested by its time window, not by paging there.
   const last = `${list}&to=2026-01-01T00:00:00.100Z`;
   const one = getRequest(service, `/api/partner/v1/payments/${first.data.payments[0]!.id}`);
   return {
@@ -65,7 +65,7 @@ try {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// The plot: both axes logarithmic, so that a cost that grows with the log is a slope.
+// The plot. Both axes are logarithmic, so a cost that grows with the log is a slope.
 
 const WIDTH = 760;
 const HEIGHT = 420;
@@ -89,7 +89,7 @@ const plot = (measured: readonly Costs[]): string => {
     ({ events }) => `<text x="${x(events).toFixed(1)}" y="${HEIGHT - MARGIN.bottom + 20}" text-anchor="middle">${events.toLocaleString('en')}</text>`,
   );
   const last = measured.at(-1)!;
-  // Names stand where their lines end, one below the other where these meet.
+  // Each name stands at the end of its line. Where lines meet, the names stand one below the other.
   const heights = new Map<string, number>();
   let above = -LABEL_HEIGHT;
   for (const name of names.toSorted((a, b) => last.costs[b]! - last.costs[a]!)) {

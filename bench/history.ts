@@ -22,7 +22,7 @@ export const multiply = async ({ pool }: BenchService, count: number): Promise<v
   await pool.query('analyze es.events');
 };
 
-/** Everything that follows the log has the new events too: it must not compete with what is measured. */
+/** Waits until every reader of the log has the new events, so that none competes with the measurement. */
 export const caughtUp = async ({ pool }: BenchService): Promise<void> => {
   for (;;) {
     const { rows } = await pool.query<{ done: boolean }>(
@@ -33,7 +33,7 @@ export const caughtUp = async ({ pool }: BenchService): Promise<void> => {
   }
 };
 
-/** Runs the command line's rebuild; its memory is sampled while it runs. */
+/** Runs the command line's rebuild, and samples its memory meanwhile. */
 export const rebuild = async (service: BenchService): Promise<{ seconds: number; events: number; peakMib: number }> => {
   const started = performance.now();
   const child = spawn(process.execPath, [OPERATOR, '--json', 'projections', 'rebuild', 'payment-list'], {

@@ -1,7 +1,8 @@
 /**
- * The books at size (`--payments N`, default 250,000; each four events): a payment as of an instant, the journal's projection against the list's, full verification
- * against reading and hashing the same rows with no checks, an export with its memory, and drift. One process, one Postgres, history multiplied from one real payment.
- * `--as-of` ends after the first, which needs nothing but the log.
+ * The books at size (`--payments N`, default 250,000; each four events): a payment as of an instant, the journal's projection compared with the
+ * list's, full verification compared with reading and hashing the same rows, an export with its memory, and drift.
+ *
+ * One process, one Postgres, history multiplied from one real payment. `--as-of` ends after the first part, which needs only the log.
  */
 import { spawnSync } from 'node:child_process';
 import { mkdtemp, rm } from 'node:fs/promises';
@@ -68,7 +69,7 @@ try {
   await migrate(pool, MIGRATIONS);
   await prepareReadModels(pool, READ_MODELS, store);
   await refuseWithoutFsync(pool);
-  // Each payment gets references and transactions of its own, as the register and settlement know it by them.
+  // Each payment gets references and transactions of its own, since the register and settlement identify it by them.
   const names = [
     ...new Set(model.flatMap(({ data }) => [...data.matchAll(/"(?:charge|reversal|transactionId)":"([^"]+)"/g)].map(([, name]) => name!))),
   ];
@@ -105,7 +106,7 @@ try {
     return projectModel(model);
   };
 
-  // From all over the log, so that most of what is read is in no cache of the database.
+  // From all over the log, so most of the data is in no cache of the database.
   const { rows: some } = await pool.query<{ payment_id: string }>(
     `select substr(stream_id, 9) as payment_id from es.events where position in (select 1 + floor(random() * $1)::bigint from generate_series(1, $2::int))`,
     [events, READS],
@@ -118,7 +119,7 @@ try {
   );
 
   const measureBooks = async () => {
-    // A-B-A: other work of the machine hits both.
+    // In the order A-B-A, so other work of the machine affects both.
     const first = await projectModel(paymentListModel);
     const journal = await projectModel(journalModel);
     const second = await again(paymentListModel);

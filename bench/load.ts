@@ -1,6 +1,7 @@
 /**
- * Load over HTTP/1.1 on bare sockets: a client that costs as little as possible, since it shares the machine with what it measures.
- * Closed loop for throughput; open loop for latency, where each request has its time and a late answer counts from then, not from when it was sent.
+ * Load over HTTP/1.1 on bare sockets: a client that costs as little as possible, since it shares the machine with the service that it measures. A
+ * closed loop measures throughput. An open loop measures latency: each request has its time, and a late answer counts from that time, not from the
+ * sending.
  */
 import { connect, type Socket } from 'node:net';
 
@@ -132,7 +133,7 @@ class Client {
     });
   }
 
-  /** Over the same connection, until the service says that it closes it. */
+  /** Over the same connection, until the service asks to close it. */
   async ask(request: string): Promise<number> {
     const socket = (this.socket ??= await this.connected());
     return new Promise((resolve, reject) => {
@@ -162,7 +163,7 @@ class Client {
   }
 }
 
-/** Of the least-squares line through points: units of y for one of x. */
+/** The slope of the least-squares line through points: units of y for one of x. */
 export const slope = (points: readonly (readonly [x: number, y: number])[]): number => {
   const mean = (axis: 0 | 1) => points.reduce((sum, point) => sum + point[axis], 0) / points.length;
   const [x, y] = [mean(0), mean(1)];

@@ -7,14 +7,14 @@ import { fileURLToPath } from 'node:url';
 import { writeReport } from '../test/support/report.js';
 
 const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks', 'ledger', 'held', 'outage'];
-/** Takes as long as one says: only when it is named. */
+/** These take as long as the caller says. They run only when they are named. */
 const LONG = ['soak', 'memory'];
 
 const [, , ...given] = process.argv;
 const firstOption = given.findIndex((word) => word.startsWith('--'));
 const [names, options] = firstOption < 0 ? [given, []] : [given.slice(0, firstOption), given.slice(firstOption)];
 
-/** Shows what it prints as it comes. */
+/** Prints the output as it comes. */
 const run = (name: string): Promise<{ exitCode: number | null; printed: string }> =>
   new Promise((resolve, reject) => {
     const script = fileURLToPath(new URL(`./${name}.js`, import.meta.url));

@@ -1,6 +1,8 @@
 /**
- * Whether supervisor, API and worker grow with what they have done: their resident memory when they idle after the start (there with the processor, as all that is
- * ours), at every 10,000th of many creates at an even rate, and when they idle again; then the rebuild of the list of all these payments. `npm run bench -- memory [--payments 200000] [--rate 300]`.
+ * Whether supervisor, API and worker grow with their work: their resident memory when they idle after the start (there with the processor), at every
+ * 10,000th of many creates at an even rate, and when they idle again. Then the rebuild of the list of all these payments.
+ *
+ * `npm run bench -- memory [--payments 200000] [--rate 300]`.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
@@ -10,10 +12,10 @@ import { createRequest, rssOf, startService } from './service.js';
 
 const CONNECTIONS = 32;
 const STEP = 10_000;
-/** V8 gives memory back once it has had nothing to do for a while. */
+/** V8 gives memory back after some time without work. */
 const IDLE_MS = 60_000;
 const CEILING_IDLE_MIB = 350;
-/** Of the creates: until then caches fill and the code is compiled. */
+/** Number of creates until caches are full and the code is compiled. */
 const WARM_UP_SHARE = 0.25;
 
 const { values } = parseArgs({ options: { payments: { type: 'string', default: '200000' }, rate: { type: 'string', default: '300' } } });

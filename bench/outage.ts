@@ -1,6 +1,8 @@
 /**
- * How long an outage of the processor is felt after its end: charges lose their answers for minutes and nobody can look them up; from the moment on that the
- * processor answers again, the time until each of these payments is resolved. `npm run bench -- outage [--minutes 4] [--rate 5]`.
+ * How long an outage of the processor is felt after its end. Charges lose their answers for minutes, and cannot be looked up. The result is the time
+ * from the processor's return until each of these payments is resolved.
+ *
+ * `npm run bench -- outage [--minutes 4] [--rate 5]`.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
@@ -9,7 +11,7 @@ import { createRequest, startService } from './service.js';
 
 const CONNECTIONS = 64;
 const CEILING_P99_MS = 180_000;
-/** The longest that this waits for the last one. */
+/** The longest wait for the last payment. */
 const PATIENCE_MS = 1_200_000;
 
 const { values } = parseArgs({ options: { minutes: { type: 'string', default: '4' }, rate: { type: 'string', default: '5' } } });

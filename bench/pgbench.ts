@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import type { NewEvent } from '#eventstore';
 import type { Pool } from '#platform';
 
-/** pgbench is given the better of these; more clients than cores help it, up to a point. */
+/** pgbench runs with both numbers of clients, and the better result counts. More clients than cores help it, up to a point. */
 export const CLIENTS = [16, 64] as const;
 const BATCHES_AT_ONCE = 2;
 const SECONDS = 5;
@@ -43,7 +43,7 @@ export interface Yardstick {
   readonly perSecond: number;
 }
 
-/** Figures without fsync are no figures. */
+/** Without fsync the figures would mean nothing. */
 export const refuseWithoutFsync = async (pool: Pool): Promise<void> => {
   const { rows } = await pool.query<{ fsync: string; commit: string }>(
     `select current_setting('fsync') as fsync, current_setting('synchronous_commit') as commit`,
@@ -59,7 +59,7 @@ export const printSettings = async (pool: Pool): Promise<void> => {
   console.log(`Postgres ${version}, fsync ${fsync}, synchronous_commit ${commit}, ${events} events stored, Node ${process.version}\n`);
 };
 
-/** Best of 16 and 64 clients, one row to a commit; null, and a line that says so, where pgbench is missing. */
+/** The better of 16 and 64 clients, one row to a commit. null, and a line that says so, if pgbench is missing. */
 export const pgbenchBest = async (databaseUrl: string, pool: Pool): Promise<Yardstick | null> => {
   let best: Yardstick | null = null;
   for (const clients of CLIENTS) {
@@ -73,11 +73,14 @@ export const pgbenchBest = async (databaseUrl: string, pool: Pool): Promise<Yard
   return best;
 };
 
-/** Rows a second where `rows` share a commit, as those of a batch of appends or claims do; null where pgbench is missing. */
+/** Rows a second if `rows` share a commit, as in a batch of appends or claims. null if pgbench is missing. */
 export const pgbenchTogether = (databaseUrl: string, pool: Pool, rows: number): Promise<number | null> =>
   pgbench(databaseUrl, pool, { clients: BATCHES_AT_ONCE, rowsPerCommit: rows });
 
-/** Rows a second; null where pgbench is missing. Same columns, same indexes, same bytes as an event; the position from a sequence, which is the cheapest that Postgres has. */
+/**
+ * Rows a second. null if pgbench is missing. Same columns, same indexes, same bytes as an event. The position comes from a sequence, the cheapest
+ * source that Postgres has.
+ */
 export const pgbench = async (
   databaseUrl: string,
   pool: Pool,
@@ -90,7 +93,7 @@ export const pgbench = async (
   const folder = mkdtempSync(join(tmpdir(), 'payfold-pgbench-'));
   try {
     const script = join(folder, 'insert.sql');
-    // A colon begins a variable of pgbench only before a letter; in this text digits, quotes and brackets follow it.
+    // pgbench takes a colon for a variable only before a letter. In this text digits, quotes and brackets follow it.
     writeFileSync(
       script,
       `insert into public.bench_insert (stream_id, revision, event_id, type, data, meta) select 'payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentInitiated', '${JSON.stringify(SAMPLE.data)}', '${META}' from generate_series(1, ${rowsPerCommit});\n`,

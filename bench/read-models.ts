@@ -1,6 +1,7 @@
 /**
- * The list and its rebuild at size (`--payments N`, default 1,000,000): history is multiplied in the database from one real payment, then the product's own rebuild makes the
- * list of it, against one `create table as` over the same events; then every page is fetched over HTTP, and the last ones must cost no more than twice the first ones.
+ * The list and its rebuild at size (`--payments N`, default 1,000,000). History is multiplied in the database from one real payment. The product's
+ * own rebuild makes the list from it, compared with one `create table as` over the same events. Then every page is fetched over HTTP. The last pages
+ * must cost no more than twice the first ones.
  */
 import { parseArgs } from 'node:util';
 import { caughtUp, multiply, rebuild } from './history.js';
@@ -14,7 +15,10 @@ const COMPARED_PAGES = 50;
 const { values } = parseArgs({ options: { payments: { type: 'string', default: '1000000' } } });
 const payments = Number(values.payments);
 
-/** The list's columns of this history, the state put together from the events' own JSON, without indexes: one statement that has to look into every event, as the rebuild has. */
+/**
+ * The list's columns of this history, without indexes, from one statement. It puts the state together from the events' own JSON, so it must read
+ * every event, as the rebuild does.
+ */
 const SAME_COLUMNS = `
   select substr(intent.stream_id, 9)::uuid as payment_id, (intent.data ->> 'accountId')::uuid as account_id, (intent.data ->> 'portalId')::uuid as portal_id,
          (intent.meta ->> 'recordedAt')::timestamptz as created_at, 'succeeded' as status, null::uuid as open_attempt_id, null::timestamptz as open_since,
@@ -23,7 +27,7 @@ const SAME_COLUMNS = `
            'confirmationNumber', outcome.data ->> 'confirmationNumber', 'legs', outcome.data -> 'legs') as state
   from es.events intent join es.events outcome on outcome.stream_id = intent.stream_id and outcome.type = 'PaymentCreated'
   where intent.type = 'PaymentInitiated'`;
-/** Each stream's events as one text, nothing looked into. */
+/** Each stream's events as one text, without parsing. */
 const SAME_TEXT = 'select stream_id, count(*) as events, json_agg(data order by revision) as data from es.events group by stream_id';
 
 /** Seconds of `create table as`, the better of two. */

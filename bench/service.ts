@@ -95,7 +95,7 @@ const stopChild = async (child: ChildProcess): Promise<void> => {
   await gone;
 };
 
-/** A create with a key and a request id of its own, `<run>-<number>`: two lines, a payer, a card that the simulator approves at once. */
+/** A create with its own key and request id, `<run>-<number>`: two lines, a payer, a card that the simulator approves at once. */
 export const createRequest = ({ url, apiKey, portalId }: BenchService, run: string) => {
   const body = JSON.stringify({
     portalId,
@@ -143,7 +143,7 @@ const childrenOf = (parent: number): Stat[] =>
       try {
         return [statOf(Number(name))];
       } catch {
-        return []; // ended meanwhile
+        return []; // It has ended meanwhile.
       }
     })
     .filter(({ fields }) => Number(fields[STAT.parent]) === parent);
@@ -161,7 +161,7 @@ const pidsOf = (supervisor: number): Record<Part, number> => {
   };
 };
 
-/** Processor time of each part so far, in milliseconds; of Postgres with its sessions, those that ended too. */
+/** Processor time of each part so far, in milliseconds. That of Postgres includes sessions that have ended. */
 export const processorMs = ({ pids }: BenchService): Record<Part, number> => {
   const ticks = (stats: readonly Stat[], at: readonly number[]) =>
     stats.reduce((sum, { fields }) => sum + at.reduce((own, field) => own + Number(fields[field]), 0), 0);

@@ -9,7 +9,7 @@ import { createRequest, getRequest, rssOf, startService } from './service.js';
 
 const CONNECTIONS = 16;
 const SAMPLE_MS = 10_000;
-/** Of the run, and at most so long. */
+/** Share of the run that is warm-up, at most this long. */
 const WARM_UP = { share: 0.25, mostMs: 20 * 60_000 } as const;
 const CEILING_MIB_PER_HOUR = 1;
 
@@ -38,7 +38,7 @@ try {
     const body = JSON.stringify({ amountCents: 100 });
     return `POST /api/partner/v1/payments/${id}/refund HTTP/1.1\r\nhost: ${service.url.host}\r\nauthorization: ApiKey ${service.apiKey}\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
   };
-  // Of ten requests six are charges, two are reads, one is a list and one a refund of a payment that was charged a moment ago.
+  // Of ten requests six are charges, two are reads, one is a list, and one refunds a payment that was just charged.
   const day = (number: number): string => {
     const id = ids[number % ids.length]!;
     const kind = number % 10;

@@ -1,4 +1,4 @@
-/** Where a create spends its time: from its due time over the claim of its key, intent, charges and outcome to the answer. */
+/** Where a create spends its time: from its due time over the claim of its key, the intent, the charges and the outcome to the answer. */
 import type { Pool } from '#platform';
 import type { Answered } from './load.js';
 

@@ -55,7 +55,7 @@ const receive = async (directory: string): Promise<void> => {
   server.listen(0, '127.0.0.1', () => process.send!({ port: (server.address() as AddressInfo).port, names: names.address }));
 };
 
-/** The dispatcher as a worker runs it. */
+/** The dispatcher, as it runs in a worker. */
 const work = (databaseUrl: string): void => {
   const config = readConfig();
   const clock = systemClock;
@@ -89,7 +89,7 @@ const stopped = async (process: ChildProcess): Promise<void> => {
   await exited;
 };
 
-/** So many events, one endpoint each in turn, as the outbox writes them. */
+/** Writes this many events, one endpoint after the other, as the outbox does. */
 const enqueue = async (pool: Pool, count: number, endpoints = ENDPOINTS): Promise<void> => {
   await pool.query(
     `with n as (select n, 'evt_' || encode(sha256(gen_random_uuid()::text::bytea), 'hex') as id from generate_series(1, $1::int) n),

@@ -76,7 +76,7 @@ export interface Api {
   readonly app: NestFastifyApplication;
   readonly health: Health;
   listen(port: number, host: string): Promise<string>;
-  /** Not ready from here on; then as {@link gracefulClose}. */
+  /** The process is not ready from here on. Then it closes as {@link gracefulClose} does. */
   close(graceMs?: number): Promise<void>;
 }
 

@@ -33,8 +33,8 @@ export class HealthController {
 const RETRY_SECONDS = 2;
 
 /**
- * Refuses every request but those for health until the read models are built. A directory that is half built knows no key, or still knows one that was
- * revoked. A load balancer that heeds `/readyz` sends nothing before then.
+ * Refuses every request but those for health until the read models are built. A directory that is half built knows no key, or still accepts a revoked
+ * one. A load balancer that follows `/readyz` sends nothing before then.
  */
 export const untilBuilt = (readModels: { areBuilt(): Promise<boolean> }): CanActivate => ({
   canActivate: async (context: ExecutionContext) => {
@@ -43,7 +43,7 @@ export const untilBuilt = (readModels: { areBuilt(): Promise<boolean> }): CanAct
     try {
       if (await readModels.areBuilt()) return true;
     } catch (error) {
-      // The database is away. To a request with a key a bare 500 would mean that it may have begun (C16, C19).
+      // The database is away. For a request with a key, a bare 500 would mean that it may have begun (C16, C19).
       if (!keyed) throw error;
     }
     throw new ServiceError(

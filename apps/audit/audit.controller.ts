@@ -1,4 +1,7 @@
-/** `/audit/v1/*`: the read-only API of finance tools, reconciliation jobs and auditors. Every answer says up to which place of the log it was made. */
+/**
+ * `/audit/v1/*`: the read-only API of finance tools, reconciliation jobs and auditors. Every answer names the position of the log up to which it was
+ * made.
+ */
 import {
   type CanActivate,
   Controller,
@@ -133,7 +136,7 @@ export class AuditController {
   async payment(@Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf, revision, position } = known(query, 'asOf', 'revision', 'position');
     if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw fault('revision', 'must be a whole number');
-    // Folded from its own stream, so nothing lags.
+    // Folded from its own stream, so it never lags.
     await this.complete(reply);
     const until = { asOf: time('asOf', asOf) ?? undefined, revision: revision === undefined ? undefined : BigInt(revision), position };
     sendAnswer(reply, successAnswer(await paymentAsOf(this.services.store, paymentIdOf(id), until)));
@@ -282,7 +285,7 @@ export class AuditController {
     const position = await this.standing(reply, projection);
     const { store, pool } = this.services;
     const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
-    // A fault in the question shows with the first piece, while a status can still report it.
+    // A fault in the query is found with the first piece, while a status can still report it.
     const first = await pieces.next();
     const headers = reply.getHeaders() as Record<string, string>;
     reply.hijack();
@@ -302,19 +305,19 @@ export class AuditController {
       raw.end();
     } catch (error) {
       this.services.log.error({ err: error, report }, 'an export broke off');
-      // Without its trailer and its last chunk no client takes the file for complete.
+      // Without its trailer and its last chunk, the client treats the file as incomplete.
       raw.destroy();
     } finally {
       await pieces.return();
     }
   }
 
-  /** An answer from the streams themselves, so nothing lags. */
+  /** An answer from the streams themselves, so it never lags. */
   private async complete(reply: FastifyReply): Promise<void> {
     void reply.header('ledger-position', (await this.services.store.head()) ?? '').header('ledger-lag', '0');
   }
 
-  /** Reports the place of a read model, right before the answer is read from it. */
+  /** Reports the position of a read model, right before the answer is read from it. */
   private async standing(reply: FastifyReply, model: ReadModel): Promise<string | null> {
     const { store, pool } = this.services;
     const { position, head, lagEvents } = await projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model)));

@@ -72,7 +72,7 @@ export const SERVICES: readonly Service[] = [
   },
 ];
 
-/** Cards and tokens of the sandbox, their answers, and their number among 10,000 payments. */
+/** Cards and tokens of the sandbox, their answers, and how many of 10,000 payments use each. */
 const CARDS: readonly {
   readonly scenario: string;
   readonly share: number;
@@ -169,7 +169,7 @@ const draw = (random: Random): (typeof CARDS)[number] => {
   return CARDS[0]!;
 };
 
-/** Some bills are cancelled the same day, some are refunded. */
+/** Some bills are cancelled on the same day, some are refunded. */
 const afterwards = (random: Random, scenario: string, amountCents: number): Plan['afterwards'] => {
   if (!scenario.startsWith('approved')) return null;
   const ticket = random.next();

@@ -19,7 +19,7 @@ const DEFAULT_CONCURRENCY = 16;
 /** The service may be killed and started again meanwhile. A key that it left in progress is taken over after a minute. */
 const PATIENCE_MS = 180_000;
 const LOOK_AGAIN_MS = 1_000;
-/** At most so many differences are printed one by one. */
+/** At most this many differences are printed. */
 const SHOWN_DIFFERENCES = 20;
 
 /** A payment in the city's own books. */
@@ -68,7 +68,7 @@ const whole = (name: string, text: string | undefined, otherwise: number, most: 
   return value;
 };
 
-/** The city's account and one portal for each kind of bill, as an operator would set them up. Everything after that goes over HTTP. */
+/** Sets up the city's account and one portal for each kind of bill, as an operator would. Everything after that goes over HTTP. */
 const openShop = async (): Promise<{ apiUrl: string; apiKey: string; portals: string[] }> => {
   const context = await openContext();
   try {
@@ -106,7 +106,7 @@ const pay = async (partner: Partner, plan: Plan, faults: string[]): Promise<Book
     const reserved = (answer.status >= 500 || answer.code === RECONCILE) && again.code === RECONCILE;
     if (!replayed && !reserved) faults.push(`${plan.key}: sent twice, answered ${answer.status} and then ${again.status} ${again.code ?? ''}`);
   }
-  // The answer was lost, and the key never charges again. So the payment is read, if it ever began.
+  // The answer was lost, and the key never charges again. So the payment is read, if it has begun.
   if (answer.repeated && answer.code === RECONCILE) return answer.paymentId === null ? book : { ...book, ...(await look(partner, answer.paymentId)) };
   if (!plan.expected.includes(answer.status)) faults.push(`${plan.key}: ${plan.scenario} answered ${answer.status} ${answer.code ?? ''}`);
   if (answer.status === 200) {
@@ -123,7 +123,7 @@ const look = async (partner: Partner, id: string): Promise<Pick<Book, 'id' | 'se
   for (;;) {
     const { status, serviceFeeCents, capturedAmountCents } = (await partner.get(`payments/${id}`)).data as unknown as Partial<PaymentView>;
     if (status === 'succeeded') return { id, serviceFeeCents: serviceFeeCents!, capturedCents: capturedAmountCents!, unknown: false };
-    // `pending` may still succeed. Nothing else becomes `succeeded` by itself. Without a status the answer was an error.
+    // `pending` may still succeed. No other status becomes `succeeded` by itself. Without a status the answer was an error.
     const isDecided = status !== undefined && status !== 'pending';
     if (isDecided || performance.now() > until) return { id, serviceFeeCents: 0, capturedCents: 0, unknown: true };
     await sleep(LOOK_AGAIN_MS);
@@ -161,7 +161,7 @@ const listAll = async (partner: Partner, expected: number): Promise<Map<string, 
   return listed;
 };
 
-/** Every payment of ours is in the list with our figures, and no other payment is. */
+/** Every payment of ours is in the list with our figures. No other payment is there. */
 const reconcile = (books: readonly Book[], listed: ReadonlyMap<string, PaymentView>): string[] => {
   const faults: string[] = [];
   const known = new Set<string>();

@@ -8,7 +8,7 @@ import type { Check } from '#ledger';
 import type { Services } from '../services.js';
 import { anyText, inForceOrShown, moment, loginName, print, progressBar, table, type Terminal, UsageError, uuid } from './terminal.js';
 
-/** A seal that never ran reads the whole log. */
+/** The first run of a seal reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
 
 export const addAudit = (program: Command, { action }: Terminal): void => {
@@ -230,7 +230,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
 };
 
 const KEY_MS = 30_000;
-/** Repeated here, so that help and wrong usage need not load the ledger. The spec of the command line compares both lists. */
+/** A second list, so that help and wrong usage need not load the ledger. The spec of the command line compares both lists. */
 const REPORT_NAMES: readonly ReportName[] = ['payments', 'transactions', 'reversals', 'fees', 'payable', 'batches', 'disputes', 'open', 'trial-balance', 'attempts', 'webhooks', 'staff-actions']; // prettier-ignore
 
 interface ExportOptions {
@@ -242,7 +242,7 @@ interface ExportOptions {
   readonly digest?: boolean;
 }
 
-/** Brings the read models of reports up to everything that has been appended. Returns that place of the log. */
+/** Brings the read models of reports up to the end of the log. Returns that position. */
 const allCaughtUp = async ({ store, readModels }: Services): Promise<string | null> => {
   const head = await store.head();
   const { paymentListModel } = await import('#payments');
@@ -254,7 +254,7 @@ const allCaughtUp = async ({ store, readModels }: Services): Promise<string | nu
   return head;
 };
 
-/** Brings the read models up to everything that has been appended, and compares them. */
+/** Brings the read models up to the end of the log, and compares them. */
 const driftOf = async (all: Services, streams: number | null): Promise<DriftReport> => {
   const { findDrift } = await import('#audit');
   await allCaughtUp(all);
@@ -281,8 +281,8 @@ const readHead = (file: string): string => {
 };
 
 /**
- * Brings the seal up to everything that has been appended. If the log cannot be sealed on, that is a finding. The part that was sealed before can
- * still be verified.
+ * Brings the seal up to the end of the log. If the log cannot be sealed further, that is a finding. The part that was sealed before can still be
+ * verified.
  */
 const sealed = async ({ store, reactors }: Services): Promise<Check[]> => {
   const head = await store.head();

@@ -1,7 +1,8 @@
 /**
- * The stores of a command, opened for one command and closed after it, whether or not the service is running. `DATABASE_URL` names the database.
- * Without it, the command uses the database of the running service. If none runs, the embedded Postgres is started for the time of the command, under
- * the lock on `DATA_DIR` that keeps two processes from starting it twice.
+ * The stores of a command, opened for one command and closed after it, whether the service runs or not.
+ *
+ * `DATABASE_URL` names the database. Without it, the command uses the database of the running service. If none runs, the embedded Postgres is started
+ * for the time of the command, under the lock on `DATA_DIR` that keeps two processes from starting it twice.
  */
 import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
@@ -31,7 +32,7 @@ import { readRuntime, type Runtime, tryLockDataDir } from '../data-dir.js';
 import type { Services } from '../services.js';
 import { loginName } from './terminal.js';
 
-/** How long a command waits for a service or another command that starts or stops in the same `DATA_DIR`. */
+/** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
 const DATA_DIR_WAIT_MS = 60_000;
 const DATA_DIR_POLL_MS = 200;
 /** The longest time until a change counts in every process. */
@@ -56,11 +57,11 @@ export interface Context {
   readonly prepare: (migrations: readonly Migration[]) => Promise<void>;
   readonly administration: Administration;
   /**
-   * Brings the directory up to an event of this command, so that it counts for the next request. null: the change was recorded earlier, perhaps a
-   * moment ago.
+   * Brings the directory (the read model of accounts, keys and portals) up to an event of this command, so that it counts for the next request. null:
+   * the change was recorded by an earlier command.
    */
   readonly inForce: (position: Position | null) => Promise<void>;
-  /** Brings the directory up to everything that has been appended. */
+  /** Brings the directory (the read model of accounts, keys and portals) up to the end of the log. */
   readonly caughtUp: () => Promise<void>;
   /**
    * The modules of the whole service, for the commands that need them. Loading them takes most of a second. `withGateway`: the sandbox processor too.
@@ -160,8 +161,8 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
 };
 
 /**
- * Brings a database that lacks the migrations of every command to the whole schema. Otherwise the list of migrations is not even loaded: it comes
- * with all libs and would make each command a second slower, and each process of the service has checked it at its start.
+ * If the database lacks migrations of this command, brings it to the whole schema. Otherwise the list of migrations is not even loaded. It comes with
+ * all libs and would make each command a second slower. Each process of the service has checked it at its start.
  */
 const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: readonly Migration[]) => {
   const missing = await missingMigrations(pool, needed);

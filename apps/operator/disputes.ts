@@ -1,4 +1,4 @@
-/** `payfold disputes`: disputes of cardholders, as staff records them. Each change of status or stage is one event and one webhook to the partner. */
+/** `payfold disputes`: disputes of cardholders, recorded by staff. Each change of status or stage is one event and one webhook to the partner. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
 import type { Dispute, DisputeStatus, Leg } from '#payments';

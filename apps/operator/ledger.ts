@@ -5,7 +5,7 @@ import type { JournalFormat, JournalPlace } from '#ledger';
 import type { Services } from '../services.js';
 import { moment, print, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
-/** A journal that never ran reads the whole log. */
+/** The first run of a journal reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
 const PAGE_ENTRIES = 1_000;
 
@@ -98,7 +98,7 @@ interface AdjustOptions {
   readonly id?: string;
 }
 
-/** Brings the journal up to everything that has been appended. Returns that place of the log. */
+/** Brings the journal up to the end of the log. Returns that position. */
 export const journalCaughtUp = async ({ readModels }: Services): Promise<string | null> => {
   const { journalModel } = await import('#ledger');
   return readModels.caughtUp(journalModel, CATCH_UP_MS);

@@ -29,7 +29,7 @@ interface ResolveOptions {
 
 const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 
-/** `leg=transaction`, once per leg. */
+/** `leg=transaction`, for each leg. */
 const legTransaction = (text: string, before: ResolveRequest['transactions'] = {}): ResolveRequest['transactions'] => {
   const [, leg, transactionId] = /^(\w+)=([0-9A-Za-z_-]{1,64})$/.exec(text) ?? [];
   if (transactionId === undefined || !LEGS.includes(leg as Leg)) throw new InvalidArgumentError(`It must read ${LEGS.join('|')}=ID.`);
@@ -171,7 +171,7 @@ const idempotencyKey = (text: string): string => {
   return text;
 };
 
-/** The view is that of the partner API. A refusal is too, with exit code 1. */
+/** The view of the partner API. A refusal has the same form, with exit code 1. */
 const reverse = async (
   { services }: Context,
   { idempotencyKey: key, ...request }: StaffReverseRequest & { readonly idempotencyKey?: string },

@@ -251,9 +251,9 @@ const withSecret = ({ json, text }: Answer, signingSecret: string): Answer => ({
   text: `${text}\n${fields([['staged secret', signingSecret]])}\n\nThe staged secret cannot be shown again.`,
 });
 
-/** The answer of an intake to each address. Exit code 1 if it would refuse one. */
+/** The answer of an intake for each address. Exit code 1 if the intake would refuse one. */
 const addressAnswer = async ({ portalId, checkout }: Portal, addresses: readonly string[]): Promise<Answer> => {
-  // Loaded here, since no other command needs the pages that come with it.
+  // Loaded here. No other command needs the pages that come with it.
   const { vetAddress } = await import('#checkout');
   const rows = addresses.map((address) => {
     const vetted = vetAddress(address, checkout.allow);

@@ -4,7 +4,7 @@ import { rebuild } from '#eventstore';
 import { createPool } from '#platform';
 import { progressBar, table, type Terminal, UsageError } from './terminal.js';
 
-/** Three that load, two that follow, one that swaps. */
+/** Three load, two follow, one swaps. */
 const REBUILD_CONNECTIONS = 6;
 
 export const addProjections = (program: Command, { action }: Terminal): void => {

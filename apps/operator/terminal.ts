@@ -20,7 +20,7 @@ export interface Opened {
 export interface Answer {
   /** The one value of `--json`. */
   readonly json: unknown;
-  /** The same for people. */
+  /** The same value, as text for people. */
   readonly text: string;
   /** 1: refused, or a difference was found. Default 0. */
   readonly exitCode?: 0 | 1;
@@ -43,8 +43,8 @@ export class Terminal<Of extends Opened = Context> {
   constructor(private readonly openContext: () => Promise<Of>) {}
 
   /**
-   * Makes an action of `work`. Commander's arguments and options come after the context. `asks` names the loss; the operator must agree first, unless
-   * `--yes` was given.
+   * Makes an action of `work`. Commander's arguments and options come after the context. `asks` names the loss. The operator must agree to it first,
+   * unless `--yes` was given.
    */
   readonly action =
     <Args extends unknown[]>(work: (context: Of, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string } = {}) =>
@@ -97,7 +97,7 @@ const described = (error: unknown): { code: string; message: string; details?: R
   return { code: 'INTERNAL_ERROR', message: error instanceof Error ? error.message : 'unexpected error' };
 };
 
-/** A new key is recorded even if a process still reads the state before it. Then the refusal shows the key, since nothing else ever does. */
+/** A new key is recorded even if a process still reads the state before it. Then the refusal shows the key, since it is shown nowhere else. */
 export const inForceOrShown = async (inForce: Promise<void>, name: string, key: string, keyId: string): Promise<void> => {
   try {
     await inForce;
@@ -111,7 +111,7 @@ export const inForceOrShown = async (inForce: Promise<void>, name: string, key: 
 /** True if the command line asks for JSON, for errors that come before commander has parsed it. */
 export const wantsJson = (argv: readonly string[]): boolean => argv.includes('--json');
 
-/** Errors of commander. Help is no error, everything else is wrong usage. Its line on stderr has been written already. */
+/** Errors of commander. Help is no error; everything else is wrong usage. Commander has already written its line on stderr. */
 export const refuseUsage = async (error: CommanderError, asJson: boolean): Promise<void> => {
   if (error.exitCode === 0) return;
   process.exitCode = 2;
@@ -166,7 +166,7 @@ const MOMENT = /^(\d{4}-\d{2}-\d{2})(?:[Tt]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(
 export const moment = (text: string): string => {
   const day = MOMENT.exec(text)?.[1];
   const epochMs = day === undefined ? Number.NaN : Date.parse(text.toUpperCase());
-  // The 30th of February parses too, as a day of March.
+  // `Date.parse` takes the 30th of February for a day of March.
   const real = day !== undefined && !Number.isNaN(Date.parse(day)) && new Date(Date.parse(day)).toISOString().startsWith(day);
   if (!real || Number.isNaN(epochMs)) throw new InvalidArgumentError('It must be a time like 2026-01-31T12:00:00Z, or a day like 2026-01-31.');
   return new Date(epochMs).toISOString();

@@ -7,7 +7,7 @@ import { READ_MODELS } from '../services.js';
 import { findDatabase } from './context.js';
 import type { Opened } from './terminal.js';
 
-/** Three that load, two that follow, one that swaps, one for questions. */
+/** Three load, two follow, one swaps, one answers questions. */
 const CONNECTIONS = 7;
 
 export interface UpgradeContext extends Opened {

@@ -28,7 +28,7 @@ export const canonical = (value) => {
   return `{${keys.map((key) => `${JSON.stringify(key)}:${canonical(value[key])}`).join(',')}}`;
 };
 
-/** RFC 9162, 2.1.3.2: the root that an inclusion proof leads to. */
+/** RFC 9162, 2.1.3.2: the root that follows from an inclusion proof. */
 export const rootFromInclusion = (leaf, index, size, proof) => {
   if (index >= size) throw new Error('the leaf lies beyond the tree');
   let [fn, sn, hash] = [index, size - 1, leaf];

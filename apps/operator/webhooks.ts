@@ -236,7 +236,7 @@ const addListen = (webhooks: Command, { action }: Terminal): void => {
         const { listenTo, listenSecretOf } = await open(context);
         await administration.account(account);
         const signal = untilInterrupted();
-        // If no worker runs, the outbox runs here. Beside a worker it stands by.
+        // If no worker runs, the outbox runs here. Beside a worker it is on standby.
         const { reactors } = await services();
         reactors.webhookOutbox.start();
         // The one JSON value comes at the end. The lines before it are for people.
@@ -311,7 +311,7 @@ const deliveryName = (text: string): string => {
   return text;
 };
 
-/** Only this machine, because the body travels unencrypted. */
+/** Only addresses of this machine, because the body travels unencrypted. */
 const localUrl = (text: string): URL => {
   const url = URL.canParse(text) ? new URL(text) : null;
   if (url?.protocol !== 'http:' || !/^(localhost|\[::1\]|127\.\d+\.\d+\.\d+)$/.test(url.hostname))

@@ -1,4 +1,4 @@
-/** The operator's side of a running simulator, for tests, chaos runs and proofs: arm faults, close batches, read the ground truth. */
+/** The operator's side of a running simulator, for tests, chaos runs and proofs: it arms faults, closes batches, and reads the true state. */
 import type { Fault, FaultMatch } from './faults.js';
 import type { Dispute, Truth } from './processor.js';
 

@@ -1,5 +1,5 @@
 /**
- * Faults on demand, for tests and chaos runs: the next matching calls are delayed, cut or answered with rubbish, executed or not. Faults live in
+ * Faults on demand, for tests and chaos runs. The next matching calls are delayed, cut or answered with rubbish, executed or not. Faults are in
  * memory only, so a restart removes them.
  */
 import type { AskedBy, Leg } from './processor.js';
@@ -31,9 +31,9 @@ export interface Fault {
   readonly match: FaultMatch;
   /** Matching calls that pass unharmed first. */
   readonly skip: number;
-  /** Matching calls that it harms; null: until faults are cleared. */
+  /** Number of matching calls that it hits. null: until faults are cleared. */
   readonly times: number | null;
-  /** Chance that a matching call is harmed, 0 to 1. Spared calls are not counted. */
+  /** Chance that a matching call is hit, 0 to 1. Other calls are not counted. */
   readonly probability: number;
   /** Milliseconds before the operation is executed. */
   readonly delayBeforeMs: number;

@@ -1,6 +1,6 @@
 /**
- * The sandbox cards and tokens, as data. Only these are approved: a real card must not "work" in a sandbox. Public test numbers keep their public
- * meaning. The others lie in the block 4000 0077 7, which no issuer has.
+ * The sandbox cards and tokens, as data. Only these are approved: a real card must not work in a sandbox. Public test numbers keep their public
+ * meaning. The others are in the block 4000 0077 7, which no issuer has.
  */
 import type { Check, DeclineCode, Leg } from './processor.js';
 
@@ -8,13 +8,13 @@ import type { Check, DeclineCode, Leg } from './processor.js';
 export type Quirk =
   /** The answer to the charge lacks its fields. The charge stands; finalize and look-up know it. */
   | 'answer_incomplete'
-  /** Finalize and look-up can never tell. */
+  /** Finalize and look-up always answer that they cannot tell. */
   | 'cannot_tell'
   /** Captured from the first moment: a void is rejected as settled, and a refund works before the batch closes. */
   | 'void_rejected'
   /** The first void for a void request is not processed. */
   | 'first_void_fails'
-  /** The first reversal for a refund request, void or refund, is not processed. */
+  /** The first void or refund for a refund request is not processed. */
   | 'first_refund_reversal_fails'
   /** Settled at once, in a batch of its own. */
   | 'settles_at_once'
@@ -30,7 +30,7 @@ export interface Fixture {
     | { readonly kind: 'approved' }
     | { readonly kind: 'declined'; readonly code: DeclineCode; readonly message: string; readonly avs?: Check; readonly cvv?: Check }
     | { readonly kind: 'not_processed'; readonly message: string }
-    /** Lost before the processor: nothing happened, and the answer is still incomplete. */
+    /** Lost before the processor: nothing happened, and the answer is incomplete all the same. */
     | { readonly kind: 'never_reached' };
   /** Legs that the fixture affects; on others it is a plain approval. Omitted: all. */
   readonly legs?: readonly Leg[];

@@ -14,7 +14,7 @@ import { crc32 } from 'node:zlib';
 
 const FORMAT_VERSION = 1;
 const READ_CHUNK_BYTES = 1024 * 1024;
-/** No record comes near this length. A longer run without a line feed is no journal. */
+/** Records are far shorter. A longer run without a line feed is no journal. */
 const MAX_LINE_BYTES = 1024 * 1024;
 const LINE_FEED = 10;
 /** `{"crc":"`, 8 hex digits and `",`: the text before the part that the checksum covers. */
@@ -31,7 +31,7 @@ export class JournalRefused extends Error {
   }
 }
 
-/** The disk refused a write. The end of the file is unknown until it is read anew. */
+/** The disk refused a write. The end of the file is unknown until a restart reads it. */
 export class JournalFailed extends Error {
   constructor(message: string) {
     super(message);
@@ -41,8 +41,8 @@ export class JournalFailed extends Error {
 
 export interface Journal<Record> {
   /**
-   * Takes its place in the order at once; it is on disk when {@link durable} resolves. Throws after a failed write: the end of the file is then
-   * unknown.
+   * Takes its place in the order at once. The record is on disk when {@link durable} resolves. Throws after a failed write, since the end of the file
+   * is unknown then.
    */
   append(record: Record): void;
   /** Resolves when everything appended so far is on disk; rejects if the disk refused. Answers that depend on a record wait for it. */
@@ -132,7 +132,7 @@ const readLines = async (
 };
 
 const syncDirectory = async (directory: string): Promise<void> => {
-  // Windows cannot open a directory, and needs no sync of one.
+  // Windows cannot open a directory, and does not need this sync.
   if (process.platform === 'win32') return;
   const handle = await open(directory, 'r');
   await handle.sync().finally(() => handle.close());
@@ -152,7 +152,7 @@ export const openJournal = async <Record>(
   const release = await hold(directory);
   let handle: FileHandle | undefined;
   try {
-    // Not 'a': appending at our own position keeps a cut-off tail cut off.
+    // Not 'a': writing at our own position overwrites a cut-off tail.
     handle = await open(file, 'r+').catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOENT') throw error;
       return open(file, 'wx+', 0o600);

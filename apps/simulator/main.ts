@@ -14,12 +14,12 @@ const run = async (): Promise<void> => {
     closeBatchesAt: config.simulatorBatchClose,
     controls: config.environment === 'sandbox',
     onLog: (line) => logger.info(line),
-    // Only a restart reads what is on disk.
+    // Only a restart reads the disk again.
     onFailure: () => process.exit(1),
   });
   const stop = () => void simulator.close().then(() => process.exit(0));
   process.on('SIGTERM', stop);
-  // With a parent (an IPC channel) it ends when the parent does. A Ctrl-C or a closed terminal reaches both, but the parent still has calls to make.
+  // With a parent (an IPC channel) it ends when the parent ends. It ignores a Ctrl-C or a closed terminal, since the parent still has calls to make.
   process.on('disconnect', stop);
   for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, process.connected ? () => undefined : stop);
   process.stdout.write(`${JSON.stringify({ ready: 'simulator', url: simulator.url, pid: process.pid })}\n`);

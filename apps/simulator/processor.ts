@@ -1,9 +1,11 @@
 /**
  * The books of the sandbox card processor: charges, voids, refunds, settlements, and references that can never be executed any more.
  *
- * Deciding and folding are apart: every operation is decided at once on the state in memory and written as one record, and the records alone rebuild
- * the state. Nothing here reads a clock, a socket or a file. It is a company of its own, so its words are those of the wire, not those of the gateway
- * port. No card data is kept, not even hashed: brand, last four and the fixture's name distinguish all cards that it knows.
+ * Deciding and folding are apart. Every operation is decided at once on the state in memory, and written as one record. The records alone rebuild the
+ * state. Nothing here reads a clock, a socket or a file.
+ *
+ * The processor is a company of its own, so its words are those of its protocol, not those of the gateway port. It keeps no card data, not even
+ * hashed: brand, last four and the fixture's name distinguish all its cards.
  */
 import { canonicalJson } from '#kernel';
 import { fixtureFor, type Fixture, type Quirk } from './fixtures.js';
@@ -81,9 +83,9 @@ export interface OperationRecord extends Recorded {
   readonly result: Result;
   /** Of a charge: its later behaviour. */
   readonly quirks?: readonly Quirk[];
-  /** Of a charge that settled at once: its batch. */
+  /** For a charge that settled at once: its batch. */
   readonly batch?: { readonly batchId: string; readonly tariff: Tariff };
-  /** Of a reversal that was not processed: the quirk that it used up. */
+  /** For a reversal that was not processed: the quirk that caused it. */
   readonly usedUp?: Quirk;
 }
 
@@ -199,7 +201,7 @@ export type Found =
       readonly authCode?: string;
     };
 
-/** One executed operation or tombstone with its later state: the ground truth that a proof compares the ledger with. */
+/** One executed operation or tombstone with its later state: the true state that a proof compares the ledger with. */
 export interface Truth {
   readonly number: number;
   readonly at: string;
@@ -272,7 +274,7 @@ export class Processor {
     private readonly draw: (prefix: string) => string,
   ) {}
 
-  /** True if a call under this reference has its answer already: stored, or refused for ever. */
+  /** True if a call under this reference has its answer already: a stored one, or a refusal for ever. */
   isAnswered(merchantAccount: string, ref: string): boolean {
     return this.account(merchantAccount).refs.has(ref);
   }
@@ -323,7 +325,7 @@ export class Processor {
       return { kind: 'never' };
     }
     if (record.type === 'tombstone') return { kind: 'never' };
-    // The reference belongs to another operation. The caller mixed something up, and neither answer would be true.
+    // The reference belongs to another operation. The caller mixed the two up, and neither answer would be true.
     if (record.asked.op !== op || record.quirks?.includes('cannot_tell')) return { kind: 'cannot_tell' };
     return { kind: 'executed', result: record.result };
   }
@@ -377,7 +379,7 @@ export class Processor {
     return [...this.disputes.values()].filter((dispute) => merchantAccount === null || dispute.merchantAccount === merchantAccount);
   }
 
-  /** Moves a dispute on; null if there is none of this id. */
+  /** Changes the state of a dispute. null: there is none with this id. */
   changeDispute(at: string, disputeId: string, change: { status?: string; stage?: string }): Dispute | null {
     const dispute = this.disputes.get(disputeId);
     if (!dispute) return null;
@@ -504,7 +506,7 @@ export class Processor {
     const { transactionId, amountCents } = result;
     if (asked.op === 'void') {
       charge!.voidedCents += amountCents;
-      // Voided whole: it leaves the batch without a line.
+      // Voided whole: the batch has no line for it.
       if (charge!.voidedCents === charge!.asked.amountCents) account.open.delete(charge!);
       return;
     }

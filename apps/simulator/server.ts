@@ -47,7 +47,7 @@ import {
 } from './processor.js';
 
 const MAX_BODY_BYTES = 16 * 1024;
-/** Clients drop idle connections long before (15 s), so that the server closes none while a request is written to it. */
+/** Clients drop idle connections long before (15 s). So the server never closes one while a client writes a request to it. */
 const KEEP_ALIVE_MS = 65_000;
 const REQUEST_TIMEOUT_MS = 30_000;
 /** Time that a stop waits for answers in flight. */
@@ -91,7 +91,7 @@ export interface Simulator {
   close(): Promise<void>;
 }
 
-/** A call that is refused before anything is executed or stored. */
+/** A call that is refused. Nothing was executed or stored. */
 class Refusal extends Error {
   constructor(
     readonly status: number,
@@ -285,7 +285,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   const now = () => timestamp(clock.now());
   const wait = async (ms: number): Promise<void> => {
     if (ms > 0) await clock.sleep(ms, stopping.signal);
-    // A call that waited through a stop is dropped before it could change anything.
+    // A call that waited through a stop is dropped before it changes anything.
     if (stopping.signal.aborted) throw new Refusal(503, 'stopping', 'the processor is stopping');
   };
 
@@ -305,7 +305,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     }
   };
 
-  /** Executes a call with the fault that it hits. `execute` decides at once and is durable before its answer leaves. */
+  /** Executes a call with its fault, if any. `execute` decides at once. Its record is durable before the answer leaves. */
   const perform = async (
     response: ServerResponse,
     facts: CallFacts,
@@ -525,7 +525,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     } catch (error) {
       if (error instanceof Refusal && error.code !== 'stopping')
         return send(response, error.status, { error: { code: error.code, message: error.message } });
-      // An uncertain outcome gets no answer: a cut connection is the honest sign of it.
+      // An uncertain outcome gets no answer: the connection is cut.
       response.socket?.destroy();
       if (error instanceof Refusal || request.errored) return;
       onLog(`a call failed: ${error instanceof Error ? (error.stack ?? error.message) : 'unknown'}`);

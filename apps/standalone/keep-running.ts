@@ -1,4 +1,4 @@
-/** A child process that is started again whenever it ends by itself. Until then its callers fail or wait by their own rules. */
+/** A child process that is started again whenever it ends. Until then its callers fail or wait by their own rules. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Logger } from '#platform';
 
@@ -18,7 +18,7 @@ export interface Kept<C extends Child> {
 }
 
 const BACKOFF_MS = { first: 100, most: 5_000 } as const;
-/** A child that lived this long was healthy. Its end is a new fault. */
+/** A child that lived this long was healthy. Its end counts as a new fault. */
 const WELL_AFTER_MS = 30_000;
 
 /**

@@ -63,7 +63,7 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
     const [worker, api] = await together(keep('worker'), keep('api'));
     const { url, auditUrl } = api.first.addresses as Required<RoleProcess['addresses']>;
     await untilReady(url, log);
-    // The key is shown once. So it comes after everything that may refuse to start.
+    // The key is shown only once. So it is made after every step that may refuse to start.
     const first = config.environment === 'sandbox' ? await worker.current().ask('firstAccount') : null;
 
     const runtime = join(config.dataDir, 'runtime.json');
@@ -96,20 +96,20 @@ const together = async <A, B>(a: A | Promise<A>, b: B | Promise<B>): Promise<[A,
   return Promise.all([a, b]);
 };
 
-/** A successor listens at the port of its predecessor. */
+/** A new child listens at the port of the one before. */
 const portsOf = (before: RoleProcess | null): Record<string, string> => {
   const { url, auditUrl } = before?.addresses ?? {};
   return url && auditUrl ? { PORT: new URL(url).port, AUDIT_PORT: new URL(auditUrl).port } : {};
 };
 
-/** Metrics of both roles. Figures of each process are added up. Figures of the database are asked of one. */
+/** Metrics of both roles. Figures of each process are added up. Figures of the database come from one of them. */
 const allMetrics = async ({ api, worker }: Partial<Record<'api' | 'worker', Kept<RoleProcess>>>): Promise<Registry> => {
   if (!api || !worker) throw new Error('not ready');
   const parts = [ours.getMetricsAsJSON(), api.current().ask('ownMetrics'), worker.current().ask('ownMetrics'), worker.current().ask('sharedMetrics')];
   return client.AggregatorRegistry.aggregate(await Promise.all(parts));
 };
 
-/** Start times of several processes cannot be added up, so this is the supervisor's. */
+/** The metrics of all processes are added up. That makes no sense for start times, so only the supervisor's is reported. */
 const ours = new client.Registry();
 countMaskedLines(ours);
 new client.Gauge({
@@ -136,7 +136,7 @@ const embedded = async (config: Config, log: Logger, stops: Stops): Promise<{ da
   stops.push(end);
   const postgres = await keepRunning('postgres', log, (before: EmbeddedPostgres | null) =>
     startEmbeddedPostgres(cluster, {
-      // Other processes know it by this port.
+      // Other processes use this port.
       ...(before && { port: before.port }),
       // After a Ctrl-C the requests in flight still need it.
       ownSession: true,

@@ -19,7 +19,7 @@ export interface RoleProcess extends Child {
   ask<Name extends keyof Answers>(name: Name): Promise<Answers[Name]>;
 }
 
-/** Starts the role and waits until it is ready. Throws the line that says why it does not start. It keeps `lifeline` open as long as it lives. */
+/** Starts the role and waits until it is ready. If it does not start, throws its error line. It keeps `lifeline` open as long as it lives. */
 export const startRole = async (role: 'api' | 'worker', env: NodeJS.ProcessEnv, lifeline: Writable | 'ignore'): Promise<RoleProcess> => {
   const child = fork(fileURLToPath(new URL(`../${role}/main.js`, import.meta.url)), [`${SUPERVISED}${SUPERVISOR_ID}`], {
     env,

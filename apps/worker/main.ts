@@ -26,7 +26,8 @@ const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Ser
 };
 
 runRole('worker', async (config, log, supervisor) => {
-  // A supervisor has one worker at a time. The successor of a killed worker continues with its leases at once.
+  // A supervisor has one worker at a time, so the leases are in the supervisor's name. If a worker is killed, the next one continues with the same
+  // leases at once.
   const services = await openServices(config, requirePlaces(config), openKeys(config), log, {
     role: 'worker',
     ...(supervisor !== null && { leaseOwner: supervisor }),

@@ -1,6 +1,6 @@
 /**
- * The worker: the subscribers that follow the log, the loops that run by the clock, and the dispatcher of webhooks. Any number may run, since each
- * piece of work has its own guard.
+ * The worker: the subscribers that follow the log, the loops that run by the clock, and the dispatcher of webhooks. Any number of workers may run,
+ * since each piece of work has its own guard.
  */
 import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresUnfinishedRows } from '#checkout';
@@ -16,7 +16,7 @@ const SWEEP_EVERY_MS = 5_000;
 /** Batches close once a day, so this is soon enough. */
 const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
-/** The longest part of the log that could be lost without a signed head that shows it. */
+/** Time between two signed heads. A signed head does not show the loss of events that are younger than this. */
 const HEAD_EVERY_MS = 60_000;
 /** One round of payments at a time, and a few of them between two pauses. A million payments take a few hours and little of a core. */
 const DRIFT_EVERY_MS = 5_000;
@@ -43,7 +43,7 @@ export const startWorker = (services: Services): Worker => {
   setMaxListeners(0, stop.signal);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
-    // Exceptions are opened even if the round failed. They belong to batches that were recorded.
+    // Exceptions are opened even if the round failed. They belong to the batches that were recorded.
     {
       name: 'settlement',
       everyMs: SETTLEMENT_EVERY_MS,

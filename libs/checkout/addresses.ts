@@ -5,7 +5,7 @@
 
 export const MAX_ADDRESS_LENGTH = 2_048;
 
-/** Parameter names of C59. An address that uses one itself could forge a message of ours. */
+/** Parameter names of C59. An address with one of them could forge a message of ours. */
 export const RETURN_PARAMETERS = [
   'result',
   'checkout_id',

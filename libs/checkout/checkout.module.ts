@@ -39,7 +39,7 @@ export class PayCheckout extends Command<Session> {
   }
 }
 
-/** Brings the session up to what has become of its attempt. */
+/** Brings the session up to the outcome of its attempt. */
 export class FollowCheckout extends Command<Session> {
   constructor(
     readonly session: Session,

@@ -1,14 +1,14 @@
 /**
- * A hosted checkout: one payer's visit to our page, from the partner's hand-over to the way back. Stream `checkout-<checkoutId>`.
+ * A hosted checkout: one visit of a payer to our page, from the partner's request to the way back. Stream `checkout-<checkoutId>`.
  *
  * At any moment at most one attempt is in flight, and at most one is ever paid: an attempt begins only from `open`, at the exact revision (C66). The
- * payment's stream decides the outcome; this stream repeats it, so that a page need not guess.
+ * payment's stream decides the outcome. This stream repeats it, so a page need not guess.
  */
 import { type Cents, type Decider, type ErrorCode, type Json, ServiceError, unreachable } from '#kernel';
 
 /** Life of a session, from its start or its last extension. */
 export const SESSION_LIFE_MS = 60 * 60_000;
-/** A payer may ask for more time at least ten times (WCAG 2.2.1). A script that asks for ever is not a payer. */
+/** A payer may ask for more time at least ten times (WCAG 2.2.1). A script must not ask without end. */
 export const MAX_EXTENSIONS = 24;
 /** A request for more time a moment after the last one is not recorded. */
 const MIN_EXTENSION_MS = 60_000;
@@ -37,7 +37,7 @@ export interface CheckoutPayer {
   readonly zip?: string;
 }
 
-/** How the session was handed over. A form or a link comes with the payer's browser, JSON from the partner's server. */
+/** How the session began. A form or a link comes from the payer's browser, JSON from the partner's server. */
 export type IntakeKind = 'form' | 'json' | 'link';
 
 /** The partner's request (C58). */
@@ -57,7 +57,7 @@ export interface CheckoutTerms {
   readonly state: string | null;
   /** The requested language tag; null: the portal's, or the browser's. */
   readonly locale: string | null;
-  /** Keyed hash of everything that came with the nonce. The same nonce with other content is refused. null without a nonce. */
+  /** Keyed hash of the whole request with the nonce. The same nonce with other content is refused. null without a nonce. */
   readonly fingerprint: string | null;
 }
 
@@ -71,14 +71,14 @@ export type CheckoutEvent =
   | Fact<'CheckoutOpened', Record<string, never>>
   | Fact<'CheckoutExtended', { readonly expiresAt: string }>
   | Fact<'AttemptStarted', { readonly attemptId: string; readonly paymentId: string }>
-  /** Definitely not charged, for whatever reason. */
+  /** Certainly not charged, for any reason. */
   | Fact<'AttemptDeclined', { readonly attemptId: string } & Refusal>
   | Fact<'OutcomeUnknown', { readonly attemptId: string; readonly paymentId: string }>
   | Fact<'CheckoutPaid', { readonly attemptId: string; readonly paymentId: string }>
   /** The payer went back with `result=unknown`. From then on this session takes no further card, even if the outcome becomes known. */
   | Fact<'PayerLeft', Record<string, never>>
   | Fact<'CheckoutCancelled', Record<string, never>>
-  /** The partner got the result `expired`. Until then expiry is a matter of the clock, and a valid link begins another hour. */
+  /** The partner got the result `expired`. Before that, only the clock decides about expiry, and a valid link begins another hour. */
   | Fact<'CheckoutExpired', Record<string, never>>;
 
 /** The reason of an attempt without a charge: the API's code, and a detail that distinguishes two reasons under one code. */
@@ -113,7 +113,7 @@ export type Checkout =
   | (Known & { readonly phase: 'processing'; readonly attempt: Attempt })
   | (Known & { readonly phase: 'unknown'; readonly attempt: Attempt; readonly left: boolean })
   | (Known & { readonly phase: 'paid'; readonly attempt: Attempt })
-  /** `afterUnknown`: nothing was charged in the end, but the partner had got the result `unknown`. */
+  /** `afterUnknown`: nothing was charged in the end, but the partner had already got the result `unknown`. */
   | (Known & { readonly phase: 'cancelled'; readonly afterUnknown: boolean })
   | (Known & { readonly phase: 'expired' });
 

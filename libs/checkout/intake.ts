@@ -1,6 +1,8 @@
 /**
- * Intake: from a partner's request to a session, or to a refusal. No browser is redirected to an address before that address is checked. Until
- * `cancel_url` is known to be the portal's, a refusal ends on our own error page; after that it goes back to the partner with a code.
+ * Intake: from a partner's request to a session, or to a refusal.
+ *
+ * No browser is redirected to an address before that address is checked. Until `cancel_url` is known to be the portal's, a refusal ends on our own
+ * error page. After that it goes back to the partner with a code.
  */
 import { openAcceptedSecrets, type Portal } from '#accounts';
 import { Conflict, type Origin } from '#eventstore';
@@ -24,15 +26,15 @@ const MAX_REFERENCE_LENGTH = 255;
 /** A partner's request. */
 export interface IntakeRequest {
   readonly kind: IntakeKind;
-  /** Our own address that received it, as partners know it: the third line of its signature. */
+  /** Our own address that received the request, as partners know it. It is the third line of the signature. */
   readonly address: string;
   /** Every parameter as text: the content of a signature (C58). */
   readonly pairs: ReadonlyMap<string, string>;
-  /** Reads and checks what is to be paid; throws VALIDATION_ERROR. Called only after `cancel_url` is checked. */
+  /** Reads and checks the amount to pay. Throws VALIDATION_ERROR. Called only after `cancel_url` is checked. */
   readonly content: () => IntakeContent;
 }
 
-/** Parameters of C58, without those that decide where a refusal goes. */
+/** Parameters of C58, except those that decide where a refusal goes. */
 export interface IntakeContent {
   readonly referenceId: string | null;
   readonly amountCents: Cents;
@@ -146,8 +148,8 @@ const refuseLapsed = ({ kind, pairs }: IntakeRequest, nowMs: number): void => {
 };
 
 /**
- * The same nonce again leads to the checkout that it began. If that one only ran out of time, it goes on while the link is valid, since a mail
- * scanner may have opened it first. A browser is bound to a session that can still be paid, not to a receipt.
+ * The same nonce again leads to the checkout that it began. If that checkout only ran out of time, it goes on while the link is valid, since a mail
+ * scanner may have opened it first. The browser is bound to a session that can still be paid, not to a receipt.
  */
 const resumed = async (
   ports: CheckoutPorts,
@@ -167,7 +169,7 @@ const resumed = async (
     const awake = lapsed ? await ports.sessions.execute(known, { type: 'Extend' }, origin) : known;
     return { to: 'session', session: bound ? await ports.sessions.execute(awake, { type: 'Open' }, origin) : awake, bound };
   } catch (error) {
-    // Another request went on with it at the same moment. The page shows its present state.
+    // Another request continued it at the same moment. The page shows its present state.
     if (error instanceof Conflict) return { to: 'session', session: known, bound };
     throw error;
   }

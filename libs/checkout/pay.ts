@@ -1,7 +1,8 @@
 /**
- * Paying in a session: the attempt is recorded, then `charge` of the partner API charges (C66), then the session repeats the outcome in the payment's
- * stream. The request itself, a waiting page, and the worker after a crash all read that stream in the same way, so a session is never stuck in
- * `processing`.
+ * Paying in a session. The attempt is recorded, then `charge` of the partner API charges (C66), then the session repeats the outcome from the
+ * payment's stream.
+ *
+ * The request itself, a waiting page, and the worker after a crash all read that stream in the same way. So a session never stays in `processing`.
  */
 import type { Directory, Portal } from '#accounts';
 import { Conflict, type Origin } from '#eventstore';
@@ -20,7 +21,7 @@ import {
 import type { Attempt, CheckoutPayer, CheckoutTerms, Refusal } from './checkout.js';
 import type { CheckoutSessions, Session } from './sessions.js';
 
-/** Longer than any request may live (C42). If an attempt has no payment by then, its request is gone, or will find the payment fenced. */
+/** Longer than any request may run (C42). If an attempt has no payment by then, its request is gone, or will find the payment fenced. */
 export const ABANDONED_AFTER_MS = 60_000;
 /** Time for fencing one payment stream. */
 const FENCE_MS = 10_000;
@@ -48,13 +49,13 @@ export interface PayRequest {
   readonly attemptId: string;
   readonly quotedTotalCents: Cents;
   readonly instrument: ChargeRequest['instrument'];
-  /** As the payer left it in the form. */
+  /** The payer's data as entered in the form. */
   readonly payer: CheckoutPayer;
 }
 
 /**
- * Makes one attempt. Resolves with the session after it: paid, open again, unknown, or still processing if the outcome could not be recorded, which
- * the worker does later. Throws Conflict and ServiceError INVALID_STATE before anything has happened; then load the session again and show its page.
+ * Makes one attempt. Returns the session after it: paid, open again, unknown, or still processing if the outcome could not be recorded (the worker
+ * records it later). Throws Conflict and ServiceError INVALID_STATE before anything has happened. Then load the session again and show its page.
  */
 export const pay = async (ports: CheckoutPorts, session: Session, request: PayRequest, origin: Origin): Promise<Session> => {
   const { payments, sessions } = ports;
@@ -72,7 +73,7 @@ export const pay = async (ports: CheckoutPorts, session: Session, request: PayRe
     else if (REFUSED_BEFORE_THE_INTENT.has(error.code)) refused = refusalOf(error);
   }
   return retold(ports, begun, origin, (latest) =>
-    // The payment id was drawn here and refused before its intent, so nobody can ever begin that payment.
+    // The payment id was made here, and the payment was refused before its intent. So that payment can never begin.
     refused ? sessions.execute(latest, { type: 'RecordDeclined', attemptId, ...refused }, origin) : follow(ports, latest, origin),
   );
 };

@@ -27,9 +27,9 @@ const CHECKOUT_ID = /^cs_[\w-]{32}$/;
 const ID_BYTES = 24;
 
 /**
- * `cs_` and 24 bytes that nobody can guess: a keyed hash of a new id, or of portal and nonce if there is a nonce. So one nonce is one stream, and the
- * store's own "no stream yet" makes it single use in any number of processes. The oldest key of the ring makes it, since the id must stay the same
- * for as long as a link lives.
+ * `cs_` and 24 bytes that cannot be guessed: a keyed hash of a new id, or of portal and nonce if there is a nonce. So one nonce is one stream, and
+ * the store's own "no stream yet" makes the nonce single use in any number of processes. The oldest key of the ring makes the hash, since the id must
+ * stay the same for the life of a link.
  */
 export const newCheckoutId = (keys: KeyRing, of: { readonly fresh: string } | { readonly portalId: string; readonly nonce: string }): string =>
   `cs_${keys.mac('checkout', JSON.stringify(of), keys.kids[0]).subarray(0, ID_BYTES).toString('base64url')}`;
@@ -47,14 +47,14 @@ export class CheckoutSessions {
     private readonly ids: Ids,
   ) {}
 
-  /** The session as it is now; null for an id that never was one. Throws Unavailable. */
+  /** The session as it is now. null: there never was a session with this id. Throws Unavailable. */
   async load(checkoutId: string): Promise<Session | null> {
     if (!CHECKOUT_ID.test(checkoutId)) return null;
     const loaded = await load(this.store, CHECKOUT_STREAM, checkoutId);
     return loaded.revision === null || loaded.state.phase === 'none' ? null : sessionOf(loaded);
   }
 
-  /** Begins the stream. Throws Conflict if it has begun, and what the store throws. */
+  /** Begins the stream. Throws Conflict if it has begun, and the errors of the store. */
   start(command: Omit<Extract<CheckoutCommand, { type: 'Start' }>, 'at'>, origin: Origin): Promise<Session> {
     const { checkoutId } = command.terms;
     return this.executeOn({ id: checkoutId, state: decider.initial, revision: null, position: null }, command, origin);
@@ -62,7 +62,7 @@ export class CheckoutSessions {
 
   /**
    * Decides and appends at the loaded revision. A command without events appends nothing. Throws ServiceError INVALID_STATE if the phase does not
-   * allow it, Conflict if another writer appended first, and what the store throws.
+   * allow it, Conflict if another writer appended first, and the errors of the store.
    */
   execute({ checkoutId, checkout, revision }: Session, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
     return this.executeOn({ id: checkoutId, state: checkout, revision, position: null }, command, origin);

@@ -1,7 +1,8 @@
 /**
- * `sig` (C60): a portal's signing secret signs an address with its query, in both directions. The signed text has four lines joined by line feeds:
- * the version, the purpose (a cancel must not pass as a return), the address, and every pair of the query, encoded in one way only and sorted by
- * bytes.
+ * `sig` (C60): a portal's signing secret signs an address with its query, in both directions.
+ *
+ * The signed text has four lines, joined by line feeds: the version, the purpose (a cancel must not pass as a return), the address, and the query.
+ * Every pair of the query is encoded in one way only, and the pairs are sorted by bytes.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import { queryPairs } from './addresses.js';
@@ -35,7 +36,7 @@ export const sign = (secret: string, kind: SignatureKind, address: string, pairs
     .update(canonical(kind, address, pairs))
     .digest('hex');
 
-/** True if `sig` was made with one of the secrets. In constant time; a text that is no signature is wrong. */
+/** True if `sig` was made with one of the secrets. Takes constant time. A text that is no signature is wrong. */
 export const isSigned = (secrets: readonly string[], kind: SignatureKind, address: string, pairs: Pairs, sig: unknown): boolean => {
   if (typeof sig !== 'string' || !SIGNATURE.test(sig)) return false;
   const given = Buffer.from(sig, 'hex');
@@ -44,8 +45,8 @@ export const isSigned = (secrets: readonly string[], kind: SignatureKind, addres
 };
 
 /**
- * The address with our parameters behind its own query, signed as a whole. Null values are left out; `t` (unix seconds) and `sig` come last.
- * `address` was checked before, so its own query can be decoded and uses none of our names.
+ * The address with our parameters after its own query, signed as a whole. Null values are left out. `t` (unix seconds) and `sig` come last. `address`
+ * was checked before, so its own query can be decoded and uses none of our names.
  */
 export const signedAddress = (
   secret: string,

@@ -1,6 +1,6 @@
 /**
- * Sessions whose attempt has no outcome yet: a read model of them, and the worker's round that finishes them. A payer who has closed his browser, a process that
- * died between two appends, a charge that recovery undid an hour later: none leaves a session in `processing`.
+ * Sessions whose attempt has no outcome yet: a read model of them, and the worker's round that finishes them. So no session stays in `processing`
+ * when a payer closes the browser, when a process dies between two appends, or when recovery undoes a charge an hour later.
  */
 import type { Origin, ReadModel, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
@@ -92,7 +92,7 @@ export const postgresUnfinishedRows = (db: Queryable): UnfinishedRows => ({
   },
 });
 
-/** A request that is at work finishes its session itself. */
+/** A request that is still running finishes its session itself. */
 const LEFT_ALONE_MS = 5_000;
 const ROUND_LIMIT = 100;
 
@@ -116,7 +116,7 @@ export const finishSessions = async (
         const session = await ports.sessions.load(place.checkoutId);
         if (session) await followNow(ports, session, origin, abandonedAfterMs === undefined ? {} : { abandonedAfterMs });
       } catch (error) {
-        // It comes again in the next round; the others need not wait for it.
+        // It is tried again in the next round. The others need not wait for it.
         log.warn({ err: error }, 'a checkout cannot be finished yet');
       }
     }

@@ -6,7 +6,7 @@ import type { KeyRing } from '#platform';
 import { type CheckoutTerms, type KnownCheckout, MAX_ATTEMPTS } from './checkout.js';
 import { signedAddress } from './signature.js';
 
-/** The address behind "Done". The amounts are those of the payment, so that an amount that a payer changed on the way here shows. */
+/** The address behind "Done". The amounts are those of the payment. So the partner sees it if the payer changed an amount on the way here. */
 export const returnAddress = (
   keys: KeyRing,
   portal: Portal,
@@ -43,14 +43,14 @@ export interface Cancellation {
   readonly state: string | null;
 }
 
-/** The result of a checkout that was left; null for one that was not. */
+/** The result of a checkout that was left. null: it was not left. */
 export const cancellationOf = (checkout: KnownCheckout): Cancellation | null => {
   const { terms, attemptIds } = checkout;
   const { checkoutId, referenceId, state } = terms;
   const told = { error: null, checkoutId, paymentId: null, referenceId, state };
   if (checkout.phase === 'expired') return { ...told, result: 'expired' };
   if (checkout.phase !== 'cancelled') return null;
-  // The payer was sent back with `unknown` before. That nothing was charged in the end is a failure, not a change of mind.
+  // The payer was sent back with `unknown` before. If nothing was charged in the end, that is a failure, not a cancellation.
   if (checkout.afterUnknown) return { ...told, result: 'failed', error: 'PAYMENT_TIMEOUT' };
   return attemptIds.length >= MAX_ATTEMPTS ? { ...told, result: 'failed', error: 'PAYMENT_DECLINED' } : { ...told, result: 'cancelled' };
 };

@@ -1,4 +1,4 @@
-/** The way of a partner's request: authentication first, then bytes, strict JSON, key and fields, in the order E1 to E6. The answer is bytes again. */
+/** The path of a partner's request: first authentication, then bytes, strict JSON, key and fields, in the order E1 to E6. The answer is bytes again. */
 import {
   applyDecorators,
   type CanActivate,
@@ -39,12 +39,15 @@ export class AuthGuard implements CanActivate {
       if (error instanceof DatabaseUnavailable && headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0) throw idempotencyUnavailable();
       throw error;
     }
-    // Only a known caller joins a group: nobody else can make others wait.
+    // Only an authenticated caller joins a group. Other callers cannot make it wait.
     if (request.method === 'POST') await this.takeTurn(request.raw.socket, context.switchToHttp().getResponse<FastifyReply>().raw);
     return true;
   }
 
-  /** The request is in flight until its answer is sent or its connection ends. Answers to pipelined requests never close without their connection. */
+  /**
+   * The request is in flight until its answer is sent or its connection ends. The second event is needed too: answers to pipelined requests emit no
+   * close of their own.
+   */
   private async takeTurn(socket: Socket, response: FastifyReply['raw']): Promise<void> {
     const leave = await this.convoy.enter();
     const end = () => {
@@ -71,7 +74,7 @@ export interface PartnerRequest {
   readonly requestId: string;
 }
 
-/** E3 and E4: the JSON object, then the key's syntax. */
+/** Reads the body as a JSON object (E3), then checks the syntax of `Idempotency-Key` (E4). */
 export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { emptyIsObject?: boolean }, context: ExecutionContext): PartnerRequest => {
   const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
   const bytes = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
@@ -85,7 +88,7 @@ export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { empt
   };
 });
 
-/** C13: the card number enters as its digits, the cvv not at all; everything else as sent. The text lives only as the input of a keyed hash. */
+/** C13: of the card number the digits, of the cvv nothing, of everything else the text as sent. The result is only the input of a keyed hash. */
 export const fingerprintText = (method: string, path: string, body: JsonObject): string => {
   const { paymentMethod } = body;
   if (paymentMethod === null || typeof paymentMethod !== 'object') return `${method}\n${path}\n${canonicalJson(body)}`;
@@ -94,14 +97,14 @@ export const fingerprintText = (method: string, path: string, body: JsonObject):
   return `${method}\n${path}\n${canonicalJson({ ...body, paymentMethod: instrument })}`;
 };
 
-/** How the request arrived, for the functions that answer it once. */
+/** The origin of the request, for the functions that answer it once per key. */
 export const receivedOf = ({ idempotencyKey, fingerprintText, requestId }: PartnerRequest): Received => ({
   idempotencyKey,
   fingerprintText,
   requestId,
 });
 
-/** The guard and documentation that all partner endpoints share. POSTs answer 200 (C71). */
+/** The guard and the documentation of all partner endpoints. POSTs answer 200 (C71). */
 export const Partner = (): MethodDecorator & ClassDecorator =>
   applyDecorators(UseGuards(AuthGuard), ApiSecurity('apiKey'), ApiSecurity('accessToken'));
 
@@ -137,7 +140,7 @@ const headersOf = (status: number, keyed: boolean, more: readonly Header[] = [])
 
 interface EndpointDocs {
   readonly result?: { name: string };
-  /** Headers of the success. */
+  /** Headers of a successful answer. */
   readonly headers?: readonly Header[];
   readonly errors: readonly number[];
   readonly body?: new () => object;

@@ -22,7 +22,7 @@ export const UuidField = (options: { optional?: boolean; description?: string } 
     check: (value) => (isUuid(value) ? null : 'must be a UUID'),
   });
 
-/** Linear, and checked after the length limit, so nobody can force backtracking. */
+/** The pattern needs linear time, and is checked after the length limit. So no text can force backtracking. */
 const EMAIL = /^[^\s@<>()",;:\\[\]]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z][A-Za-z0-9-]{0,61}[A-Za-z0-9]$/;
 export const MAX_EMAIL_LENGTH = 254;
 export const isEmail = (value: unknown): value is string => typeof value === 'string' && value.length <= MAX_EMAIL_LENGTH && EMAIL.test(value);
@@ -57,7 +57,7 @@ const MAX_METADATA_DEPTH = 8;
 export const checkMetadata = (value: unknown): string | null => {
   if (value === null || typeof value !== 'object' || Array.isArray(value)) return 'must be an object';
   if (Object.keys(value).length > MAX_METADATA_KEYS) return `must have at most ${MAX_METADATA_KEYS} keys`;
-  // The count is checked first, so the checks of each value have few values.
+  // The count is checked first, so the later checks see few values.
   if (Buffer.byteLength(JSON.stringify(value)) > MAX_METADATA_BYTES) return `must be at most ${MAX_METADATA_BYTES} bytes`;
   if (depthOf(value) > MAX_METADATA_DEPTH) return `must be nested at most ${MAX_METADATA_DEPTH} levels deep`;
   return holdsCard(value) ? 'must not hold a card number' : null;
@@ -91,7 +91,7 @@ const METHOD_TYPES = ['card', 'card_token', 'vault'] as const;
 const DIGITS = /^\d{12,19}$/;
 const EXPIRATION = /^(0[1-9]|1[0-2])\/?(\d{2})$/;
 
-/** The three variants. `type` selects one and decides which fields count. */
+/** The three variants. `type` selects one of them, and with it the fields that count. */
 class PaymentMethodRequest {
   @EnumField({ values: METHOD_TYPES }) type!: (typeof METHOD_TYPES)[number];
   @ApiPropertyOptional({ type: 'string', description: '`card`: 12 to 19 digits, spaces ignored.' }) cardNumber?: unknown;
@@ -232,7 +232,7 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
   limit: string | undefined;
 }
 
-/** A whole number from 1 on. Infinity for text that is no such number. */
+/** A whole number from 1 on. Infinity for other text. */
 const wholeNumber = (value: unknown): number => (typeof value === 'string' && /^[1-9]\d*$/.test(value) ? Number(value) : Number.POSITIVE_INFINITY);
 
 const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;

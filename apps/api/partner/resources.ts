@@ -170,5 +170,5 @@ export class ErrorEnvelope {
   @ApiPropertyOptional({ type: ErrorDetails, description: 'Absent on 401 and on 403 of authentication.' }) details?: ErrorDetails;
 }
 
-/** Models that other models refer to. */
+/** Models that other models use. */
 export const RESOURCES = [PayerInfo, Payment, PaymentPage, RefundResult, VoidResult, FeeQuote, AccessTokenGrant, ErrorEnvelope];

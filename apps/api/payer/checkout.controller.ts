@@ -1,6 +1,6 @@
 /**
- * The pages of a checkout. Every route first reads the present state of the session and shows that. A payer who presses Back, opens a second tab or
- * returns an hour later always gets the one page that is true.
+ * The pages of a checkout. Every route first reads the present state of the session and shows that state. So Back, a second tab, or a visit an hour
+ * later always shows the true page.
  */
 import { Controller, Get, HttpCode, Inject, Param, Post, Query, Req, Res } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
@@ -43,11 +43,11 @@ import { payFormOf, type PayForm } from './requests.js';
 /** The file may be kept for ever, because its name holds its hash. */
 const ASSET_CACHE = 'public, max-age=31536000, immutable';
 
-/** A session, the portal that it pays to, and whether this browser may act in it. */
+/** A session, its portal, and whether this browser may act in it. */
 interface Visit {
   readonly session: Session;
   readonly portal: Portal;
-  /** The cookie that binds this browser. null: the browser has none of this session. */
+  /** The cookie that binds this browser. null: the browser has no cookie of this session. */
   readonly cookie: string | null;
   readonly view: View;
   readonly frame: Frame;
@@ -83,8 +83,8 @@ export class CheckoutController {
   async page(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     let visit = await this.visit(id, request, reply);
     if (!visit) return;
-    // A server may have started the session. Then the first browser that opens it gets the cookie. Of two browsers, the append decides. A HEAD comes
-    // from a program, which must not take the payer's place.
+    // A server may have started the session. Then the first browser that opens it gets the cookie. If two browsers come at once, the append decides.
+    // A HEAD comes from a program, so it does not bind.
     if (request.method === 'GET' && visit.cookie === null && visit.view === 'pay' && !visit.session.checkout.opened)
       visit = await this.open(visit, request, reply);
     if (!isBound(visit)) return this.showOutsider(visit, request, reply);
@@ -182,7 +182,7 @@ export class CheckoutController {
     sendPage(reply, 200, render(Receipt({ frame: visit.frame, checkoutId: id, payment: await this.paid(visit.session) })));
   }
 
-  /** The target of a link that was paid already. */
+  /** The target of a link that has already been paid. */
   @Get(':id/paid')
   async paidBefore(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const visit = await this.visit(id, request, reply);
@@ -216,7 +216,7 @@ export class CheckoutController {
     if (!visit) return;
     const { ports, keys } = this.services;
     const { session, portal, view } = visit;
-    // Anybody may leave a session that is over. Only the bound browser may leave an open one.
+    // Any browser may leave a session that is over. Only the bound browser may leave an open one.
     if (view !== 'cancelled' && view !== 'expired') {
       if (!isBound(visit)) return this.showOutsider(visit, request, reply);
       if (view === 'processing' || view === 'receipt') return this.backToTruth(visit, reply);

@@ -68,7 +68,7 @@ export const setCookie = (reply: FastifyReply, publicUrl: string, checkoutId: st
   void reply.header('set-cookie', `${cookieName(publicUrl)}=${value}; Path=/checkout/${checkoutId}; HttpOnly; SameSite=Lax${secure}`);
 };
 
-/** Every value under our cookie's name. A browser sends the one with the longest path first, but another site may have set one too. */
+/** Every value under our cookie's name. A browser sends the one with the longest path first. Another site may have set one too. */
 export const cookiesOf = (request: FastifyRequest, publicUrl: string): string[] => {
   const prefix = `${cookieName(publicUrl)}=`;
   return (request.headers.cookie ?? '')
@@ -79,9 +79,8 @@ export const cookiesOf = (request: FastifyRequest, publicUrl: string): string[] 
 };
 
 /**
- * True if a POST comes from one of our own pages. Browsers say where a form stood: by `Sec-Fetch-Site` if they know it, and always by `Origin`
- * (`null` from a sandboxed frame). On a laptop the service may be open under another name than that of PUBLIC_URL. Then the name that the browser
- * asked for counts.
+ * True if a POST comes from one of our own pages. Browsers name the page's origin: in `Sec-Fetch-Site` if they know it, and always in `Origin`
+ * (`null` from a sandboxed frame). On a laptop the service may be open under another name than that of PUBLIC_URL. Then the requested host counts.
  */
 export const isFromOurPage = ({ headers }: FastifyRequest, { publicUrl, sandbox }: Pick<CheckoutServices, 'publicUrl' | 'sandbox'>): boolean => {
   const site = headers['sec-fetch-site'];

@@ -1,6 +1,6 @@
 /**
- * Intake of hosted checkout (specification, Hosted checkout): a form or JSON, or a signed link. The answer is always a 303. `takeIn` decides where it
- * leads.
+ * Intake of hosted checkout (specification, Hosted checkout): a form, JSON, or a signed link. The answer is always a 303. `takeIn` decides its
+ * target.
  */
 import { Controller, Get, Inject, Post, Req, Res } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
@@ -91,7 +91,7 @@ export class IntakeController {
       fault = error;
     }
     const { pairs, fields } = received;
-    // A request that names no portal has a bucket of its own. Upper and lower case name the same portal.
+    // All requests that name no portal share one bucket. Upper and lower case name the same portal.
     const portalId = pairs.get('portal_id')?.toLowerCase() ?? '';
     if (this.pages.limited(request, reply, isUuid(portalId) ? portalId : null)) return;
     const address = publicUrl + (kind === 'link' ? LINK_PATH : INTAKE_PATH);
@@ -111,7 +111,7 @@ export class IntakeController {
       const { checkoutId, checkout } = outcome.session;
       if (outcome.bound) setCookie(reply, publicUrl, checkoutId, this.capabilities.cookie(checkoutId, ids.uuid()));
       const path = `/checkout/${checkoutId}${checkout.phase === 'paid' ? '/paid' : ''}`;
-      // A server needs the host. A browser stays on the host under which it found us.
+      // A server needs an address with the host. A browser stays on the host that it used.
       return redirect(reply, kind === 'json' ? publicUrl + path : path);
     }
     const { code, message } = outcome;

@@ -1,4 +1,4 @@
-/** Pages as answers: in the right language and colours, with the right status, and the refusals in which any route may end. */
+/** Pages as answers: in the right language and colours, with the right status. Also the refusals that any route may give. */
 import { Inject, Injectable } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Portal } from '#accounts';
@@ -27,12 +27,12 @@ export class PayerPages {
   }
 
   refuse(request: FastifyRequest, reply: FastifyReply, what: RefusedRequest, portal: Portal | null = null, status = STATUS[what]): void {
-    // After a fault of ours the payer must find back. Only that page knows whether the payment was made.
+    // After a fault of ours the payer needs the page of the session. Only that page knows whether the payment was made.
     const checkoutId = what === 'failedInside' || what === 'notFromHere' ? (SESSION_PATH.exec(request.url)?.[1] ?? null) : null;
     sendPage(reply, status, render(Refused({ frame: this.frame(request, portal), what, reference: String(request.id), checkoutId })));
   }
 
-  /** The end of an intake that has no other address. */
+  /** The page for a refused intake without any other address. */
   errorPath(code: ErrorCode, request: FastifyRequest): string {
     return `/checkout/error?code=${code}&ref=${encodeURIComponent(String(request.id))}`;
   }
@@ -59,7 +59,10 @@ export class PayerPages {
     return true;
   }
 
-  /** The page that a payer sees where an API client would get the envelope, for a refusal of the transport or a fault of ours. */
+  /**
+   * Answers a payer if the HTTP layer refuses the request or the service has a fault. The payer gets a page. An API client would get the error
+   * envelope.
+   */
   failed(request: FastifyRequest, reply: FastifyReply, status: number): void {
     const code: ErrorCode = status >= 500 ? 'INTERNAL_ERROR' : 'VALIDATION_ERROR';
     if (request.url.startsWith(INTAKE_PATH)) return redirect(reply, this.errorPath(code, request));

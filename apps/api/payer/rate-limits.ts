@@ -18,7 +18,7 @@ export interface RateLimitOptions {
 }
 
 const MINUTE_MS = 60_000;
-/** At most so many addresses are remembered. Then all begin anew, which lets through the requests of one minute. */
+/** At most this many addresses are kept. At that number all counts begin anew, which lets through the requests of one minute. */
 const MAX_BUCKETS = 100_000;
 
 interface Bucket {
@@ -58,8 +58,8 @@ export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, cl
 };
 
 /**
- * The client's address. Behind `hops` proxies of the operator it is that many from the end of `X-Forwarded-For`. The caller may have written
- * everything further left.
+ * The client's address. With `hops` proxies of the operator it is entry number `hops` of `X-Forwarded-For`, counted from the end. The entries to its
+ * left may come from the caller, so they are not trusted.
  */
 export const clientAddress = (socketAddress: string, forwardedFor: string | undefined, hops: number): string => {
   if (hops === 0 || forwardedFor === undefined) return socketAddress;

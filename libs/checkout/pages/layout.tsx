@@ -17,11 +17,11 @@ export interface Frame {
 interface LayoutProps {
   readonly frame: Frame;
   readonly title: string;
-  /** Seconds after which a waiting page asks again without scripts. With scripts, the script asks and does not disturb the reader. */
+  /** Seconds after which a waiting page loads again without scripts. With scripts, the script asks, which does not disturb a reader. */
   readonly againAfterSeconds?: number;
-  /** The script compares this text to see that a waiting page has moved on. */
+  /** The script compares this text to notice that a waiting page has changed. */
   readonly stage?: string;
-  /** The page asks for a card. */
+  /** The page has a card form. */
   readonly takesCard?: boolean;
   readonly children: ComponentChildren;
 }
@@ -83,7 +83,7 @@ const Lock = () => (
   </svg>
 );
 
-/** The sign above a heading shows the outcome before a word is read. */
+/** The symbol above a heading shows the outcome before the text is read. */
 export const Sign = ({ kind }: { readonly kind: 'good' | 'wait' | 'stop' }) => (
   <div class={`sign ${kind}`} aria-hidden="true">
     {kind !== 'wait' && (

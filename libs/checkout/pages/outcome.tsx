@@ -4,7 +4,7 @@ import { brandName, dayAndTime, money } from './format.js';
 import { type Frame, Layout, type Line, Lines, Sign } from './layout.js';
 import { type Text, TEXTS } from './text.js';
 
-/** Seconds after which a waiting page asks again. */
+/** Seconds after which a waiting page loads again. */
 export const ASK_AGAIN_SECONDS = 3;
 /** Less often once the payer may leave. */
 const ASK_AGAIN_LATE_SECONDS = 15;
@@ -12,7 +12,7 @@ const ASK_AGAIN_LATE_SECONDS = 15;
 interface WaitingProps {
   readonly frame: Frame;
   readonly checkoutId: string;
-  /** Set as soon as the payer may go back without an outcome. */
+  /** Set when the payer may go back without an outcome. */
   readonly reference: string | null;
 }
 
@@ -223,7 +223,7 @@ interface PaidBeforeProps {
   readonly frame: Frame;
   readonly checkoutId: string;
   readonly confirmationNumber: string;
-  /** This browser paid. Any other one sees the end of the number only, and nothing of the payer. */
+  /** This browser paid. Any other browser sees only the end of the number, and nothing of the payer. */
   readonly bound: boolean;
   /** The payer came by the link again. */
   readonly byLink: boolean;
@@ -263,7 +263,7 @@ export const CannotStart = ({ frame, code, reference }: CannotStartProps) => {
   );
 };
 
-/** Refusals of a request, not of a payment. Their titles stand in the text under these names. */
+/** Refusals of a request, not of a payment. The texts hold their titles under these names. */
 export type RefusedRequest = 'notFound' | 'otherBrowser' | 'notFromHere' | 'tooMany' | 'failedInside';
 
 interface RefusedProps {

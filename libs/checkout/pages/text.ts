@@ -1,4 +1,4 @@
-/** The texts of the pages, in each language. Plain words, short sentences. Every page on which nothing was charged says so. */
+/** The texts of the pages, in each language: plain words, short sentences. Every page after which nothing was charged says so. */
 import type { ErrorCode } from '#kernel';
 
 /** Fields of the form that can be wrong, and the faults of each. */
