@@ -370,6 +370,26 @@ describe('rounds', () => {
     }
     expect(Math.max(...tries)).toBeLessThanOrEqual(2);
   });
+  test('tries that an outage of the log ended do not lengthen the pauses', async () => {
+    const id = await unknown();
+    house.appends.failBefore('ReconciliationStarted', away);
+    for (let tries = 1; tries <= 10; tries++) {
+      house.clock.advance(MINUTE);
+      let over = false;
+      const round = house.recovery.round().finally(() => (over = true));
+      // The append is repeated for as long as a try may take.
+      while (!over) {
+        house.clock.advance(1_000);
+        await new Promise((next) => setImmediate(next));
+      }
+      expect(await round).toBe(1);
+    }
+    expect(house.tries.at(-1)).toMatchObject({ paymentId: id, tries: 0, outcome: 'open' });
+    house.appends.clear();
+    house.clock.advance(MINUTE);
+    expect(await house.recovery.round()).toBe(1);
+    expect((await house.view(id)).status).toBe('voided');
+  });
   test('one payment that cannot be resolved does not keep the others', async () => {
     const stuck = await unknown({ card: CARDS.cannotTell });
     const others = [await unknown(), await unknown()];
