@@ -20,7 +20,7 @@ export const sign = (secret, kind, address, pairs) => {
   return createHmac('sha256', secret).update(`v1\n${kind}\n${origin}${pathname}\n${query}`).digest('hex');
 };
 
-/** The parameters of the address, or an Error that says what is wrong. `secrets`: one, or two while you change it. */
+/** The parameters of the address, or an Error that names the fault. `secrets`: one, or two while you change it. */
 export const verify = (secrets, kind, address, nowSeconds = Date.now() / 1000) => {
   const url = new URL(address);
   const pairs = [...url.searchParams];

@@ -1,5 +1,5 @@
-// A certificate for https://localhost that nobody has to trust: return addresses must be https, also on a laptop. Self-signed, made at each start, valid for a week.
-// Node can make keys but no certificates, so its few bytes of DER are written here; a real shop has a certificate already.
+// A self-signed certificate for https://localhost. Return addresses must be https, also on a laptop. It is made at each start and valid for a week.
+// Node can make keys but no certificates, so its few bytes of DER are written here. A real shop has a certificate already.
 import { createSign, generateKeyPairSync, randomBytes } from 'node:crypto';
 
 const der = (tag, ...parts) => {

@@ -48,7 +48,7 @@ const page = (title, body) =>
 <style>body{font:17px/1.5 system-ui,sans-serif;max-width:38rem;margin:3rem auto;padding:0 1rem}button{font:inherit;padding:.6rem 1.2rem}pre{background:#eee;padding:1rem;overflow:auto}.good{color:#17683f}.bad{color:#b3261e}</style>
 <h1>${title}</h1>${body}`;
 
-/** Checkouts that have come back, by what they came back with: the same address again is a replay, or a payer who pressed Back. `unknown` may be followed by `paid`. */
+/** Results of the checkouts that have come back. The same result again is a replay, or a payer who pressed Back. `unknown` may be followed by `paid`. */
 const seen = new Set();
 
 const main = async () => {
@@ -63,7 +63,7 @@ const main = async () => {
     reference_id: 'BILL-7',
     payer_first_name: 'Maria',
   };
-  /** A link as it would stand in a mail. One nonce, one payment. */
+  /** A link as it would be in a mail. One nonce, one payment. */
   const link = () => {
     const address = `${url}/api/v1/payer/intake/link`;
     const nonce = `bill-7-${Date.now()}-${Math.random().toString(36).slice(2)}`;
@@ -83,7 +83,7 @@ ${Object.entries(request)
 <p>Or by the link of a mail: <a id="link" href="${escape(link())}">pay bill 7</a></p>`,
     );
 
-  /** The signature says that Payfold sent the payer; the API says what is true now. Only both together are a paid bill. */
+  /** The signature proves that Payfold sent the payer. The API gives the present state. Only both together are a paid bill. */
   const done = async (address) => {
     const said = verify([secret], 'return', address);
     const again = seen.has(`${said.checkout_id} ${said.result}`);

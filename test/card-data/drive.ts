@@ -1,6 +1,6 @@
 /**
- * Card numbers on every way into the service, each number unique where the sandbox lets it be: good and bad requests, the wrong places for a card (paths, queries, headers, free text), answers
- * that get lost. Returns the numbers and everything that was answered.
+ * Sends card numbers through every entrance of the service, each number unique if the sandbox allows it: good and bad requests, wrong places for a
+ * card (paths, queries, headers, free text), and answers that get lost. Returns the numbers and all answers.
  */
 import { randomInt } from 'node:crypto';
 import { passesLuhn } from '#platform';
@@ -13,7 +13,7 @@ export interface Driven {
   readonly requests: number;
 }
 
-/** Of a brand that the service knows, right by Luhn, and nobody's. */
+/** Of a known brand, with a right Luhn digit, and issued to nobody. */
 export const newCard = (): string => {
   for (;;) {
     const [prefix, length] = ([['4', 16], ['51', 16], ['37', 15], ['6011', 16], ['36', 14], ['3530', 16], ['62', 19]] as const)[randomInt(7)]!; // prettier-ignore
@@ -68,7 +68,7 @@ export const driveCards = async (target: {
   const key = () => ({ 'idempotency-key': `pan-${process.pid}-${++drawn}` });
 
   for (let round = 0; round < rounds; round++) {
-    // Ways that reach the processor: every fixture, with and without a key, repeated, and a refund or void after it.
+    // Requests that reach the processor: every fixture, with and without a key, repeated, and followed by a refund or void.
     for (const fixture of FIXTURES) {
       const own = key();
       const body = payment(round % 2 === 0 ? fixture : grouped(fixture));
@@ -80,7 +80,7 @@ export const driveCards = async (target: {
     }
     await create(payment(unique()), key());
     await create(payment(grouped(unique())));
-    // Answers that get lost after the effect, and before it.
+    // Answers that get lost, before and after the effect.
     await bank.arm({ match: { call: 'charge' }, answer: 'cut' });
     await create(payment(unique()), key());
     await bank.arm({ match: { call: 'charge' }, answer: 'bare_500' });
@@ -105,7 +105,7 @@ export const driveCards = async (target: {
     await create(JSON.stringify({ [unique()]: 1 }));
     await create(`"${unique()}"`);
     await create(unique());
-    // A card where no card belongs: all of it is refused, or nothing of it stays.
+    // A card in a place without cards: the request is refused, or no part of the card is stored.
     for (const field of ['referenceId', 'description'])
       await create(payment('4242424242424242', { lineItems: [{ amountCents: 10_000, referenceId: 'x', [field]: `card ${unique()}` }] }));
     await create(payment('4242424242424242', { referenceId: unique() }));

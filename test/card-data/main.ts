@@ -42,7 +42,7 @@ const filesOf = (directory: string): Sink[] =>
     .filter((path) => statSync(path).isFile())
     .map((path) => ({ name: `file ${path.slice(directory.length + 1)}`, bytes: readFileSync(path) }));
 
-/** One leak per kind of place and of spelling, as programs make them. */
+/** One leak for each kind of place, and for each spelling that programs use. */
 const LEAKS: readonly { readonly name: string; readonly plant: (card: string, places: { pool: Pool; dataDir: string }) => Promise<Sink | void>; }[] = [
   { name: 'a log line', plant: async (card) => ({ name: 'log', bytes: Buffer.from(`{"level":20,"msg":"body","body":{"cardNumber":"${card}"}}\n`) }) },
   { name: 'a log line, in groups', plant: async (card) => ({ name: 'log', bytes: Buffer.from(`refused ${card.replaceAll(/(\d{4})(?=\d)/g, '$1 ')}`) }) },
@@ -72,12 +72,12 @@ try {
 
   const pool = createPool(databaseUrl, { name: 'pan-grep', max: 1, statementTimeoutMs: 0 });
   const sinks: Sink[] = [
-    // The sandbox says on its page which card to try: a public test number, and the only one.
+    // The sandbox's page names a card to try. It is a public test number, and the only one.
     { name: 'answers', bytes: Buffer.from(driven.answers.replaceAll('Try card 4242 4242 4242 4242', '')) },
     { name: 'metrics', bytes: Buffer.from(metrics) },
     ...(await tablesOf(pool)),
   ];
-  // Leaks that go into stores are planted before the files are read, under cards of their own.
+  // Leaks into stores are planted before the files are read, with cards of their own.
   const planted = new Map<string, string>();
   for (const { name, plant } of LEAKS) {
     const card = newCard();
@@ -87,7 +87,7 @@ try {
   }
   await pool.query('checkpoint');
   await pool.end();
-  // Killed, so that nothing is tidied away at the end.
+  // Killed, so that no file is cleaned up at the end.
   await service.killTree();
   sinks.push({ name: 'log', bytes: Buffer.from(afterWelcome(service.stdout()) + service.stderr()) }, ...filesOf(dataDir.data));
 

@@ -5,7 +5,7 @@
 export interface Found {
   readonly digits: string;
   readonly form: 'digits' | 'groups' | 'hex' | 'base64' | 'two-byte' | 'backwards';
-  /** A little of what stands around it. */
+  /** A little of the text around it. */
   readonly around: string;
 }
 
@@ -23,7 +23,7 @@ export class CardSearch {
     this.lengths = [...new Set([...this.cards].map(({ length }) => length))].sort((a, b) => b - a);
   }
 
-  /** Everything that is found, at most {@link MAX_FOUND}. */
+  /** All matches, at most {@link MAX_FOUND}. */
   scan(bytes: Buffer): Found[] {
     const found: Found[] = [];
     for (let from = 0; from < bytes.length; from += CHUNK_BYTES) {
@@ -55,7 +55,7 @@ export class CardSearch {
       }
   }
 
-  /** A card that a run of digits holds. */
+  /** The card in a run of digits, if there is one. */
   private known(run: string): string | null {
     for (const length of this.lengths)
       for (let at = 0; at + length <= run.length; at++) {

@@ -1,6 +1,6 @@
 /**
  * Chaos: partners pay and return money while processes are killed, stopped and started, links go bad, and clocks jump. Every round ends healed,
- * recovered and compared. The seed draws the faults. The moment at which one strikes depends on the machine.
+ * recovered and compared. The seed decides the faults. The exact moment of a fault depends on the machine.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { DatabaseUnavailable } from '#platform';
@@ -13,7 +13,7 @@ import { Partners } from './partners.js';
 import type { Toxic } from './proxy.js';
 
 const APIS = ['api 1', 'api 2'] as const;
-/** Names of apps/failpoints.ts, of what these partners set off. */
+/** Names of libs/platform/failpoints.ts that requests of these partners reach. */
 const OFTEN = ['claim', 'append.PaymentInitiated', 'charge.principal', 'charge.fee', 'append.PaymentCreated', 'finish'] as const;
 const SELDOM = [
   'append.PaymentDeclined',
@@ -32,12 +32,9 @@ const SELDOM = [
   'append.ReconciliationStarted',
   'renewAttempt',
 ] as const;
-/**
- * Few requests reach these points, so a process that waits for one is often killed before. The others are drawn twice as often as all of these
- * together.
- */
+/** Few requests reach these points, so a process is often killed before it reaches one. Together, the other points are drawn twice as often. */
 const API_POINTS = [...SELDOM, ...Array.from({ length: 5 }, () => OFTEN).flat()] as const;
-/** Of the loops; they look at what is older than a minute, so these wait for a long round. */
+/** Points of the loops. They handle work that is older than a minute, so they wait for a long round. */
 const WORKER_POINTS = [
   'finalize.charge',
   'finalize.reversal',
@@ -47,19 +44,22 @@ const WORKER_POINTS = [
   'finish',
 ] as const;
 
-/** A partner's patience with one answer. */
+/** How long a partner waits for one answer. */
 const PATIENCE_MS = 8_000;
 const CLERKS = 16;
-/** Between two faults. */
+/** Pause between two faults. */
 const CALM_MS = { least: 150, most: 1_500 } as const;
 const TOXIC_MS = { least: 300, most: 5_000 } as const;
 const PAUSE_MS = { least: 1_000, most: 200_000 } as const;
-/** Of the faults of a round; one round in {@link LONG_EVERY} outlives leases and the start of recovery. */
+/** Length of a round with faults. One round in {@link LONG_EVERY} lasts longer than leases and the start of recovery. */
 const ROUND_MS = { least: 20_000, most: 60_000 } as const;
 const LONG_ROUND_MS = 100_000;
 const LONG_EVERY = 8;
 const COMPARISONS = 5;
-/** Hours back, or far ahead, make running requests look abandoned. In between, a request that has begun is recovered minutes later than a run waits. */
+/**
+ * A clock that is hours back, or far ahead, makes running requests look abandoned. With values in between, recovery would start minutes later than a
+ * run waits.
+ */
 const CLOCK_JUMPS_MS = [-25 * 3_600_000, -2 * 3_600_000, -60_000, 5_000, 25 * 3_600_000] as const;
 
 export interface ChaosReport extends Verdict {
@@ -74,10 +74,10 @@ export interface ChaosReport extends Verdict {
 
 export interface ChaosOptions {
   readonly milliseconds: number;
-  /** At most so many rounds; as many as fit in the time unless said otherwise. */
+  /** At most this many rounds. Default: as many as fit in the time. */
   readonly rounds?: number;
   readonly roundMs?: number;
-  /** Faults that a comparison must notice: a charge without a request, or a payment that was acknowledged and lost. */
+  /** Differences that a comparison must notice: a charge without a request, or a payment that was acknowledged and lost. */
   readonly plant?: Plant | null;
   readonly onProgress?: (line: string) => void;
 }
@@ -105,8 +105,8 @@ export const runChaos = async (
       await faults.strike(Math.min(length, Math.max(1_000, end - performance.now())));
       times.push(performance.now());
       partners.close();
-      // A process that sleeps through the whole round has lost its leases and connections when it wakes. At most one of them sleeps, since another
-      // must do the work.
+      // A process that sleeps through the whole round has lost its leases and connections when it wakes. At most one sleeps, since another must do
+      // the work.
       const sleepers = APIS.filter((part) => parts[part].isPaused).slice(0, 1);
       await installation.heal(sleepers);
       await working;
@@ -116,7 +116,7 @@ export const runChaos = async (
         resolvedByRecovery += await bringToEnd(installation, partners, random);
         for (const part of sleepers) parts[part].resume();
         await Promise.all(ROLES.map((part) => parts[part].ready()));
-        // The work of a process that just woke ends within moments, and may leave something to recover.
+        // The work of a process that has just woken ends within moments. Recovery may have to finish it.
         if (sleepers.length > 0) resolvedByRecovery += await bringToEnd(installation, partners, random);
       } catch (error) {
         stuck.push((error as Error).message);
@@ -194,7 +194,7 @@ class Faults {
     const { random } = this;
     const running: Promise<void>[] = [];
     this.armFailpoints();
-    // From the first death on, each that starts again carries a fail point.
+    // After the first kill, each process starts with a fail point.
     this.killed(random.pick(APIS));
     while (this.striking) {
       await sleep(random.int(CALM_MS.least, CALM_MS.most));
@@ -204,7 +204,7 @@ class Faults {
     await Promise.all([ending, ...running]);
   }
 
-  /** Most that start again die at a point of their own choosing: about half of all kills. */
+  /** Gives most processes that start again a fail point. These make about half of all kills. */
   private armFailpoints(): void {
     const { parts } = this.installation;
     for (const part of ROLES) {
@@ -258,7 +258,7 @@ class Faults {
     proxy.heal();
   }
 
-  /** So long, or until the round ends. */
+  /** Waits this long, or until the round ends. */
   private async during(milliseconds: number): Promise<void> {
     const until = performance.now() + milliseconds;
     while (this.striking && performance.now() < until) await sleep(Math.min(50, Math.max(1, until - performance.now())));
@@ -281,14 +281,14 @@ const drawToxic = (random: Random): Toxic =>
     () => ({ kind: 'down' }),
   ])();
 
-// ------------------------------------------------------------------------------------------------------------------------------------
-// What a comparison that can fail must see.
+// ----------------------------------------------------------------------------------------------------------------------------------
+// Planted differences, which the comparison must notice.
 
 export const PLANTS = ['charge', 'loss'] as const;
 export type Plant = (typeof PLANTS)[number];
 
 const planted: Readonly<Record<Plant, (installation: Installation, partners: Partners) => Promise<void> | void>> = {
-  /** The bank charges once more, under a reference of its own, by the account that the payments went to. */
+  /** The bank charges once more, under a reference of its own, on the account of the payments. */
   charge: async ({ simulatorUrl, bank }) => {
     const { merchantAccount } = (await bank.truth()).at(-1)!;
     const answer = await fetch(`${simulatorUrl}/v1/charges`, {
@@ -303,11 +303,11 @@ const planted: Readonly<Record<Plant, (installation: Installation, partners: Par
     });
     if (answer.status !== 200) throw new Error(`nothing was planted: ${await answer.text()}`);
   },
-  /** A partner was informed of a payment that the log does not have. */
+  /** A partner has a payment in its books that the log does not have. */
   loss: (_, partners) => {
     const [paid] = partners.charges.filter(({ payment }) => payment !== null);
     if (!paid) throw new Error('no payment to plant another one beside');
-    // The neighbour may be returned in part. This one stands in full, so the sums must show the difference too.
+    // Its neighbour may be returned in part. This one stands in full, so the sums must show the difference too.
     const payment = { ...paid.payment!, id: '00000000-0000-7000-8000-000000000000' };
     partners.charges.push({ ...paid, intention: 'planted', payment, toldReturnedCents: 0 });
   },

@@ -1,6 +1,6 @@
 /**
- * Loaded into a process before anything else (`NODE_OPTIONS=--import …`). Its wall clock is off by the milliseconds in the file that
- * `CHAOS_CLOCK_FILE` names, from the moment that the file changes. Timers and monotonic time stay, as when an operator sets the clock of a machine.
+ * Loaded into a process first (`NODE_OPTIONS=--import …`). Puts the process's wall clock off by the milliseconds in the file that `CHAOS_CLOCK_FILE`
+ * names, as soon as the file changes. Timers and monotonic time stay, as when an operator sets the clock of a machine.
  */
 import { readFileSync } from 'node:fs';
 import { setInterval } from 'node:timers';
@@ -12,7 +12,7 @@ const look = () => {
   try {
     offsetMs = Number(readFileSync(process.env.CHAOS_CLOCK_FILE, 'utf8')) || 0;
   } catch {
-    // Not there: the clock is right.
+    // There is no file: the clock is right.
   }
 };
 look();

@@ -1,7 +1,7 @@
 /**
- * A full disk: Postgres and the processor keep their files on a small file system of their own. It is filled while partners pay, stays full, and is
- * cleared again. A process that cannot write must refuse or die, never acknowledge. Afterwards all sides must agree. Needs root, since only root may
- * mount.
+ * A full disk. Postgres and the processor keep their files on a small file system of their own. It is filled while partners pay, stays full, and is
+ * cleared again. A process that cannot write must refuse or die, and never acknowledge. Afterwards all sides must agree. Needs root, since only root
+ * may mount.
  */
 import { spawnSync } from 'node:child_process';
 import { closeSync, openSync, rmSync, writeSync } from 'node:fs';
@@ -16,7 +16,7 @@ import { Partners } from './partners.js';
 const SIZE = '320m';
 const PATIENCE_MS = 8_000;
 const CLERKS = 8;
-/** Of each round, in milliseconds. */
+/** Length of each round, in milliseconds. */
 const BEFORE_MS = { least: 500, most: 4_000 } as const;
 const FULL_MS = { least: 4_000, most: 12_000 } as const;
 const CHUNK = Buffer.alloc(1024 * 1024);
@@ -30,7 +30,7 @@ export interface DiskReport extends Verdict {
   readonly endedByItself: number;
 }
 
-/** Whether this user may mount; if not, no disk can be filled here. */
+/** True if this user may mount. Otherwise no disk can be filled here. */
 export const mayMount = (): boolean => process.getuid?.() === 0 && spawnSync('unshare', ['--mount', 'true']).status === 0;
 
 export const proveDisk = async (random: Random, rounds: number, onProgress: (line: string) => void = () => undefined): Promise<DiskReport> => {

@@ -1,6 +1,6 @@
 /**
- * A whole installation as real processes: Postgres, the card processor, two APIs and a worker. Each is started again when it dies, and a proxy stands
- * on every link between them. A chaos run harms it by process id and by proxy. The comparison reads past the proxies.
+ * A whole installation as real processes: Postgres, the card processor, two APIs and a worker. Each is started again when it dies. A proxy stands on
+ * every link between them. A chaos run harms it by process id and by proxy. The comparison bypasses the proxies.
  */
 import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
@@ -26,7 +26,7 @@ export type RolePart = (typeof ROLES)[number];
 export const LINKS = ['client→api', 'api→postgres', 'api→simulator'] as const;
 export type LinkName = (typeof LINKS)[number];
 
-/** Two APIs, a worker and the judge, each with pools of its own, and sessions of the dead that have not noticed yet. */
+/** Two APIs, a worker and the comparison, each with pools of its own, and sessions of dead processes that Postgres has not noticed yet. */
 const MAX_CONNECTIONS = 500;
 const RETRY_START_MS = 250;
 const READY_TIMEOUT_MS = 60_000;
@@ -40,17 +40,17 @@ interface Incarnation {
   readonly pid: number;
   readonly ready: Promise<unknown>;
   readonly exited: Promise<{ readonly signal: NodeJS.Signals | null; readonly said: string }>;
-  /** So far. */
+  /** Count so far. */
   readonly said: () => string;
 }
 
-/** One process that is kept running. A death that is neither our kill nor a fail point is a fault. */
+/** One process that is kept running. An end that is neither our kill nor a fail point is a fault. */
 export class Supervised {
-  /** Where the next incarnation dies by itself; used up by it. */
+  /** The fail point of its next start. One start uses it up. */
   failpoint: string | null = null;
   readonly deaths = { killed: 0, atFailpoint: 0, byItself: 0 };
   readonly faults: string[] = [];
-  /** True while what it stands on is taken away: an end of its own is no fault then. */
+  /** True while a process that it needs is taken away. Then its own end is no fault. */
   mayEnd = false;
   private pid: number | null = null;
   private running = false;
@@ -86,7 +86,7 @@ export class Supervised {
           () => false,
         );
         this.running = started;
-        // Its stores may be away just now. A process that hangs is not awaited any longer.
+        // Its stores may be away just now. A process that hangs is not waited for.
         if (!started) kill(incarnation.pid);
         const { signal, said } = await incarnation.exited;
         if (started && !this.doomed && this.mayEnd) this.deaths.byItself += 1;
@@ -95,7 +95,7 @@ export class Supervised {
         else if (started && !this.doomed && failpoint === null) this.faults.push(`${this.part} was killed by somebody else`);
         else if (signal === 'SIGKILL' && failpoint !== null && !this.doomed) this.deaths.atFailpoint += 1;
       } catch (error) {
-        // Postgres that cannot start, say on a full disk, is tried again until it can.
+        // If Postgres cannot start, say on a full disk, it is tried again until it can.
         if (this.ended) return;
         void error;
       } finally {
@@ -118,7 +118,7 @@ export class Supervised {
     return this.paused;
   }
 
-  /** `kill -9`; false where nothing runs. */
+  /** `kill -9`. false: no process runs. */
   kill(): boolean {
     if (this.pid === null || this.doomed) return false;
     this.doomed = true;
@@ -139,7 +139,7 @@ export class Supervised {
     kill(this.pid, 'SIGCONT');
   }
 
-  /** Kills it and lets nobody start it until {@link goOn}; resolves when it is gone. */
+  /** Kills it and keeps it from starting until {@link goOn}. Resolves when it is gone. */
   async hold(): Promise<void> {
     this.held ??= new Promise((resolve) => (this.release = resolve));
     this.failpoint = null;
@@ -168,7 +168,7 @@ export class Supervised {
 }
 
 export interface Installation {
-  /** Of the APIs, through their proxies. */
+  /** Addresses of the APIs, through their proxies. */
   readonly urls: readonly string[];
   readonly apiKey: string;
   readonly portalId: string;
@@ -176,28 +176,28 @@ export interface Installation {
   readonly links: Readonly<Record<LinkName, readonly Proxy[]>>;
   readonly bank: SimulatorControl;
   readonly simulatorUrl: string;
-  /** Past the proxies; good while Postgres runs. */
+  /** Address past the proxies. Valid while Postgres runs. */
   readonly stores: Services;
   /** Puts the wall clock of an API off by this much, from now on. */
   jump(part: RolePart, offsetMs: number): Promise<void>;
   /**
-   * Ends every fault: links are whole, stopped processes go on, every process that may hold a lease is killed, and its leases end at once. A part of
-   * `sleepers` stays stopped and wakes when everything has gone on without it.
+   * Ends every fault. Links are repaired, and stopped processes go on. Every process that may hold a lease is killed, and its leases end at once. A
+   * part of `sleepers` stays stopped, and wakes when the others have finished without it.
    */
   heal(sleepers?: readonly RolePart[]): Promise<void>;
   /** The worker's work a minute later, without the pauses between its tries: resolves open payments, and records closed batches. */
   recover(): Promise<number>;
-  /** Processes that died although nobody killed them. */
+  /** Processes that died without being killed. */
   faults(): string[];
-  /** Processes that were started here and are still there; none after {@link remove}. */
+  /** Processes that were started here and still exist. None after {@link remove}. */
   leftovers(): string[];
   remove(): Promise<void>;
 }
 
 export interface InstallationOptions {
-  /** Called when the place of the data exists and is empty. */
+  /** Called when the data directory exists and is empty. */
   readonly prepare?: (data: string) => Promise<void> | void;
-  /** Called when nothing runs there any more, before it is removed. */
+  /** Called with the data directory after every process has ended, and before the directory is removed. */
   readonly release?: (data: string) => Promise<void> | void;
 }
 
@@ -210,7 +210,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
   let stores: Services | null = null;
   const remove = async () => {
     await stores?.close().catch(() => undefined);
-    // The service first: without its stores it would only complain.
+    // The service is stopped first: without its stores it would only log errors.
     for (const one of supervised.reverse()) await one.end();
     for (const proxy of proxies) await proxy.close();
     await release?.(dataDir.data);
@@ -306,7 +306,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
         await Promise.all([postgres.ready(), simulator.ready()]);
         await eventually(
           async () => {
-            // The session of a dead process may still complete its statement. Afterwards it is dead, too. Our own sessions are opened again.
+            // The session of a dead process may still complete its statement. Then it ends, too. Our own sessions are opened again.
             await opened.pool.query(
               `select pg_terminate_backend(pid, $1) from pg_stat_activity where application_name like 'payfold%' and pid <> pg_backend_pid()`,
               [SESSION_ENDS_MS],

@@ -1,6 +1,6 @@
 /**
- * The comparison after a storm (A1 to A12): answers to partners, events, the bank and the read models must agree to the cent. Reads everything past
- * the proxies. Every difference is a line.
+ * The comparison after each round (A1 to A12). Answers to partners, events, the bank and the read models must agree to the cent. It reads past the
+ * proxies. Every difference is a line.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { paymentRegisterModel } from '#settlement';
@@ -13,7 +13,7 @@ import { type Book, type Books, readBooks } from '../support/truth.js';
 import type { Installation } from './installation.js';
 import { type Charge, inParallel, isStored, type KeyUse, type Partners, type Reply } from './partners.js';
 
-/** Projections follow within moments; a worker that was just started on a busy machine has this long. */
+/** Projections follow within moments. A worker that has just started on a busy machine gets this long. */
 const CAUGHT_UP_MS = 60_000;
 const PAGE = 100;
 const AT_ONCE = 16;
@@ -26,11 +26,11 @@ export interface Verdict {
   readonly payments: number;
   readonly chargesAtBank: number;
   readonly netAtBankCents: number;
-  /** Keys that were asked once more. */
+  /** Keys that were sent once more. */
   readonly replayed: number;
 }
 
-/** Recovers and goes on by the contract until nobody has anything open. Returns how many recovery resolved. */
+/** Runs recovery and lets partners go on by the contract, until no partner has an open request. Returns how many payments recovery resolved. */
 export const bringToEnd = async (installation: Installation, partners: Partners, random: Random): Promise<number> => {
   let resolved = 0;
   for (let round = 0; round < SETTLE_ROUNDS; round++) {
@@ -40,14 +40,14 @@ export const bringToEnd = async (installation: Installation, partners: Partners,
   return resolved;
 };
 
-/** `since`: earlier keys were asked again by an earlier verdict. */
+/** `since`: keys from before were already checked by an earlier comparison. */
 export const judge = async ({ stores, bank }: Installation, partners: Partners, since = { charges: 0, returns: 0 }): Promise<Verdict> => {
   const violations: string[] = [];
   let books: Books;
   try {
     books = await readBooks(stores, bank);
   } catch (error) {
-    // One assertion ends the reading: the rest could not be believed.
+    // One failed assertion ends the reading, since the rest could not be believed.
     return { violations: [firstLines((error as Error).message)], payments: 0, chargesAtBank: 0, netAtBankCents: 0, replayed: 0 };
   }
   const byReference = new Map<string, Book[]>();
@@ -72,7 +72,7 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
     ...partners.charges.slice(since.charges).flatMap(({ uses }) => uses),
     ...partners.returns.slice(-AT_ONCE * 10).map(({ use }) => use),
   ].filter(({ answers }) => answers.some(isStored));
-  // Also keys that no partner would send again. If a crash of Postgres lost the end of a key, it is made again from the stream.
+  // Also keys that no partner would send again. If a crash of Postgres lost the end of a key, that end is made again from the stream.
   await inParallel(stored, AT_ONCE, async (use) => {
     const reply = await askOut(partners, use);
     // A refund whose key was not finished in time is answered again from the stream, without the header of a replay.
@@ -88,7 +88,7 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
   };
 };
 
-/** As a partner asks: a request in progress, or without an answer, is sent once more until the lease of its owner is over. */
+/** Sends a request as a partner does: if it is in progress, or without an answer, it is sent once more until the lease of its owner is over. */
 const askOut = async (partners: Partners, use: KeyUse): Promise<Reply | null> => {
   for (const until = performance.now() + LEASE_SECONDS * 1_000 + CAUGHT_UP_MS; ;) {
     const reply = await partners.ask(use, CALM);
@@ -97,7 +97,7 @@ const askOut = async (partners: Partners, use: KeyUse): Promise<Reply | null> =>
   }
 };
 
-/** A1, A3: one intention, one charge that stands. The payment in the answer is there as it was answered. */
+/** A1, A3: one intention, one standing charge. The payment in the answer can be read as it was answered. */
 const judgeCharge = (charge: Charge, made: readonly Book[]): string[] => {
   const { intention, state, payment, toldReturnedCents, uses } = charge;
   const charged = made.filter((book) => book.payment.phase === 'charged');
@@ -112,7 +112,7 @@ const judgeCharge = (charge: Charge, made: readonly Book[]): string[] => {
   return [];
 };
 
-/** A8: list, journal, settlement and replay are one; the list over HTTP is the fold of the streams, payment by payment. */
+/** A8: list, journal, settlement and replay agree. The list over HTTP equals the fold of the streams, payment by payment. */
 const judgeReadModels = async (stores: Installation['stores'], partners: Partners, books: Books): Promise<string[]> => {
   const { readModels, store, payments, pool, clock } = stores;
   const head = await store.head();

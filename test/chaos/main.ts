@@ -57,5 +57,5 @@ if (values.tcp) {
   finish('chaos', await runChaos(random, { milliseconds, rounds, plant, onProgress: (line) => console.log(line) }));
 }
 
-// Node 20 may wait for ever for the pipes of children that were killed.
+// Node 20 may wait for ever for the pipes of killed children.
 process.exit();

@@ -1,7 +1,7 @@
 /**
- * Partners that keep the contract: every request has a key. A request without an answer is sent again with the same key. A 409 in progress is waited
- * out. If an outcome is unknown, they look at the payment, and charge again, with a new key, only when it reads `failed` or `voided`. They keep books
- * of their answers. An answer that the contract does not allow is a violation.
+ * Partners that keep the contract. Every request has a key. A request without an answer is sent again with the same key. A 409 in progress is waited
+ * out. If an outcome is unknown, they read the payment, and charge again with a new key only if it is `failed` or `voided`. They keep books of their
+ * answers. An answer that the contract does not allow is a violation.
  */
 import { Agent, request } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -21,7 +21,7 @@ export interface Reply {
   readonly data: Readonly<Record<string, unknown>>;
 }
 
-/** One key, the request that it stands for, and every answer to it. */
+/** One key, its request, and every answer to it. */
 export interface KeyUse {
   readonly key: string;
   readonly path: string;
@@ -29,16 +29,16 @@ export interface KeyUse {
   readonly answers: Reply[];
 }
 
-/** Somebody wants to pay a bill once, over as many keys as it takes. */
+/** One bill that somebody wants to pay once, over as many keys as that takes. */
 export interface Charge {
   /** Also the `referenceId` of each of its payments. */
   readonly intention: string;
   readonly uses: KeyUse[];
   readonly lines: readonly number[];
   state: 'open' | 'paid' | 'declined';
-  /** The answer at the time of the payment. */
+  /** The answer to the payment. */
   payment: PaymentView | null;
-  /** By refunds and voids that were answered 200. */
+  /** Cents returned by refunds and voids that were answered 200. */
   toldReturnedCents: number;
   voided: boolean;
   /** One return at a time. */
@@ -52,10 +52,10 @@ export interface Return {
   state: 'open' | 'returned' | 'refused';
 }
 
-/** How a look at something open ended: it has an end, it waits for recovery, or nobody answered. */
+/** The result of reading an open payment: it has an outcome, it waits for recovery, or there was no answer. */
 type Pursuit = 'ended' | 'unknown' | 'parked';
 
-/** Cards whose charge cannot be undone would call for staff wherever a fault makes it unknown; those stories are the simulation's. */
+/** Cards whose charge cannot be undone would need staff whenever a fault makes the outcome unknown. The simulation covers those. */
 const CARDS: readonly string[] = [
   ...Array.from({ length: 14 }, () => CARD.approved),
   CARD.declined,
@@ -68,12 +68,12 @@ const CARDS: readonly string[] = [
 ];
 
 const PAUSE_MS = { least: 50, most: 400 } as const;
-/** Tries of one request without getting anywhere before a clerk puts it aside. */
+/** Tries of one request without progress before a clerk leaves it for later. */
 const TRIES = 8;
-/** A living owner answers within its deadline of 28 s; one that could not settle its key is overtaken after its lease of 60 s. */
+/** A living owner answers within its deadline of 28 s. An owner that could not finish its key is overtaken after its lease of 60 s. */
 const SETTLE_TRIES = 160;
 const LIST_LIMIT = 50;
-/** An instance that did not answer is left alone for so long, as by a balancer. */
+/** An instance without an answer gets no requests for this long, as behind a load balancer. */
 const AVOID_MS = 1_500;
 
 export class Partners {
@@ -82,7 +82,7 @@ export class Partners {
   readonly violations: string[] = [];
   readonly figures = { requests: 0, answers: 0, unanswered: 0, replays: 0, reads: 0, lists: 0 };
   private readonly agent = new Agent({ keepAlive: true });
-  /** False: an attempt without an end is put aside at the next answer. */
+  /** False: an attempt without an outcome is left for later at the next answer. */
   private open = true;
   private count = 0;
   private readonly silentUntil: number[] = [];
@@ -95,8 +95,8 @@ export class Partners {
     private readonly timeoutMs: number,
   ) {}
 
-  // ---------------------------------------------------------------------------------------------------------------------------------- Under fault:
-  // many clerks that do not wait for stubborn cases.
+  // ----------------------------------------------------------------------------------------------------------------------------------
+  // Under fault: many clerks that do not wait for stubborn cases.
 
   /** Works until {@link close}. */
   async work(clerks: number, random: Random): Promise<void> {
@@ -119,7 +119,7 @@ export class Partners {
     }
   }
 
-  /** Goes on with everything that has no end yet; resolves with how many still have none, for want of recovery. */
+  /** Continues all requests without an outcome. Returns how many still have none, since recovery has not resolved them. */
   async settle(random: Random): Promise<number> {
     this.open = true;
     const charges = this.charges.filter(({ state }) => state === 'open').map((charge) => () => this.pursueCharge(charge, random, SETTLE_TRIES));
@@ -152,7 +152,7 @@ export class Partners {
   async pursueCharge(charge: Charge, random: Random, tries: number): Promise<Pursuit> {
     for (let left = tries; left > 0; left--) {
       const use = charge.uses.at(-1)!;
-      // One in ten cannot wait, and asks both instances at once.
+      // One in ten does not wait, and asks both instances at once.
       const reply = await this.ask(use, random, use.answers.length === 0 && random.next() < 0.1);
       if (reply?.status === 200) {
         charge.payment = reply.data as unknown as PaymentView;
@@ -186,7 +186,7 @@ export class Partners {
     else if (status === 'pending' || status === 'unknown') return 'unknown';
     else if (status === 'failed' || status === 'voided') this.newKey(charge, CARD.approved);
     else {
-      // Its outcome was recorded, the answer was lost (C29).
+      // Its outcome was recorded, and the answer was lost (C29).
       charge.payment = reply.data as unknown as PaymentView;
       charge.state = 'paid';
     }
@@ -235,7 +235,7 @@ export class Partners {
         charge.voided = one.operation === 'void';
         one.state = 'returned';
       } else if (reply?.code === 'VOID_FAILED' && !reply.retryable) {
-        // Settled meanwhile. The part that was voided before is read, not guessed.
+        // It settled meanwhile. The part that was voided before is read, not guessed.
         const seen = await this.send('GET', `payments/${charge.payment!.id}`, null, null, random);
         if (seen?.status !== 200) return 'parked';
         charge.toldReturnedCents = seen.data.refundedAmountCents as number;
@@ -283,7 +283,7 @@ export class Partners {
   // ----------------------------------------------------------------------------------------------------------------------------------
   // Requests.
 
-  /** A keyed request, and what must be true of its answer whatever else happens. Null: nobody answered. */
+  /** Sends a request with a key, and checks the rules that hold for every answer. null: no answer. */
   async ask(use: KeyUse, random: Random, twice = false): Promise<Reply | null> {
     const replies = await Promise.all((twice ? [0, 1] : [null]).map((instance) => this.send('POST', use.path, use.body, use.key, random, instance)));
     for (const reply of replies) if (reply !== null) this.note(use, reply);
@@ -312,7 +312,7 @@ export class Partners {
     answers.push(reply);
   }
 
-  /** Null: no answer, or half of one. */
+  /** null: no answer, or an incomplete one. */
   send(method: string, path: string, body: object | null, key: string | null, random: Random, instance: number | null = null): Promise<Reply | null> {
     this.figures.requests += 1;
     const chosen = instance ?? this.choose(random);
@@ -343,7 +343,7 @@ export class Partners {
           });
         });
       });
-      // An end for each part of it: a server that drips for ever is no answer either.
+      // A time limit for each part of the answer: a server that sends one byte at a time for ever has not answered.
       const timer = setTimeout(() => call.destroy(new Error('no answer')), this.timeoutMs);
       call.once('close', () => {
         clearTimeout(timer);
@@ -357,7 +357,7 @@ export class Partners {
     });
   }
 
-  /** Any instance; one that did not answer just now only where no other did better. */
+  /** Any instance. One that has just failed to answer is used only if no other did better. */
   private choose(random: Random): number {
     const first = random.int(0, this.urls.length - 1);
     const silent = (instance: number) => (this.silentUntil[instance] ?? 0) > performance.now();
@@ -386,7 +386,7 @@ export const isStored = ({ status, code, retryable }: Reply): boolean => status 
 const isUnsettled = ({ status, code }: Reply): boolean =>
   code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED' || (status >= 500 && code !== 'IDEMPOTENCY_UNAVAILABLE' && code !== 'GATEWAY_NOT_CONFIGURED');
 
-/** At most so many at once. */
+/** At most this many at once. */
 export const inParallel = async <T>(items: readonly T[], atOnce: number, work: (item: T) => Promise<unknown>): Promise<void> => {
   const queue = [...items];
   await Promise.all(

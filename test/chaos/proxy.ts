@@ -1,13 +1,13 @@
 /**
  * A TCP proxy that harms its traffic, with the toxics of Toxiproxy: one link of a running installation, controlled from this process, without any
- * privilege. It draws from a seed. A connection is harmed from the moment that a toxic is set, or from its beginning. Healing ends every harmed
- * connection, since a stream with a hole in it is useless.
+ * privilege. A seed decides its choices. A connection is harmed from the moment that a toxic is set, or from its beginning. Healing ends every harmed
+ * connection, since a stream with missing bytes is useless.
  */
 import { connect, createServer, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Random } from '../../apps/demo/city.js';
 
-/** `timeout`: nothing passes any more, and neither side learns of it (a black hole). `slow_close`: a hang-up arrives late, and only in one direction. */
+/** `timeout`: no bytes pass any more, and neither side learns of it (a black hole). `slow_close`: a close arrives late, and only in one direction. */
 export type Toxic =
   | { readonly kind: 'latency'; readonly latencyMs: number; readonly jitterMs: number }
   | { readonly kind: 'bandwidth'; readonly bytesPerSecond: number }
@@ -29,14 +29,14 @@ export const TOXICS = [
   'down',
 ] as const satisfies Toxic['kind'][];
 
-/** Which way is harmed: towards the server, back to the client, or both. */
+/** The direction that is harmed: towards the server, back to the client, or both. */
 export type Direction = 'upstream' | 'downstream' | 'both';
 
 export interface Proxy {
   readonly port: number;
-  /** Replaces the toxic before it. `share`: how many of the connections are harmed, 0 to 1. */
+  /** Replaces the earlier toxic. `share`: how many of the connections are harmed, 0 to 1. */
   poison(toxic: Toxic, options?: { readonly direction?: Direction; readonly share?: number }): void;
-  /** Takes the toxic away, and ends every connection that it harmed. */
+  /** Removes the toxic, and ends every connection that it harmed. */
   heal(): void;
   /** Ends every connection, harmed or not. Data in flight is lost. */
   cut(): void;
@@ -54,11 +54,11 @@ interface Poison {
 /** Bandwidth is shared out in slices of this time. */
 const SLICE_MS = 50;
 
-/** One connection of a client, and the one to the server that stands for it. */
+/** One connection of a client, and its connection to the server. */
 class Link {
   private readonly ended = new AbortController();
   private poison: Poison | null = null;
-  /** A toxic has held something back, changed when it came, or ended it. */
+  /** True once a toxic has delayed, changed or ended this link. */
   harmed = false;
   private left = Number.POSITIVE_INFINITY;
 
@@ -114,11 +114,11 @@ class Link {
         const toxic = this.toxicOf(direction);
         if (toxic?.kind === 'slow_close' || toxic?.kind === 'timeout') this.harm();
         if (toxic?.kind === 'slow_close') await this.wait(toxic.delayMs);
-        // A black hole does not say goodbye either.
+        // A black hole closes no connection either.
         if (toxic?.kind !== 'timeout') to.end();
       });
     });
-    // A broken side takes the other one along; a side that ended has said so already.
+    // A broken side breaks the other one too. A side that was ended has already been forwarded.
     from.once('error', () => this.reset());
     from.once('close', () => {
       if (this.inbound.destroyed && this.outbound.destroyed) this.ended.abort();

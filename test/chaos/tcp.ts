@@ -1,4 +1,7 @@
-/** Every toxic on every link against every operation: 8 × 3 × 4 = 96 cases. Each is begun under its toxic, bounded, healed, ended by the contract, and compared. */
+/**
+ * Every toxic on every link with every operation: 8 × 3 × 4 = 96 cases. Each operation begins under its toxic, within a time limit. Then the link
+ * heals, the operation is finished by the contract, and the books are compared.
+ */
 import type { Random } from '../../apps/demo/city.js';
 import { CARD } from '../support/service.js';
 import { LINKS, type LinkName, startInstallation } from './installation.js';
@@ -8,7 +11,7 @@ import { type Toxic, TOXICS } from './proxy.js';
 
 export const OPERATIONS = ['create', 'refund', 'void', 'read'] as const;
 
-/** How hard: enough to break or to hold up a request of about a kilobyte. */
+/** Strength of the toxics: enough to break or to delay a request of about a kilobyte. */
 const HARD: Readonly<Record<Toxic['kind'], Toxic>> = {
   latency: { kind: 'latency', latencyMs: 300, jitterMs: 200 },
   bandwidth: { kind: 'bandwidth', bytesPerSecond: 2_000 },
@@ -20,21 +23,21 @@ const HARD: Readonly<Record<Toxic['kind'], Toxic>> = {
   down: { kind: 'down' },
 };
 
-/** A partner's patience with one answer while the link is bad. */
+/** How long a partner waits for one answer while the link is bad. */
 const PATIENCE_MS = 4_000;
 const TRIES_UNDER_TOXIC = 2;
 const TRIES_AFTER = 6;
 
 export interface TcpReport extends Verdict {
   readonly cases: number;
-  /** That a toxic touched; the others passed before it, or over connections that it left alone. */
+  /** Connections that a toxic harmed. The others ended before it, or were left alone by it. */
   readonly harmedConnections: number;
   readonly endedUnderToxic: number;
   readonly endedAfterHealing: number;
   readonly endedAfterRecovery: number;
 }
 
-/** `links` and `toxics`: which cases; all of them unless said otherwise. */
+/** `links` and `toxics`: the cases to run. Default: all. */
 export const proveTcp = async (
   random: Random,
   options: { toxics?: readonly Toxic['kind'][]; links?: readonly LinkName[]; onProgress?: (cases: number) => void } = {},

@@ -71,7 +71,7 @@ const declarations = (source: ts.SourceFile): { readonly constant: string; reado
   return found;
 };
 
-/** Without comments: a changed comment is no changed event. */
+/** Without comments, so a changed comment is no changed event. */
 const CONFIG = {
   ...DEFAULT_CONFIG,
   expose: 'all',

@@ -57,7 +57,7 @@ type Document = Parameters<typeof createOpenApiJudge>[0] & {
 
 export interface Target {
   readonly url: string;
-  /** Of an account that owns the portal. */
+  /** Belongs to an account that owns the portal. */
   readonly apiKey: string;
   readonly portalId: string;
   readonly bank: SimulatorControl;
@@ -65,12 +65,12 @@ export interface Target {
 
 export interface FuzzOptions {
   readonly seed: number;
-  /** Ends after so many requests, or milliseconds. */
+  /** Ends after this many requests, or milliseconds. */
   readonly requests: number;
   readonly milliseconds: number;
   /** Requests at the same time. */
   readonly parallel: number;
-  /** Harms the document, so that a violation must be found: shows that the harness sees. */
+  /** Makes the document wrong, so that a violation must be found. This proves that the fuzzer sees violations. */
   readonly planted?: boolean;
   readonly onProgress?: (requests: number) => void;
 }
@@ -102,7 +102,7 @@ interface Answer {
   readonly text: string;
 }
 
-/** Sandbox cards with what they may answer a create with. */
+/** Sandbox cards. `statuses`: the HTTP statuses that a create with this card may return. */
 const CARDS: readonly { readonly number: string; readonly statuses: readonly number[] }[] = [
   { number: '4242 4242 4242 4242', statuses: [200] },
   { number: '5555555555554444', statuses: [200] },
@@ -127,7 +127,7 @@ const MAX_KEPT_VIOLATIONS = 50;
 const KEPT_PAYMENTS = 200;
 /** Marks payments of a sequence. */
 const OWN = 'sequence of ';
-/** One in so many payments is looked for in the list too. */
+/** One in this many payments is looked for in the list too. */
 const LIST_EVERY = 5;
 const PAGE = 25;
 
@@ -140,7 +140,7 @@ export const fuzzApi = async (target: Target, options: FuzzOptions): Promise<Fuz
   return fuzzer.report();
 };
 
-/** A document that does not know that payments succeed. */
+/** A document without the success of a payment. */
 const harmed = (document: Document): Document =>
   JSON.parse(JSON.stringify(document), (key, value: unknown) =>
     key === 'enum' && Array.isArray(value) ? value.filter((word) => word !== 'succeeded') : value,
@@ -225,7 +225,7 @@ class Fuzzer {
 
   // ---- kinds of steps
 
-  /** A request that the document allows. Rules that it cannot express (sums, cards, our portal) are put right afterwards. */
+  /** A request that the document allows. Rules that it cannot express (sums, cards, our portal) are fulfilled afterwards. */
   private async allowed(): Promise<void> {
     const operation = this.pick(this.operations);
     const { sent, card } = this.requestFor(operation);
@@ -249,7 +249,7 @@ class Fuzzer {
     if (answer.status !== 400) this.violation('forbidden is refused', mutation.name, harmedRequest, answer);
   }
 
-  /** Credentials that are none: 401 on every operation that needs one. */
+  /** Missing or invalid credentials: every operation that needs credentials must answer 401. */
   private async authority(): Promise<void> {
     const operation = this.pick(this.operations.filter(({ secured }) => secured));
     const { sent } = this.requestFor(operation);
@@ -312,7 +312,7 @@ class Fuzzer {
     const create = this.operations.find(({ method, path }) => `${method} ${path}` === CREATE)!;
     const { sent, body } = this.requestFor(create, false, '4242 4242 4242 4242');
     const key = `${this.name}-${this.draws}`;
-    // Nobody else may touch this one while its cents are counted.
+    // No other sequence may use this payment while its cents are counted.
     const own: Sent = { ...sent, body: JSON.stringify({ ...(body as object), referenceId: `${OWN}${key}` }) };
     const keyed = this.withHeader(own, 'idempotency-key', key);
     const first = await this.send(keyed);
@@ -360,7 +360,7 @@ class Fuzzer {
     const found = await this.send(this.get(`/api/partner/v1/payments/${id}`));
     if (found.status !== 200) this.violation('what was answered can be read', 'GET', sent, found);
     if (this.integer(LIST_EVERY) > 0) return;
-    // It may have slipped to a later page while others were paid.
+    // It may have moved to a later page, since other payments were made meanwhile.
     for (let cursor: string | null = null; ;) {
       const query: string = cursor === null ? '' : `&cursor=${encodeURIComponent(cursor)}`;
       const listed: Answer = await this.send(this.get(`/api/partner/v1/payments?limit=${PAGE}${query}`));
@@ -395,7 +395,7 @@ class Fuzzer {
     };
   }
 
-  /** Rules that the schema cannot express: our portal, lines that sum to the amount, a sandbox card that is still good. */
+  /** Fulfils rules that the schema cannot express: our portal, lines that sum to the amount, a sandbox card that has not expired. */
   private soundCreate(drawn: Record<string, unknown>, withExtras: boolean, number?: string) {
     const lines = (drawn.lineItems as Record<string, unknown>[]).map((line) => ({
       ...line,
@@ -490,7 +490,7 @@ class Fuzzer {
     if (this.known.length > KEPT_PAYMENTS) this.known.shift();
   }
 
-  /** The list against the bank, to the cent. A payment of unknown outcome may stand at the bank until recovery has undone it. */
+  /** The list compared with the bank, to the cent. A payment of unknown outcome may stand at the bank until recovery has undone it. */
   async compareWithBank(): Promise<void> {
     this.checked('the bank’s books are ours');
     const agent = new Agent({ keepAlive: true });
@@ -516,13 +516,13 @@ class Fuzzer {
   }
   private violation(check: string, what: string, { method, path, body, headers }: Sent, { status, text }: Answer): void {
     if (this.violations.length >= MAX_KEPT_VIOLATIONS) return;
-    // Enough to send it again; the credential is left out.
+    // Enough to send the request again. The credential is left out.
     const sent = `${method} ${path} ${JSON.stringify(headers.filter(([name]) => name !== 'authorization'))} ${String(body ?? '').slice(0, 1_500)}`;
     this.violations.push({ check, what, request: sent, answer: `${status} ${text.slice(0, 800)}` });
   }
 }
 
-/** `include_fee` with a smaller amount is refused by a rule that no schema can say (C36). */
+/** A rule that no schema can express refuses `include_fee` with a smaller amount (C36). */
 const soundRefund = (body: Record<string, unknown>): Record<string, unknown> => {
   if (body.feeType !== undefined) delete body.amountCents;
   return body;
@@ -530,7 +530,7 @@ const soundRefund = (body: Record<string, unknown>): Record<string, unknown> => 
 
 const dataOf = <T>({ text }: Answer): T => (JSON.parse(text) as { data: T }).data;
 
-/** One request over the wire as it is: repeated headers stay repeated. */
+/** One request, sent exactly as it is: repeated headers stay repeated. */
 const exchange = (agent: Agent, url: string, { method, path, headers, body }: Sent): Promise<Answer> =>
   new Promise((resolve, reject) => {
     const bytes = body === null ? null : Buffer.from(body);

@@ -1,19 +1,20 @@
 /**
- * A coverage-guided fuzzer in a page: inputs are mutated, and one that reaches a block of code that nobody reached before joins the corpus. Coverage is V8's own, precise and by
- * block, read through `node:inspector`. Reading it costs more than most parsers do, so a whole batch runs between two readings; a batch that reached something new is halved until
- * the inputs that did it are found.
+ * A coverage-guided fuzzer in a page: inputs are mutated, and an input that reaches a new block of code joins the corpus.
+ *
+ * Coverage is V8's own, precise and by block, read through `node:inspector`. Reading it costs more than most parsers do, so a whole batch runs
+ * between two readings. A batch that reached a new block is halved until the inputs that did it are found.
  */
 import { Session } from 'node:inspector';
 
 export interface FuzzTarget {
   readonly name: string;
-  /** Files whose coverage guides, by the end of their path. */
+  /** Coverage of these files guides the fuzzer. They are named by the end of their path. */
   readonly files: readonly string[];
-  /** Inputs to begin with. */
+  /** First inputs. */
   readonly seeds: readonly string[];
-  /** Pieces that are worth putting in. */
+  /** Pieces of text that often reach new code. */
   readonly dictionary: readonly string[];
-  /** Runs the parser; throws {@link Broken} where it did something that it must not. Any other error is a violation as well. */
+  /** Runs the parser. Throws {@link Broken} if the parser broke a promise. Any other error is a violation as well. */
   run(input: Buffer): void;
 }
 
@@ -56,8 +57,8 @@ interface Coverage {
 }
 
 /**
- * The reached places of the code. V8 reports ranges with counts and leaves out a range that ran as often as the one around it. So a missing range
- * says nothing. Kept is each offset where a range ever began, and whether the innermost range around it has run.
+ * The reached places of the code. V8 reports ranges with counts, and leaves out a range that ran as often as the one around it. So a missing range
+ * says nothing. For each offset where a range ever began, this keeps whether the innermost range around it has run.
  */
 class Blocks {
   private readonly session = new Session();
@@ -72,7 +73,7 @@ class Blocks {
 
   private post(method: string, parameters?: object): unknown {
     let answer: unknown;
-    // The inspector of one's own process answers before `post` returns.
+    // An inspector of its own process answers before `post` returns.
     this.session.post(method, parameters as never, (error: Error | null, result: unknown) => {
       if (error) throw error;
       answer = result;
@@ -84,7 +85,7 @@ class Blocks {
     this.post('Profiler.takePreciseCoverage');
   }
 
-  /** How many places were reached since the last reading that never were before; they are known from now on where `remember` says so. */
+  /** How many places were reached for the first time since the last reading. With `remember` they count as known from now on. */
   news(remember: boolean): number {
     const { result } = this.post('Profiler.takePreciseCoverage') as Coverage;
     let found = 0;
@@ -142,7 +143,7 @@ export const fuzzParser = (
       failure ??= { input: JSON.stringify(input.toString('latin1')), message: (error as Error).message };
     }
   };
-  /** Finds the inputs of a batch that reached something new. */
+  /** Finds the inputs of a batch that reached a new place. */
   const keep = (batch: readonly Buffer[]): void => {
     if (batch.length === 1) {
       blocks.forget();

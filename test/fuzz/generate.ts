@@ -37,16 +37,16 @@ export const resolverOf =
     return found;
   };
 
-/** Text as it comes: letters of all scripts and emoji, but no NUL, no lone surrogate, and no digits that could look like a card. */
+/** Ordinary text: letters of all scripts and emoji, but no NUL, no lone surrogate, and no digits that could look like a card. */
 const text = (minLength: number, maxLength: number) =>
   fc.string({ unit: 'grapheme', minLength, maxLength: Math.max(minLength, Math.min(maxLength, 40)) }).map((value) => {
     const safe = value.replaceAll('\0', ' ').replace(/\d{6,}/g, '12345');
-    // Lengths are counted in UTF-16 units; cutting must not leave half a character.
+    // Lengths are counted in UTF-16 units. A cut must not leave half a character.
     const cut = safe.slice(0, maxLength);
     return /[\ud800-\udbff]$/.test(cut) ? cut.slice(0, -1) : cut;
   });
 
-/** Field names that have broken other programs; `__proto__` is refused by name (C8), and fast-check is fond of it. */
+/** Field names that have broken other programs. `__proto__` is refused by name (C8), and fast-check often makes it. */
 const NAMES = ['constructor', 'toString', 'hasOwnProperty', 'then', 'length', 'valueOf', 'note', 'Ω', '', ' ', 'a.b', '$where', 'prototype'];
 
 const fieldName = () => fc.oneof(fc.constantFrom(...NAMES), text(1, 10)).filter((name) => name !== '__proto__');
@@ -65,7 +65,7 @@ const json = (): fc.Arbitrary<unknown> =>
     object: fc.dictionary(fieldName(), tie('value'), { maxKeys: 4 }),
   })).value;
 
-/** Values that a schema allows. Fields that are not required are there half of the time; unknown fields are added where `unknown` says so (C3). */
+/** Values that a schema allows. Fields that are not required are present half of the time. With `unknown`, unknown fields are added (C3). */
 export const allowed = (schema: Schema, resolve: Resolve, unknown = true): fc.Arbitrary<unknown> => {
   const known = resolve(schema);
   const variants = known.oneOf ?? known.anyOf;
@@ -107,7 +107,7 @@ export const allowed = (schema: Schema, resolve: Resolve, unknown = true): fc.Ar
 export interface Mutation {
   /** The change, for the report. */
   readonly name: string;
-  /** The whole body after it, as text, since some of it is no JSON value any more. */
+  /** The whole changed body. It is text, since some of these bodies are no JSON any more. */
   readonly body: string | Buffer;
 }
 
@@ -135,12 +135,12 @@ const WRONG: Readonly<Record<string, readonly unknown[]>> = {
   object: ['x', 1, null, []],
 };
 
-/** Text that replaces a number. JSON has no value for some of it. */
+/** Text that replaces a number. For some of these texts JSON has no value. */
 const RAW_NUMBERS = ['-0', '1e400', '01', '+1', '0x10', 'NaN', 'Infinity', '1.', '.5', '9007199254740993', '-1e-7'];
 
 /**
- * Every single step from an allowed body to one that must be refused with 400: a required field left out, a wrong type, a bound passed by one, a word that is not
- * in the list, `amount` anywhere but in metadata, and text that is no JSON at all.
+ * Every single step from an allowed body to one that must be refused with 400: a required field left out, a wrong type, a bound exceeded by one, a
+ * word that is not in the list, `amount` anywhere but in metadata, and text that is no JSON at all.
  */
 export const forbidden = (schema: Schema, resolve: Resolve, value: unknown): Mutation[] => {
   const found: Mutation[] = [];
@@ -208,7 +208,7 @@ export const forbidden = (schema: Schema, resolve: Resolve, value: unknown): Mut
   visit(schema, value, []);
 
   const whole = JSON.stringify(value);
-  // A step that changes nothing is none.
+  // A change without effect does not count.
   const add = (name: string, body: string | Buffer) => body === whole || found.push({ name: `(body): ${name}`, body });
   add('cut off', whole.slice(0, Math.max(1, Math.floor(whole.length / 2))));
   add('followed by more', `${whole}{}`);

@@ -1,4 +1,7 @@
-/** `npm run fuzz:parsers -- [--minutes M] [--executions N] [--seed S] [--only NAME]`: every parser for its share of the time, and one with a planted bug. Exit 1 on a violation. */
+/**
+ * `npm run fuzz:parsers -- [--minutes M] [--executions N] [--seed S] [--only NAME]`: fuzzes every parser for its share of the time, and one with a
+ * planted bug. Exit 1 on a violation.
+ */
 import { parseArgs } from 'node:util';
 import { writeReport } from '../support/report.js';
 import { fuzzParser, type ParserReport } from './coverage.js';
@@ -11,7 +14,7 @@ const seed = Number(values.seed ?? Math.floor(Date.now() / 1_000));
 const targets = PARSERS.filter(({ name }) => values.only === undefined || name === values.only);
 const milliseconds = values.executions === undefined ? (Number(values.minutes) * 60_000) / targets.length : Number.POSITIVE_INFINITY;
 const executions = values.executions === undefined ? Number.POSITIVE_INFINITY : Math.ceil(Number(values.executions) / targets.length);
-/** A bug four conditions deep is found long before. */
+/** The planted bug, four conditions deep, is found long before this many runs. */
 const PLANTED_EXECUTIONS = 5_000_000;
 
 const begun = performance.now();

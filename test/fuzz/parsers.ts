@@ -1,6 +1,6 @@
 /**
- * Everything that reads text of strangers, each with what it promises: which errors it may throw, and what must hold for what it accepts. Where there is another way to say
- * the same (the platform's JSON.parse, a slower check, the way back), both must agree.
+ * Every parser of text from outside, each with its promises: the errors that it may throw, and the rules for the input that it accepts. If there is
+ * another way to compute the same (the platform's JSON.parse, a slower check, the inverse), both must agree.
  */
 import { isIP } from 'node:net';
 import { AccessTokens, authenticate, MemoryDirectory, newApiKey } from '#accounts';
@@ -20,7 +20,7 @@ const FILTERS = { portalId: null, from: null, to: null, status: null };
 const demand = (right: boolean, message: string): void => {
   if (!right) throw new Broken(message);
 };
-/** Runs a parser that may refuse with one kind of error; null where it did. */
+/** Runs a parser that may refuse with one kind of error. null: it did. */
 const refusing = <T>(kind: abstract new (...args: never[]) => Error, parse: () => T): T | null => {
   try {
     return parse();
@@ -35,7 +35,7 @@ const refusing = <T>(kind: abstract new (...args: never[]) => Error, parse: () =
 };
 const stable = (value: unknown): string => JSON.stringify(value);
 
-/** Key–value pairs of an object below, counted the slow way: a scanner of its own would only repeat the product's mistakes. */
+/** Number of key–value pairs of an object and of all objects in it, counted the slow way. A scanner would only repeat the product's mistakes. */
 const members = (value: unknown): number =>
   value === null || typeof value !== 'object'
     ? 0
@@ -80,7 +80,7 @@ const textsIn = (value: unknown): string[] => {
   if (typeof value === 'string') return [value];
   return value !== null && typeof value === 'object' ? [...Object.keys(value), ...Object.values(value).flatMap(textsIn)] : [];
 };
-/** Key–value pairs that a text spells, with all its strings taken out first. */
+/** Number of key–value pairs in a text, after all its strings are removed. */
 const pairsIn = (text: string): number => text.replace(/"(?:[^"\\]|\\.)*"/g, '').split(':').length - 1;
 
 const create = (paymentMethod: unknown, more: object = {}) => ({
@@ -164,7 +164,7 @@ const cursor: FuzzTarget = {
   dictionary: ['=', '-', '_', '+', '/', 'AQ', 'Ag', '\n'],
   run: (input) => {
     const text = input.toString('utf8');
-    // Nobody here knows the key, so every cursor that opens was forged.
+    // The fuzzer does not have the key. So every cursor that opens was forged.
     if (refusing(ServiceError, () => openCursor(keys, ACCOUNT, FILTERS, text)) !== null && !cursors.has(text))
       throw new Broken('a forged cursor opened');
   },
@@ -173,7 +173,7 @@ const cursor: FuzzTarget = {
 const directory = new MemoryDirectory();
 const { apiKey } = newApiKey(ACCOUNT, 'test', keys);
 const deps = { directory, keys, environment: 'sandbox' as const, tokens: new AccessTokens(keys, 'sandbox', systemClock) };
-/** The parser is asynchronous only for a look-up. It refuses a wrong text at once, and a look-up finds nothing here. */
+/** The parser is asynchronous only for a look-up. It refuses a wrong text at once. Here a look-up finds nothing. */
 const authorization: FuzzTarget = {
   name: 'authorization header and access token',
   files: ['accounts/access-token.js', 'accounts/api-key.js'],
@@ -218,7 +218,7 @@ const cardText: FuzzTarget = {
     const masked = maskCardNumbers(text);
     demand(holdsCardNumber(text) === (masked !== text), 'found and masked disagree');
     demand(!holdsCardNumber(masked), 'a card number survived its mask');
-    // C9 in other words: a run of 13 to 19 digits that stands alone, of a known brand and right by Luhn.
+    // C9, written independently: a run of 13 to 19 digits that stands alone, of a known brand, with a right Luhn digit.
     const alone = text.match(/(?<![\p{L}\p{N}])\d{13,19}(?![\p{L}\p{N}])/gu) ?? [];
     if (alone.some((run) => brandOf(run) !== 'unknown' && passesLuhn(run))) demand(holdsCardNumber(text), 'a card number was passed over');
   },

@@ -1,7 +1,7 @@
-/** The environment of specs over changed code: one test that notices the change is enough, so nothing runs after the first that fails. */
+/** The environment of specs over changed code. One test that notices the change is enough, so no test runs after the first failure. */
 import { TestEnvironment } from 'jest-environment-node';
 
-/** Number of the change that a test of this process has noticed; one at a time is in force. */
+/** Number of the change that a test of this process has noticed. One change is in force at a time. */
 let noticed;
 
 export default class FirstFailure extends TestEnvironment {

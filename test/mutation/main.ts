@@ -1,6 +1,8 @@
 /**
- * `npm run mutate -- [--only money,auth,…]`: Stryker changes the code one small step at a time, and the specs must notice. By groups, because each has specs of its own; the
- * share of noticed changes and every survivor go to `reports/`. Survivors that no spec can notice are explained in `docs/proof.md`. Exit 1 below the floor.
+ * `npm run mutate -- [--only money,auth,…]`: Stryker changes the code one small step at a time, and the specs must notice each change.
+ *
+ * The code is divided into groups, because each has specs of its own. The share of noticed changes and every survivor go to `reports/`. Survivors
+ * that no spec can notice are explained in `docs/proof.md`. Exit 1 below the floor.
  */
 import { existsSync } from 'node:fs';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
@@ -12,7 +14,7 @@ import { Stryker } from '@stryker-mutator/core';
 import { startEmbeddedPostgres } from '#platform';
 import { writeReport } from '../support/report.js';
 
-/** Files to change, and the specs that must notice: all of them run for every change, so the fewer the faster. */
+/** Files to change, and the specs that must notice. All of these specs run for every change, so few are fast. */
 interface Part {
   readonly mutate: readonly string[];
   readonly specs: readonly string[];
@@ -22,7 +24,7 @@ const GROUPS: Readonly<Record<string, readonly Part[]>> = {
   money: [
     { mutate: ['libs/kernel/money.ts'], specs: ['libs/kernel/kernel.unit.spec.ts', 'libs/payments/fee.unit.spec.ts'] },
     { mutate: ['libs/payments/fee.ts'], specs: ['libs/payments/fee.unit.spec.ts'] },
-    // Without the random histories: examples that name a rule must notice by themselves.
+    // Without the random histories: examples that name a rule must notice the change by themselves.
     { mutate: ['libs/payments/payment.ts', 'libs/payments/payment.view.ts'], specs: ['libs/payments/payment.unit.spec.ts'] },
     { mutate: ['libs/settlement/batch.ts'], specs: ['libs/settlement/batch.unit.spec.ts'] },
   ],
@@ -89,7 +91,7 @@ const run = ({ mutate, specs }: Part): Promise<MutantResult[]> =>
     ignorePatterns: ['docs', 'bench', 'reports', 'examples', '.payfold'],
     reporters: process.stderr.isTTY ? ['progress'] : [],
     tempDirName: join(directory, 'sandbox'),
-    // Modules of one run stay in memory with the next: a fresh process now and then is faster than one that is full.
+    // Modules of one run stay in memory for the next. So a fresh process is sometimes faster than a full one.
     maxTestRunnerReuse: 50,
     timeoutMS: 20_000,
     dryRunTimeoutMinutes: 10,

@@ -16,8 +16,8 @@ const RULES = firstRules();
 export type KeptAtBank = (paymentId: string) => number | null;
 
 /**
- * Every entry balances (the rules throw where one does not), the trial balance is 0, and what the books owe and earn by a payment is what the bank keeps of it:
- * two ways from the same facts that share nothing but the log (A2, A4). Disputes and rejected settlements move the books and not this bank.
+ * Every entry balances (the rules throw if one does not), and the trial balance is 0. The books of a payment agree with the bank: both follow from
+ * the same events by separate code (A2, A4). Disputes and rejected settlements change the books and not this bank.
  */
 export const auditLedger = (
   streams: ReadonlyMap<string, readonly Recorded[]>,

@@ -1,6 +1,6 @@
 /**
- * The bank: the ground truth. Only its own movements of money happened. It is written apart from the product's sandbox processor, as short as it can
- * be, and passes the contract suite of every gateway: once per reference, `never` for ever, never more back than was taken.
+ * The bank: the true state. Only its own movements of money happened. It is written apart from the product's sandbox processor, as short as it can
+ * be. It passes the contract suite of every gateway: once per reference, `never` for ever, never more back than was taken.
  */
 import type {
   ChargeCall,
@@ -32,7 +32,7 @@ export const CARDS = {
   gatewayError: '4000007770005020',
   /** Charged, and the answer cannot be read. */
   unreadable: '4000007770005046',
-  /** As `unreadable`, and the bank cannot say afterwards what became of it. */
+  /** As `unreadable`, and the bank cannot say afterwards whether it charged. */
   cannotTell: '4000007770005145',
   voidRejected: '4000007770004221',
   feeDeclined: '4000007770004023',
@@ -44,7 +44,7 @@ export const CARDS = {
 export type CardKind = keyof typeof CARDS;
 const kindOf = new Map(Object.entries(CARDS).map(([kind, number]) => [number as string, kind as CardKind]));
 
-/** One charge that was made, and all that became of it. */
+/** One charge, and everything that happened to it. */
 export interface BankCharge {
   readonly transactionId: string;
   readonly ref: Ref;
@@ -60,7 +60,7 @@ export interface BankCharge {
   failedOnce: boolean;
 }
 
-/** Money that went back. */
+/** Money that was returned. */
 export interface BankReversal {
   readonly transactionId: string;
   readonly ref: Ref;
@@ -82,7 +82,7 @@ interface Executed {
   readonly cannotTell: boolean;
 }
 
-/** Capabilities of an adapter for this bank, by the name of the gateway. */
+/** Capabilities of the adapters for this bank, by the name of the gateway. */
 export const CAPABILITIES = {
   'bank-lowering': { partialVoid: true, refundUnsettled: false },
   'bank-plain': { partialVoid: false, refundUnsettled: false },
@@ -199,7 +199,7 @@ export class Bank {
     return { found: true, state, transactionId, amountCents, ...(batchId !== null && { batchId }) };
   }
 
-  /** Settles what is open on a merchant account: charges at what was not voided of them, and refunds. */
+  /** Settles open transactions of a merchant account: charges, less the voided part, and refunds. */
   closeBatch(merchantAccount: string, only?: readonly BankCharge[]): string | null {
     const sales = (only ?? [...this.charges.values()]).filter(
       (charge) => charge.merchantAccount === merchantAccount && charge.batchId === null && charge.voidedCents < charge.amountCents,
@@ -213,7 +213,7 @@ export class Bank {
     const batchId = `bat_${String(++this.batches).padStart(8, '0')}`;
     const closedAt = new Date(this.now()).toISOString();
     const line = { batchId, closedAt, fundedOn: closedAt.slice(0, 10) };
-    // In the order of their arrival, which is that of the numbers that were drawn for them.
+    // In the order of arrival, which is the order of their numbers.
     const arrival = ({ transactionId }: { transactionId: string }) => Number(transactionId.slice(3));
     for (const item of [...sales, ...refunds].sort((one, other) => arrival(one) - arrival(other))) {
       item.batchId = batchId;
@@ -283,10 +283,10 @@ const capabilities = (ability: Ability): GatewayCapabilities => ({
 
 type Unknown = { readonly kind: 'unknown'; readonly cause: 'timeout' | 'disconnected' };
 
-/** The way of a call to the bank: at once, or through the simulator. `otherwise`: the outcome of a call that was not sent, or not answered. */
+/** How a call reaches the bank: at once, or through the simulator. `otherwise`: the outcome of a call that was not sent, or not answered. */
 export type Wire = <T>(name: string, effect: () => T, otherwise: (kind: 'dropped' | 'lost') => T) => Promise<T>;
 
-/** The adapter for the bank: faults of the wire become outcomes, since a gateway never throws. */
+/** The adapter for the bank. Faults of the connection become outcomes, since a gateway never throws. */
 export const bankGateway = (bank: Bank, name: GatewayName, wire: Wire): PaymentGateway => {
   const ability = CAPABILITIES[name];
   const moved = async <T>(call: string, effect: () => Result, signal: AbortSignal): Promise<Outcome<T>> => {
@@ -328,7 +328,7 @@ const LATENCY_MS = { usual: 600, slow: 25_000 } as const;
 const SLOW = 0.02;
 const LATE_MS = [31_000, 150_000] as const;
 
-/** The wire of one process in the simulation. `role` marks calls that no request makes. */
+/** The connection of one process in the simulation. `role` marks calls that no request makes. */
 export const simulatedWire =
   (sim: Simulator, process: Process, role: string): Wire =>
   (name, effect, otherwise) =>
@@ -336,7 +336,7 @@ export const simulatedWire =
       store: 'gateway',
       name: `${role}${name}`,
       effect,
-      // Whether a byte had left is not always known.
+      // It is not always known if a byte had left.
       failed: (kind) => otherwise(kind === 'dropped' && sim.rng.chance(0.5) ? 'lost' : kind),
       latencyMs: sim.faultsOn && sim.rng.chance(sim.faults.late > 0 ? SLOW : 0) ? LATENCY_MS.slow : LATENCY_MS.usual,
       ...(/finalize|lookup|settlements/.test(name) ? {} : { lateMs: LATE_MS }),

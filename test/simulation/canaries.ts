@@ -1,6 +1,7 @@
 /**
- * Canaries: bugs planted one at a time, each a small patch of one seam at run time, to show that the harness would notice. A canary that is not found is a
- * failure of the harness, unless another guard makes its bug harmless: then it says so (`redundant`), and names the spec that tests the guard by itself.
+ * Canaries: bugs that are planted one at a time, to show that the simulation notices them. Each is a small patch of one seam at run time. A canary
+ * that is not found is a failure of the simulation. If another guard makes the bug harmless, the canary says so (`redundant`) and names the spec that
+ * tests the guard alone.
  */
 import { Conflict, type EventStore, type NewEvent, type Recorded, Unavailable } from '#eventstore';
 import { type IdempotencyStore, type PaymentCommand, type PaymentGateway, PaymentStreams } from '#payments';
@@ -12,7 +13,7 @@ import type { Seams, World } from './service.js';
 export interface Canary {
   readonly name: string;
   readonly seams: Seams;
-  /** Why it does no harm, and the spec that tests the guard directly. */
+  /** The guard that makes it harmless, and the spec that tests the guard directly. */
   readonly redundant?: string;
 }
 
@@ -190,7 +191,7 @@ export const CANARIES: readonly Canary[] = [
             const before = held.get(loaded.paymentId);
             if (!before || owner.actor.type !== 'recovery') return inner.execute(loaded, commands, owner, deadline, budget);
             held.delete(loaded.paymentId);
-            // Its findings are written even if the stream has changed meanwhile.
+            // Its findings are written although the stream has changed meanwhile.
             const present = await inner.load(loaded.paymentId);
             return inner.execute(present, [...before, ...commands], owner, deadline, budget);
           },
@@ -238,7 +239,7 @@ export const CANARIES: readonly Canary[] = [
       world: (world) => {
         const { keys } = world;
         const claim = keys.claim.bind(keys);
-        // Other requests come between the look and the claim. Each that looked while the row was absent wins all the same.
+        // Other requests run between the look and the claim. Each of them that found no row wins too.
         const seen = new Map<string, number>();
         keys.claim = (row) => {
           const name = `${row.accountId}/${row.keyHash.toString('hex')}`;
@@ -578,7 +579,7 @@ const fresh = (world: World) => world.sim.ids().uuid().replaceAll('-', '').slice
 const certain = <T extends { kind: string }>(outcome: T) =>
   outcome.kind === 'unknown' ? ({ kind: 'not_processed', answered: false } as const) : (outcome as Exclude<T, { kind: 'unknown' }>);
 
-/** Forgets what a reference was answered before it is executed again. */
+/** Forgets the answers of a reference before it is executed again. */
 const repeated =
   <Call extends { ref: string }, Rest extends unknown[], Result>(
     execute: (call: Call, ...rest: Rest) => Result,

@@ -1,7 +1,8 @@
 /**
- * Hosted checkout: the payer's routes after a request has been read, payers that use them, and the invariants of their sessions. A session and its
- * payment are two streams without a common idempotency key (C66). So every crash between two appends leaves them apart until a request, a waiting
- * page or the worker's round looks at them.
+ * Hosted checkout: the payer's routes after a request has been read, payers that use them, and the invariants of their sessions.
+ *
+ * A session and its payment are two streams without a common idempotency key (C66). A crash between two appends makes them differ until a request, a
+ * waiting page or the worker's round reads both.
  */
 import {
   checkout as decider,
@@ -49,7 +50,7 @@ export type PayerAsk =
 export interface Page {
   readonly checkoutId: string;
   readonly view: View;
-  /** Of the attempt that is on its way, or that paid. */
+  /** For the attempt that is in flight, or that paid. */
   readonly paymentId: string | null;
   /** Attempts that the session has recorded. */
   readonly attemptIds: readonly string[];
@@ -107,7 +108,7 @@ export const servePayer = async (ports: CheckoutPorts, keys: KeyRing, ask: Payer
   }
 };
 
-/** A partner's server hands the session over, under a nonce: however often it asks, it is one session. */
+/** A partner's server begins the session, under a nonce. Any number of requests with it is one session. */
 const intake = ({ nonce, portal, lines, reference: referenceId }: Extract<PayerAsk, { kind: 'check out' }>): Parameters<typeof takeIn>[2] => ({
   kind: 'json',
   address: `${AGENCY}/intake`,
@@ -135,17 +136,17 @@ const intake = ({ nonce, portal, lines, reference: referenceId }: Extract<PayerA
 export interface Visit {
   readonly portal: PortalTerms;
   readonly lines: readonly number[];
-  /** One after the other, while the page asks for a card. */
+  /** Cards to try, one after the other, while the page has a card form. */
   readonly cards: readonly CardKind[];
   readonly nonce: string;
   readonly reference: string;
   /** Presses Pay twice (`click`), or in two windows at once (`window`). */
   readonly twice?: 'click' | 'window';
-  /** Closes the browser once the card is sent; the worker must bring it to an end. */
+  /** Closes the browser after sending the card. The worker must finish the session. */
   readonly closes?: boolean;
-  /** Cancels when there is no card left to try, or in a second window while the first one pays (`beside`). */
+  /** Cancels when no card is left to try, or in a second window while the first one pays (`beside`). */
   readonly cancels?: 'afterwards' | 'beside';
-  /** Goes back to the partner without an outcome when that is offered. */
+  /** Goes back to the partner without an outcome, if the page offers it. */
   readonly leaves?: boolean;
 }
 
@@ -154,11 +155,11 @@ const LOOKS = 40;
 const LOOK_PAUSE_MS = [2_000, 8_000] as const;
 /** Between Pay in one window and Cancel in the other. */
 const MIND_CHANGED_MS = 100;
-/** A page that has waited for minutes is looked at ever less often. */
+/** A page that has waited for minutes is loaded less and less often. */
 const PATIENT_LOOKS = 15;
 const PATIENT_PAUSE_MS = [60_000, 120_000] as const;
 
-/** Pays in a session, over any number of pages. The belief is the newest page that the payer saw. */
+/** Pays in a session, over any number of pages. Returns the payer's belief: the newest page. */
 export const checkOut = async (outside: Outside, visit: Visit): Promise<Intention> => {
   const { world, oracle } = outside;
   const { sim } = world;
@@ -181,7 +182,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
   const submitted: string[] = [];
   for (let look = 1; look <= LOOKS; look++) {
     const shown = await ask({ kind: 'look', checkoutId });
-    // Nothing has been taken only if the session has recorded every form that was ever sent, and takes cards again.
+    // Certain that nothing was taken: the session has recorded every form that was sent, and takes cards again.
     if (shown) intention.belief = shown.view === 'pay' && submitted.every((id) => shown.attemptIds.includes(id)) ? 'not paid' : null;
     switch (shown?.view) {
       case 'receipt':
@@ -189,7 +190,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
         intention.paymentId = shown.paymentId;
         return intention;
       case 'cancelled':
-        // A form that is still on its way finds the session closed.
+        // A form that is still on its way will find the session closed.
         intention.belief = 'not paid';
         return intention;
       case 'expired':
@@ -204,7 +205,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
         }
         intention.belief = null;
         const unheard = submitted.at(-1);
-        // Back, and Pay again: the same form, where the first one came to nobody.
+        // Back, and Pay again: the same form, after the first one was lost.
         const attemptId = unheard !== undefined && !shown.attemptIds.includes(unheard) && sim.rng.chance(0.5) ? unheard : ids.uuid();
         const other = visit.twice === 'window' ? ids.uuid() : attemptId;
         submitted.push(attemptId, other);
@@ -243,10 +244,10 @@ export interface PaymentBook {
   readonly intent: { readonly amountCents: number } | null;
 }
 
-/** Pages that nothing may follow. */
+/** Pages that are final. */
 const FINAL: readonly View[] = ['receipt', 'cancelled'];
 
-/** Judges pages as they arrive: a session that is over stays over. */
+/** Judges pages as they arrive: a session that is over must stay over. */
 export class PageJudge {
   private readonly last = new Map<string, { at: number; view: View }>();
 
@@ -260,7 +261,7 @@ export class PageJudge {
   }
 }
 
-/** The session as its events make it; null, and a violation, where they cannot follow each other. */
+/** The session that its events give. null, and a violation: one event cannot follow another. */
 export const sessionOf = (events: readonly Recorded[], check: Check): KnownCheckout | null => {
   try {
     const checkout = fold(decider, events.map(checkoutEvents.read));
@@ -271,13 +272,13 @@ export const sessionOf = (events: readonly Recorded[], check: Check): KnownCheck
   }
 };
 
-/** No work is left for a session: if it waits for something, a person waits for it too. */
+/** No work is left for a session. If it waits for anything, it waits for a person. */
 export const isSessionQuiet = (checkout: KnownCheckout, phaseOf: (paymentId: string) => string | undefined): boolean =>
   checkout.phase !== 'processing' && (checkout.phase !== 'unknown' || phaseOf(checkout.attempt.paymentId) === 'unknown');
 
 /**
- * A session is paid by one charge or by none, and says so when everything runs again. A card that it called declined was never charged, and never can
- * be. `submitted`: the session in which a request paid, by its id.
+ * A session is paid by one charge or by none, and says so when everything runs again. A declined card was never charged, and never can be.
+ * `submitted`: the session in which a request paid, by its id.
  */
 export const auditSessions = (
   streams: ReadonlyMap<string, readonly Recorded[]>,
@@ -312,14 +313,14 @@ export const auditSessions = (
   }
 };
 
-/** Cents that the bank took under a reference and did not give back. */
+/** Cents that the bank took under a reference and did not return. */
 const keptUnder = (bank: Bank, ref: string): number => {
   const executed = bank.answers.get(ref);
   const charge = executed?.result.kind === 'approved' ? bank.charges.get(executed.result.txn.transactionId) : undefined;
   return charge ? bank.remaining(charge) : 0;
 };
 
-/** The rows of sessions without an outcome are those that a replay of the log makes (A8). */
+/** The rows of sessions without an outcome equal those from a replay of the log (A8). */
 export const auditUnfinished = (streams: ReadonlyMap<string, readonly Recorded[]>, unfinished: ReadonlyMap<string, unknown>, check: Check): void => {
   for (const [checkoutId, events] of streams) {
     const session = sessionOf(events, check);

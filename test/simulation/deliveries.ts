@@ -1,6 +1,6 @@
 /**
- * The tables of webhooks under simulation: endpoints, their secrets, events, deliveries, attempts, and the ports of `libs/webhooks` over them. They keep the contract
- * suites of the real ones.
+ * The tables of webhooks in the simulation: endpoints, their secrets, events, deliveries and attempts, and the ports of `libs/webhooks` over them.
+ * They pass the contract suites of the real ones.
  */
 import {
   type Claimed,
@@ -30,7 +30,7 @@ interface EndpointRow {
   readonly description: string | null;
   readonly createdAt: string;
   readonly registeredAt: string;
-  /** When the row could be seen, by the tables' clock. */
+  /** The time at which the row became visible, by the tables' clock. */
   readonly seenFrom: number;
   status: EndpointStatus;
   failures: number;
@@ -53,7 +53,7 @@ export interface DeliveryRow {
   round: number;
   attempts: number;
   leaseLosses: number;
-  /** Of all rounds, which the product does not count. */
+  /** Over all rounds. The product does not count this. */
   lostInAll: number;
   dueAt: number;
   heldAt: number | null;
@@ -66,7 +66,7 @@ export interface AttemptRow extends Pick<Ended, 'outcome' | 'startedAtMs' | 'dur
   readonly attempt: number;
 }
 
-/** As `max_in_flight` of an endpoint that nobody has changed, and `CLOCK_TOLERANCE_MS` of the product. */
+/** As `max_in_flight` of an endpoint with its default, and `CLOCK_TOLERANCE_MS` of the product. */
 const SHARE = 8;
 const CLOCK_TOLERANCE_MS = 5_000;
 
@@ -84,7 +84,7 @@ export class WebhookTables {
     private readonly rng: Rng,
   ) {}
 
-  /** The outbox: events and their deliveries, each once. */
+  /** The outbox: each event and its deliveries once. */
   tell(told: readonly OutboxEvent[]): void {
     for (const event of told) {
       if (!this.events.has(event.id)) this.events.set(event.id, event);
@@ -213,7 +213,7 @@ export class WebhookTables {
   }
 }
 
-/** One replica's way to the tables. */
+/** One replica's access to the tables. */
 export const simulatedDeliveries = (tables: WebhookTables, statement: Statement): Deliveries => ({
   claimDue: (slots) => statement('claimDue', () => tables.claimDue(slots), true),
   complete: (ended) => statement('complete', () => tables.complete(ended)),
@@ -245,7 +245,7 @@ export const simulatedStaffTables = (database: Database): StaffTables => ({
   }),
 });
 
-/** Those who send deliveries again do it one after the other. */
+/** Two commands that send deliveries again run one after the other. */
 const REDELIVERY = 'redelivery';
 
 const simulatedStaffRows = (tables: Tables, run: Run): StaffRows => {

@@ -1,6 +1,6 @@
 /**
- * The commands `npm run sim`, `npm run crash` and `npm run canaries`: they share the work out over processes, show how far they are, tell what they found as a
- * story with the line that brings it back, write one line of JSON to `reports/`, and end with 1 where something was wrong.
+ * The commands `npm run sim`, `npm run crash` and `npm run canaries`. They divide the work over processes and show the progress. Each finding is
+ * printed as a story, with the command that repeats it. At the end they write one line of JSON to `reports/`, and exit with 1 after a finding.
  */
 import { fork } from 'node:child_process';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
@@ -15,17 +15,17 @@ import { story } from './story.js';
 import { again, type Done, type Finding, NOTHING, type Piece, together, work } from './work.js';
 
 const ROOT = process.cwd();
-/** Seeds that failed once; every later run of the specs plays them again. */
+/** Seeds that failed once. Every later run of the specs plays them again. */
 const REGRESSIONS = join(ROOT, 'test', 'simulation', 'regressions.json');
 const SEEDS_OF_A_PIECE = 100;
-/** Determinism is looked at on every tenth piece: twice the work. */
+/** Determinism is checked on every tenth piece, since it doubles the work. */
 const TWICE_EVERY = 10;
 /** Seeds that a canary is given. */
 const CANARY_SEEDS = 4_000;
 const STORIES = 3;
-/** Processes fill the cores, so none spreads its collecting over others; a young generation of this size (MiB) is collected a third as often. */
+/** The processes use all cores, so none moves its garbage collection to another. A young generation of this size (MiB) is collected a third as often. */
 const WORKER_OPTIONS = ['--enable-source-maps', '--single-threaded-gc', '--max-semi-space-size=64'];
-/** Of some 180,000 pairs of crashes. */
+/** Every sixth of the 180,000 pairs of crashes is played. */
 const PAIRS_EVERY = 6;
 
 type Message = { readonly run: number } | { readonly done: Done };
@@ -44,7 +44,7 @@ const doPiece = (child: ReturnType<typeof fork>, piece: Piece, onRuns: (runs: nu
     child.send(piece);
   });
 
-/** Pieces until there are none, or until `stop` says so; results in the order in which they came. */
+/** Pieces until there are none, or until `stop` says so. Results in the order of arrival. */
 const share = async (
   next: () => Piece | null,
   jobs: number,
@@ -70,7 +70,7 @@ const share = async (
 };
 
 const worker = (): void => {
-  // Stories need no stacks of errors that are part of the play, and making them takes a tenth of the time.
+  // Stories need no stacks of planted errors. Making them takes a tenth of the time.
   Error.stackTraceLimit = 0;
   let pending = 0;
   process.on('message', (piece: Piece) => {
@@ -94,7 +94,7 @@ interface Bar {
   end(): void;
 }
 
-/** Counts as it comes: pieces tell how much they did. */
+/** Counts at once: pieces report their work as they go. */
 const counting = (what: string, total: number | null): Bar => {
   const bar = progress(what, total);
   let done = 0;

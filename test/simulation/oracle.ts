@@ -18,16 +18,16 @@ import { type Ask, PORTALS, type Reply, type World } from './service.js';
 import { collect } from './stores.js';
 import { areDeliveriesQuiet, auditDeliveries, WEBHOOK_ANSWERS } from './webhooks.js';
 
-/** One wish of a client, over any number of requests. */
+/** One intention of a client, over any number of requests. */
 export interface Intention {
   readonly name: string;
   readonly kind: 'charge' | 'refund' | 'void';
   readonly actor: 'partner' | 'staff';
   readonly accountId: string;
   readonly exchanges: Exchange[];
-  /** Only of a charge: the client's belief at the end. null: it gave up without knowing. */
+  /** Only of a charge: what the client believes at the end. null: it gave up without knowing. */
   belief: 'paid' | 'not paid' | null;
-  /** Of a charge: the payment that the client believes to have made. Of a reversal: the one that it is about. */
+  /** Of a charge: the payment that the client believes to have made. Of a reversal: the payment that it reverses. */
   paymentId: string | null;
   readonly asked: { readonly amountCents: number | null; readonly includeFee: boolean };
 }
@@ -63,7 +63,7 @@ export interface Told {
 const DAY_MS = 86_400_000;
 /** Settlement waits for an open reversal at most this long. */
 const HELD_UP_MS = 3_600_000;
-/** Two replicas' wall clocks, at the most, in any seed. */
+/** The most by which the wall clocks of two replicas differ, in any seed. */
 const CLOCKS_DIFFER_MS = 240_000;
 
 const read = new WeakMap<Reply, Told>();
@@ -106,7 +106,7 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
   ...WEBHOOK_ANSWERS,
 };
 
-/** Another request of the wish was under way at the same time: under one key they run one attempt, and what one says is not all that happens. */
+/** Another request of the intention was in flight at the same time. Under one key they run one attempt, and one answer does not show everything. */
 const overlaps = (exchange: Exchange, { exchanges }: Intention): boolean =>
   exchanges.some((other) => other !== exchange && other.sentAt < exchange.answeredAt && (other.reply === null || other.answeredAt > exchange.sentAt));
 
@@ -128,7 +128,7 @@ interface KeyHistory {
   readonly exchanges: Exchange[];
 }
 
-/** The fee of C32, worked out again. */
+/** The fee of C32, computed independently. */
 const feeOf = (amountCents: number, { flatCents, percentBps, minCents, maxCents }: (typeof PORTALS)[number]['fee']): number => {
   const fee = flatCents + Number((BigInt(amountCents) * BigInt(percentBps) + 5_000n) / 10_000n);
   return Math.min(Math.max(fee, minCents), maxCents ?? Number.MAX_SAFE_INTEGER);
@@ -141,11 +141,11 @@ export class Oracle {
   private readonly keys = new Map<string, KeyHistory>();
   /** The newest status of a payment, and the time at which it was known. */
   private readonly read = new Map<string, { at: number; view: View }>();
-  /** Payments that some answer named, and when. */
+  /** Payments that an answer named, and when. */
   private readonly named = new Map<string, { at: number; accountId: string }>();
   /** Payments that a person decided about, or tried to. */
   private readonly resolved = new Set<string>();
-  /** Returned money that a client was informed of, by payment and transaction. */
+  /** Returned money that a client knows of, by payment and transaction. */
   private readonly returned = new Map<string, Map<string, { at: number; cents: number }>>();
   private readonly pages = new PageJudge();
 
@@ -171,7 +171,7 @@ export class Oracle {
     if (!isKeyed(ask)) return;
     const name = keyName(ask);
     const before = this.keys.get(name);
-    // Kept 24 h from its first use; afterwards it is another key.
+    // Kept 24 h from its first use. Later it is another key.
     if (!before || exchange.sentAt - before.firstSentAt >= DAY_MS)
       this.keys.set(name, {
         firstSentAt: exchange.sentAt,
@@ -198,7 +198,7 @@ export class Oracle {
     if (ask.kind === 'list' && answer.status === 200) this.judgeList(exchange, reply, answer);
     if (isPayers(ask)) this.pages.judge(exchange, this.check.bind(this));
     const id = answer.details.id ?? (ask.kind === 'create' ? answer.data.id : undefined);
-    // Reconciliation required names a payment that may turn out to have been given up (C64): it is the caller's to look at, not promised.
+    // "Reconciliation required" may name a payment that turns out to be given up (C64). The caller must look at it.
     if (
       typeof id === 'string' &&
       !this.named.has(id) &&
@@ -208,7 +208,7 @@ export class Oracle {
       this.named.set(id, { at: exchange.answeredAt, accountId: accountOf(ask) });
   }
 
-  /** Idempotency rules 1–5, and what C15–C19 add to them. */
+  /** Idempotency rules 1–5, and C15–C19. */
   private judgeKey(exchange: Exchange, answer: Told): void {
     const { ask, reply, sentAt } = exchange;
     if (!isKeyed(ask)) {
@@ -247,9 +247,9 @@ export class Oracle {
     for (const { one, answer: earlier } of before) {
       if (!same(one)) continue;
       if (isFinal(earlier)) {
-        // If the end of a key was lost, the row waits for its lease. A refund is then answered again from the log, if the log can be read.
+        // If the end of a key was lost, the row waits for its lease. Then a refund is answered again from the log, if the log can be read.
         const again = ask.kind !== 'create' && isFiveHundred(answer);
-        // "The batch has settled" is said without an attempt, so nothing but the key knew of it: lost on the way there, it is judged anew.
+        // The refusal "the batch has settled" has no attempt, so only the key recorded it. If that record was lost, the question is judged again.
         const anew = earlier.code === 'VOID_FAILED' && one.reply!.body.includes('batch has settled') && answer.code === 'INVALID_STATE';
         this.check(
           isFinal(answer) || transient || again || anew,
@@ -356,7 +356,7 @@ export class Oracle {
     const { world } = this;
     const { sim } = world;
     if (sim.underway > 0 || world.replicas.some(({ process }) => !process.up || process.pausedUntil > sim.now)) return false;
-    // A create whose request vanished is settled by the sweeper; the key of a refund waits for its client, once its lease is over.
+    // The sweeper finishes a create whose request vanished. The key of a refund waits for its client, once its lease is over.
     if ([...world.keys.rows.values()].some((row) => row.state === 'in_progress' && (row.operation === 'create' || row.leaseUntil! > sim.now)))
       return false;
     const head = await world.log.head();
@@ -379,7 +379,7 @@ export class Oracle {
   }
 
   /**
-   * No process vanished or stood still. Then the log shows every request that was answered with a 5xx, and a later repeat without a key is recognised
+   * No process vanished or stood still. So the log shows every request that was answered with a 5xx, and a later repeat without a key is recognised
    * (C18).
    */
   private get undisturbed(): boolean {
@@ -422,7 +422,7 @@ export class Oracle {
     );
   }
 
-  /** Money at the bank that no void can undo any more, or of which the bank cannot tell: only a person may decide (C29). */
+  /** Money at the bank that no void can undo any more, or of which the bank cannot tell. Only a person may decide (C29). */
   private waitsForAPerson(events: readonly Recorded[]): boolean {
     const intent = events[0]!.data as unknown as Intent;
     return intent.legs.some(({ references }) => {
@@ -433,7 +433,7 @@ export class Oracle {
     });
   }
 
-  /** Payments that wait for a person, with what the bank did for each leg. */
+  /** Payments that wait for a person, with the bank's state of each leg. */
   async waiting(): Promise<{ paymentId: string; canTell: boolean; charged: { leg: string; transactionId: string | null }[] }[]> {
     const found = [];
     for (const [stream, events] of await this.streams()) {
@@ -479,13 +479,13 @@ export class Oracle {
     this.auditCardData(streams, sessions);
   }
 
-  /** The session that a request paid in; null: it was no payer's. */
+  /** The session in which a request paid. null: it was no payer's request. */
   private sessionOfRequest(requestId: string): string | null {
     const ask = this.byRequest.get(requestId)?.ask;
     return ask?.kind === 'submit' ? ask.checkoutId : null;
   }
 
-  /** Money that the bank gave back under references of staff's attempts. */
+  /** Money that the bank returned under references of staff's attempts. */
   private staffReturned(book: Book): number {
     const refs = new Set<string>();
     for (const { request } of book.attempts.values())
@@ -493,7 +493,7 @@ export class Oracle {
     return [...this.world.bank.reversals.values()].reduce((sum, { ref, amountCents }) => (refs.has(ref) ? sum + amountCents : sum), 0);
   }
 
-  /** One stream against the bank: A2, A4, A5, A6, A9, C61. */
+  /** One stream compared with the bank: A2, A4, A5, A6, A9, C61. */
   private bookOf(paymentId: string, events: readonly Recorded[]): Book {
     const { world } = this;
     const { bank } = world;
@@ -678,7 +678,7 @@ export class Oracle {
     this.check(this.world.velocity.attempts.get(intent.attemptId) === 1, 'an attempt was not counted once');
   }
 
-  /** Wishes of clients, compared with their payments: A1, A2, A3, A12. */
+  /** Intentions of clients, compared with their payments: A1, A2, A3, A12. */
   private auditCharges(books: readonly Book[]): void {
     const byIntention = new Map<Intention, Book[]>();
     const byKey = new Map<string, number>();
@@ -719,9 +719,8 @@ export class Oracle {
   }
 
   /**
-   * C18: a repeat without a key is answered with the result of its request. Among equal wishes nobody can assign results to requests, so they are
-   * counted together: money comes back at most once for each. This holds only if every request was answered. A client that got no answer may ask
-   * anew.
+   * C18: a repeat without a key gets the result of its request. Among equal intentions results cannot be assigned to requests, so they are counted
+   * together: money is returned at most once for each. This holds only if every request was answered, since a client without an answer may ask anew.
    */
   private auditRepeats(begun: ReadonlyMap<Intention, readonly { attempt: BookAttempt }[]>): void {
     const alike = new Map<string, Intention[]>();
@@ -739,7 +738,7 @@ export class Oracle {
     }
   }
 
-  /** C16: a key whose payment nobody can decide is kept, however long that takes. */
+  /** C16: a key is kept as long as its payment is undecided. */
   private auditKeptKeys(books: readonly Book[]): void {
     const undecided = books.filter((book) => book.phase === 'unknown' || book.resolved);
     for (const { requestId } of undecided) {
@@ -758,7 +757,7 @@ export class Oracle {
     return this.intentions.find(({ name }) => name === request.reason);
   }
 
-  /** Requested returns, compared with returned and with answered money: each once (C17, C18, C38). */
+  /** Requested returns, compared with returned money and with answers: each once (C17, C18, C38). */
   private auditReversals(books: readonly Book[]): void {
     const begun = new Map<Intention, { book: Book; attempt: BookAttempt }[]>();
     const byTransaction = new Map<string, { book: Book; attempt: BookAttempt }>();
@@ -800,7 +799,7 @@ export class Oracle {
 
       for (const { exchange, answer } of answers)
         if (answer.code === 'PAYMENT_GATEWAY_ERROR' && !overlaps(exchange, intention)) {
-          // A later request under the same key goes on with the attempt.
+          // A later request under the same key continues the attempt.
           const goesOn = intention.exchanges.some(({ sentAt }) => sentAt >= exchange.answeredAt);
           const wasTrue = ({ transactionId }: Returned) => goesOn && this.world.bank.reversals.get(transactionId)!.at > exchange.answeredAt;
           this.check(
@@ -819,8 +818,8 @@ export class Oracle {
         if (remainingRefundableAmountCents !== undefined)
           this.check(remainingRefundableAmountCents === parts.at(-1)!.remainingAfter, 'the result names another remainder than the log');
         if (parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
-        // Not its own attempt: the repeat without a key of a request that got a 5xx (C18), or the completion of a partial return that had come back
-        // meanwhile (C27, C38).
+        // Not its own attempt: the repeat without a key of a request that got a 5xx (C18), or the completion of a partial return that the bank had
+        // completed meanwhile (C27, C38).
         const owner = this.byReason(source.attempt.request)!;
         const ownerToldError = owner.exchanges.some(
           ({ reply }) => reply !== null && (isFiveHundred(told(reply)) || told(reply).details.retryable === true),
@@ -831,7 +830,8 @@ export class Oracle {
         this.check(sameAsked, 'C18: told the result of another kind of request');
         this.check(!keyed || partial, 'C18: a request with a key was told another request’s result');
         this.check(ownerToldError || vanished, 'C18: told the result of a request that knew its own');
-        // A replay repeats the result of an earlier request under its key. So the client may have got it in between, and rule 1 demands it again.
+        // A replay repeats the result of an earlier request under its key. The client may have got that result in between, and rule 1 demands it
+        // again.
         const { sentAt } = exchange.reply!.replayed ? intention.exchanges[0]! : exchange;
         const known = owner.exchanges.some(({ reply, answeredAt }) => reply?.status === 200 && answeredAt <= sentAt);
         this.check(!known, 'C18: told a result that its owner had been told by then');
@@ -845,7 +845,7 @@ export class Oracle {
       this.check(intentions.length === 1, `C18: one reversal was told to ${intentions.length} other requests`);
   }
 
-  /** Every line of the bank is recorded once, with its payment. A line that does not fit belongs to a payment that only a person may decide. */
+  /** Every line of the bank is recorded once, with its payment. If a line does not fit, only a person may decide its payment. */
   private async auditSettlement(books: readonly Book[]): Promise<void> {
     const recorded = new Map<string, SettlementLine>();
     for (const line of await this.settlementLines()) {
@@ -862,7 +862,7 @@ export class Oracle {
       const book = books.find((one) => one.chargeRefs.includes(ref!) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
       this.check(line.paymentId === book?.paymentId, 'a settlement line was recorded for another payment');
       const undecided = book?.phase === 'unknown' || book?.resolved === true;
-      // A reversal that nobody could resolve for an hour holds up no batch: its line is judged as things stood, and is staff's to explain.
+      // A reversal that was open for an hour delays no batch: its line is judged by the present state, and staff must explain it.
       const heldUp = [...(book?.attempts.values() ?? [])].some(
         ({ requestedAt, endedAt }) => line.at - requestedAt >= HELD_UP_MS - CLOCKS_DIFFER_MS && endedAt >= line.at - CLOCKS_DIFFER_MS,
       );
@@ -897,7 +897,7 @@ export class Oracle {
     this.check(list.size === visible, 'A8: the list has rows that no events make');
   }
 
-  /** A11: nothing that was kept or said knows a card. */
+  /** A11: no stored text, answer or log line contains a card. */
   private auditCardData(...all: readonly ReadonlyMap<string, readonly Recorded[]>[]): void {
     if (this.world.sim.seed % 8 !== 0) return;
     const kept = JSON.stringify(all.flatMap((streams) => [...streams.values()].flat()).map(({ data, meta }) => [data, meta]));
@@ -909,7 +909,7 @@ export class Oracle {
   }
 }
 
-/** No other text of a run looks like it. */
+/** Unlike any other text of a run. */
 export const CVV = '!73!';
 
 type Keyed = Extract<Ask, { kind: 'create' | 'reverse' | 'staff' }>;
@@ -919,11 +919,11 @@ export const keyName = (ask: Keyed) => `${ask.kind === 'staff' ? 'staff' : ask.r
 const isPayers = ({ kind }: Ask) => kind === 'check out' || kind === 'look' || kind === 'submit' || kind === 'leave' || kind === 'cancel';
 const bodyOf = (ask: Ask) => ('fingerprint' in ask ? ask.fingerprint : JSON.stringify(ask));
 const isReversal = (ask: Ask): ask is Extract<Ask, { kind: 'reverse' | 'staff' }> => ask.kind === 'reverse' || ask.kind === 'staff';
-/** Whom an answer names a payment to. */
+/** The client to which an answer names a payment. */
 const accountOf = (ask: Ask): string =>
   'accountId' in ask ? ask.accountId : 'request' in ask && 'accountId' in ask.request ? (ask.request.accountId ?? '') : '';
 
-/** The answer that the first two events of a payment stand for. */
+/** The answer that follows from the first two events of a payment. */
 const rebuilt = (paymentId: string, events: readonly ReturnType<typeof paymentEvents.read>[]): string | null => {
   try {
     return successAnswer(chargeAnswer(paymentId, fold(decider, events))).body;
@@ -971,7 +971,7 @@ interface Returned {
 interface BookAttempt {
   readonly request: {
     readonly attemptId: string;
-    /** The name of the wish: clients send it. */
+    /** Identifies the intention. Clients send it. */
     readonly reason: string;
     readonly initiatedBy: 'partner' | 'staff';
     readonly asked: { readonly amountCents: number | null; readonly includeFee: boolean };
@@ -979,7 +979,7 @@ interface BookAttempt {
     readonly legs: readonly { readonly leg: string; readonly references: { readonly void: string; readonly refund: string } }[];
   };
   readonly operation: 'refund' | 'void';
-  /** Of the request that began it. */
+  /** Id of the request that began it. */
   readonly requestId: string;
   readonly requestedAt: number;
   fenced: boolean;
@@ -998,7 +998,7 @@ interface Book {
   readonly attempts: Map<string, BookAttempt>;
   /** Money at the bank. */
   netCents: number;
-  /** By a person. */
+  /** Decided by a person. */
   resolved: boolean;
 }
 

@@ -1,6 +1,6 @@
 /**
- * Those outside: partners who follow the specification (same key again, `Retry-After`, look before charging again), the operator's staff, the bank's night run
- * with its settlements, and cardholders who dispute. Each is one function over a world; none crashes, and what they send may get lost.
+ * The outside world: partners that follow the specification (same key again, `Retry-After`, look before charging again), the operator's staff, the
+ * bank's nightly settlement, and cardholders who dispute. Each is one function over a world. None of them crashes. Their messages may get lost.
  */
 import { canonicalJson, type Cents, timestamp } from '#kernel';
 import { type ChargeRequest, type Dispute, type ResolveRequest, Secret } from '#payments';
@@ -11,12 +11,12 @@ import { type Ask, merchantAccounts, type PortalTerms, type Reply, type World } 
 /** A client waits this long for an answer. */
 const CLIENT_TIMEOUT_MS = 45_000;
 const NETWORK_MS = 10;
-/** How often a wish is asked for under one key, and how many keys it is worth. */
+/** How often an intention is requested under one key, and how many keys it may use. */
 const TRIES = 8;
 const KEYS = 3;
-/** A repeat without a key comes when the service has long had time to say what it knows (C18). */
+/** A repeat without a key comes when the service has had time to record its outcome (C18). */
 const KEYLESS_REPEAT_MS = [150_000, 300_000] as const;
-/** How long a client looks at a payment that is not decided: an hour, ever less often. */
+/** How long a client polls a payment without an outcome: an hour, less and less often. */
 const LOOKS_MS = [2_000, 5_000, 10_000, 20_000, 30_000, 60_000, 60_000, 120_000, 300_000, 600_000, 1_200_000, 1_200_000] as const;
 
 const THINKS_AGAIN_MS = [5_000, 40_000] as const;
@@ -27,13 +27,13 @@ export interface Wish {
   readonly lines: readonly Cents[];
   readonly card: CardKind;
   readonly key: string | null;
-  /** The payment-level reference id: the same wish, the same body. */
+  /** The reference id of the payment. It is fixed for each intention, so a repeated request has the same body. */
   readonly reference: string;
   /** Sends every request twice at once. */
   readonly doubles?: boolean;
   /** Asks again after a final answer, and must get the same. */
   readonly asksAgain?: boolean;
-  /** How often it looks at a payment that is not decided. */
+  /** How often it polls a payment without an outcome. */
   readonly looks?: number;
 }
 
@@ -63,7 +63,7 @@ export class Outside {
 
   // ---- the wire
 
-  /** One request to one of the replicas; null where no answer came. */
+  /** One request to one of the replicas. null: no answer. */
   async send(intention: Intention | null, ask: Ask): Promise<Exchange> {
     const { sim, replicas } = this.world;
     const requestId = `request-${++this.requests}`;
@@ -89,7 +89,7 @@ export class Outside {
         if (!process.up) return end(null);
         const { incarnation } = process;
         replica.connections.add(reset);
-        // A process that stands still reads the request when it goes on.
+        // A stopped process reads the request when it goes on.
         void sim
           .clock(process)
           .sleep(0)
@@ -168,7 +168,7 @@ export class Outside {
         final = { kind: 'not paid' };
         if (!asksAgain || ask.key === null) return final;
       } else if (answer.code === 'PAYMENT_GATEWAY_ERROR') {
-        // It is certain that nothing was charged. The same key would only be answered with the request to look.
+        // Certain that nothing was charged. Under the same key, the answer would only be the request to look.
         if (ask.key === null || rng.chance(0.5)) return { kind: 'again' };
       } else if (answer.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') {
         return answer.details.id === undefined ? { kind: 'again' } : this.look(ask.request.accountId, answer.details.id as string, looks);
@@ -211,7 +211,7 @@ export class Outside {
     const { operation, amountCents, includeFee, key, actor } = wanted;
     const asked = { amountCents, includeFee };
     const intention = this.oracle.intend({ kind: operation, actor, accountId, paymentId, asked });
-    // The reason names the wish, so that the oracle knows whose attempt one is.
+    // The reason identifies the intention, so the oracle can assign an attempt to it.
     const common = { operation, paymentId, amountCents, includeFee, reason: intention.name };
     const fingerprint = `POST\n/api/partner/v1/payments/${paymentId}/${operation}\n${canonicalJson({ ...asked, reason: intention.name })}`;
     const ask: Ask =
@@ -239,7 +239,7 @@ export class Outside {
     if (answer.status === 200) return 'done';
     if (answer.status >= 500 || answer.details.retryable === true) return 'again';
     if (answer.code === 'IDEMPOTENCY_IN_PROGRESS') return 'again';
-    // "Being reconciled", or another one in progress: some come back later.
+    // "Being reconciled", or another one in progress: some clients come back later.
     return answer.code === 'INVALID_STATE' && rng.chance(0.3) ? 'again' : 'stop';
   }
 
@@ -269,14 +269,14 @@ export class Outside {
 
   // ---- the bank's side, and staff
 
-  /** The bank's night run: open transactions of a portal's accounts settle. The service learns of it when it asks. */
+  /** The bank's nightly run: open transactions of a portal's accounts settle. The service learns of it when it asks. */
   settle(portal: PortalTerms): void {
     const { bank, sim } = this.world;
     const closed = merchantAccounts(portal).flatMap((account) => bank.closeBatch(account) ?? []);
     if (closed.length > 0) sim.note('bank', `closes ${closed.join(' and ')}`);
   }
 
-  /** The operator takes a portal away for a while. New requests are refused, answered ones are replayed all the same (C47, contract 2). */
+  /** The operator removes a portal for a while. New requests are refused. Answered ones are replayed all the same (C47, contract 2). */
   async revoke({ portalId }: PortalTerms, ms: number): Promise<void> {
     const { sim, directoryChanges } = this.world;
     sim.note('operator', `revokes ${portalId}`);
@@ -286,7 +286,7 @@ export class Outside {
     sim.note('operator', `grants ${portalId} again`);
   }
 
-  /** Opens a dispute, and lets it end one way or the other. */
+  /** Opens a dispute, and ends it one way or the other. */
   async dispute({ paymentId, amountCents }: Paid, disputedAmountCents = amountCents): Promise<void> {
     const { sim } = this.world;
     const day = timestamp(sim.now).slice(0, 10);
@@ -297,12 +297,12 @@ export class Outside {
     await this.persist({ kind: 'update dispute', disputeId, status: sim.rng.pick(['lost', 'recovered', 'in_dispute'] as const) });
   }
 
-  /** A person decides about a payment that waits for one (C29, C69): truthfully, or not, which must be refused. */
+  /** A person decides about a payment that waits for one (C29, C69), truthfully or not. An untrue decision must be refused. */
   async resolve(paymentId: string, as: ResolveRequest['as'], transactions: ResolveRequest['transactions'], force: boolean): Promise<Told | null> {
     return this.persist({ kind: 'resolve', request: { paymentId, as, evidence: 'the statement of the bank', by: 'staff', force, transactions } });
   }
 
-  /** Of what recovery had to leave to a person, some is decided; a lie is refused wherever the bank can tell (C69). */
+  /** Of the payments that recovery left to a person, some are decided. A decision against the truth is refused if the bank can tell (C69). */
   async decideWhatWaits(): Promise<void> {
     const { rng } = this.world.sim;
     for (const { paymentId, charged, canTell } of await this.oracle.waiting()) {
@@ -317,7 +317,7 @@ export class Outside {
     }
   }
 
-  /** Commands of staff are repeated until they are answered: each of them may be. */
+  /** Commands of staff are repeated until they are answered. Every one of them may be repeated. */
   /** Asks until it gets an answer that is no fault. */
   async persist(ask: Ask): Promise<Told | null> {
     let answer: Told | null = null;

@@ -1,6 +1,6 @@
 /**
- * One run: a world, those outside, faults for a while, then everything heals and the oracle looks at the books. A seed draws everything; a scenario is played
- * without chance but for one or two crashes at named points.
+ * One run: a world, the outside, faults for a while. Then everything heals, and the oracle compares the books. A seed decides everything. A scenario
+ * has no chance, except one or two crashes at named points.
  */
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
@@ -36,13 +36,13 @@ export interface RunResult extends Counts {
   readonly violations: readonly string[];
   readonly hash: string;
   readonly lines: readonly string[];
-  /** Port calls that a crash can be put at, in order. */
+  /** Names of the port calls, in order. A crash can be put before or after each. */
   readonly points: readonly string[];
 }
 
 type Play = (outside: Outside) => Promise<void>;
 
-/** Plays it to the end: clients under faults, quiet, a last look by clients, quiet again, the audit. */
+/** Plays a run to its end: clients under faults, quiet, a last look by clients, quiet again, the audit. */
 const play = async (sim: Simulator, skewsMs: readonly [number, number], seams: Seams, clients: Play, epilogue: Play): Promise<RunResult> => {
   const processes = skewsMs.map((skewMs, index) => new Process('AB'[index]!, skewMs));
   const world = new World(sim, processes, seams);
@@ -99,7 +99,7 @@ const play = async (sim: Simulator, skewsMs: readonly [number, number], seams: S
 
 const STORES: readonly Store[] = ['log', 'keys', 'gateway', 'tables', 'directory'];
 
-/** Swarm: each rate is often zero, so that a seed can be long with few kinds of faults, or short with many. */
+/** Swarm: each rate is often zero. So one seed is long with few kinds of faults, another is short with many. */
 const drawFaults = (rng: Rng): Faults => {
   const rate = (most: number) => (rng.chance(0.35) ? 0 : most * rng.next() ** 2);
   const outages = rng.chance(0.4)
@@ -134,14 +134,14 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const draw = new Rng(seed ^ 0x2545f491);
   const sim = new Simulator(seed, drawFaults(draw));
   const { rng } = sim;
-  // Wall clocks are mostly near each other; safety must not hang on it.
+  // Wall clocks mostly differ little. Safety must not depend on it.
   const wild = draw.next();
   const skew = wild < 0.5 ? 0 : wild < 0.9 ? 5_000 : 120_000;
   const skewsMs = [draw.int(-skew, skew), draw.int(-skew, skew)] as const;
   const portals = draw.chance(0.5) ? [draw.pick(PORTALS)] : PORTALS;
   const keyed = draw.chance(0.7) ? 0.95 : 0.5;
   const nextDay = draw.chance(0.12);
-  // Drawn apart, so that a seed without payers is the history that it was before there were any.
+  // Payers have their own random numbers. So a seed without payers gives the history from before payers were added.
   const lots = new Rng(seed ^ 0x6c078965);
   const payers = lots.chance(0.15) ? lots.int(1, 3) : 0;
   const post = new Rng(seed ^ 0x165667b1);
@@ -168,13 +168,13 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
         portal: rng.pick(portals),
         lines: Array.from({ length: rng.int(1, 3) }, () => rng.int(1, 20_000)),
         card: nextDay && rng.chance(0.3) ? 'cannotTell' : rng.pick(CARD_MIX),
-        // Two accounts use the same keys, which are nothing to each other (C12).
+        // Two accounts use the same keys. They must not affect each other (C12).
         key: rng.chance(keyed) ? `pay ${number >> 1}.${turn}` : null,
         reference: `case ${number}.${turn}`,
         doubles: rng.chance(0.1),
         asksAgain: rng.chance(0.3),
       };
-      // Somebody else of the same account uses the same key for something else.
+      // Another client of the same account uses the same key for another request.
       const rival = wish.key !== null && rng.chance(0.06) ? outside.pay({ ...wish, lines: [...wish.lines, 1] }) : null;
       const { paid: payment } = await outside.pay(wish);
       if (wish.key !== null) keys.push(() => outside.pay({ ...wish, asksAgain: false, doubles: false }));
@@ -229,7 +229,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const payment = paid.at(-1);
     if (payment) await outside.dispute(payment, draw.int(1, payment.amountCents));
   };
-  /** Staff return money, so that there is something to tell. */
+  /** Staff return money, so there are notifications to send. */
   const clerk = async (outside: Outside): Promise<void> => {
     for (let acts = subscriptions.length > 0 ? post.int(1, 4) : 0; acts > 0; acts--) {
       await sim.wait(post.int(5_000, 90_000));
@@ -242,7 +242,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const epilogue = async (outside: Outside): Promise<void> => {
     await repairReceivers(outside);
     const all = outside.oracle.intentions.filter(({ kind }) => kind === 'charge');
-    // Every key once more, as it was sent: the answer is repeated, or asks for a look. Nothing moves.
+    // Every key once more, as it was sent. The stored answer is repeated, or the answer asks for a look. No money moves.
     if (rng.chance(0.5)) for (const exchange of firstUses(outside.oracle)) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
     for (const intention of all) if (intention.paymentId) await outside.readPayment(intention.accountId, intention.paymentId);
     for (const accountId of ACCOUNTS) await outside.readList(accountId, rng.pick([null, 2]));
@@ -250,7 +250,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     await outside.decideWhatWaits();
   };
   const tomorrow = async (outside: Outside): Promise<void> => {
-    // A day passes, and the keys expire. From then on they mean new payments, except keys whose payment is of unknown outcome.
+    // A day passes, and the keys expire. From then on they stand for new payments, except keys whose payment is of unknown outcome.
     for (const { process } of outside.world.replicas) sim.crash(process, 25 * HOUR_MS);
     await sim.wait(25 * HOUR_MS + 15 * 60_000);
     for (const again of keys.slice(0, 4)) await again();

@@ -63,7 +63,7 @@ const checkingOut =
   async (outside) =>
     void (await checkOut(outside, { portal, lines: [3_333, 3_334], cards, nonce: 'visit-of-the-payer', reference: 'visit', ...change }));
 
-/** A notification is due, for a receiver that is healthy or that does not answer for so long. */
+/** A notification is due, for a receiver that is healthy or that does not answer for this long. */
 const telling =
   (
     deafMs: number,
@@ -204,8 +204,8 @@ export async function* singles(name: string, seams: Seams = {}): AsyncGenerator<
 }
 
 /**
- * Pairs of crash points: each single one with those that come after it *in the run that has had the first*, recovery's own calls among them. `every`: takes each
- * n-th pair, begun at another one for each first point.
+ * Pairs of crash points: each single one with the later ones *of the run that has had the first*, recovery's own calls among them. `every`: takes
+ * each n-th pair, with another start for each first point.
  */
 export async function* pairs(name: string, every: number): AsyncGenerator<{ crashes: readonly CrashPoint[]; result: RunResult }> {
   let number = 0;

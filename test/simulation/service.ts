@@ -56,7 +56,7 @@ import {
 import { Database, type Run, simulatedCheckpoint, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
 import { type Receiver, serveWebhooks, type SimulatedSender, startDispatcher, type WebhookAsk, type WebhookPorts } from './webhooks.js';
 
-/** Where a canary may put its fault: each wraps one port of every replica, or changes what the replicas share. */
+/** The places where a canary may put its fault: each wraps one port of every replica, or changes state that replicas share. */
 export interface Seams {
   log?(log: EventStore, world: World): EventStore;
   keys?(keys: IdempotencyStore, world: World): IdempotencyStore;
@@ -100,7 +100,7 @@ export const ACCOUNTS = ['00000000-0000-7000-8000-000000000001', '00000000-0000-
 
 export const merchantAccounts = ({ portalId }: PortalTerms) => [`m-${portalId.slice(-2)}`, `f-${portalId.slice(-2)}`] as const;
 
-/** Where payers come from; on the allow-list of every portal. */
+/** The site of the payers. It is on the allow-list of every portal. */
 export const AGENCY = 'https://agency.example';
 const CHECKOUT_TERMS = { enabled: true, allow: [AGENCY], requireSignedIntake: false, agencyName: null };
 
@@ -165,11 +165,11 @@ export type Ask =
   | WebhookAsk;
 
 export interface Reply extends Answer {
-  /** Of a list: whether it said that it shows everything. */
+  /** Of a list: true if it showed everything. */
   readonly complete?: boolean;
 }
 
-/** How often the loops of a worker look; the product's 5 s would spend the simulation on looking. */
+/** How often the loops of a worker run. The product's 5 s would spend the simulation on polling. */
 const LOOPS_EVERY_MS = { busy: [15_000, 25_000], quiet: [50_000, 70_000] } as const;
 const PURGE_EVERY_MS = 600_000;
 const PROJECTION_LEASE_MS = 120_000;
@@ -204,7 +204,7 @@ export class World {
     this.replicas = processes.map((process) => new Replica(this, process));
   }
 
-  /** Payers come: from now on every replica looks after their sessions. Where none comes, that would only take time. */
+  /** Called when a run has payers. From now on every replica runs the work for checkout sessions. Without payers that work would only take time. */
   openCheckout(): void {
     if (this.hasCheckout) return;
     this.hasCheckout = true;
@@ -349,7 +349,7 @@ export class Replica {
     this.subscriber.start();
     void this.loop(() => payments.recovery.round());
     void this.loop(() => sweepKeys(payments));
-    // An import that nothing ends: stopping belongs to the process, and here processes are killed.
+    // An import that is never stopped. Stopping belongs to the process, and here processes are killed.
     const never = new AbortController();
     void this.loop(
       () => recordSettlements(this.settlement, never.signal),

@@ -45,7 +45,10 @@ export class Rng {
 /** Stores that can be away as a whole. */
 export type Store = 'log' | 'keys' | 'gateway' | 'tables' | 'directory' | 'receiver';
 
-/** Probabilities per port call, and windows in which a store is away. Each seed draws its own (swarm): a rate that is often zero finds what a mean never does. */
+/**
+ * Probabilities per port call, and windows in which a store is away. Each seed has its own (swarm): a rate that is often zero finds faults that an
+ * average rate never finds.
+ */
 export interface Faults {
   /** Nothing happens, and the caller gets the error. */
   readonly drop: number;
@@ -79,7 +82,7 @@ export class Process {
   private freeze: { readonly from: number; readonly until: number } | null = null;
   /** Runs at the start and after every crash: everything that lived in memory is made anew. */
   onStart: () => void = () => undefined;
-  /** Runs at a crash, for what the other side of its connections notices. */
+  /** Runs at a crash, for effects on the other side of its connections. */
   onCrash: () => void = () => undefined;
   constructor(
     readonly id: string,
@@ -103,7 +106,7 @@ export interface PortCall<T> {
   readonly name: string;
   /** The effect, at one instant. */
   effect(): T | Promise<T>;
-  /** The answer to the caller instead: a value, or an error. `lost`: the effect took place, or may yet. */
+  /** The answer to the caller instead: a value, or an error. `lost`: the effect took place, or may still take place. */
   failed(kind: 'dropped' | 'lost'): T;
   /** How late an effect may come. Absent: never late. */
   readonly lateMs?: readonly [number, number];
@@ -117,7 +120,7 @@ interface Event {
   readonly at: number;
   readonly tie: number;
   readonly number: number;
-  /** Returns true when no promise can have been settled by it. */
+  /** Returns true if no promise can have been settled by it. */
   readonly run: () => unknown;
 }
 
@@ -127,9 +130,9 @@ const isBefore = (a: Event, b: Event) => a.at < b.at || (a.at === b.at && (a.tie
 export const EPOCH_MS = Date.UTC(2026, 2, 2, 9);
 const RESTART_MS = [1_000, 30_000] as const;
 const PAUSE_MS = [1_000, 400_000] as const;
-/** Taken before a leak guard may replace it. */
+/** Kept from before a leak guard may replace it. */
 const turn = setImmediate;
-/** Turns that are asked for together: between two of them all that was promised happens, and the costlier look for input and output comes once for all. */
+/** Turns that are requested together. Between two of them all promised work happens. The costly check for input and output comes once for all. */
 const TURNS = 64;
 
 export interface Statistics {
@@ -144,7 +147,7 @@ export interface Statistics {
 
 export class Simulator {
   readonly rng: Rng;
-  /** Drawn apart, so that one more id does not change every later fault. */
+  /** Ids have their own random numbers. Otherwise one more id would change every later fault. */
   private readonly idRng: Rng;
   now = EPOCH_MS;
   faultsOn = true;
@@ -205,7 +208,7 @@ export class Simulator {
     return first;
   }
 
-  /** Until `done`, until nothing is left to happen, or until `untilMs` (elapsed); true where `done` ended it. */
+  /** Runs until `done`, until no event is left, or until `untilMs` (elapsed). true: `done` ended it. */
   run(done: () => boolean, untilMs = Number.POSITIVE_INFINITY): Promise<boolean> {
     return new Promise((resolve, reject) => {
       let ended = false;
@@ -213,7 +216,7 @@ export class Simulator {
         ended = true;
         resolve(how);
       };
-      /** One event whose consequences follow before the next turn, with all before it that have none. */
+      /** The next event whose consequences must follow at once, with all events before it that have none. */
       const step = () => {
         while (!ended) {
           if (done()) return end(true);
@@ -288,7 +291,7 @@ export class Simulator {
     return true;
   }
 
-  /** Every port call of the product goes through here: the only place where its time passes and where things go wrong. */
+  /** Every port call of the product goes through here: the only place where its time passes and where faults happen. */
   call<T>(process: Process, port: PortCall<T>): Promise<T> {
     const { incarnation } = process;
     const { rng, faults, faultsOn, statistics } = this;
@@ -415,7 +418,7 @@ export class Simulator {
     };
   }
 
-  /** For those who live outside: clients, the bank's night run. They neither crash nor pause. */
+  /** For the outside: clients, and the bank's nightly run. They neither crash nor pause. */
   wait(ms: number): Promise<void> {
     return new Promise((resolve) => this.at(ms, () => resolve()));
   }

@@ -42,7 +42,7 @@ import { lostConnection, type Tables } from './tables.js';
 
 /** An append that the caller gave up on may still arrive. */
 const LATE_APPEND_MS = [500, 15_000] as const;
-/** How long the log's news are on their way to a subscriber. */
+/** How long a new event takes to reach a subscriber. */
 const DELIVERY_MS = 2_000;
 
 export const simulatedLog = (sim: Simulator, process: Process, log: EventStore): EventStore => {
@@ -73,7 +73,7 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
       const inner = log.subscribe(after, options);
       const items = (async function* (): AsyncGenerator<SubscriptionItem> {
         for await (const item of inner) {
-          // Survives outages by itself, as the real ones do: news only come later.
+          // Survives outages by itself, as the real ones do: events only come later.
           const delivered = await sim.call(process, {
             store: 'log',
             name: 'subscription',
@@ -224,13 +224,13 @@ export class KeyTable {
   }
 }
 
-/** Runs one statement against the table: at once, or through the simulator. */
+/** Runs one statement on the table: at once, or through the simulator. */
 export type Statement = <T>(name: string, effect: () => T, idle?: boolean) => Promise<T>;
 
 const CLAIM_ROUNDS = 3;
 const MAX_RETRY_AFTER_SECONDS = 5;
 
-/** One replica's way to the table: the same statements in the same order as `postgresIdempotency`. */
+/** One replica's access to the table: the same statements in the same order as the Postgres key store. */
 export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, statement: Statement): IdempotencyStore => {
   const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
   const owned = (row: KeyRow, tookOver: boolean): Owned => ({
@@ -289,7 +289,7 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
   };
 };
 
-/** A statement whose client is gone may still run: as long as the server lets one. */
+/** A statement whose client is gone may still run, for as long as the server allows. */
 const LATE_STATEMENT_MS = [50, 2_000] as const;
 
 /** Statements of a replica to one of the databases. */
@@ -334,7 +334,7 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
 
 type Registered = RegisteredTransaction & { settledBatchId: string | null; transactionId: string | null };
 
-/** The look-ups of settlement and disputes: folded from the log whenever they are brought up to date, as the rows of the real register are. */
+/** The look-ups of settlement and disputes, folded from the log whenever they are brought up to date, as the rows of the real register are. */
 export const simulatedRegister = (log: EventStore): Register => {
   const accounts = new Map<string, GatewayAccount>();
   const transactions = new Map<string, Registered>();
@@ -473,7 +473,7 @@ export class VelocityCounts {
   }
 }
 
-/** The directory, with what an operator may change while a seed runs laid over it. */
+/** The directory, with the changes that an operator made during a seed on top. */
 export interface DirectoryChanges {
   readonly revoked: Set<string>;
 }

@@ -1,6 +1,6 @@
 /**
- * The tables of the projections and of webhooks, in memory behind the simulator: transactions whose writes take place at the commit, row locks, connections that
- * break. The ports over them keep the contract suites of the real ones (stores.unit.spec.ts).
+ * The tables of the projections and of webhooks, in memory behind the simulator: transactions whose writes take place at the commit, row locks, and
+ * connections that break. The ports over them pass the contract suites of the real ones (stores.unit.spec.ts).
  */
 import type { UnfinishedRows, UnfinishedSession } from '#checkout';
 import { type Checkpoint, type Lease, Moved, type Place, type Position, runHandler } from '#eventstore';
@@ -43,7 +43,7 @@ export interface Transaction {
   ended: boolean;
 }
 
-/** Sends one call of a port to the tables: in an open transaction, or in one of its own. `idle`: it only looks. */
+/** Sends one call of a port to the tables: in an open transaction, or in one of its own. `idle`: a call that only looks. */
 export type Run = <T>(name: string, effect: (transaction: Transaction) => T | Promise<T>, idle?: boolean) => Promise<T>;
 
 type Methods<Port> = {
@@ -106,7 +106,7 @@ export class Tables {
     for (const lock of transaction.locked) if (this.locks.get(lock) === transaction) this.locks.delete(lock);
   }
 
-  /** Waits for a row lock, as the server does: until it is free, or the waiter's patience ends. */
+  /** Waits for a row lock, as the server does: until it is free, or until the waiter's time is up. */
   async lock(name: string, transaction: Transaction): Promise<void> {
     const until = this.sim.now + LOCK_TIMEOUT_MS;
     for (;;) {
@@ -128,7 +128,7 @@ export class Tables {
     return effect(transaction);
   }
 
-  /** Announces that deliveries may be due: it may not arrive. */
+  /** Notifies that deliveries may be due. The notification may get lost. */
   ring(): void {
     for (const [process, hear] of this.listeners)
       void this.sim
@@ -246,7 +246,7 @@ export const simulatedCheckpoint = (database: Database, name: string): Checkpoin
   };
 
   return {
-    // Polls, each of them: a crash at one is a crash at what was found before.
+    // All of these only poll. A crash at one equals a crash at the work that it finds.
     ...port<Omit<Checkpoint, 'commit'>>('checkpoint', run, ['take', 'renew', 'release', 'look', 'position', 'recordFailure', 'status'], {
       take: async (transaction, { owner, ms }) => {
         const isHeldByAnother = (row?: CheckpointRow) => row?.owner !== owner && isLeased(row);

@@ -33,7 +33,7 @@ import { simulatedStatement } from './stores.js';
 import type { Database } from './tables.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Staff's commands (`payfold webhooks …`), as any process may be asked to do them.
+// Staff's commands (`payfold webhooks …`), which any process may run.
 
 export type WebhookAsk =
   | { readonly kind: 'add endpoint'; readonly accountId: string; readonly url: string }
@@ -79,7 +79,7 @@ export const serveWebhooks = async (ports: WebhookPorts, ask: WebhookAsk): Promi
   }
 };
 
-/** The worker's loop, looking less often than the product's: it is rung when something is due. */
+/** The worker's loop. It polls less often than the product's, since a notification wakes it when a delivery is due. */
 const LOOK_MS = { idleMs: 20_000, leaseLookMs: 20_000, tidyEveryMs: 20_000 } as const;
 
 export const startDispatcher = (world: World, database: Database, { clock, keys }: WebhookPorts, log: Logger): void => {
@@ -127,7 +127,7 @@ const simulatedSender = (sim: Simulator, process: Process, receivers: ReadonlyMa
         lateMs: LATE_POST_MS,
         latencyMs: POST_MS,
       });
-      // Nobody knows that there will be no answer before the time for it is over.
+      // The sender learns only at its time limit that there is no answer.
       if (posted === UNANSWERED) await clock.sleep(ATTEMPT_BUDGET_MS - (clock.monotonic() - begun));
       return posted;
     },
@@ -139,7 +139,7 @@ const simulatedSender = (sim: Simulator, process: Process, receivers: ReadonlyMa
 const TOLERANCE_S = 300;
 
 interface Arrival {
-  /** A fact that the receiver cannot know: a URL that was disabled may be added again. */
+  /** The receiver cannot know that a disabled URL may be added again. */
   readonly endpointId: string;
   readonly id: string;
   readonly body: string;
@@ -147,12 +147,12 @@ interface Arrival {
   readonly verdict: 'accepted' | 'signature' | 'age' | 'out of order';
 }
 
-/** A partner's server. It believes a delivery when the signature is right and young, and takes the same id once. */
+/** A partner's server. It accepts a delivery if the signature is right and young. It takes the same id once. */
 export class Receiver {
   readonly arrivals: Arrival[] = [];
   /** Secrets that it accepts. After a rotation there are two. */
   readonly secrets: string[] = [];
-  /** Share of deliveries that it answers with 500, and whether it answers none at all. */
+  /** Share of deliveries that it answers with 500, and whether it gives no answers at all. */
   fails = 0;
   isDeaf = false;
 
@@ -192,13 +192,13 @@ export class Receiver {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Who registers them, and what happens to them.
+// The receivers' registration, and the faults that they suffer.
 
 export interface Subscription {
   readonly accountId: string;
   readonly url: string;
   readonly fails: number;
-  /** Answers nothing until staff redeliver, so that all it should hear is held. */
+  /** Gives no answer until staff redeliver, so all its deliveries are held. */
   readonly isDeaf: boolean;
   readonly pauseMs: number | null;
   readonly rotates: boolean;
@@ -224,7 +224,7 @@ export const subscribe = async (outside: Outside, { accountId, url, fails, isDea
   const endpoint = (listed?.data.endpoints as Endpoint[] | undefined)?.find((one) => one.url === url);
   if (!endpoint) return;
   const { endpointId } = endpoint;
-  // It was added, and nobody saw the secret.
+  // It was added, but the command crashed before it showed the secret.
   if (receiver.secrets.length === 0) await rotate(endpointId);
   if (pauseMs !== null) {
     await outside.persist({ kind: 'change endpoint', endpointId, verb: 'pause' });
@@ -237,7 +237,7 @@ export const subscribe = async (outside: Outside, { accountId, url, fails, isDea
   await outside.persist({ kind: 'change endpoint', endpointId, verb: 'disable' });
 };
 
-/** Everybody answers again, knows its secret, and staff send what is held. */
+/** Every receiver answers again and knows its secret, and staff send held deliveries. */
 export const repairReceivers = async (outside: Outside): Promise<void> => {
   const { receivers, hasWebhooks } = outside.world;
   if (!hasWebhooks) return;
@@ -247,8 +247,8 @@ export const repairReceivers = async (outside: Outside): Promise<void> => {
     receiver.isDeaf = false;
     if (status === 'disabled') continue;
     if (status === 'paused') await outside.persist({ kind: 'change endpoint', endpointId, verb: 'resume' });
-    // A staged secret whose activation was never confirmed may sign or not: both are known. One that nobody has seen is replaced.
-    // Two crashes in a row outlast the patience of one who asks; staff asks again.
+    // A staged secret whose activation was never confirmed may sign or not, so the receiver knows both. A secret that was never shown is replaced.
+    // After two crashes in a row the command may fail. Then staff repeat it.
     let staged;
     do staged = await outside.persist({ kind: 'stage secret', endpointId });
     while (!staged);
@@ -261,16 +261,16 @@ export const repairReceivers = async (outside: Outside): Promise<void> => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The oracle on deliveries.
 
-/** Nothing is on its way, and nothing waits for anybody who would take it. */
+/** No delivery is on its way, and none waits for a receiver that would take it. */
 export const areDeliveriesQuiet = ({ deliveries, endpoints }: WebhookTables): boolean =>
   [...deliveries.values()].every(({ state, endpointId }) => state !== 'in_flight' && (state !== 'pending' || endpoints.get(endpointId)!.status === 'paused')); // prettier-ignore
 
-/** Between the end of one attempt and the begin of the next: about two minutes, a tenth less at the least (Retries 2, C55). */
+/** Between the end of one attempt and the beginning of the next: about two minutes, at least a tenth less (Retries 2, C55). */
 const LEAST_WAIT_MS = 108_000;
 
 /**
- * `streams`: of payments. `staffReturned`: cents that the bank gave back for staff, by payment. The receivers of an account must have got exactly
- * these, found without the log.
+ * `streams`: of payments. `staffReturned`: cents that the bank returned for staff, by payment. The receivers of an account must have got exactly
+ * these. They are computed without the log.
  */
 export const auditDeliveries = (
   world: World,
@@ -290,7 +290,7 @@ export const auditDeliveries = (
     const mayHear = [...webhooks.events.values()].filter((event) => event.accountId === endpoint.accountId && event.position > endpoint.registeredAt);
     const due = new Set(mayHear.map(({ id }) => id));
     for (const { eventId } of deliveries) check(due.delete(eventId), 'a delivery of what was not for this endpoint, or twice');
-    // An event between the noted position and the endpoint's row may have been notified before anybody could see the endpoint.
+    // An event between the noted position and the endpoint's row may have been notified before the endpoint was visible.
     const missed = mayHear.filter(({ id, stream, revision }) => due.has(id) && storedAt(stream, revision) > endpoint.seenFrom);
     check(
       missed.length === 0 || endpoint.status === 'disabled',
@@ -302,7 +302,7 @@ export const auditDeliveries = (
         'something arrived that was not to be delivered',
       );
       check(webhooks.events.get(id)?.payload.toString() === body, 'the body of an event changed');
-      // Only who stood still between signing and sending can be late by minutes.
+      // Only a process that stood still between signing and sending can be late by minutes.
       check(verdict !== 'age' || sim.statistics.pauses > 0, 'Signature verification: a delivery arrived with an old time');
     }
     for (const delivery of deliveries) {
@@ -328,7 +328,7 @@ export const auditDeliveries = (
   }
 };
 
-/** Every fact for receivers is one event with its id, time and place, and there are no others. */
+/** Every fact for receivers is one event with its id, time and position. There are no others. */
 const auditEvents = (
   { events }: WebhookTables,
   streams: ReadonlyMap<string, readonly Recorded[]>,
@@ -352,7 +352,7 @@ const auditEvents = (
   }
 };
 
-/** `arrivals`: of this delivery. `stoodStill`: some process did, and what it measured may be short. */
+/** `arrivals`: of this delivery. `stoodStill`: some process did, so its measured times may be too short. */
 const auditDelivery = (
   { attempts, endpoints }: WebhookTables,
   { id, endpointId, state, round: last, leaseLosses, lostInAll }: DeliveryRow,
@@ -381,7 +381,7 @@ const auditDelivery = (
   const isSpent = tried.length === MAX_ATTEMPTS || leaseLosses >= MAX_LEASE_LOSSES;
   if (state === 'delivered') check(tried.at(-1)?.outcome === 'ok', 'called delivered without an answer that says so');
   if (state === 'held') check(isSpent, `Retries 3: held after ${tried.length} attempts`);
-  // Receivers are well when staff send again.
+  // Receivers answer again when staff send again.
   if (state === 'held' && last > 1 && !isDisabled) check(leaseLosses >= MAX_LEASE_LOSSES, 'held again although the receiver was well');
   check(state !== 'canceled' || isDisabled, 'cancelled for an endpoint that is not disabled');
 };

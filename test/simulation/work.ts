@@ -1,6 +1,6 @@
 /**
- * Work of the three commands in pieces that any process can do: a range of seeds, the crash points of a scenario, a canary. A piece answers with counts and
- * with what it found wrong; the pieces are independent of each other and of who does them.
+ * Work of the three commands in pieces that any process can do: a range of seeds, the crash points of a scenario, a canary. The result of a piece is
+ * its counts and its violations. Pieces do not depend on each other, nor on the process that does them.
  */
 import { CANARIES } from './canaries.js';
 import { type Counts, type RunResult, simulate } from './run.js';
@@ -14,24 +14,24 @@ export type Piece =
   | { readonly kind: 'pairs'; readonly scenario: string; readonly every: number }
   | { readonly kind: 'canary'; readonly canary: string; readonly from: number; readonly to: number };
 
-/** The objection, and the command that repeats it. */
+/** The violation, and the command that repeats it. */
 export interface Finding {
   readonly seed: number | null;
   readonly scenario: string | null;
   readonly crashes: readonly CrashPoint[];
-  /** The bug that was planted, to see what a finding looks like. */
+  /** The planted bug, to see what a finding looks like. */
   readonly planted?: string;
   readonly violations: readonly string[];
 }
 
 export interface Done extends Counts {
   readonly runs: number;
-  /** Time of processors, which says more than the clock where others use them too. */
+  /** Processor time. It says more than the clock when other programs run too. */
   readonly cpuMs: number;
-  /** Seeds that were run twice and gave another history. */
+  /** Seeds that were run twice and gave different histories. */
   readonly nondeterministic: readonly number[];
   readonly findings: readonly Finding[];
-  /** Of a canary: the seeds that it took; null: not found. */
+  /** Of a canary: the number of seeds until it was found. null: not found. */
   readonly foundAfter?: number | null;
 }
 
@@ -123,7 +123,7 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
         done = together(done, counted(result));
         onRun();
         if (result.violations.length === 0) continue;
-        // No merit of the canary where the seed is wrong without it: then the product is.
+        // The canary does not count if the seed fails without it: then the product is wrong.
         const { violations } = await simulate(seed);
         if (violations.length === 0) return { ...done, foundAfter: seed - piece.from + 1 };
         done = { ...done, findings: [...done.findings, { seed, scenario: null, crashes: [], violations }] };

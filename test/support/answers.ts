@@ -1,17 +1,17 @@
-/** Answers as a partner gets them, and what a spec reads in one. */
+/** Answers as a partner gets them, and helpers that read them. */
 import { ServiceError } from '#kernel';
 import type { Answered } from '#payments';
 import { type Answer, errorAnswer } from '#platform/http';
 import { answerOf } from '../../apps/answers.js';
 
-/** The answer to a partner: the command's own answer, or the refusal that it threw. */
+/** The answer to a partner: the answer of the command, or the refusal that it threw. */
 export const sent = (command: Promise<Answered<unknown>>): Promise<Answer> =>
   command.then(answerOf, (error: unknown) => {
     if (error instanceof ServiceError) return errorAnswer(error);
     throw error;
   });
 
-/** The body of an answer; `code` is taken out of its details. */
+/** The body of an answer. `code` is taken out of its details. */
 export const read = <T = Record<string, unknown>>(
   answer: Answer,
 ): { status: number; code: string | undefined; message: string | undefined; data: T; details: Record<string, unknown> } => {

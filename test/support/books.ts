@@ -1,4 +1,7 @@
-/** A busy day for specs of the books: payments of every ending, settled, refunded, disputed; and an adder of hledger's text that shares no code with ours. */
+/**
+ * A busy day for specs of the books: payments with every ending, settled, refunded, disputed. Also a reader of hledger's text that shares no code
+ * with ours.
+ */
 import { type DisputeStatus, type PaymentView, reverseByStaff, staff } from '#payments';
 import { openDispute, recordSettlements, updateDispute } from '#settlement';
 import { CARD, paymentOf, type Service, type TestAccount } from './service.js';
@@ -47,7 +50,7 @@ export const busyDay = async (service: Service): Promise<BusyDay> => {
     payments.push(made);
     return made.id;
   };
-  // Before the batch closes: voids, whole and in part, and what never was.
+  // Before the batch closes: whole and partial voids, and payments that were never charged.
   await client.void(await pay(separate, [4_000]), {});
   await client.refund(await pay(separate, [5_000, 2_500]), { amountCents: 1_234 });
   await client.refund(await pay(combined, [9_999]), { feeType: 'include_fee' });
@@ -57,7 +60,7 @@ export const busyDay = async (service: Service): Promise<BusyDay> => {
   await client.created(paymentOf(separate, { number: CARD.settlementRejected })).then((made) => payments.push(made));
   await service.recover(unknown.details!.id as string);
   await settle(service);
-  // After it: refunds that wait for a batch of their own, and disputes of every ending.
+  // After it: refunds that wait for a batch of their own, and disputes with every ending.
   await client.refund(kept[0]!, { amountCents: 2_500 });
   await client.refund(kept[0]!, { feeType: 'include_fee' });
   const { payments: services } = service.services;
@@ -72,10 +75,10 @@ export const busyDay = async (service: Service): Promise<BusyDay> => {
   await settle(service);
   await dispute(service, kept[3]!, 100, 'debited', 'recovered');
   await pay(combined, [60]);
-  // A day that comes, on which the first batches reach the bank.
+  // Another day, on which the first batches are funded.
   service.clock.advance(5 * 86_400_000);
   await recordSettlements(service.services.settlement, signal());
-  // The worker's next round would open them in the middle of a spec that takes long.
+  // The worker's next round would open them in the middle of a slow spec.
   while ((await service.services.openExceptions()) > 0);
   return { partner, separate, combined, payments };
 };

@@ -22,7 +22,7 @@ export interface TestBrowser {
   close(): Promise<void>;
 }
 
-/** A whole Chromium of this machine, which has a back/forward cache; the one from npm, a headless shell, has none. Undefined where none is installed. */
+/** A complete Chromium of this machine, which has a back/forward cache. The headless shell from npm has none. Undefined if none is installed. */
 export const installedChromium = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'].find((path) => existsSync(path));
 
 const UNPACK = `import('@sparticuz/chromium').then(({ default: chromium }) => chromium.executablePath()).then((path) => process.stdout.write(path))`;
@@ -36,8 +36,8 @@ const unpacked = async (directory: string): Promise<string> => {
 };
 
 /**
- * Unpacks Chromium into a directory of its own and starts it. The package knows only the temp dir. A process of its own gets another one, since two
- * runs at once would write into the same file. `installed`: the browser of this machine instead.
+ * Unpacks Chromium into a directory of its own and starts it. The package uses only the temp dir, where two runs at once would write the same file.
+ * So it runs in a process with another temp dir. `installed`: the browser of this machine instead.
  */
 export const startBrowser = async ({ installed }: { readonly installed?: string } = {}): Promise<TestBrowser> => {
   const directory = await mkdtemp(join(tmpdir(), 'payfold-chromium-'));
@@ -47,7 +47,7 @@ export const startBrowser = async ({ installed }: { readonly installed?: string 
     const browser = await chromium.launch({
       executablePath,
       args: ['--no-sandbox', '--host-resolver-rules=MAP *.test 127.0.0.1'],
-      // Playwright turns it off, and with it what Back really does.
+      // Playwright turns the back/forward cache off. This turns it on again, so that Back behaves as for users.
       ignoreDefaultArgs: ['--disable-back-forward-cache'],
     });
     return {
@@ -64,11 +64,11 @@ export const startBrowser = async ({ installed }: { readonly installed?: string 
   }
 };
 
-/** Complaints of a page's console, and refusals by its security policy. Our pages must cause none. */
+/** Errors in a page's console, and refusals by its security policy. Our pages must cause none. */
 export const complaintsOf = (page: Page): string[] => {
   const complaints: string[] = [];
   page.on('console', (message) => {
-    // A page that is shown under 403 or 422 is what was meant; a file of a page that is missing is not.
+    // A page with status 403 or 422 is expected. A missing file of a page is not.
     if (message.text().startsWith('Failed to load resource') && !message.location().url.includes('/assets/')) return;
     if (message.type() === 'error' || message.type() === 'warning') complaints.push(`${message.type()}: ${message.text()}`);
   });
@@ -84,11 +84,11 @@ export interface Sites {
   /** `https://shop.test:port`, and the same server as `https://evil.test:port`. */
   readonly shopUrl: string;
   readonly evilUrl: string;
-  /** Where what comes for pay.test goes: the address of a running service. */
+  /** The running service behind pay.test. */
   lead(serviceUrl: string): void;
-  /** Answers of shop and stranger, by path. `/pay/…` is the partner's part. */
+  /** Answers of the sites shop.test and evil.test, by path. `/pay/…` is the partner's part. */
   readonly pages: Map<string, (request: IncomingMessage & { readonly body: string }) => string | { status: number; location: string }>;
-  /** Every request that shop or stranger got, in order. */
+  /** Every request to shop.test or evil.test, in order. */
   readonly visits: { readonly host: string; readonly method: string; readonly url: string; readonly body: string }[];
   close(): Promise<void>;
 }
@@ -103,7 +103,7 @@ export const startSites = async (): Promise<Sites> => {
   });
   let target = { host: LOOPBACK, port: 0 };
   const sockets = new Set<{ destroy(): unknown }>();
-  // Bytes in, bytes out: nothing of HTTP is touched, so what the service says is what the browser gets.
+  // Passes bytes unchanged, so the browser gets exactly the answers of the service.
   const front = createTlsServer({ key, cert, ALPNProtocols: ['http/1.1'] }, (inbound) => {
     const outbound = connect(target.port, target.host);
     for (const [socket, other] of [

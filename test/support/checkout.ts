@@ -1,6 +1,6 @@
 /**
- * A payer without a browser, for specs of hosted checkout: follows no redirect by itself, keeps cookies by path, reads the form that it was shown and sends it.
- * And the partner's half of the agreement: signatures by code that shares nothing with the service's own.
+ * A payer without a browser, for specs of hosted checkout: follows no redirect by itself, keeps cookies by path, reads the form on a page and sends
+ * it. Also the partner's part: signatures by code that shares nothing with the service's own.
  */
 import { createHmac } from 'node:crypto';
 import { request as httpRequest } from 'node:http';
@@ -49,7 +49,7 @@ export const signatureOf = (secret: string, kind: string, address: string, pairs
   return createHmac('sha256', secret).update(['v1', kind, address, query].join('\n')).digest('hex');
 };
 
-/** Whether an address that a browser was sent to carries a right signature; and what it says. */
+/** Checks the signature of an address that a browser was sent to, and returns the parameters. */
 export const readReturn = (secret: string, kind: 'return' | 'cancel', location: string) => {
   const url = new URL(location);
   const pairs = [...url.searchParams];
@@ -93,7 +93,7 @@ export interface Reply {
   readonly headers: Readonly<Record<string, string>>;
   readonly setCookie: readonly string[];
   readonly text: string;
-  /** Of a redirect. */
+  /** The target of a redirect. */
   readonly location: string;
 }
 
@@ -114,7 +114,7 @@ export class Payer {
     readonly origin = url,
   ) {}
 
-  /** A second browser has nothing of the first; a second tab has everything. */
+  /** A second browser shares nothing with the first. A second tab shares everything. */
   tab(): Payer {
     const tab = new Payer(this.url, this.origin);
     for (const [path, cookie] of this.cookies) tab.cookies.set(path, cookie);
@@ -156,7 +156,7 @@ export class Payer {
     });
   }
 
-  /** GET, on to where it leads as long as that is here. */
+  /** GET, and further as long as redirects stay on this service. */
   async open(path: string): Promise<Reply & { readonly path: string }> {
     for (let hops = 0; hops < 8; hops++) {
       const reply = await this.send(path);
@@ -167,11 +167,11 @@ export class Payer {
   }
 
   intake(fields: Fields): Promise<Reply> {
-    // The partner's page stands elsewhere.
+    // The partner's page is on another site.
     return this.send(INTAKE, { method: 'POST', body: formText(fields), headers: { origin: SHOP, 'sec-fetch-site': 'cross-site' } });
   }
 
-  /** A form intake that must begin a session; its id. */
+  /** A form intake that must begin a session. Returns its id. */
   async begin(fields: Fields): Promise<string> {
     const reply = await this.intake(fields);
     const id = /^\/checkout\/(cs_[\w-]{32})$/.exec(reply.location)?.[1];

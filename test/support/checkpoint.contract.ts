@@ -1,6 +1,6 @@
 /**
- * The contract of every checkpoint: two workers that take the lease, lose it, commit from an outdated place, and fail in the middle of a commit.
- * Random sequences are compared with a model that was written from the rules. One suite, run against Postgres and against the simulation's tables.
+ * The contract of every checkpoint: two workers that take the lease, lose it, commit from an outdated position, and fail in the middle of a commit.
+ * Random sequences are compared with a model that was written from the rules. One suite runs against Postgres and against the simulation's tables.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
@@ -8,20 +8,20 @@ import fc from 'fast-check';
 import { type Checkpoint, HandlerFault, Moved, type Place, type Position, Unavailable } from '#eventstore';
 
 export interface CheckpointGround<Tx> {
-  /** One worker's way to the checkpoint of this name. */
+  /** One worker's access to the checkpoint of this name. */
   checkpoint(name: string): Checkpoint<Tx>;
   /** Writes a row of the projection. */
   write(tx: Tx, name: string, row: string): Promise<unknown>;
   /** Committed rows, in the order of writing. */
   rows(name: string): Promise<readonly string[]>;
-  /** Leases get older by this. */
+  /** Makes leases older by this much. */
   pass(ms: number): Promise<unknown>;
   /** Waits while transactions go on. */
   wait(ms: number): Promise<unknown>;
   close(): Promise<unknown>;
 }
 
-/** One step of time: shorter than a lease. Two are longer, at any speed of the machine. */
+/** One step of time: shorter than a lease. Two steps are longer than a lease, on any machine. */
 const STEP_MS = 40_000;
 const LEASE_MS = 60_000;
 

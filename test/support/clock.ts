@@ -1,4 +1,4 @@
-/** A clock that specs move. It runs as real time does, jumps on command, and wakes every sleeper whose time has passed. */
+/** A clock that specs move. It runs like real time and jumps on command. A jump wakes every sleeper whose time has passed. */
 import type { Clock } from '#kernel';
 
 export class MovableClock implements Clock {
@@ -41,7 +41,7 @@ export class MovableClock implements Clock {
     });
   }
 
-  /** Puts the wall clock ahead of its time, or back. Measurements with the monotonic clock do not notice. */
+  /** Puts the wall clock ahead, or back. The monotonic clock does not change. */
   setWrongBy(ms: number): void {
     this.wrongByMs = ms;
   }

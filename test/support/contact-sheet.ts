@@ -1,6 +1,6 @@
 /**
- * `npm run contact-sheet`: every page of the hosted checkout, photographed by a real browser on a real service at 320, 768 and 1280 pixels, light and
- * dark, on one picture: docs/checkout-pages.jpg. It is for people. The specs hold the rules of a page.
+ * `npm run contact-sheet`: makes one picture of every page of the hosted checkout, docs/checkout-pages.jpg. A real browser takes the photographs on a
+ * real service, at 320, 768 and 1280 pixels, light and dark. The picture is for people. The specs hold the rules of a page.
  */
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';

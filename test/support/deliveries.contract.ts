@@ -9,7 +9,7 @@ import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { type Claimed, type Deliveries, type EndpointStatus, FAILING_AFTER, type Fate, MAX_ATTEMPTS, MAX_LEASE_LOSSES } from '#webhooks';
 
-/** A delivery as the suite looks at it. */
+/** The fields of a delivery that the suite checks. */
 export interface SeenDelivery {
   readonly id: string;
   readonly endpointId: string;
@@ -23,17 +23,17 @@ export interface SeenDelivery {
 export interface DeliveriesUnderTest {
   /** Two workers over the same rows. */
   readonly workers: readonly [Deliveries, Deliveries];
-  /** Registers a URL for the account; its id. */
+  /** Registers a URL for the account. Returns its id. */
   register(url: string): Promise<string>;
   change(endpointId: string, to: EndpointStatus): Promise<unknown>;
   /** An event of the payment that must be notified. */
   happen(): Promise<unknown>;
-  /** The outbox writes the events that it has not written yet, or everything once more. */
+  /** The outbox writes new events, or all events once more. */
   tell(): Promise<unknown>;
   replay(): Promise<unknown>;
-  /** Only the tables' clock counts, so time passes by moving what is written. */
+  /** Only the tables' clock counts, so time passes by changing stored times. */
   pass(seconds: number): Promise<unknown>;
-  /** False where it is refused. */
+  /** False if it is refused. */
   redeliver(deliveryId: string): Promise<boolean>;
   /** In order of their ids. */
   rows(): Promise<readonly SeenDelivery[]>;
@@ -45,7 +45,7 @@ export interface DeliveriesGround {
   close(): Promise<unknown>;
 }
 
-/** One step of time: longer than a lease, shorter than a wait. The sums of neither meet, at any speed of the machine. */
+/** One step of time: longer than a lease, shorter than a wait. No sum of steps equals either one, on any machine. */
 const STEP_SECONDS = 40;
 const WAIT_MS = 130_000;
 const SHARE = 8;
@@ -72,7 +72,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
   const endpoints: { id: string; status: string; failures: number }[] = [];
   for (const url of URLS) endpoints.push({ id: await tables.register(url), status: 'enabled', failures: 0 });
   const model = new Map<string, Expected>();
-  /** Deliveries in the hands of workers, also those whose lease is gone. */
+  /** Deliveries that workers hold, also after the end of the lease. */
   const held: Claimed[] = [];
   let now = 0;
   let events = 0;
@@ -86,7 +86,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     for (const row of await tables.rows())
       if (!model.has(row.id)) {
         const endpoint = endpoints.findIndex(({ id }) => id === row.endpointId);
-        // An event that happened while an endpoint was disabled, or is written then, is not for it.
+        // A disabled endpoint gets no delivery: not for an event from the time when it was disabled, nor for one that is written during that time.
         expect(endpoints[endpoint]!.status).not.toBe('disabled');
         model.set(row.id, { endpoint, state: 'pending', round: 1, attempts: 0, losses: 0, dueAt: now, token: null, leasedAt: 0 });
       }
@@ -103,7 +103,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     }
     for (const endpoint of endpoints.keys()) {
       if (claimed.some(({ endpointId }) => endpointId === endpoints[endpoint]!.id)) expect(inFlight(endpoint)).toBeLessThanOrEqual(share(endpoint));
-      // The rest had no place, neither here nor at its endpoint.
+      // There was no place for the others, here or at its endpoint.
       const left = [...model.values()].some((one) => one.endpoint === endpoint && claimable(one));
       if (claimed.length < slots && left) expect(inFlight(endpoint)).toBeGreaterThanOrEqual(share(endpoint));
     }
@@ -150,7 +150,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
   };
   const change = async (pick: number, to: 'paused' | 'enabled' | 'disabled') => {
     const endpoint = pick % endpoints.length;
-    // One stays, so that there is something to deliver to.
+    // One endpoint stays, so that there is a receiver.
     if (endpoints[endpoint]!.status === 'disabled' || (to === 'disabled' && endpoint === 0)) return;
     if (to !== endpoints[endpoint]!.status) endpoints[endpoint]!.failures = 0;
     await tables.change(endpoints[endpoint]!.id, to);
@@ -180,7 +180,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     } else if (step === 'claim') await claim(1 + (pick % 12));
     else if (step === 'succeed' && held.length > 0) await end(pick, true);
     else if (step === 'fail' && held.length > 0) await end(pick, false);
-    // The worker that held something longest wakes up last.
+    // The worker that has held a delivery for longest wakes up last.
     else if (step === 'late' && held.length > 0) await end(0, pick % 2 === 0);
     else if (step === 'pass') await pass();
     else if (step === 'reap') await reap();
@@ -192,7 +192,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     await agree();
   }
 
-  // All is well again: workers live, endpoints answer, time passes.
+  // All is well again: workers run, endpoints answer, time passes.
   await tables.tell();
   await told();
   for (const endpoint of endpoints.keys()) await change(endpoint, 'enabled');

@@ -1,6 +1,6 @@
 /**
- * The contract of every event store adapter. One suite, run against memory, Postgres and KurrentDB, so the store of the simulation behaves like the
- * real ones. Each test uses streams of its own and reads the log from the end at its begin, so a store with a past is welcome.
+ * The contract of every event store adapter. One suite runs against memory, Postgres and KurrentDB, so the store of the simulation behaves like the
+ * real ones. Each test uses streams of its own and reads the log from its end at the start, so the store may hold earlier events.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
@@ -134,7 +134,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
         const error = await outcome(appended);
         expect(error).toBeInstanceOf(Conflict);
         expect(error).toMatchObject({ stream, expected });
-        // A store may leave it unsaid (undefined), but never says it wrongly.
+        // A store may leave it undefined, but must never give a wrong one.
         expect([undefined, present === 0 ? null : BigInt(present - 1)]).toContain((error as Conflict).actual);
         expect(await collect(store.read(stream))).toHaveLength(present);
       });
@@ -233,7 +233,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       expect(seen.map(({ id, position }) => ({ id, position }))).toEqual(
         (await logAfter(store, start)).map(({ id, position }) => ({ id, position })),
       );
-      // Inside one stream the revisions rise with the log.
+      // Inside one stream, revisions rise in the order of the log.
       const revisions = new Map<string, bigint>();
       for (const { stream, revision } of seen) {
         expect(revision).toBe((revisions.get(stream) ?? -1n) + 1n);

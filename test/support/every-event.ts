@@ -1,4 +1,4 @@
-/** A service with every type of event in its log. The code that writes them in production wrote them. */
+/** A service with every type of event in its log. All of them are written by the code that writes them in production. */
 import { issueAuditKey, revokeAuditKey } from '#audit';
 import type { Actor, Position } from '#eventstore';
 import { Deadline, type ServiceError, timestamp } from '#kernel';
@@ -27,7 +27,7 @@ export const NOT_WRITTEN_YET: readonly string[] = ['PostingRuleChanged'];
 export const startWithEveryEvent = async (): Promise<Service> => {
   const names = await startNameServer();
   names.answer(HOOK, ['127.0.0.1']);
-  // Nothing listens there, so every delivery fails and is held.
+  // There is no listener at this address, so every delivery fails and is held.
   const port = await freePort();
   const env = { WEBHOOK_PRIVATE_TARGETS: `${HOOK}:${port}=127.0.0.1/32`, WEBHOOK_DNS_SERVERS: names.address, WEBHOOK_RETRY_SECONDS: '0.1' };
   const service = await startService({ publicUrl: PUBLIC, env }).catch((error: unknown) => {
@@ -129,7 +129,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   await reverseByStaff(payments, refund, null);
   await reverseByStaff(payments, { ...refund, amountCents: null, includeFee: true }, null);
 
-  // A create whose process died before it began.
+  // A create whose process died before the intent.
   const { clock, ids } = service.services;
   const sweeper = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
   await finishCreate(payments.ports, { paymentId: ids.uuid(), attemptId: ids.uuid() }, partner.accountId, sweeper, new Deadline(clock, 5_000));
@@ -155,9 +155,9 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     service.clock.advance(5 * DAY_MS);
     await record();
 
-    // The file of the next batch comes before the interface lists it, and has one line more.
+    // The file of the next batch arrives before the interface lists that batch, and has one line more.
     const [stays, goes] = [await desk.transaction(await sale()), await desk.transaction(await sale())];
-    // So that the worker does not record it from the interface first.
+    // Prevents that the worker records it from the interface first.
     await simulator.arm({ match: { call: 'batches' }, answer: 'disabled', times: null });
     const batch = (await simulator.closeBatches()).find(({ merchantAccount }) => merchantAccount === stays.merchantAccount)!;
     const line = (transactionId: string, gross: number, fee: number) =>
@@ -189,7 +189,7 @@ const checkOut = async (service: Service, partner: TestAccount): Promise<void> =
   const fields = (more: Readonly<Record<string, string>> = {}) =>
     intakeOf(portal, { payer_first_name: 'Alex', payer_last_name: 'Rivera', payer_email: 'alex@mail.example', ...more });
 
-  // The server of the partner starts it, the payer opens it; declined, then paid.
+  // The partner's server starts it, and the payer opens it. The first card is declined, the second pays.
   const body = JSON.stringify({ ...fields(), amount_cents: 12_500, line_items: LINES });
   const begun = await payer().send(INTAKE, { method: 'POST', body, headers: { 'content-type': 'application/json', origin: null } });
   const opened = payer();

@@ -1,6 +1,6 @@
 /**
- * The promises of every `PaymentGateway`, as one suite that runs against each adapter and each fake: once per reference, `never` for ever, no more
- * money back than was taken, and batches that name our references.
+ * The promises of every `PaymentGateway`, as one suite for each adapter and each fake: once per reference, `never` for ever, no more money back than
+ * was taken, and batches that name our references.
  */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -9,11 +9,11 @@ import type { ChargeTxn, GatewayAccount, Outcome, PaymentGateway, PaymentInstrum
 
 export interface GatewayUnderTest {
   readonly gateway: PaymentGateway;
-  /** With no open batch but this suite's. */
+  /** An account without open transactions of other suites. */
   readonly account: GatewayAccount;
   readonly approved: PaymentInstrument;
   readonly declined: PaymentInstrument;
-  /** Settles what is open on the account. */
+  /** Settles the open transactions of the account. */
   closeBatch(): Promise<unknown>;
   close(): Promise<unknown>;
 }

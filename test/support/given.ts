@@ -1,7 +1,8 @@
-/** Histories of a payment, as specs tell them: `given(facts).when(command).then(facts)`, and the facts and commands to tell them with. */
+/** Histories of a payment, as specs write them: `given(facts).when(command).then(facts)`, with facts and commands to write them with. */
 import { expect } from '@jest/globals';
 import { type Cents, fold, ServiceError } from '#kernel';
-// Past the door of the lib, at the pure files alone: specs of rules then load without a web server, and mutation testing loads them for every change.
+// Imported past the door of the lib, from the pure files alone. So specs of rules load without a web server, and mutation testing can load them for
+// every change.
 import {
   type Charged,
   type Dispute,
@@ -29,7 +30,7 @@ export const PORTAL = '018f0000-0000-7000-8000-00000000000b';
 export const ATTEMPT = '018f0000-0000-7000-8000-00000000000c';
 const LINES = ['018f0000-0000-7000-8000-0000000000d1', '018f0000-0000-7000-8000-0000000000d2', '018f0000-0000-7000-8000-0000000000d3'];
 
-/** The time of every fact and command that names no other. */
+/** The time of every fact and command without a time of its own. */
 export const AT = '2026-01-05T10:00:00.000Z';
 export const LATER = '2026-01-05T11:00:00.000Z';
 
@@ -155,7 +156,7 @@ export const move = (attemptId: string, leg: Leg, principalCents: Cents, feeCent
   references: referencesOf(attemptId)(leg),
 });
 
-/** Shares of the lines without fee. */
+/** Shares of the lines, without fee. */
 export const principals = (...cents: readonly Cents[]) => cents.map((one) => [one, 0] as const);
 
 type Asked = Partial<Omit<ReversalRequest, 'attemptId' | 'lines'>> & {
@@ -198,7 +199,7 @@ export const ended = (
 });
 export const acknowledged = (attemptId: string): PaymentEvent => ({ type: 'ReversalAcknowledged', at: AT, data: { attemptId } });
 
-/** Shares of the lines when the whole of the separate example goes back. */
+/** Shares of the lines if the whole separate example is returned. */
 const WHOLE = { principal: principals(3333, 3333, 3334), both: THREE_LINES, fee: [108, 108, 109].map((fee) => [0, fee] as const) };
 export const wholeLines = WHOLE;
 
@@ -287,7 +288,7 @@ export const viewOf = (...facts: readonly PaymentEvent[]): PaymentView => paymen
 
 const atLater = (event: PaymentEvent): PaymentEvent => ({ ...event, at: LATER });
 
-/** The facts of an answer carry the time of the command; specs write them with the builders above, and the time is put right here. */
+/** The facts of an answer carry the time of the command. Specs write them with the builders above, and the time is corrected here. */
 export const given = (...facts: readonly PaymentEvent[]) => ({
   when: (command: PaymentCommand) => {
     const decide = () => decider.decide(stateOf(...facts), command);
@@ -295,7 +296,7 @@ export const given = (...facts: readonly PaymentEvent[]) => ({
       then: (...expected: readonly PaymentEvent[]) => {
         const decided = decide();
         expect(decided).toEqual(expected.map(atLater));
-        // A decision can be answered again: no answer may break the fold.
+        // The events of a decision can be decided on again: no answer may break the fold.
         fold(decider, [...facts, ...decided]);
       },
       thenNothing: () => expect(decide()).toEqual([]),

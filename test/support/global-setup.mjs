@@ -8,10 +8,10 @@ import { join } from 'node:path';
 import { startEmbeddedPostgres } from '../../dist/libs/platform/postgres/embedded.js';
 
 export default async function setup() {
-  // A run of many short ones (mutation testing) brings its own.
+  // A run of many short ones (mutation testing) brings its own Postgres.
   if (process.env.TEST_POSTGRES_URL) return;
   const directory = await mkdtemp(join(tmpdir(), 'payfold-test-'));
-  // The specs of crashes start clusters of their own with fsync on; these databases live no longer than the run.
+  // Specs of crashes start clusters of their own with fsync on. These databases are needed only for this run.
   const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off' } });
   process.env.TEST_POSTGRES_URL = postgres.url;
   globalThis.testPostgres = { postgres, directory };

@@ -1,5 +1,5 @@
 /**
- * The contract of every key store: the state machine of a key's row (T1–T12). One suite, run against Postgres and against the store of the
+ * The contract of every key store: the state machine of a key's row (T1–T12). One suite runs against Postgres and against the store of the
  * simulation. So a proof over the one holds for the other. Each test uses keys of its own.
  */
 import { randomBytes } from 'node:crypto';
@@ -8,7 +8,7 @@ import { systemClock } from '#kernel';
 import { KeyRing, systemIds } from '#platform';
 import { type ClaimRequest, type IdempotencyStore, type KeyName, LEASE_SECONDS, type Operation, type Owned, type StoredAnswer } from '#payments';
 
-/** A row as a test looks at it; times in milliseconds since the epoch of the store's clock. */
+/** The fields of a row that tests check. Times in milliseconds since the epoch of the store's clock. */
 export interface SeenKey {
   readonly state: string;
   readonly operation: string;
@@ -29,7 +29,7 @@ export interface KeysUnderTest {
   /** The same rows under another key ring. */
   withRing(ring: KeyRing): IdempotencyStore;
   rowOf(name: KeyName): Promise<SeenKey | undefined>;
-  /** Only the store's clock counts, so time passes by moving what is written: the lease ended, or the key expired, so many seconds ago. */
+  /** Only the store's clock counts, so time passes by changing stored times: the lease ended, or the key expired, this many seconds ago. */
   leaseEnds(name: KeyName, agoSeconds: number): Promise<unknown>;
   expires(name: KeyName, agoSeconds: number): Promise<unknown>;
   now(): number;
@@ -58,7 +58,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
     const REFUND: Operation = `refund:${PAYMENT}`;
     const VOID: Operation = `void:${PAYMENT}`;
     const OPERATIONS: Operation[] = ['create', REFUND, VOID];
-    /** Where a 5xx leaves a key. */
+    /** The state of a key after a 5xx. */
     const afterFailure = (operation: Operation) => (operation === 'create' ? 'reserved' : 'released');
 
     const requestOf = (key: string, change: Partial<ClaimRequest> = {}): ClaimRequest => ({
@@ -110,7 +110,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         await store.finish(name(key), first.fence, how === 'completed' ? { to: 'completed', answer: ANSWER } : { to: 'released' });
         await expires(key);
         const second = await own(key, { ...asked, fingerprintText: 'another body' });
-        // Not taken over: nobody's work is continued.
+        // Not taken over: another request's work is never continued.
         expect(second.tookOver).toBe(false);
         expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
         expect(second.paymentId).not.toBe(first.paymentId);
@@ -179,7 +179,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(await store.renewAttempt(name(key), first.fence, ids.uuid())).toBe(false);
         expect(await rowOf(key)).toMatchObject({ state: 'in_progress', fence: second.fence, attemptId: first.attemptId });
         expect(await store.finish(name(key), second.fence, { to: 'completed', answer: ANSWER })).toBe(true);
-        // A finished key stays finished, for its owner as well.
+        // A finished key stays finished, also for its owner.
         expect(await store.finish(name(key), second.fence, { to: afterFailure(operation) })).toBe(false);
         expect(await store.finish(name(key), second.fence, { to: 'given_back' })).toBe(false);
         expect(await stateOf(key)).toBe('completed');

@@ -1,7 +1,7 @@
 /**
- * A KurrentDB in this process, for faults that a real server shows only on bad days: it speaks the gRPC protocol of the client (Streams, ServerFeatures,
- * Gossip) over real sockets and can hang, end quietly, lose replies, deliver twice or too early. Rules of revision and idempotency as on the real server;
- * the contract suite runs against both.
+ * A KurrentDB in this process, for faults that a real server shows rarely. It speaks the gRPC protocol of the client (Streams, ServerFeatures,
+ * Gossip) over real sockets. It can hang, end without an error, lose replies, deliver twice or too early. Its rules of revision and idempotency are
+ * those of the real server; the contract suite runs against both.
  */
 import grpc from '@grpc/grpc-js';
 import gossipServices from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js';
@@ -62,20 +62,20 @@ export type ReadFault = 'hang' | 'stall' | 'unavailable' | 'not_leader';
  */
 export type SubscriptionFault = 'unconfirmed' | 'silent_end' | 'stall' | 'duplicate' | 'early_checkpoint' | 'error';
 
-/** Positions are byte offsets on a real server: they rise, with holes. */
+/** Positions are byte offsets on a real server: they rise, with gaps. */
 const BYTES_PER_EVENT = 137;
 const TICKS_PER_MS = 10_000n;
 const NO_STREAM = -1;
 
 export class KurrentDbDouble {
-  /** Faults for the next calls, one each; `every*` for all. */
+  /** Faults for the next calls, one each. `every*`: for all calls. */
   readonly nextAppends: AppendFault[] = [];
   readonly nextReads: ReadFault[] = [];
   readonly nextSubscriptions: SubscriptionFault[] = [];
   everyAppend: AppendFault | null = null;
   everyRead: ReadFault | null = null;
   everySubscription: SubscriptionFault | null = null;
-  /** Which of the cluster's nodes says that it leads; for URLs with several hosts. */
+  /** The leader among the cluster's nodes, for URLs with several hosts. */
   leaderPort: number | null = null;
   members: number[] = [];
   readonly calls = { append: 0, batchAppend: 0, read: 0, subscribe: 0, features: 0, gossip: 0, requiresLeader: 0, authorization: new Set<string>() };
@@ -96,12 +96,12 @@ export class KurrentDbDouble {
     this.live = twin?.live ?? new Set();
   }
 
-  /** Listens on loopback, on the port that it had before where there was one. */
+  /** Listens on loopback, on its earlier port if it had one. */
   async start(): Promise<this> {
     const server = new grpc.Server({ 'grpc.max_receive_message_length': 17 * 1024 * 1024 });
     server.addService(streamServices.StreamsService, {
       append: (call: grpc.ServerReadableStream<AppendReq, AppendResp>, reply: grpc.sendUnaryData<AppendResp>) => this.append(call, reply),
-      // The wedge that the adapter must keep out of: it is offered, counted, and never answers.
+      // The shared batch stream, which the adapter must avoid. It is offered, counted, and never answers.
       batchAppend: () => void (this.calls.batchAppend += 1),
       read: (call: ReadCall) => this.read(call),
       delete: (_call: unknown, reply: grpc.sendUnaryData<never>) => reply({ code: grpc.status.UNIMPLEMENTED }),
@@ -186,7 +186,7 @@ export class KurrentDbDouble {
       });
     });
     call.on('end', () => {
-      // A call that broke off half-way was never asked in full.
+      // A call that broke off half-way was never sent in full.
       if (!options || events.length === 0 || call.cancelled) return;
       const stream = Buffer.from(options.getStreamIdentifier()!.getStreamName_asU8()).toString();
       const expected = options.hasAny() ? 'any' : options.hasNoStream() ? NO_STREAM : Number(options.getRevision());
@@ -341,7 +341,7 @@ export class KurrentDbDouble {
     const all = call.request.getOptions()!.getAll()!;
     const after = all.hasPosition() ? Number(all.getPosition()!.getCommitPosition()) : 0;
     const passes = this.filter(call.request.getOptions()!);
-    // A position beyond the end is confirmed, and then there is silence: as on the real server.
+    // A position beyond the end is confirmed and then stays silent, as on the real server.
     if (after > (this.log.at(-1)?.position ?? 0)) return;
     if (fault === 'early_checkpoint') this.checkpoint(call);
     let delivered = 0;

@@ -1,6 +1,6 @@
 /**
- * A real KurrentDB, or EventStoreDB, for the end-to-end specs. With `KURRENTDB_FRESH`, a shell command that starts an empty server, prints its URL on a line of its
- * own and runs until SIGTERM, every service of those specs keeps its events in a server of its own; without it in Postgres.
+ * A real KurrentDB, or EventStoreDB, for the end-to-end specs. `KURRENTDB_FRESH` is a shell command that starts an empty server, prints its URL on a
+ * line of its own and runs until SIGTERM. If it is set, every service of those specs keeps its events in a server of its own; otherwise in Postgres.
  */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -8,12 +8,12 @@ import { createInterface } from 'node:readline';
 
 const { KURRENTDB_FRESH } = process.env;
 
-/** False: specs that change or read events by SQL have nothing to look at. */
+/** False: specs that read or change events by SQL have no table to use. */
 export const eventsInPostgres = !KURRENTDB_FRESH;
 
 const START_MS = 120_000;
 
-/** Ends the server, which may be several processes, when its input is closed, however we end. Children in the background get no input of ours. */
+/** Ends the server, which may be several processes, when its input is closed, however our process ends. Background children do not get our input. */
 const GUARD = `
   trap : TERM
   sh -c "$0" &
@@ -23,7 +23,7 @@ const GUARD = `
 `;
 
 export interface FreshKurrentDb {
-  /** Of a service on it; empty where events are in Postgres. */
+  /** Settings of a service on it. Empty if events are in Postgres. */
   readonly env: { readonly KURRENTDB_URL?: string };
   stop(): Promise<void>;
 }

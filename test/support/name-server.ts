@@ -2,7 +2,7 @@
 import { createSocket } from 'node:dgram';
 import { isIP } from 'node:net';
 
-/** Addresses of a name; `drop` answers nothing at all, `fail` is SERVFAIL, `none` says that there is no such name. */
+/** Addresses of a name. `drop` gives no answer, `fail` is SERVFAIL, `none` says that there is no such name. */
 export type NameAnswer =
   readonly string[] | 'drop' | 'fail' | 'none' | { readonly cname?: string; readonly addresses: readonly string[]; readonly ttl?: number };
 
@@ -23,7 +23,7 @@ const encodeName = (name: string): Buffer =>
 
 const encodeAddress = (address: string): Buffer => {
   if (isIP(address) === 4) return Buffer.from(address.split('.').map(Number));
-  // The URL parser writes the eight groups in hex, at most one run of zeroes left out.
+  // The URL parser writes the eight groups in hex, with at most one run of zeroes left out.
   const [left = '', right] = new URL(`http://[${address}]`).hostname.slice(1, -1).split('::');
   const groups = (text: string) => (text === '' ? [] : text.split(':'));
   const [head, tail] = [groups(left), groups(right ?? '')];

@@ -1,6 +1,6 @@
 /**
- * The served OpenAPI document as a judge: every answer that an e2e client receives must be documented, status, content type and body.
- * Bodies are judged more strictly than the document does for partners: a field that it does not name fails, so that nothing leaves undocumented.
+ * Checks every answer of an e2e client against the served OpenAPI document: status, content type and body. Bodies are checked more strictly than
+ * partners need: a field that the document does not name fails, so that no undocumented field leaves the service.
  */
 import { Ajv2020, type ValidateFunction } from 'ajv/dist/2020.js';
 import formats from 'ajv-formats';
@@ -29,17 +29,17 @@ export interface Judged {
 
 export interface OpenApiJudge {
   readonly document: OpenApiDocument;
-  /** Throws what is wrong with an answer. */
+  /** Throws the faults of an answer. */
   check(answer: Judged): void;
 }
 
 const JSON_TYPE = 'application/json; charset=utf-8';
 /** Headers with a meaning for clients. Each must be documented for every answer that carries it. */
 const TELLING_HEADERS = ['idempotent-replayed', 'ledger-lag', 'ledger-position', 'retry-after', 'www-authenticate', 'x-request-id'];
-/** Refusals of the transport that no operation documents: there is none (404, 405), or it was never reached (C65). */
+/** Refusals of the transport that no operation documents: there is no operation (404, 405), or it was never reached (C65). */
 const WITHOUT_OPERATION = [400, 404, 405, 408, 413, 417, 431];
 
-/** Closes every object that lists its properties; one that says `additionalProperties` itself (metadata) means it. */
+/** Closes every object that lists its properties. An object with `additionalProperties` (metadata) stays open. */
 const closed = (schema: unknown): unknown => {
   if (Array.isArray(schema)) return schema.map(closed);
   if (schema === null || typeof schema !== 'object') return schema;

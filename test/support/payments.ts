@@ -1,6 +1,6 @@
 /**
- * The money, with everything real but the event store's disk: the functions of libs/payments over the memory event store, the simulator on a real socket,
- * keys and velocity on real Postgres, a directory fed with events. Store and gateway are wrapped so that a spec can stop time between any two steps.
+ * The functions of libs/payments with real parts, except the event store's disk: the memory event store, the simulator on a real socket, keys and
+ * velocity on real Postgres, a directory fed with events. Store and gateway are wrapped so that a spec can stop between any two steps.
  */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -53,7 +53,7 @@ import { freshDatabase } from './postgres.js';
 
 type Step = () => unknown;
 
-/** Steps that a spec puts before or after the next calls of a name. Each is used up by one call unless it shall stay. */
+/** Steps that a spec puts before or after the next calls of a name. A step is used up by one call, unless the spec names a larger number. */
 export class Interposed {
   private readonly steps: { readonly when: 'before' | 'after'; readonly name: string; readonly step: Step; left: number }[] = [];
 
@@ -63,11 +63,11 @@ export class Interposed {
   after(name: string, step: Step, times = 1): void {
     this.steps.push({ when: 'after', name, step, left: times });
   }
-  /** The call never gets through. */
+  /** The call never arrives. */
   failBefore(name: string, error: () => Error, times = Number.POSITIVE_INFINITY): void {
     this.before(name, () => Promise.reject(error()), times);
   }
-  /** The call is carried out and its answer lost. */
+  /** The call is carried out, and its answer is lost. */
   failAfter(name: string, error: () => Error, times = Number.POSITIVE_INFINITY): void {
     this.after(name, () => Promise.reject(error()), times);
   }
@@ -90,7 +90,7 @@ export class Interposed {
   }
 }
 
-/** Until cleared: nothing is appended · events are appended, and no caller gets the answer. */
+/** `away`: nothing is appended. `unheard`: events are appended, and the caller gets no answer. Both until cleared. */
 export const away = () => new Unavailable('the store is away');
 export const unheard = () => new OutcomeUnknown('the answer was lost');
 
@@ -132,7 +132,7 @@ export const CARDS = {
 export const FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 275 };
 export const COMBINED: FeeConfig = { ...FEE, chargeMode: 'combined' };
 
-/** Parts that every house of a spec file shares. */
+/** Parts that all specs of a file share. */
 export interface Ground {
   readonly pool: Pool;
   readonly keys: KeyRing;
@@ -185,7 +185,7 @@ export interface Refusal {
   readonly details: Readonly<Record<string, unknown>>;
 }
 
-/** Waits for an error of the catalogue; anything else fails the spec. */
+/** Waits for an error of the catalogue. Any other result fails the spec. */
 export const refused = async (call: Promise<unknown>): Promise<Refusal> => {
   const outcome = await call.then(
     (value) => ({ value }),
@@ -212,10 +212,10 @@ export interface House {
   readonly accountId: string;
   readonly portalId: string;
   readonly logged: string[];
-  /** Changes of accounts, portals and cases become visible. */
+  /** Makes changes of accounts, portals and cases visible. */
   project(): Promise<void>;
   request(asked?: Asked): ChargeRequest;
-  /** How a keyed request came; requests with equal `text` have equal bodies. */
+  /** The arrival of a keyed request. Requests with equal `text` have equal bodies. */
   received(idempotencyKey: string, text: unknown): Received;
   /** Whether the gateway knows the credentials of this portal's accounts (C68). */
   setCredentials(present: boolean): void;
@@ -258,7 +258,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const gateway = watchedGateway(simulator, calls);
   ground.atEnd(() => {
     simulator.close();
-    // Wakes whoever still sleeps for a request that a spec left hanging.
+    // If a spec left a request hanging, code may still sleep on this clock. This ends every such sleep.
     clock.advance(365 * 86_400_000);
   });
   let credentials = true;
@@ -298,7 +298,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const merchantAccounts = [accounts!.merchantAccount, accounts!.feeMerchantAccount];
   await project();
 
-  // Where recovery finds its work: every payment stream, as the list projection would.
+  // The port of recovery over all payment streams, as the list's read model would give it.
   const tries: { paymentId: string; tries: number; nextTryAt: string; outcome: Resolution }[] = [];
   const work: RecoveryWork = {
     due: async ({ begunBefore, begunAfter }) => {
@@ -332,7 +332,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     ports,
     idempotency: postgresIdempotency(ground.pool, ground.keys, ids),
     answers: answerEncoder,
-    // Lists are another spec's.
+    // Lists have their own spec.
     list: { rows: postgresListRows(ground.pool), keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },
     recovery,
     log,

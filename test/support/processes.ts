@@ -1,7 +1,7 @@
 /**
  * The built service as real processes, for specs of crashes, start-up and shutdown: the standalone tree or single roles, each in a process group of
- * its own, on data of its own, with `kill -9` of everything that it started. A guard ends every process that still runs when a spec ends, or when
- * Jest itself is killed.
+ * its own, on data of its own, with `kill -9` of all its processes. A guard ends every process that still runs when a spec ends, or when Jest itself
+ * is killed.
  */
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
@@ -20,7 +20,7 @@ export interface Exit {
   readonly signal: NodeJS.Signals | null;
 }
 
-/** How a process ended that was not meant to run on. */
+/** The end of a process that should have kept running. */
 export interface Ended extends Exit {
   readonly stdout: string;
   readonly stderr: string;
@@ -29,18 +29,18 @@ export interface Ended extends Exit {
 export interface RunningProcess {
   readonly role: Role | 'command';
   readonly pid: number;
-  /** Where it listens, by its own words; empty for a worker. */
+  /** Its address, from its own output. Empty for a worker. */
   readonly url: string;
   readonly stdout: () => string;
   readonly stderr: () => string;
-  /** Resolves when it is gone and everything that it said has been read. */
+  /** Resolves when the process is gone and all its output has been read. */
   readonly exited: Promise<Ended>;
   signal(signal: NodeJS.Signals): void;
   /** SIGTERM (or another signal), and waits for the end. */
   stop(signal?: NodeJS.Signals): Promise<Ended>;
-  /** `kill -9` of the process and of everything that it started, at once, as when a machine dies. */
+  /** `kill -9` of the process and all its descendants, at once, as when a machine dies. */
   killTree(): Promise<void>;
-  /** Everything alive that it started, by what the system says. */
+  /** Its living descendants, according to the system. */
   children(): SystemProcess[];
 }
 
@@ -50,7 +50,7 @@ export interface SystemProcess {
   readonly args: string;
 }
 
-/** Of the checkout, also when this file was built into its `dist`. */
+/** The checkout, also when this file was built into its `dist`. */
 const ROOT = new URL('../../', import.meta.url).pathname.replace(/dist\/$/, '');
 const START_TIMEOUT_MS = 30_000;
 const STOP_TIMEOUT_MS = 45_000;
@@ -58,7 +58,7 @@ const GONE_TIMEOUT_MS = 10_000;
 
 export const entryOf = (role: Role): string => join(ROOT, 'dist', 'apps', role, 'main.js');
 
-/** Everything alive on this machine; zombies, which only wait for their parent, are gone. */
+/** All living processes of this machine. Zombies count as gone: they only wait for their parent. */
 export const systemProcesses = (): SystemProcess[] =>
   spawnSync('ps', ['-e', '-o', 'pid=,ppid=,stat=,args='], { encoding: 'utf8', maxBuffer: 64 * 1024 * 1024 })
     .stdout.split('\n')
@@ -69,7 +69,7 @@ export const systemProcesses = (): SystemProcess[] =>
 const descendantsOf = (pid: number): SystemProcess[] => {
   const all = systemProcesses();
   const found = all.filter(({ ppid }) => ppid === pid);
-  // The list grows while it is walked: children of children follow.
+  // The list grows during the walk: children of children follow.
   for (const one of found) found.push(...all.filter(({ ppid }) => ppid === one.pid));
   return found;
 };
@@ -84,7 +84,7 @@ export const kill = (pid: number, signal: NodeJS.Signals = 'SIGKILL'): void => {
   }
 };
 
-/** The process of the embedded Postgres in a data directory, by its own file; null when it has none or it is gone. */
+/** The process of the embedded Postgres in a data directory, from its pid file. null: there is none, or it is gone. */
 export const postmasterOf = (dataDir: string): number | null => {
   const file = join(dataDir, 'postgres', 'postmaster.pid');
   const pid = existsSync(file) ? Number(readFileSync(file, 'utf8').split('\n')[0]) : 0;
@@ -95,8 +95,9 @@ export const postmasterOf = (dataDir: string): number | null => {
 // Directories, and the guard of each.
 
 /**
- * Lives as long as its input is open, which the system closes with us, however we end. It then kills the process groups of the last line that it read and the
- * Postgres that lies in the directory, and removes the directory. A group is named by a process that we still wait for, so its number is not another's.
+ * Runs as long as its input is open. The system closes that input when our process ends, however it ends. Then the guard kills the process groups of
+ * the last line that it read, and the Postgres of the directory, and removes the directory. Each group belongs to a process that we still wait for,
+ * so its number is not reused.
  */
 const GUARD = `
   while read -r line; do groups=$line; done
@@ -124,7 +125,7 @@ export class DataDir {
     return new DataDir(parent, guard);
   }
 
-  /** Does not exist before the service made it. */
+  /** Does not exist before the service makes it. */
   get data(): string {
     return join(this.path, 'data');
   }
@@ -142,7 +143,7 @@ export class DataDir {
     this.guard.stdin!.write(`${[...this.running].map(({ pid }) => pid).join(' ')}\n`);
   }
 
-  /** Kills whatever still runs on it, and removes it. */
+  /** Kills every process that still runs on it, and removes it. */
   async remove(): Promise<void> {
     for (const process of this.running) await process.killTree();
     const postmaster = postmasterOf(this.data);
@@ -150,7 +151,7 @@ export class DataDir {
       kill(postmaster);
       await eventually(() => !isAlive(postmaster), { timeoutMs: GONE_TIMEOUT_MS });
     }
-    // Now it is waited for, so it keeps us alive.
+    // From here on the guard is waited for, so it keeps this process alive.
     this.guard.ref();
     const ended = once(this.guard, 'exit');
     this.guard.stdin!.end();
@@ -187,7 +188,7 @@ export const launch = (
   for (const stream of ['stdout', 'stderr'] as const) child[stream].setEncoding('utf8').on('data', (text: string) => (said[stream] += text));
   const exited = new Promise<Ended>((resolve, reject) => {
     child.once('error', reject);
-    // Children that were killed with it may hold its pipes a moment longer. Its own output is complete when they are closed.
+    // Killed children may hold its pipes a moment longer. Its output is complete when they are closed.
     child.once('close', (code, signal) => resolve({ code, signal, ...said }));
   });
   const pid = child.pid!;

@@ -66,7 +66,7 @@ export interface Delivery {
 
 const TOLERANCE_SECONDS = 300;
 
-/** Throws what is wrong with a request, by the rules of the specification. */
+/** Throws the faults of a request, by the rules of the specification. */
 export const verify = (
   headers: IncomingMessage['headers'],
   body: Buffer,
@@ -94,7 +94,7 @@ export const verify = (
   return { event, signedAt: Number(t) };
 };
 
-/** The answer to a request. Omitted parts mean 200 with an empty body. `number` counts requests from 1. */
+/** The answer to a request. Default: 200 with an empty body. `number` counts requests from 1. */
 export type Behaviour = (request: IncomingMessage, response: ServerResponse, number: number) => void;
 
 export interface Receiver {

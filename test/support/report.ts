@@ -1,4 +1,4 @@
-/** The records of the long proofs: one JSON line per run in `reports/`, with the commit that it was taken at; and a progress bar on a terminal. */
+/** The records of the long proofs: one JSON line per run in `reports/`, with its commit. Also a progress bar on a terminal. */
 import { execFileSync } from 'node:child_process';
 import { appendFileSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -13,7 +13,7 @@ export const writeReport = (name: string, figures: Readonly<Record<string, unkno
   appendFileSync(join(ROOT, 'reports', `${name}.ndjson`), `${JSON.stringify(line)}\n`);
 };
 
-/** `+` behind it: with changes that are not committed, other than those of reports. Null outside of a checkout. */
+/** Commit of the checkout, with `+` if other files than reports have changed. null outside of a checkout. */
 const commit = (): string | null => {
   try {
     const git = (...args: string[]) => execFileSync('git', args, { cwd: ROOT, encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim();

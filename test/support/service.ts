@@ -1,6 +1,6 @@
 /**
  * The whole service for a spec file, in this process but over real sockets: a database of its own, the sandbox processor, the worker and one or more
- * API instances, and a client whose every answer is judged by the served OpenAPI document.
+ * API instances. Its client checks every answer against the served OpenAPI document.
  */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { connect, createServer, type Socket } from 'node:net';
@@ -33,7 +33,7 @@ export interface Answer<Data> {
   readonly headers: Readonly<Record<string, string | undefined>>;
   /** The body, byte for byte. */
   readonly text: string;
-  /** Of a success; of an error it is absent, and looking into it fails the spec. */
+  /** Of a success. An error has none, and reading it fails the spec. */
   readonly data: Data;
   /** `details.code` of an error. */
   readonly code: string | undefined;
@@ -44,9 +44,9 @@ export interface Answer<Data> {
 export interface Sent {
   /** `Idempotency-Key`. */
   readonly key?: string;
-  /** A list of values is sent as so many header lines. */
+  /** A list of values becomes one header line for each. */
   readonly headers?: Readonly<Record<string, string | string[]>>;
-  /** Which of the API instances; the first unless said otherwise. */
+  /** The API instance. Default: the first. */
   readonly instance?: number;
 }
 
@@ -55,7 +55,7 @@ export interface PaymentPage {
   readonly nextCursor: string | null;
 }
 
-/** An object is sent as JSON, text and bytes as they are. */
+/** An object is sent as JSON, text and bytes unchanged. */
 export type Body = object | string | Buffer | undefined;
 
 export class Client {
@@ -73,11 +73,11 @@ export class Client {
   async send<Data = unknown>(method: string, path: string, body?: Body, { key, headers = {}, instance = 0 }: Sent = {}): Promise<Answer<Data>> {
     const url = this.urls[instance]!;
     const test = request(url)[method.toLowerCase() as 'get'](path).redirects(0).buffer(true);
-    // The client's own choice of a type would hide what the service makes of a body without one.
+    // A default type of the client would hide how the service treats a body without one.
     if (body !== undefined && headers['content-type'] === undefined) void test.set('content-type', 'application/json');
     if (this.authorization !== null && headers.authorization === undefined) void test.set('authorization', this.authorization);
     if (key !== undefined) void test.set('idempotency-key', key);
-    // Superagent hands lists on to Node, which writes a line for each; only its types do not say so.
+    // Superagent passes lists on to Node, which writes a line for each, although its types do not say so.
     for (const [name, value] of Object.entries(headers)) void test.set(name, value as string);
     const bytes = body === undefined || typeof body === 'string' || Buffer.isBuffer(body) ? body : JSON.stringify(body);
     void test.serialize((raw: unknown) => raw as string);
@@ -102,7 +102,7 @@ export class Client {
   create(body: Body, sent?: Sent): Promise<Answer<PaymentView>> {
     return this.post(PAYMENTS, body, sent);
   }
-  /** A payment that must come about, for specs of what follows. */
+  /** A payment that must succeed, as the start of a spec. */
   async created(body: Body, sent?: Sent): Promise<PaymentView> {
     const answer = await this.create(body, sent);
     if (answer.status !== 200) throw new Error(`no payment: ${answer.status} ${answer.text}`);
@@ -129,7 +129,7 @@ export class Client {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Bodies.
 
-/** Fixture cards, by what they do. */
+/** Fixture cards, by their effect. */
 export const CARD = {
   approved: '4242 4242 4242 4242',
   declined: '4000 0000 0000 0002',
@@ -146,7 +146,7 @@ export const CARD = {
   slow: '4000 0077 7000 2050',
 } as const;
 
-/** `MM/YY` so many months from now; negative lies in the past. */
+/** `MM/YY` this many months from now. A negative number lies in the past. */
 export const expiryIn = (months: number, now = Date.now()): string => {
   const date = new Date(now);
   const month = date.getUTCFullYear() * 12 + date.getUTCMonth() + months;
@@ -161,7 +161,7 @@ export const card = (cardNumber: string = CARD.approved, overrides: object = {})
   ...overrides,
 });
 
-/** A body that is approved; `lines` are the amounts of its line items. */
+/** A body that is approved. `lines` are the amounts of its line items. */
 export const paymentOf = (
   portalId: string,
   { lines = [10_000], number, ...overrides }: { lines?: number[]; number?: string; [field: string]: unknown } = {},
@@ -177,7 +177,7 @@ export const paymentOf = (
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The service.
 
-/** A clock that can be put forward, never back, so a wait of minutes takes no time. Timers and deadlines stay real. */
+/** A clock that can be put forward, never back. So a wait of minutes takes no time. Timers and deadlines stay real. */
 export class MovableClock implements Clock {
   private aheadMs = 0;
   private frozen: number | null = null;
@@ -187,7 +187,7 @@ export class MovableClock implements Clock {
   advance(ms: number): void {
     this.aheadMs += ms;
   }
-  /** Everything that `work` does happens in one millisecond. */
+  /** `work` runs within one millisecond of this clock. */
   async frozenDuring<T>(work: () => Promise<T>): Promise<T> {
     this.frozen = this.now();
     try {
@@ -211,7 +211,7 @@ export interface ServiceOptions {
   /** API instances, each with stores of its own over the same database. */
   readonly instances?: number;
   readonly timeouts?: NonNullable<ServerOptions['timeouts']>;
-  /** The address for payers, for specs of the checkout. Default: that of an empty environment. */
+  /** The address for payers, for specs of the checkout. Default: as without settings. */
   readonly publicUrl?: string;
   /** Further settings, by the names of the environment. */
   readonly env?: Readonly<Record<string, string>>;
@@ -232,19 +232,19 @@ export interface Service {
   readonly admin: Administration;
   readonly simulator: SimulatorControl;
   readonly clock: MovableClock;
-  /** Everything that was logged, at level debug, as text and as objects. */
+  /** The whole log, at level debug, as text and as objects. */
   readonly log: readonly string[];
   readonly judge: OpenApiJudge;
   readonly database: DatabaseProxy | null;
-  /** The sandbox processor as a whole; it starts again where it listened before. */
+  /** The sandbox processor. It can be stopped, and starts again at its earlier address. */
   readonly bank: { stop(): Promise<void>; start(): Promise<void> };
-  /** Without credentials. */
+  /** A client without credentials. */
   readonly anonymous: Client;
   account(name?: string): Promise<TestAccount>;
   portal(account: TestAccount, options?: { fee?: Partial<FeeConfig>; gateway?: 'simulator' | 'none' }): Promise<string>;
   /** Runs an administrative command and waits until requests see it. */
   readonly administer: <State, Extra extends Done<State>>(change: Promise<Extra>) => Promise<Extra>;
-  /** The worker's work on an open payment after an hour, at once: recovery of this payment. */
+  /** Recovery of this payment at once, as the worker would do it after an hour. */
   recover(paymentId: string): Promise<void>;
   logLines(): LogLine[];
   stop(): Promise<void>;
@@ -354,7 +354,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       logLines: () => log.map((line) => JSON.parse(line) as LogLine),
       stop: async () => {
         await stop();
-        // The last net against card data in logs must have caught nothing (docs/contract.md#card-data).
+        // No log line may hold a card (docs/contract.md#card-data).
         const caught = log.filter((line) => line.includes('[card]') || line.includes('pc_test_'));
         if (caught.length > 0) throw new Error(`secrets were about to be logged:\n${caught.join('')}`);
       },
@@ -421,5 +421,5 @@ const proxyOf = async (databaseUrl: string): Promise<DatabaseProxy> => {
   };
 };
 
-/** Everything that follows the log. */
+/** All readers of the log. */
 export const everySubscriber = ({ readModels, reactors }: Services): readonly Subscriber[] => [...readModels.all(), ...Object.values(reactors)];

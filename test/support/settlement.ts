@@ -1,4 +1,4 @@
-/** A finance desk for specs: writes the processor's settlement files, imports them, looks at the books and at the exceptions. */
+/** A finance desk for specs: writes the processor's settlement files, imports them, and reads the books and the exceptions. */
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -12,22 +12,22 @@ export const FILE_HEAD = 'batch_id,closed_at,transaction_id,ref,type,gross_cents
 type Over = Partial<Record<'closed' | 'ref' | 'type' | 'gross' | 'fee' | 'net' | 'funded', string | number>>;
 
 export interface SettlementDesk {
-  /** Of the files; deleted by `close`. */
+  /** Folder of the files. `close` deletes it. */
   readonly folder: string;
   /** The principal's charge. */
   transaction(paymentId: string): Promise<{ merchantAccount: string; transactionId: string; ref: string }>;
-  /** `batch`, then what differs from an ordinary sale of 100.00 that closed just now. */
+  /** `batch`, then the differences from an ordinary sale of 100.00 that has just closed. */
   line(batch: string, transactionId: string, over?: Over): string;
   /** One time of closing for all lines of a batch. */
   closedNow(): string;
   written(text: string | Buffer): string;
   csv(...lines: string[]): string;
   importFile(file: string, merchantAccount?: string | null, ports?: SettlementPorts, again?: boolean): Promise<FileImported>;
-  /** Events of what an import writes; the service has other things to record meanwhile. */
+  /** Events of an import. The service may record other events meanwhile. */
   eventCount(): Promise<number>;
-  /** Exceptions of a status, null: that have not ended, after all that there is to open has been opened. */
+  /** Opens all exceptions that are due, then returns those of a status. null: those that have not ended. */
   exceptions(status?: string | null): Promise<ExceptionRow[]>;
-  /** Cents of the accounts of a prefix. Fails where the books do not sum to 0. */
+  /** Cents of the accounts with this prefix. Fails if the books do not sum to 0. */
   booked(): Promise<(prefix: string) => number>;
   close(): void;
 }

@@ -1,7 +1,9 @@
 /**
- * The environment of every spec file, with a place to run in: as many files run at once on a machine as it has cores, however many runs were started on it.
- * Two runs on two cores so take turns, where side by side all would be slow and what waits for a process or a connection would give up. Unit specs start
- * nothing, and need no place. A run that a spec starts shares the place of that spec (`TEST_PLACE=held`).
+ * The environment of every spec file. It gives the file a place to run in.
+ *
+ * On one machine as many files run at once as it has cores, however many runs were started. So two runs on two cores take turns. Side by side, all
+ * files would be slow, and waits for processes or connections would end too early. Unit specs start no process and need no place. A run that a spec
+ * starts shares the place of that spec (`TEST_PLACE=held`).
  */
 import { once } from 'node:events';
 import { createServer } from 'node:net';
@@ -9,14 +11,14 @@ import { availableParallelism } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { TestEnvironment } from 'jest-environment-node';
 
-/** At least what one run takes by itself (`maxWorkers`). */
+/** At least as many as one run uses (`maxWorkers`). */
 const PLACES = Math.max(2, availableParallelism());
 const LOOK_AGAIN_MS = 50;
-/** A process that gives a place back lets the waiting ones go first. */
+/** A process that gives a place back lets waiting ones go first. */
 const AFTER_YOU_MS = 100;
 let hadOne = false;
 
-/** A name in Linux's abstract namespace: one process has it at a time, and the kernel takes it back from one that dies. null where it is taken. */
+/** A name in Linux's abstract namespace. One process holds it at a time, and the kernel takes it back from a process that dies. null: it is taken. */
 const tryPlace = async (number) => {
   const server = createServer().listen(`\0payfold-test-place-${number}`);
   try {
@@ -31,7 +33,7 @@ const tryPlace = async (number) => {
 export default class TakeTurns extends TestEnvironment {
   constructor(config, context) {
     super(config, context);
-    // Other systems have no such names; there each run is on its own.
+    // Other systems have no such names. There, runs do not wait for each other.
     this.needsPlace = process.platform === 'linux' && process.env.TEST_PLACE !== 'held' && !context.testPath.endsWith('.unit.spec.ts');
   }
 

@@ -1,4 +1,4 @@
-/** The log against the bank, as specs of crashes and chaos runs compare them when everything runs again. Nothing here trusts a read model. */
+/** The log compared with the bank, for specs of crashes and chaos runs, when everything runs again. It uses no read model. */
 import assert from 'node:assert/strict';
 import type { Recorded } from '#eventstore';
 import { fold } from '#kernel';
@@ -34,15 +34,15 @@ export const openStores = async (
 };
 
 /**
- * Puts every lease into the past. A lease is 60 s, so that no living owner is ever overtaken. Here every owner was killed. The spec knows that, so it
- * need not wait a minute.
+ * Ends every lease. A lease is 60 s, so that no living owner is ever overtaken. Here every owner was killed, and the spec knows that, so it need not
+ * wait a minute.
  */
 export const endLeases = async ({ pool }: Services): Promise<number> =>
   (await pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`)).rowCount ?? 0;
 
 /**
- * The worker's work a minute later: resolves every open payment, until none is left. A worker beside it keeps the list. Returns the number of
- * resolved payments.
+ * The worker's work a minute later: resolves open payments until none is left. A worker beside it keeps the list. Returns the number of resolved
+ * payments.
  */
 export const recoverAll = async (services: Services): Promise<number> => {
   const { payments, pool, store } = services;
@@ -84,8 +84,9 @@ const netOf = (charges: readonly Truth[]) =>
   charges.reduce((sum, { amountCents = 0, voidedCents = 0, refundedCents = 0 }) => sum + amountCents - voidedCents - refundedCents, 0);
 
 /**
- * Reads both sides and checks what must hold after every run (A1 to A12): every charge of the bank has its payment (A2), log and bank agree to the cent for
- * each payment (A2, A4), no leg returned more than it took (A5), every stream folds (A6), positions have no gaps, and nothing is open (A9).
+ * Reads both sides and checks the rules for the end of every run (A1 to A12): every charge of the bank has its payment (A2), log and bank agree to
+ * the cent for each payment (A2, A4), no leg returned more than it took (A5), every stream folds (A6), positions have no gaps, and no payment is open
+ * (A9).
  */
 export const readBooks = async ({ store, pool }: Services, bank: SimulatorControl): Promise<Books> => {
   const streams = new Map<string, Recorded[]>();

@@ -1,5 +1,5 @@
 /**
- * The contract of the rows of outbox and staff, in Postgres and in the simulation, and of the signal that something is due. Deliveries have a
+ * The contract of the rows of outbox and staff, in Postgres and in the simulation, and of the notification that a delivery is due. Deliveries have a
  * contract of their own (deliveries.contract.ts).
  */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
@@ -74,7 +74,7 @@ export const webhookRowsContract = (whose: string, open: () => Promise<WebhookRo
     });
     const tell = (...events: readonly OutboxEvent[]) => ground.outbox((rows) => rows.write(events));
     const told = async () => (await ground.rows()).map(({ eventId, endpointId, state }) => [eventId, endpointId, state]);
-    /** Ends the attempts of all that is due. */
+    /** Ends the attempts of all due deliveries. */
     const attempt = async (fate: Fate, slots = 100) => {
       const claimed = await ground.deliveries.claimDue(slots);
       const ends = { fate, outcome: 'http_5xx', statusCode: 500, errorCode: null, remoteIp: null, responseHead: null, durationMs: 1 } as const;
@@ -243,7 +243,7 @@ export const webhookRowsContract = (whose: string, open: () => Promise<WebhookRo
     });
 
     describe('sending again', () => {
-      /** Three held deliveries, oldest first, and one that is pending. */
+      /** Three held deliveries, oldest first, and a pending one. */
       const held = async () => {
         const endpointId = await addEndpoint(0);
         const ids: string[] = [];

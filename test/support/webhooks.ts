@@ -1,6 +1,6 @@
 /**
- * Webhooks with everything real: payments over the simulator (support/payments.ts), the outbox and any number of dispatchers over one Postgres, receivers with
- * real TLS on loopback under names of their own, which a name server of ours resolves.
+ * Webhooks with real parts: payments over the simulator (support/payments.ts), the outbox and any number of dispatchers over one Postgres, receivers
+ * with real TLS on loopback under names of their own, and a name server of ours for those names.
  */
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -69,7 +69,7 @@ export interface Registered {
   readonly receiver: Receiver;
 }
 
-/** One worker: a dispatcher with what it has counted. */
+/** One worker: a dispatcher, and its counters. */
 export interface Worker {
   readonly dispatcher: Dispatcher;
   readonly outcomes: Outcome[];
@@ -87,13 +87,13 @@ export interface WebhookStage {
   readonly logged: string[];
   /** Another writer of the same outbox. */
   anotherOutbox(): Subscriber;
-  /** A receiver under a name of its own, registered for the account of the house, or another. */
+  /** A receiver under a name of its own, registered for the default account or another one. */
   register(options?: { readonly accountId?: string; readonly behave?: Behaviour }): Promise<Registered>;
-  /** A worker over the same tables, not started. */
+  /** A worker over the same tables, not yet started. */
   worker(options?: DispatcherOptions & Partial<Pick<DispatcherPorts, 'retrySeconds' | 'deliveries'>>): Worker;
-  /** Brings the outbox up to all that has been appended. */
+  /** Brings the outbox up to the end of the log. */
   tell(): Promise<void>;
-  /** A charge and a refund of it by staff; the payment's id. */
+  /** A charge, and a refund of it by staff. Returns the payment's id. */
   refunded(amountCents?: number): Promise<string>;
   dispute(paymentId: string, change?: Partial<Dispute>): Promise<void>;
   rows(): Promise<Row[]>;
@@ -128,7 +128,7 @@ export const openWebhookStage = async ({ ground, names, authority, caFile }: Web
   const logged: string[] = [];
   const log = createLogger('debug', 'spec', { write: (line) => logged.push(line) });
   const privateTargets: string[] = [];
-  // The list grows with the receivers, so settings are read when they are needed.
+  // Each new receiver adds to `privateTargets`, so the settings are computed at each use.
   const settings = () =>
     readConfig({ WEBHOOK_PRIVATE_TARGETS: privateTargets.join(','), WEBHOOK_EXTRA_CA_FILE: caFile, WEBHOOK_DNS_SERVERS: names.address }).webhooks;
   const sender = (clock: MovableClock) => createSender({ settings: settings(), resolve: createResolve([names.address], clock), clock });

@@ -9,7 +9,7 @@ const ROOT = new URL('../../', import.meta.url).pathname.replace(/dist\/$/, '');
 
 export interface Patch {
   readonly file: string;
-  /** Must occur once in the file, so that a patch that no longer fits is an error. */
+  /** This text must occur once in the file. So a patch that no longer fits is an error. */
   readonly from: string;
   readonly to: string;
 }
@@ -51,7 +51,7 @@ export const buildOf = async (patches: readonly Patch[], { compile = true } = {}
       );
     }
     if (compile) await promisify(execFile)('npm', ['run', 'build', '--silent'], { cwd: path });
-    // The code that starts the specs is compiled. The specs compile the sources themselves.
+    // The code that starts the specs is compiled here. The specs compile the sources themselves.
     else await symlink(join(ROOT, 'dist'), join(path, 'dist'));
   } catch (error) {
     await remove();

@@ -1,6 +1,7 @@
 /**
- * Freezes a release: plays a day of payments on a build of it, and writes what it left behind: the tables that no log can make again, the log, the data directory of
- * the processor, signed heads, a test key, an evidence pack, a proof, and what a later release must still answer. `frozen.e2e.spec.ts` takes it over.
+ * Freezes a release. It plays a day of payments on a build of it, and writes the result: the tables that no log can make again, the log, the data
+ * directory of the processor, signed heads, a test key, an evidence pack, a proof, and the answers that a later release must still give.
+ * `frozen.e2e.spec.ts` takes it over.
  */
 import { execFile } from 'node:child_process';
 import { cp, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
@@ -14,7 +15,7 @@ import { freshDatabase } from '../support/postgres.js';
 import { DataDir, type Environment, launch, newKey } from '../support/processes.js';
 import { CARD, PAYMENTS, paymentOf } from '../support/service.js';
 
-/** Where payers would reach the service. */
+/** The address of the service for payers. */
 export const PUBLIC = 'https://pay.riverton.example';
 const BY = 'Kim Park';
 const LINES = [
@@ -113,7 +114,7 @@ const play = async (root: string, release: string, dataDir: DataDir, databaseUrl
   const create = (number: string = CARD.approved, status = 200) =>
     done(status, PAYMENTS, paymentOf(portalId, { number, referenceId: 'CASE-7', lineItems: LINES }));
 
-  // Before settlement: voided, refunded as a void, declined, failed, and one that recovery must look at.
+  // Payments before settlement: voided, refunded as a void, declined, failed, and one of unknown outcome, which recovery must resolve.
   await done(200, `${PAYMENTS}/${await create()}/void`, { reason: 'entered twice' });
   await create(CARD.declined, 402);
   await create(CARD.gatewayError, 502);
@@ -159,7 +160,10 @@ const idIn = (text: string): string => {
   return data?.paymentId ?? data?.id ?? details?.id ?? '';
 };
 
-/** The names of the applied migrations, and every row that no log can make again, the log included: a line names its table and holds the row as Postgres writes it. */
+/**
+ * The names of the applied migrations, and every row that no log can make again, the log included. Each line names its table and holds the row as
+ * Postgres writes it.
+ */
 const contentOf = async (url: string): Promise<{ readonly applied: readonly string[]; readonly rows: readonly string[] }> => {
   const client = new pg.Client({ connectionString: url });
   await client.connect();
@@ -182,6 +186,6 @@ const contentOf = async (url: string): Promise<{ readonly applied: readonly stri
   }
 };
 
-/** Runs the verifier of the frozen release's own pack. Throws what it says if it finds a difference. */
+/** Runs the verifier of the frozen release's own pack. If it finds a difference, throws its output. */
 export const verifyWith = async (folder: string, ...args: string[]): Promise<string> =>
   (await promisify(execFile)(process.execPath, [join(folder, 'pack', 'verify.mjs'), ...args])).stdout;
