@@ -79,6 +79,10 @@ test('one of an earlier form is refused with words of its own', () => {
     form1[0] = no;
     expect(refusal(() => open(form1.toString('base64url'))).message).toBe('cursor is not valid for this list.');
   }
+  // One of the present form that was changed is not of an earlier release.
+  const changed = Buffer.from(cursor, 'base64url');
+  changed[changed.length - 1]! ^= 1;
+  expect(refusal(() => open(changed.toString('base64url'))).message).toBe('cursor is not valid for this list.');
   // Only one of full length was ever handed out.
   form1[0] = 1;
   expect(refusal(() => open(form1.subarray(0, 40).toString('base64url'))).message).toBe('cursor is not valid for this list.');

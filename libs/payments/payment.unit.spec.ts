@@ -54,6 +54,7 @@ import {
   isVisible,
   MAX_ATTEMPTS,
   MAX_REVERSALS,
+  openOf,
   partialRefund,
   payment as decider,
   type PaymentCommand,
@@ -948,6 +949,26 @@ describe('legs come back, and an attempt ends (C39, C61)', () => {
         .when(acknowledge)
         .thenNothing();
   });
+});
+
+describe('the work that recovery finds', () => {
+  const openAfter = (...facts: PaymentEvent[]) => openOf(stateOf(...facts));
+  test('a charge without an outcome, since the charge was requested', () => {
+    const open = { attemptId: (initiated() as { data: { attemptId: string } }).data.attemptId, since: AT };
+    expect(openAfter(initiated())).toEqual(open);
+    expect(openAfter(initiated(), unknown)).toEqual(open);
+  });
+  test('a reversal without an end, since the reversal was requested', () => {
+    const requested = voidRequested('A', { legs: [move('A', 'principal', 10_000, 0), move('A', 'fee', 0, 325)], lines: wholeLines.both });
+    const [attempt] = chargedState(...charged(), requested).attempts;
+    expect(openAfter(...charged(), requested)).toEqual({ attemptId: attempt!.attemptId, since: attempt!.requestedAt });
+  });
+  test.each<[string, PaymentEvent[]]>([
+    ['nothing', []],
+    ['declined', [initiated(), declined]],
+    ['charged', charged()],
+    ['voided', [...charged(), ...voided('A')]],
+  ])('none: %s', (_, facts) => expect(openAfter(...facts)).toBeNull());
 });
 
 describe('a repeat without a key finds the attempt whose caller was told 5xx (C18)', () => {

@@ -95,6 +95,9 @@ describe('card numbers in free text (C9)', () => {
     expect(maskCardNumbers('{"d":"pay 4242424242424242 now, 4242 4242 4242 4242 later, case 1766000000000"}')).toBe(
       '{"d":"pay [card] now, [card] later, case 1766000000000"}',
     ));
+  test('masks in the order of the text, whatever form a number has', () =>
+    expect(maskCardNumbers('now 4242 4242 4242 4242, then 4242424242424242, then 3782 822463 10005.')).toBe('now [card], then [card], then [card].'));
+  test('masks numbers that overlap once', () => expect(maskCardNumbers('no. 4242 4242 4242 4242 4242!')).toBe('no. [card]!'));
 });
 
 describe('the check of free text', () => {

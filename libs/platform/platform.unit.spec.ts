@@ -1,6 +1,6 @@
 import { describe, expect, test } from '@jest/globals';
 import { randomBytes } from 'node:crypto';
-import { isUuid, ServiceError } from '#kernel';
+import { AuthenticationError, isUuid, ServiceError } from '#kernel';
 import { crockford, createLogger, hashedUuid, KeyRing, maskedLines, newKeyRing, systemIds, uuidV7 } from './index.js';
 import { errorAnswer, headerLines, idempotencyKeyOf, internalErrorAnswer, openAnswer, refuseOtherContentTypes, successAnswer } from './http/index.js';
 
@@ -111,6 +111,14 @@ describe('envelopes (C1)', () => {
       message: 'An unexpected error occurred.',
       details: { code: 'INTERNAL_ERROR' },
     });
+  });
+  test('a refusal of authentication has a message and no details', () => {
+    const refused = errorAnswer(new AuthenticationError(403, 'inactive'));
+    expect(refused).toEqual({ status: 403, body: '{"success":false,"message":"inactive"}' });
+  });
+  test('seconds for Retry-After are there only where the refusal names them', () => {
+    expect(errorAnswer(new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'wait', {}, { retryAfterSeconds: 3 })).retryAfterSeconds).toBe(3);
+    expect(errorAnswer(new ServiceError('INVALID_STATE', 'no'))).not.toHaveProperty('retryAfterSeconds');
   });
   test('an answer opens to what it was made of: its data, or its refusal', () => {
     expect(openAnswer(successAnswer({ a: 1, b: null }))).toEqual({ a: 1, b: null });

@@ -294,7 +294,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
           await expires(key);
         }
         const stop = new AbortController();
-        const purged = await store.purge(1, async () => (stop.abort(), true), stop.signal);
+        const purged = await store.purge(2, async () => (stop.abort(), true), stop.signal);
         expect(purged).toBe(1);
         expect(await store.purge(1, async () => true)).toBe(2);
       });

@@ -231,6 +231,23 @@ describe('many keys in one statement', () => {
       expect(finished.filter(Boolean)).toHaveLength(100);
     }
   });
+  test('a statement locks its rows in the order of their names', async () => {
+    const claimed: Buffer[][] = [];
+    const watched = new Proxy(pool, {
+      get: (target, property) =>
+        property !== 'query'
+          ? (Reflect.get(target, property) as unknown)
+          : (statement: { name?: string; values: [unknown, Buffer[]] }) => {
+              if (statement.name === 'idempotency-claim') claimed.push(statement.values[1]);
+              return target.query(statement as never);
+            },
+    });
+    const from = postgresIdempotency(watched, keys, ids);
+    await Promise.all(drawKeys(20).map((key) => claim(key, {}, from)));
+    const names = claimed.flatMap((hashes) => hashes.map((hash) => hash.toString('hex')));
+    expect(names).toHaveLength(20);
+    expect(names).toEqual(names.toSorted());
+  });
   test('of two requests under one key in one statement the first owns it, the second waits', async () => {
     const key = newKey();
     const [, , first, second] = await Promise.all([claim(newKey()), claim(newKey()), claim(key), claim(key)]);
@@ -266,6 +283,7 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
     ['501', 'create', failed('CAPTURE_NOT_SUPPORTED'), undefined],
     ['404', REFUND, failed('PAYMENT_NOT_FOUND'), undefined],
     ['422 state', REFUND, failed('INVALID_STATE'), undefined],
+    ['422 state that suggests a refund', VOID, failed('INVALID_STATE', { suggestedAction: 'refund' }), undefined],
     ['503', VOID, failed('GATEWAY_NOT_CONFIGURED'), undefined],
     ['502 on create', 'create', failed('PAYMENT_GATEWAY_ERROR', { id: PAYMENT }), 'reserved'],
     ['504 on create', 'create', failed('PAYMENT_TIMEOUT', { id: PAYMENT }), 'reserved'],
@@ -278,13 +296,15 @@ describe('what becomes of a key after an answer (C15–C17)', () => {
     const gone = createPool(database.url, { name: 'gone', max: 1 });
     await gone.end();
     const from = postgresIdempotency(pool, keys, ids, { completions: gone });
-    const [refused, voided] = [newKey(), newKey()];
+    const [refused, voided, declined] = [newKey(), newKey(), newKey()];
     const settled = failed('VOID_FAILED', { retryable: false, suggestedAction: 'refund' });
     await once(refused, { run: () => Promise.reject(settled) }, { operation: VOID, from });
     expect(await stateOf(refused)).toBe('completed');
-    // A takeover makes this one again from the stream.
+    // A takeover makes these again from the stream.
     await once(voided, { run: async () => ({ id: 1 }) }, { operation: VOID, from });
     expect(await stateOf(voided)).toBe('in_progress');
+    await once(declined, { run: () => Promise.reject(failed('PAYMENT_DECLINED', { id: PAYMENT })) }, { from });
+    expect(await stateOf(declined)).toBe('in_progress');
   });
   test('a fault of ours: 500, reserved on create, released else, and nothing of it in the answer', async () => {
     expect(await refused('create', new Error('4242424242424242'))).toBe('reserved');

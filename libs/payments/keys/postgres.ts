@@ -112,8 +112,9 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       const { rowCount } = await pool.query({ name: 'idempotency-give-back', text: GIVE_BACK, values: [accountId, keyHash, fence] });
       return rowCount === 1;
     }
-    const row = { accountId, keyHash, fence, to: ending.to, answer: ending.to === 'completed' ? ending.answer : null };
-    return ending.to === 'completed' && ending.unrecorded ? finishDurably(row) : finishOnce(row);
+    const row = { accountId, keyHash, fence, to: ending.to };
+    if (ending.to !== 'completed') return finishOnce({ ...row, answer: null });
+    return (ending.unrecorded ? finishDurably : finishOnce)({ ...row, answer: ending.answer });
   };
 
   return {
@@ -220,7 +221,7 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
   const nameOf = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
   const first = new Map<string, ClaimRow>();
   for (const row of rows) if (!first.has(nameOf(row))) first.set(nameOf(row), row);
-  const ordered = [...first].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, row]) => row);
+  const ordered = [...first.keys()].sort().map((name) => first.get(name)!);
   const { rows: won } = await pool.query<{
     api_account_id: string;
     key_hash: Buffer;
