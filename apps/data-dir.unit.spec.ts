@@ -75,7 +75,7 @@ describe('the lock on DATA_DIR', () => {
   });
 });
 
-describe('the running service, as runtime.json tells', () => {
+describe('the running service, as runtime.json names it', () => {
   const write = (value: unknown) => writeFile(join(dataDir, 'runtime.json'), typeof value === 'string' ? value : JSON.stringify(value));
   const runtime = { pid: process.pid, apiUrl: 'http://127.0.0.1:1', databaseUrl: 'postgres://x', simulatorUrl: 'http://127.0.0.1:2' };
   test('is found while it lives', async () => {

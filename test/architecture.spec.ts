@@ -44,7 +44,7 @@ describe('arrows between libs', () => {
     expect(libs.sort()).toEqual(Object.keys(ARROWS).sort());
   });
 
-  test.each(Object.entries(ARROWS))('%s imports only what lies below it, through its door', (lib, allowed) => {
+  test.each(Object.entries(ARROWS))('%s imports only libs below it, through their doors', (lib, allowed) => {
     const wrong = filesBelow(`libs/${lib}`).flatMap((file) =>
       importsOf(file)
         .filter((specifier) => {
@@ -65,7 +65,7 @@ describe('arrows between libs', () => {
     expect(wrong).toEqual([]);
   });
 
-  test.each(Object.keys(ARROWS))('the door of %s names what others may use', (lib) => {
+  test.each(Object.keys(ARROWS))('the door of %s names its exports', (lib) => {
     const door = readFileSync(join(ROOT, 'libs', lib, 'index.ts'), 'utf8');
     expect(door).not.toMatch(/export \*/);
   });
@@ -92,7 +92,7 @@ describe('HTTP and payments know nothing of each other', () => {
   });
 });
 
-describe('who may import what from outside', () => {
+describe('imports from outside', () => {
   const ONLY: readonly [string, RegExp, string[]][] = [
     ['the KurrentDB client', /^@kurrent\//, ['libs/eventstore/']],
     ['pg', /^pg(-copy-streams)?$/, ['libs/platform/']],

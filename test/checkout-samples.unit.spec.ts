@@ -33,7 +33,7 @@ describe.each([
     expect([status, stderr]).toEqual([0, '']);
     expect(JSON.parse(stdout)).toMatchObject({ result: 'paid', state: "a b&c='(!)*~é€", reference_id: 'ÄÖ/7' });
   });
-  test('what was changed, meant for something else, signed by another or old is not', () => {
+  test('a text that was changed, meant for another purpose, signed by another or old is not', () => {
     const [address] = signed as [string];
     const old = signedAddress(SECRET, 'return', ADDRESSES[0]!, { result: 'paid' }, now - 301_000);
     for (const [kind, wrong, secret, message] of [

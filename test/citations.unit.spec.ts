@@ -76,11 +76,11 @@ const proseOf = (source: string): string =>
     ...[...source.matchAll(/\b(?:describe|test)(?:\.each(?:<[^>]*>)?\(.*?\))?\(\s*(['"`])(.*?)\1/gs)].map(([, , title]) => title),
   ].join('\n');
 
-test.each(CODE)('%s cites only what is here', (path) => {
+test.each(CODE)('%s cites only existing passages', (path) => {
   expect(faultsOf(path, proseOf(read(path)))).toEqual([]);
 });
 
-test.each(DOCS)('%s cites only what is here', (path) => {
+test.each(DOCS)('%s cites only existing passages', (path) => {
   const text = read(path).replace(/^```.*?^```/gms, '');
   expect(faultsOf(path, text.replace(/`[^`]*`/g, ''))).toEqual([]);
   const links = [...text.matchAll(/\]\(([^)\s]+)\)/g)].map(([, target]) => target!).filter((target) => !/^[a-z]+:/.test(target));

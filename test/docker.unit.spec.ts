@@ -75,14 +75,14 @@ describe('the image', () => {
     expect([one('VOLUME'), imageEnvironment.DATA_DIR]).toEqual(['/data', '/data']);
   });
 
-  test('sets only what the configuration knows, and listens where it says', () => {
+  test('sets only settings that exist, and listens at the address that it names', () => {
     expect(Object.keys(imageEnvironment).filter((name) => !isKnown(name))).toEqual([]);
     expect(imageEnvironment).toMatchObject({ NODE_ENV: 'production', HOST: '0.0.0.0' });
     expect(one('EXPOSE')).toBe(imageEnvironment.PORT);
     expect(() => readConfig(imageEnvironment)).not.toThrow();
   });
 
-  test('copies only what there is, and everything that its command and the command line need', () => {
+  test('copies only existing files, and every file that its command and the command line need', () => {
     for (const { text } of dockerfile.filter(({ name, text }) => name === 'COPY' && !text.startsWith('--from')))
       for (const source of text.split(' ').slice(0, -1)) expect([source, existsSync(join(ROOT, source))]).toEqual([source, true]);
     const copied = dockerfile.filter(({ name, text }) => name === 'COPY' && text.startsWith('--from')).map(({ text }) => text.split(' ').at(-1));
@@ -167,7 +167,7 @@ describe('the compose file', () => {
     expect(host).toBe('0.0.0.0');
   });
 
-  test('waits for what must be there, and names every volume', () => {
+  test('waits for its dependencies, and names every volume', () => {
     for (const role of ['api', 'worker'])
       for (const [name, { condition }] of Object.entries(compose.services[role]!.depends_on!))
         expect([name, condition]).toEqual([name, compose.services[name]!.healthcheck ? 'service_healthy' : 'service_started']);

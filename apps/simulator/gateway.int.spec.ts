@@ -189,7 +189,7 @@ describe('the fixture cards', () => {
     expect(await lookupOf({ ref, account })).toMatchObject({ found: true, state: 'voided' });
   });
 
-  test('unreadable, cannot be resolved: nobody can tell, for ever, and the charge settles all the same', async () => {
+  test('unreadable, cannot be resolved: no one can tell, for ever, and the charge settles all the same', async () => {
     const account = freshAccount();
     const ref = drawRef();
     const charge = () => chargeWith(card('4000 0077 7000 5145'), account, 'principal', ref);
@@ -292,7 +292,7 @@ describe('the fixture cards', () => {
     expect(await refundOf(rejected)).toMatchObject({ kind: 'rejected', why: 'settlement_rejected' });
   });
 
-  test('dispute after settlement: one per payment, visible to the operator, who moves it on', async () => {
+  test('dispute after settlement: one per payment; the operator sees it and moves it on', async () => {
     const account = freshAccount();
     const principal = await approvedWith('4000 0077 7000 9006', account, 'principal');
     await approvedWith('4000 0077 7000 9006', account, 'fee');
@@ -376,7 +376,7 @@ describe('faults on demand', () => {
     ['other_reference', 'unreadable'],
     ['oversized', 'unreadable'],
     ['bare_500', 'http_5xx'],
-  ] as const)('%s is %s, with and without an effect; finalize tells which', async (answer, cause) => {
+  ] as const)('%s is %s, with and without an effect; finalize says which', async (answer, cause) => {
     for (const effect of [true, false]) {
       const ref = drawRef();
       await control.arm({ match: { call: 'charge', ref }, answer, effect });
@@ -443,7 +443,7 @@ describe('faults on demand', () => {
     expect(await control.harmedCalls()).toBeGreaterThan(4);
   });
 
-  test('the ground truth lists every execution once, with what became of it', async () => {
+  test('the true state lists every execution once, with its later changes', async () => {
     const from = (await control.truth()).length;
     const ref = drawRef();
     await Promise.all([charge(ref), charge(ref)]);

@@ -44,7 +44,7 @@ const written = async (...notes: string[]) => {
   await close(journal);
 };
 
-test('what is durable is in the file, in order, and is read back', async () => {
+test('durable records are in the file, in order, and are read back', async () => {
   const { journal } = await load();
   for (const note of ['a', 'b', 'ü\n"c"']) journal.append({ note });
   await journal.durable();
@@ -119,7 +119,7 @@ test('a failed write fails every later call; only a new start reads the truth', 
 });
 
 describe('a torn last line', () => {
-  test('is cut off at every byte, with a log line, and the journal goes on behind what is whole', async () => {
+  test('is cut off at every byte, with a log line, and the journal goes on behind its whole lines', async () => {
     await written('first', 'second');
     const whole = await readFile(file);
     const start = whole.lastIndexOf(10, whole.length - 2) + 1;
@@ -144,7 +144,7 @@ describe('a torn last line', () => {
     expect((await stat(file)).size).toBe(size);
   });
 
-  test('is all there is: the journal begins anew', async () => {
+  test('is the whole file: the journal begins again', async () => {
     await written();
     await truncate(file, 20);
     const { journal, notes } = await load();

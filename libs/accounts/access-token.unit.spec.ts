@@ -148,7 +148,7 @@ describe('API keys (C51)', () => {
     expect((await authenticate([w.apiKey], { ...w.deps, keys: both })).accountId).toBe(w.accountId);
     expect((await refused(authenticate([w.apiKey], { ...w.deps, keys: ring('k2') }))).status).toBe(401);
   });
-  test('that were accepted are told to whoever keeps their last use, others are not', async () => {
+  test('that were accepted are reported for their last use, others are not', async () => {
     const used: string[] = [];
     const deps = { ...w.deps, keyUse: { used: (keyId: string) => void used.push(keyId) } };
     const { accessToken } = await exchange([w.apiKey], deps);
@@ -156,7 +156,7 @@ describe('API keys (C51)', () => {
     await refused(authenticate([`${w.apiKey.slice(0, 25)}${newSecret()}`], deps));
     expect(used).toEqual([w.keyId]);
   });
-  test('refusals never repeat what was sent', async () => {
+  test('refusals never repeat the request', async () => {
     for (const line of [w.apiKey.replace('pc_test_', 'pc_live_'), `Bearer ${w.apiKey}`, `Basic ${w.apiKey}`])
       expect((await refused(authenticate([line], w.deps))).message).not.toContain(w.apiKey.slice(25));
   });
@@ -210,7 +210,7 @@ describe('access tokens (C52)', () => {
     expect(await authenticate([`Bearer ${token}`], w.deps)).toEqual({ accountId: w.accountId, via: 'access_token' });
   const bad = async (token: string) => expect([token, await statusOf(`Bearer ${token}`)]).toEqual([token, 401]);
 
-  test('what the service issues is what these specs forge', async () => {
+  test('these specs forge tokens of the same form as the service issues', async () => {
     await good(await forge());
     expect((await exchange([w.apiKey], w.deps)).accessToken).toBe(await forge());
   });

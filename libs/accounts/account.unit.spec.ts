@@ -62,7 +62,7 @@ describe('an API account', () => {
     given(created).when({ type: 'DeactivateAccount' }).then(deactivated);
     given(created, deactivated).when({ type: 'ReactivateAccount' }).then(reactivated);
   });
-  test('deactivating again, or reactivating what is active, changes nothing', () => {
+  test('deactivating or reactivating a second time changes nothing', () => {
     given(created, deactivated).when({ type: 'DeactivateAccount' }).then();
     given(created, deactivated, reactivated).when({ type: 'ReactivateAccount' }).then();
   });

@@ -56,7 +56,7 @@ describe('a command of an operator', () => {
       meta: { actor: { type: 'operator', id: 'jane' }, recordedAt: '2026-01-05T10:00:00.000Z' },
     });
   });
-  test('that changes nothing appends nothing, and names the position of what is already so', async () => {
+  test('that changes nothing appends nothing, and names the position of the present state', async () => {
     const { state } = await administration.createAccount('City');
     const first = await administration.deactivateAccount(state.accountId);
     const again = await administration.deactivateAccount(state.accountId);
@@ -81,7 +81,7 @@ describe('a command of an operator', () => {
 });
 
 describe('two operators at once', () => {
-  test('the second decides again on what the first did: no key gets lost', async () => {
+  test('the second decides again after the first: no key gets lost', async () => {
     const { accountId } = (await administration.createAccount('City')).state;
     await Promise.all([1, 2, 3, 4].map(() => administration.issueKey(accountId)));
     expect((await administration.account(accountId)).keys).toHaveLength(4);
@@ -99,7 +99,7 @@ describe('two operators at once', () => {
   });
 });
 
-describe('an append whose outcome the store cannot tell', () => {
+describe('an append of unknown outcome', () => {
   const flaky = (failures: number, appended: boolean) => {
     const calls: { ids: string[]; expected: unknown }[] = [];
     const append: EventStore['append'] = async (stream, expected, events: readonly NewEvent[]) => {
@@ -122,7 +122,7 @@ describe('an append whose outcome the store cannot tell', () => {
     await expect(administration.createAccount('City')).rejects.toThrow(OutcomeUnknown);
     expect(calls).toHaveLength(5);
   });
-  test.each([new Unavailable('away'), new Error('refused')])('nor does what comes after it say that it did not happen: %s', async (after) => {
+  test.each([new Unavailable('away'), new Error('refused')])('a later command does not say either that it did not happen: %s', async (after) => {
     let calls = 0;
     const append: EventStore['append'] = async (stream, expected, events) => {
       if (calls++ > 0) throw after;

@@ -46,7 +46,7 @@ describe('a case of a portal (C70, Errors 2)', () => {
     given(blocked()).when(allow).then(allowed);
     given(held(later)).when(allow).then(allowed);
   });
-  test('doing again what is already so changes nothing', () => {
+  test('a repeated command changes nothing', () => {
     given(blocked(null, 'sold'))
       .when({ ...block, reason: 'sold' })
       .then();

@@ -209,7 +209,7 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
     expect(await directory.chargeTerms(accountId, portalId, null)).toMatchObject({ accountStatus: 'deactivated', access: 'revoked' });
   });
 
-  test('events told twice change nothing; a batch and single events come to the same', async () => {
+  test('repeated events change nothing; a batch and single events have the same result', async () => {
     const accountId = await anAccount();
     const { apiKey } = await administration.issueKey(accountId);
     await administration.rotateKeys(accountId);

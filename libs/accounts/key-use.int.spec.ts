@@ -41,7 +41,7 @@ test('the last use of a key is written at most once a minute, by all replicas to
   await eventually(async () => (await lastUse()) === '2026-01-05T10:01:00.000Z');
 });
 
-test('a write that fails harms nobody', async () => {
+test('a write that fails has no effect on the request', async () => {
   const errors: Error[] = [];
   const away = { query: (async () => Promise.reject(new Error('away'))) as unknown as Pool['query'] };
   postgresKeyUse(away, { now: () => START }, (error) => errors.push(error)).used(KEY);

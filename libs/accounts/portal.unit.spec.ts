@@ -109,7 +109,7 @@ describe('the service fee (C32)', () => {
     type: 'PortalFeeChanged',
     data: { portalId, feeVersion, fee: { ...fee, ...change } },
   });
-  test('a change names what changes; the event keeps the whole configuration under the next version', () =>
+  test('a change names the changed parts; the event keeps the whole configuration under the next version', () =>
     given(created)
       .when({ type: 'ChangeFee', change: { percentBps: 300 } })
       .then(changed(2, { percentBps: 300 })));
@@ -165,7 +165,7 @@ describe('access (C46, C47)', () => {
     given(created)
       .when({ type: 'RevokeAccess', accountId: stranger })
       .thenRefused('INVALID_STATE', /never had access/));
-  test('what was once granted is remembered', () =>
+  test('an earlier grant stays recorded', () =>
     expect(fold(portal, [created, granted(other), revoked(other)])?.access).toEqual({ [owner]: 'granted', [other]: 'revoked' }));
 });
 
@@ -205,7 +205,7 @@ describe('velocity limits (C53, C70)', () => {
 
 describe('rules (C70)', () => {
   const set = (rules: PortalRules): PortalEvent => ({ type: 'PortalRulesSet', data: { portalId, rules } });
-  test('a change names what changes', () => {
+  test('a change names the changed parts', () => {
     given(created)
       .when({ type: 'SetRules', change: { minCents: 100 } })
       .then(set({ minCents: 100, maxCents: null, brands: null }));
@@ -239,7 +239,7 @@ describe('the gateway (C47)', () => {
 describe('hosted checkout', () => {
   const configured = (checkout: CheckoutConfig): PortalEvent => ({ type: 'PortalCheckoutConfigured', data: { portalId, checkout } });
   const off: CheckoutConfig = { enabled: false, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null };
-  test('a change names what changes', () => {
+  test('a change names the changed parts', () => {
     given(created)
       .when({ type: 'ConfigureCheckout', change: { enabled: true } })
       .then(configured({ ...off, enabled: true }));
@@ -307,7 +307,7 @@ describe('hosted checkout', () => {
     expect(fold(portal, [created, staged, activated])).toMatchObject({ signingSecret: next, stagedSecret: null });
     expect(() => fold(portal, [created, activated])).toThrow('no staged signing secret');
   });
-  test('a row that an earlier version stored gets what came since', () => {
+  test('a row that an earlier version stored gets the fields that came later', () => {
     const { stagedSecret: _, ...old } = fold(portal, [created])!;
     const { colour: _colour, locale: _locale, ...checkout } = old.checkout;
     expect(asNow({ ...old, checkout } as unknown as Portal)).toEqual(fold(portal, [created]));

@@ -57,7 +57,7 @@ test.each(['drift-journal-text', 'drift-journal'])('a payment that the journal b
   expect((await look()).map(({ message }) => message)).toContainEqual(expect.stringMatching(/\(R1\) is missing/));
 });
 
-test('a payment whose stream another program wrote into is a difference; the others are compared', async () => {
+test('a payment with an event of another program in its stream is a difference; the others are compared', async () => {
   const double = await new KurrentDbDouble().start();
   const store = await openEventStore(double.url(), '', pool, createLogger('silent', 'spec'));
   const [broken, sound] = [await charged(store), await charged(store)];
@@ -88,7 +88,7 @@ test('a report lists the first differences, and counts the others', async () => 
   ]);
 });
 
-test('of what the sweep has found, all is shown', async () => {
+test('all findings of the sweep are shown', async () => {
   await pool.query(
     `insert into drift_difference (payment_id, kind, message, found_at)
      select gen_random_uuid(), k, 'planted', '2026-03-01'::timestamptz + n / 7 * interval '1 microsecond'

@@ -122,7 +122,7 @@ test.each([
   expect((await verdict()).findings[0]).toMatch(finding);
 });
 
-test('a seal that is made again waits for what was signed, also behind an event of another program; not behind one of ours that it left out', async () => {
+test('a seal that is made again waits for the signed part, also behind an event of another program; not behind one of ours that it left out', async () => {
   const { third, order } = await writeLog();
   await sealAll();
   await signLog(seal);

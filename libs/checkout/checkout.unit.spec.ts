@@ -151,7 +151,7 @@ describe('an attempt', () => {
       .thenRefused(/takes no card now/);
     expect(viewAt(3, started(), ...ten)).toBe('attempts_used_up');
   });
-  test('is told once: whoever comes second tells nothing', () => {
+  test('is recorded once: a second request records nothing', () => {
     for (const history of [[paid], [declined(1)]]) {
       given(started(), attempt(1), ...history)
         .when({ type: 'RecordDeclined', at: at(3), attemptId: 'a1', code: 'PAYMENT_DECLINED', declineCode: null })
@@ -222,7 +222,7 @@ describe('time', () => {
       .thenRefused(/too often/);
     expect(viewAt(65, started(), extended(20))).toBe('pay');
   });
-  test('what merely ran out of it can go on; what the partner was told of cannot', () => {
+  test('a session that only ran out of time can go on; one whose partner got a result cannot', () => {
     expect(viewAt(60, started())).toBe('expired');
     given(started())
       .when({ type: 'Extend', at: at(300) })
@@ -270,7 +270,7 @@ test.each<[string, CheckoutEvent[], string]>([
   if (view !== 'pay') expect(viewAt(600, started(), ...history)).toBe(view);
 });
 
-test('whatever is asked in whatever order: at most one attempt at a time, at most one is paid, and nothing begins after that', () => {
+test('any commands in any order: at most one attempt at a time, at most one is paid, and nothing begins after that', () => {
   const command = fc.oneof(
     fc.record({ type: fc.constant('StartAttempt' as const), attemptId: fc.constantFrom('a', 'b', 'c'), paymentId: fc.constantFrom('p', 'q', 'r') }),
     fc.record({

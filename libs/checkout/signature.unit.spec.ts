@@ -54,7 +54,7 @@ describe('a signature', () => {
     ])
       expect(wrong).toBe(false);
   });
-  test('is the one that the documentation describes, whatever the text', () =>
+  test('is the one of the documentation, for any text', () =>
     fc.assert(
       fc.property(fc.array(fc.tuple(fc.string({ unit: 'grapheme' }), fc.string({ unit: 'grapheme' }))), (any) => {
         expect(sign(SECRET, 'intake', address, any)).toBe(signatureOf(SECRET, 'intake', address, any));
@@ -144,7 +144,7 @@ describe('an address', () => {
     ['https://agency.example/pay?r%65sult=1', /which is ours/],
   ])('%p is refused', (address, why) => expect(vetAddress(address, allow)).toEqual({ accepted: false, why: expect.stringMatching(why) }));
   test('nothing is taken by an empty list', () => expect(vetAddress('https://agency.example/pay', [])).toMatchObject({ accepted: false }));
-  test('whatever is taken leads to an allowed origin, as browsers read it', () =>
+  test('every accepted address leads to an allowed origin, as browsers read it', () =>
     fc.assert(
       fc.property(
         fc.array(

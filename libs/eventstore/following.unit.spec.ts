@@ -37,7 +37,7 @@ test('readers that one wake-up wakes share a read, each with a filter of its own
   expect(log.reads).toBe(1);
 });
 
-test('who comes later gets from memory what was read already, page by page', async () => {
+test('a later reader gets from memory what was already read, page by page', async () => {
   const { log, tail } = tailed(10);
   log.length = 20;
   await tail.page(at(10), 500, undefined);
@@ -47,7 +47,7 @@ test('who comes later gets from memory what was read already, page by page', asy
   expect(log.reads).toBe(1);
 });
 
-test('a read that began before the question does not answer it: what was appended meanwhile would wait for the next wake-up', async () => {
+test('a read that began before the question does not answer it: an append in between would wait for the next wake-up', async () => {
   const { log, tail } = tailed(10);
   let open = () => undefined as void;
   log.gate = new Promise((resolve) => (open = resolve));
@@ -61,7 +61,7 @@ test('a read that began before the question does not answer it: what was appende
   expect(positions(await late)).toEqual([11, 12]);
 });
 
-test('who stands before what it holds, or behind the end of the log, must look for itself', async () => {
+test('a reader before its content, or behind the end of the log, must read for itself', async () => {
   const { log, tail } = tailed(10);
   log.length = 5_000;
   for (let after = 10; after < 5_000;) after = Number((await tail.page(at(after), 500, undefined))!.through);
@@ -71,7 +71,7 @@ test('who stands before what it holds, or behind the end of the log, must look f
   expect(await tail.page(at(6_000), 500, undefined)).toBeNull();
 });
 
-test('what was the end at an earlier look is not said to be the end: the wake-up for what came since may have been heard already', async () => {
+test('an earlier end of the log is not reported as the end: the wake-up for later events may have passed already', async () => {
   const { log, tail } = tailed(10);
   log.length = 12;
   expect((await tail.page(at(10), 500, undefined))!.atEnd).toBe(true);
@@ -82,7 +82,7 @@ test('what was the end at an earlier look is not said to be the end: the wake-up
   expect([positions(looked), looked!.atEnd]).toEqual([[13], true]);
 });
 
-test('far behind whoever follows, it begins again where one comes to the end', async () => {
+test('far behind every reader, it begins again where one reaches the end', async () => {
   const { log, tail } = tailed(10);
   log.length = 5_000;
   expect(await tail.page(at(5_000), 500, undefined)).toBeNull();
@@ -91,7 +91,7 @@ test('far behind whoever follows, it begins again where one comes to the end', a
   expect(positions(await tail.page(at(5_000), 500, undefined))).toEqual([5_001]);
 });
 
-test('of events that are large it holds what was read last', async () => {
+test('of large events it holds the last page only', async () => {
   const { log, tail } = tailed(10);
   log.characters = 9_000_000;
   for (const length of [12, 14]) {

@@ -120,7 +120,7 @@ describe('appends', () => {
     expect(await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 600 }))).toBeInstanceOf(OutcomeUnknown);
   });
 
-  test('what may have happened is OutcomeUnknown, what cannot have is Unavailable; both in time (K1, K7)', async () => {
+  test('an append that may have happened is OutcomeUnknown, one that cannot have happened is Unavailable; both in time (K1, K7)', async () => {
     double.everyAppend = 'hang';
     const [unknown, took] = await timed(outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 700 })));
     expect(unknown).toBeInstanceOf(OutcomeUnknown);
@@ -132,7 +132,7 @@ describe('appends', () => {
     await eventually(async () => (await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 200 }))) instanceof Unavailable);
   });
 
-  test('without a revision nothing is repeated: nobody could tell the second from the first', async () => {
+  test('without a revision nothing is repeated: the store could not tell the second from the first', async () => {
     double.nextAppends.push('lost');
     const stream = newStream();
     expect(await outcome(store.append(stream, 'any', newEvents(1)))).toBeInstanceOf(OutcomeUnknown);
@@ -147,7 +147,7 @@ describe('appends', () => {
     expect(took).toBeLessThan(3_000);
   });
 
-  test('deadlines of a few milliseconds: whatever is said to have failed is appended by its repetition, once (K12)', async () => {
+  test('deadlines of a few milliseconds: every reported failure is appended by its repetition, once (K12)', async () => {
     const hasty = await open(double.url(), { ...QUICK, tryMs: 5, graceMs: 5, retryMs: 5, replaceMs: 60_000 });
     const streams = Array.from({ length: 40 }, () => newStream());
     const outcomes = await Promise.all(
@@ -162,7 +162,7 @@ describe('appends', () => {
     for (const stream of streams) expect(double.log.filter((event) => event.stream === stream)).toHaveLength(2);
   });
 
-  test('so many are on their way at most; the others wait, and are told in time that nothing happened', async () => {
+  test('a limited number is on its way; the others wait, and learn in time that nothing happened', async () => {
     double.everyAppend = 'hang';
     const appends = Array.from({ length: 200 }, () => outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 3_000 })));
     await eventually(() => double.calls.append >= 128);
@@ -231,7 +231,7 @@ describe('reads', () => {
     expect(took).toBeLessThan(5_000);
   });
 
-  test('many who ask for the head at once share a read, and see what was appended before they asked', async () => {
+  test('many callers that ask for the head at once share a read, and see every earlier append', async () => {
     const before = double.calls.read;
     await Promise.all(
       Array.from({ length: 50 }, async () => {
@@ -302,7 +302,7 @@ describe('following', () => {
     expect(seen).toBe(6_000);
   });
 
-  test('a server whose log was replaced is refused instead of waited for (K10)', async () => {
+  test('a server with another log is refused; the reader does not wait for it (K10)', async () => {
     await appendTen();
     const { position } = await store.append(newStream(), 'no_stream', newEvents(1));
     double.wipe();
@@ -381,7 +381,7 @@ describe('following', () => {
     expect(await store.foreignStream!()).toBeNull();
   });
 
-  test('closing ends the iteration, whatever the server does', async () => {
+  test('closing ends the iteration in any state of the server', async () => {
     double.everySubscription = 'unconfirmed';
     const reader = following(store, null);
     await eventually(() => double.calls.subscribe > 0);

@@ -7,7 +7,7 @@ eventStoreContract('memory', async () => {
   return { store, another: store, fresh: true, close: () => store.close() };
 });
 
-test('what a reader gets cannot be altered', async () => {
+test('a reader cannot change its events', async () => {
   const store = memoryEventStore();
   const stream = newStream();
   await store.append(stream, 'no_stream', [newEvent({ nested: { cents: 1 } })]);

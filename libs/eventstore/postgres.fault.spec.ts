@@ -110,7 +110,7 @@ describe('connections that break', () => {
     await reader.close();
   });
 
-  test('an append without a revision is not repeated: its caller is told that nobody knows', async () => {
+  test('an append without a revision is not repeated: its outcome is reported as unknown', async () => {
     const store = createPostgresEventStore(postgres.url);
     await store.append(newStream(), 'any', newEvents(1));
     const blocker = await admin.connect();
@@ -165,7 +165,7 @@ describe('a server that does not answer', () => {
     store = createPostgresEventStore(url.toString());
   });
 
-  test('what was sent is OutcomeUnknown, what was not is Unavailable; both in time, and all works again afterwards', async () => {
+  test('a sent append is OutcomeUnknown, an unsent one is Unavailable; both in time, and all works again afterwards', async () => {
     await store.append(newStream(), 'no_stream', newEvents(1));
     const url = new URL(postgres.url);
     url.port = String(await gate.listen());
@@ -204,7 +204,7 @@ describe('a server that does not answer', () => {
 });
 
 describe('Postgres is killed (SIGKILL) under load and started again', () => {
-  test('what was acknowledged is found, once and without gaps; appends, reader and projection go on by themselves', async () => {
+  test('every acknowledged event is found, once and without gaps; appends, reader and projection go on by themselves', async () => {
     const store = createPostgresEventStore(postgres.url);
     cleanUps.push(() => store.close());
     const from = await store.head();

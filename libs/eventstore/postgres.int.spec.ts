@@ -42,7 +42,7 @@ describe('group commit', () => {
     await drop();
   });
 
-  test('what waits together is committed together, and positions have no gaps', async () => {
+  test('appends that wait together are committed together, and positions have no gaps', async () => {
     const transactions = async () =>
       Number((await pool.query<{ n: string }>('select count(distinct xmin::text) as n from es.events where position > 0')).rows[0]!.n);
     const before = await transactions();
@@ -54,7 +54,7 @@ describe('group commit', () => {
     expect(rows).toEqual([{ ok: true }]);
   });
 
-  test('appends of one process to one stream keep their order, even when nobody waits in between', async () => {
+  test('appends of one process to one stream keep their order, also without waiting in between', async () => {
     const stream = newStream();
     const appends = Array.from({ length: 30 }, (_, index) =>
       store.append(stream, index === 0 ? 'no_stream' : BigInt(index - 1), [newEvent({ index })]),
@@ -78,7 +78,7 @@ describe('group commit', () => {
     await pool.query('drop trigger refuse on es.events');
   });
 
-  test('an acknowledged append is durable, whatever the default of the database is', async () => {
+  test('an acknowledged append is durable under any default of the database', async () => {
     const database = new URL(url).pathname.slice(1);
     await pool.query(
       `alter database ${database} set synchronous_commit = off; alter database ${database} set default_transaction_isolation = 'serializable'`,
@@ -96,7 +96,7 @@ describe('group commit', () => {
     expect((await pool.query('select distinct setting from seen')).rows).toEqual([{ setting: 'on read committed' }]);
   });
 
-  test('more appends than the queue takes are told so at once', async () => {
+  test('appends beyond the queue’s limit are refused at once', async () => {
     const results = await Promise.allSettled(Array.from({ length: 6_000 }, () => store.append(newStream(), 'no_stream', newEvents(1))));
     const refused = results.filter((result) => result.status === 'rejected');
     expect(refused.length).toBeGreaterThan(0);
@@ -112,7 +112,7 @@ describe('group commit', () => {
     await pool.query('update es.head set position = position'); // the gap stays: later tests read from the new head
   });
 
-  test('a reader hears of an append of another process without waiting for the poll', async () => {
+  test('a reader learns of an append of another process without waiting for the poll', async () => {
     const other = createPostgresEventStore(url);
     const reader = following(store, await store.head());
     await eventually(() => reader.items.some(({ kind }) => kind === 'caught_up'));

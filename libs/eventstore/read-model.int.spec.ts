@@ -89,7 +89,7 @@ test('a shape with other tables under the same number is refused, and nothing is
   expect((await shapeStatus(pool)).map(({ name }) => name)).toEqual(['seen-events']);
 });
 
-test('a build that was cut off goes on where it was', async () => {
+test('a build that was cut off continues', async () => {
   const pool = poolOf(model(1));
   await append();
   await prepareReadModels(pool, [model(1)], store);
@@ -119,7 +119,7 @@ test('a build that was cut off goes on where it was', async () => {
   expect(await seen(pool, 1)).toBe(50);
 });
 
-test('a shape that nobody has used for seven days is dropped, except those of this release and of living processes', async () => {
+test('a shape that was unused for seven days is dropped, except those of this release and of living processes', async () => {
   const pool = poolOf(model(3));
   for (const shape of [1, 2, 3]) await prepareReadModels(pool, [model(shape)], store);
   await pool.query(`update read_model set used_at = now() - interval '7 days 1 minute'`);

@@ -69,7 +69,7 @@ const checkpoint = async () =>
   ).rows[0];
 
 describe('a worker', () => {
-  test('applies the past, then what comes, in order, and stands at the last event', async () => {
+  test('applies past and new events in order, and ends at the last event', async () => {
     const past = await append(1_200);
     const worker = subscriber();
     worker.start();
@@ -81,7 +81,7 @@ describe('a worker', () => {
     expect(worker.state).toBe('active');
   });
 
-  test('stops after the batch at hand, gives the lease back, and goes on where it stood', async () => {
+  test('stops after the batch at hand, gives the lease back, and continues from its position', async () => {
     const { ids } = await append(300);
     let release = () => undefined as void;
     const gate = new Promise<void>((open) => (release = open));
@@ -125,7 +125,7 @@ describe('a worker', () => {
     expect(await seen()).toEqual([...first, ...ids, ...more.ids, ...last.ids]);
   });
 
-  test('that lingers writes what came meanwhile along with what it lingers over', async () => {
+  test('that gathers writes later events together with the first ones', async () => {
     const sizes: number[] = [];
     const worker = subscriber({ gatherMs: 500, apply: async (client, events) => (sizes.push(events.length), write(client, events)) });
     worker.start();
@@ -141,7 +141,7 @@ describe('a worker', () => {
     expect(await seen()).toHaveLength(sizes.reduce((sum, size) => sum + size, 0));
   });
 
-  test('that lingers is woken by whoever waits for it in its process', async () => {
+  test('that gathers is woken by a caller that waits for it in its process', async () => {
     const worker = subscriber({ gatherMs: 100_000 });
     worker.start();
     await eventually(() => worker.state === 'active');
@@ -201,7 +201,7 @@ describe('a worker', () => {
     expect(await seen()).toEqual(ids);
   });
 
-  test('tries again what the server could not do now', async () => {
+  test('tries again after an outage of the server', async () => {
     const { position, ids } = await append(10);
     let failures = 3;
     const errors: boolean[] = [];
@@ -229,7 +229,7 @@ describe('a worker', () => {
     expect(await seen()).toEqual([]);
   });
 
-  test('has its place saved also where what its prefixes pass over comes with what it lingers over', async () => {
+  test('has its position saved also if events of other prefixes arrive while it gathers', async () => {
     const { ids } = await append(2, newStream('case-'));
     const { position: head } = await append(3, newStream('account-'));
     const worker = subscriber({ streamPrefixes: ['case-'], gatherMs: 20 });
@@ -387,7 +387,7 @@ describe('a command that brings a projection up to its own event', () => {
     expect(await checkpoint()).toMatchObject({ position, owner: null });
   });
 
-  test('passes what the prefixes leave out', async () => {
+  test('passes events of other prefixes', async () => {
     await append(2);
     const { position } = await append(2, newStream('portal-'));
     await subscriber({ streamPrefixes: ['payment-'] }).runUntil(position, { timeoutMs: 10_000 });
@@ -446,7 +446,7 @@ describe('from another process', () => {
     expect(await waiting).toEqual(Array(20).fill(true));
   });
 
-  test('the status tells position, head and lag', async () => {
+  test('the status has position, head and lag', async () => {
     expect(await projectionStatus({ name: 'seen' }, { store, checkpoint: postgresCheckpoint(pool, 'seen') })).toMatchObject({
       position: null,
       head: null,

@@ -125,5 +125,5 @@ describe('the rest', () => {
     for (const [code, status] of Object.entries(STATUS_OF)) expect(new ServiceError(code as keyof typeof STATUS_OF, 'x').status).toBe(status);
     expect(new ServiceError('VALIDATION_ERROR', 'x', {}, { status: 413 }).status).toBe(413);
   });
-  test('what cannot be reached says what it met', () => expect(() => unreachable({ a: 1 } as never)).toThrow('unhandled case: {"a":1}'));
+  test('an impossible branch names the value that reached it', () => expect(() => unreachable({ a: 1 } as never)).toThrow('unhandled case: {"a":1}'));
 });

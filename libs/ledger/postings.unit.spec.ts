@@ -241,7 +241,7 @@ describe('over random lives of a payment', () => {
     );
   });
 
-  test('what is unsettled, in transit, taken back, owed and earned is what the payment says (invariants 3 to 6, 9)', () => {
+  test('balances of unsettled, transit, chargeback, payable and revenue accounts agree with the payment (invariants 3 to 6, 9)', () => {
     fc.assert(
       fc.property(CASE, (one) => {
         const life = live(one);
@@ -350,7 +350,7 @@ describe('one rule after the other', () => {
       ['R14', { [name.payable]: 10_000, [name.fee]: 300, [agency.unsettled]: -10_300 }],
     ]);
   });
-  test('R14 after a part was voided: what is left of principal and fee', () => {
+  test('R14 after a part was voided: the remaining principal and fee', () => {
     const { books } = charged('combined');
     const data = { attemptId: 'a', leg: 'combined' as const, principalCents: 4_000, feeCents: 100, transactionId: 't' };
     const after = postPayment(RULES, PAYMENT, books, { type: 'PaymentVoided', at: AT, data }).books;
@@ -359,7 +359,7 @@ describe('one rule after the other', () => {
       ['R14', { [name.payable]: 6_000, [name.fee]: 200, [agency.unsettled]: -6_200 }],
     ]);
   });
-  test('R3, then R7 and R8: before settlement a void, after it a refund whose fee is contra revenue', () => {
+  test('R3, then R7 and R8: before settlement a void, after it a refund with its fee as contra revenue', () => {
     expect(shown(charged('combined', [{ do: 'refund', share: 1, fee: true, upTo: 2 }]).entries.slice(2))).toEqual([
       ['R3', { [name.payable]: 10_000, [name.fee]: 300, [agency.unsettled]: -10_300 }],
     ]);
@@ -408,7 +408,7 @@ describe('one rule after the other', () => {
     ]);
   });
 
-  test('the charge that the processor named is the one that is taken back; one that names none takes what others have left', () => {
+  test('the charge that the processor named is the one that is taken back; without a name it is the rest of the others', () => {
     expect(shown(charged('separate', [dispute('debited', 1, 'fee')]).entries.slice(2))).toEqual([
       ['R9', { [fees.disputes]: 300, [fees.transit]: -300 }],
     ]);
@@ -447,7 +447,7 @@ describe('one rule after the other', () => {
     shown(postSettlement(RULES, { type: 'SettlementLinesRecorded', at: AT, data: { ...batch, closedAt: CLOSED, lines: all } }));
   const suspense = account.suspense('mid-agency');
   const kept = account.processing('mid-agency');
-  test('R15: what nobody can explain goes into suspense; a rejected line moves nothing', () => {
+  test('R15: an unexplained line goes into suspense; a rejected line moves nothing', () => {
     expect(lines(line({}))).toEqual([
       ['R15', { [agency.transit]: 500, [suspense]: -500 }],
       ['R5', { [kept]: 20, [agency.transit]: -20 }],
@@ -471,7 +471,7 @@ describe('one rule after the other', () => {
     ]);
     expect(lines(line({ result: 'AMOUNT_MISMATCH', expectedCents: 400 }))).toEqual([]);
   });
-  test('R15: what a dispute’s line differs by, and every adjustment of the processor, is for somebody to explain', () => {
+  test('R15: the difference of a dispute’s line, and every adjustment of the processor, must be explained', () => {
     for (const type of ['chargeback', 'chargeback_reversal'] as const)
       expect(lines(line({ result: 'AMOUNT_MISMATCH', type, grossCents: -500, feeCents: 0, expectedCents: -400 }))).toEqual([
         ['R15', { [agency.transit]: -100, [suspense]: 100 }],
@@ -482,7 +482,7 @@ describe('one rule after the other', () => {
     for (const result of ['STATUS_MISMATCH', 'DUPLICATE_AT_GATEWAY', 'WRONG_ACCOUNT'] as const)
       expect(lines(line({ result, feeCents: 0 }))).toEqual([['R15', { [agency.transit]: 500, [suspense]: -500 }]]);
   });
-  test('a corrected line posts the difference; a sale is taken back where it was posted, with its payment', () => {
+  test('a corrected line posts the difference; a sale is taken back in its payment’s stream', () => {
     const corrected = (before: RecordedLine | null, after: RecordedLine | null) =>
       shown(
         postSettlement(RULES, {
@@ -523,7 +523,7 @@ describe('one rule after the other', () => {
     expect(funded(480, PORTAL)).toEqual([["R6'", { [name.payable]: 480, [agency.transit]: -480 }]]);
     expect(funded(0)).toEqual([]);
   });
-  test('R16: suspense is resolved into what is unsettled, or adopted for an agency with its fee', () => {
+  test('R16: suspense is resolved into unsettled money, or adopted for an agency with its fee', () => {
     const opened = { exceptionId: 'e', kind: 'MISSING_HERE' as const, gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1', line: 3, transactionId: 't', ref: null, paymentId: null, leg: null, grossCents: 500, expectedCents: null, suspenseCents: 500 }; // prettier-ignore
     const resolve = (resolution: 'settles' | 'refund' | 'adopt' | 'no_posting', portalId: string | null, feeCents: number) =>
       settlementException
@@ -562,7 +562,7 @@ describe('one rule after the other', () => {
   });
 });
 
-describe('when an entry takes effect, and whose it is', () => {
+describe('the effective time of an entry, and its owner', () => {
   const LATER = '2026-03-10T10:00:00.000Z';
   const charge = live({ principal: 10_000, fee: 300, mode: 'combined', ending: 'charged', steps: [] });
   const stamps = (entries: readonly Entry[]) => entries.map(({ rule, effectiveAt, paymentId, part }) => [rule, effectiveAt, paymentId, part]);
@@ -583,7 +583,7 @@ describe('when an entry takes effect, and whose it is', () => {
       expect(post(charge.books, { type, at: LATER, data: money })).toEqual([theirs('R4', CLOSED), theirs('R5', CLOSED)]);
     expect(post(charge.books, { type: 'SettlementRejected', at: LATER, data: leg })).toEqual([theirs('R14', CLOSED)]);
   });
-  test('a dispute: the day on which it was opened; what becomes of it: when that was recorded', () => {
+  test('a dispute takes effect on the day on which it was opened; its changes, when they were recorded', () => {
     const dispute: Dispute = { disputeId: 'd', status: 'debited', stage: 's', reasonCode: '1', reason: 'r', disputedAmountCents: 100, openedOn: '2026-03-05', dueDate: '2026-03-20' }; // prettier-ignore
     const opened = postPayment(RULES, PAYMENT, charge.books, { type: 'PaymentDisputed', at: LATER, data: dispute });
     expect(stamps(opened.entries)).toEqual([theirs('R9', '2026-03-05T00:00:00.000Z')]);
@@ -614,7 +614,7 @@ describe('when an entry takes effect, and whose it is', () => {
   });
 });
 
-describe('what posts nothing', () => {
+describe('facts that post nothing', () => {
   const begun = live({ principal: 10_000, fee: 300, mode: 'combined', ending: 'declined', steps: [] });
   const pending = postPayment(RULES, PAYMENT, null, begun.events[0]!).books;
   test.each(['voided', 'failed'] as const)('a decision that an unknown charge was %s', (as) => {
@@ -642,7 +642,7 @@ describe('what posts nothing', () => {
   });
 });
 
-describe('what cannot be is refused, and the projection stops', () => {
+describe('an impossible fact is refused, and the projection stops', () => {
   const charge = (mode: 'separate' | 'combined') => live({ principal: 10_000, fee: 300, mode, ending: 'charged', steps: [] });
   const back = { attemptId: 'a', leg: 'combined' as Leg, principalCents: 10_000, feeCents: 300, transactionId: 't' };
   const settlement = { leg: 'combined' as Leg, batchId: 'b1', closedAt: CLOSED, grossCents: 1, feeCents: 0 };
@@ -707,7 +707,7 @@ describe('what cannot be is refused, and the projection stops', () => {
 });
 
 describe('the chart of accounts', () => {
-  test('what comes from outside can neither part segments nor end an account, and stays one account', () => {
+  test('a name from outside can neither separate segments nor end an account, and stays one account', () => {
     for (const [text, named] of [
       ['mid-agency', 'mid-agency'],
       ['A.b_c@d+1-2', 'A.b_c@d+1-2'],
@@ -765,7 +765,7 @@ describe('versions of a rule', () => {
     ['R5', 3, 'posting rule R5 counts in version 3, this program knows versions up to 2'],
     ['R5', 0, 'posting rule R5 counts in version 0, this program knows versions up to 2'],
     ['R1', 2, 'posting rule R1 counts in version 2, this program knows versions up to 1'],
-  ])('%s, version %i: what this release does not have is refused', (rule, version, message) =>
+  ])('%s, version %i: a version that this release does not have is refused', (rule, version, message) =>
     expect(() => rulesAfter(first, { rule, version }, table)).toThrow(message),
   );
   test('a release of today has no version but the first, so none changed', () => {
@@ -797,7 +797,7 @@ describe('periods', () => {
     expect(() => periods.decide(state, close('2026-01-01T00:00:00.000Z'))).toThrow('closed to');
     expect(() => periods.decide(state, close('2026-04-01T00:00:00.000Z'))).toThrow('over');
   });
-  test('what comes late is booked at the first instant that is open, and keeps its effective time', () => {
+  test('a late fact is booked at the first open instant, and keeps its effective time', () => {
     expect(bookedAt('2026-01-31T23:00:00.000Z', '2026-02-01T00:00:00.000Z')).toBe('2026-02-01T00:00:00.000Z');
     expect(bookedAt('2026-02-03T00:00:00.000Z', '2026-02-01T00:00:00.000Z')).toBe('2026-02-03T00:00:00.000Z');
     expect(bookedAt('2026-01-31T23:00:00.000Z', null)).toBe('2026-01-31T23:00:00.000Z');

@@ -10,8 +10,8 @@ import { Secret } from './gateway/gateway.js';
 const NUMBER = '4242424242424242';
 const secret = new Secret(NUMBER);
 
-describe('a Secret shows itself only to who reveals it', () => {
-  test('revealed, it is what it was', () => expect(secret.reveal()).toBe(NUMBER));
+describe('a Secret shows itself only when it is revealed', () => {
+  test('revealed, it is unchanged', () => expect(secret.reveal()).toBe(NUMBER));
   test.each<[string, () => string]>([
     ['JSON', () => JSON.stringify({ instrument: { number: secret } })],
     ['canonical JSON', () => canonicalJson({ secret })],

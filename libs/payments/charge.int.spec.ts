@@ -29,7 +29,7 @@ const resolve = (paymentId: string) => {
 };
 
 describe('approved', () => {
-  test('separate: principal, then fee at its own account; 200 with what the stream says', async () => {
+  test('separate: principal, then fee at its own account; 200 with the payment of the stream', async () => {
     const view = await house.charge({ lines: [3333, 3333, 3334] });
     expect(view).toMatchObject({
       status: 'succeeded',
@@ -240,14 +240,14 @@ describe('the event store fails', () => {
     await expect(hurry(house.charge({}, paymentId))).rejects.toThrow('the store is away');
     expect([await house.history(paymentId), await house.truth()]).toEqual([[], []]);
   });
-  test('once, before or after the intent: it is told again, and appended once', async () => {
+  test('once, before or after the intent: it is repeated, and appended once', async () => {
     for (const fail of ['failBefore', 'failAfter'] as const) {
       house.appends[fail]('PaymentInitiated', fail === 'failBefore' ? away : unheard, 1);
       const { id } = await house.charge();
       expect(await house.history(id)).toEqual(['PaymentInitiated', 'PaymentCreated']);
     }
   });
-  test('the intent was appended and nobody heard of it: nothing is sent, and recovery finds that it never was', async () => {
+  test('the intent was appended and its answer was lost: nothing is sent, and recovery finds that no charge was made', async () => {
     house.appends.failAfter('PaymentInitiated', unheard);
     const paymentId = house.ids.uuid();
     await expect(hurry(house.charge({}, paymentId))).rejects.toThrow('the answer was lost');
@@ -280,7 +280,7 @@ describe('the event store fails', () => {
     expect(await resolve(paymentId)).toBe('resolved');
     expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['succeeded', 10_325]);
   });
-  test('after the outcome, once: it is told again → 200', async () => {
+  test('after the outcome, once: it is repeated → 200', async () => {
     house.appends.failAfter('PaymentCreated', unheard, 1);
     const view = await house.charge();
     expect([view.status, await house.history(view.id)]).toEqual(['succeeded', ['PaymentInitiated', 'PaymentCreated']]);
@@ -312,7 +312,7 @@ describe('fenced while in flight', () => {
     expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'ReconciliationStarted', 'PaymentDeclined']);
   });
   test.each(['principal', 'fee'] as const)(
-    'the reference of the %s was finalised and nobody fenced the stream: 504 all the same, nothing recorded',
+    'the reference of the %s was finalised without a fence on the stream: 504 all the same, nothing recorded',
     async (leg) => {
       const paymentId = house.ids.uuid();
       house.calls.before(`charge.${leg}`, async () => {
@@ -382,7 +382,7 @@ describe('with a key', () => {
   test.each([
     ['succeeded', {}, 200],
     ['declined', { card: CARDS.declined }, 402],
-  ] as const)('S5: settled by nobody, %s: the takeover rebuilds the same bytes, whatever happened since', async (_, asked, status) => {
+  ] as const)('S5: never finished, %s: the takeover makes the same bytes, also after later changes', async (_, asked, status) => {
     const key = house.key();
     const first = await unsettled(key, asked);
     expect(first.status).toBe(status);
@@ -392,7 +392,7 @@ describe('with a key', () => {
     expect(await house.chargeWithKey(key, asked)).toMatchObject({ status, body: first.body, replayed: true });
     expect(await house.chargeWithKey(key, asked)).toMatchObject({ status, body: first.body, replayed: true });
   });
-  test('S5: settled by nobody, failed or unknown: reconciliation, with the id', async () => {
+  test('S5: never finished, failed or unknown: reconciliation, with the id', async () => {
     for (const card of [CARDS.gatewayError, CARDS.unreadable]) {
       const key = house.key();
       const first = read(await unsettled(key, { card }));

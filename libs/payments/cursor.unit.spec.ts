@@ -41,7 +41,7 @@ test('opens to the place that it was sealed for, whichever that is', () =>
     }),
   ));
 
-test('is opaque: base64url of one length, and tells neither account nor filters', () => {
+test('is opaque: base64url of one length, and shows neither account nor filters', () => {
   expect(cursor).toMatch(/^[A-Za-z0-9_-]{55}$/);
   const bound = Buffer.from(sealCursor(ring, ACCOUNT, { ...ALL, portalId: PORTAL, status: 'succeeded' }, PLACE), 'base64url');
   for (const secret of [ACCOUNT, PORTAL]) {

@@ -55,7 +55,7 @@ describe('shares over lines: largest remainder, ties to the lower index (C33, C3
     [2, [1, 1, 1], [1, 1, 0]],
   ])('a fee of %d over %j → %j', (fee, lines, shares) => expect(feeByLine(fee, lines)).toEqual(shares));
 
-  test('the steps of C34: each over what the lines have left', () => {
+  test('the steps of C34: each over the remaining amounts of the lines', () => {
     let left = [3333, 3333, 3334];
     for (const [cents, shares] of [
       [1000, [333, 333, 334]],

@@ -218,7 +218,7 @@ describe('in every history', () => {
       expect(seen).toContain(type);
   });
 
-  test('a fact told twice is never money twice: it is refused, or changes no cent', () =>
+  test('a repeated fact never counts money twice: it is refused, or changes no cent', () =>
     fc.assert(
       fc.property(termsArbitrary, fc.array(step, { minLength: 1, maxLength: 6 }), fc.nat(), (terms, steps, pick) => {
         const facts = play(terms, steps);

@@ -129,7 +129,7 @@ describe('creating a payment', () => {
       .when(approved)
       .thenNothing(),
   );
-  test('what the gateway said of a decline is kept; of what certainly failed there is no such word', () => {
+  test('the gateway’s reason of a decline is kept; a certain failure has no reason', () => {
     expect(stateOf(initiated(), declined)).toMatchObject({ phase: 'failed', declineCode: 'insufficient_funds' });
     expect(stateOf(initiated(), failed)).toMatchObject({ phase: 'failed', declineCode: null });
   });
@@ -254,7 +254,7 @@ describe('unknown becomes voided or failed, never succeeded by itself (C29)', ()
       view.lineItems.map(({ status, refundedAmountCents, remainingRefundableAmountCents: left }) => [status, refundedAmountCents, left]),
     ).toEqual(Array(3).fill(['voided', 0, 0]));
   });
-  test('only a person resolves otherwise, and only what is unknown (C29, C69)', () => {
+  test('only a person resolves otherwise, and only an unknown outcome (C29, C69)', () => {
     const resolve = { type: 'Resolve', at: LATER, as: 'voided', charge: null, evidence: 'ticket 7', by: 'op', forced: false } as const;
     const resolved = (as: 'succeeded' | 'voided' | 'failed', charge: ReturnType<typeof chargeOf> | null): PaymentEvent => ({
       type: 'PaymentResolved',
@@ -452,7 +452,7 @@ describe('voiding (C25–C27)', () => {
     given(...charged(), ...halfVoided('A'))
       .when(requestVoid('B'))
       .then(voidRequested('B', { legs: [move('B', 'fee', 0, 325)], lines: wholeLines.fee, completes: 'A' })));
-  test('a retry of an incomplete void covers what is missing, whichever leg that is', () => {
+  test('a retry of an incomplete void covers the missing leg, either of the two', () => {
     const facts = [
       ...charged(),
       voidRequested('A', { legs: [move('A', 'principal', 10_000, 0), move('A', 'fee', 0, 325)], lines: wholeLines.both }),
@@ -554,7 +554,7 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
           asked: { amountCents: 1_000, includeFee: false },
         }),
       ));
-  test('a later part goes over what the lines have left (C34)', () => {
+  test('a later part goes over the remaining amounts of the lines (C34)', () => {
     given(...charged(), ...partRefunded('A', [333, 333, 334]))
       .when(requestRefund('B', { amountCents: 1 }))
       .then(
@@ -590,7 +590,7 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
     given(...charged(feeless))
       .when(requestRefund('A', { includeFee: true }))
       .then(refundRequested('A', { legs: [move('A', 'principal', 10_000, 0)], lines: principals(10_000), ...includeFee })));
-  test('include_fee with amountCents: equal to what remains is a full refund, smaller 400, larger 422 (C36)', () => {
+  test('include_fee with amountCents: equal to the remainder is a full refund, smaller 400, larger 422 (C36)', () => {
     const asked = (amountCents: number) => requestRefund('A', { includeFee: true, amountCents });
     given(...charged())
       .when(asked(10_000))
@@ -608,7 +608,7 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
       .when(asked(10_001))
       .thenRefused('INVALID_STATE', exceeds(10_000));
   });
-  test('more than remains is refused, and the message names what remains (C37)', () => {
+  test('more than the remainder is refused, and the message names the remainder (C37)', () => {
     given(...charged())
       .when(requestRefund('A', { amountCents: 10_001 }))
       .thenRefused('INVALID_STATE', exceeds(10_000));
@@ -640,7 +640,7 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
       const [event] = decideRefund(facts, change);
       return event!.data.legs.map(({ leg, means: how }) => [leg, how]);
     };
-    test('a whole leg is voided whatever the gateway can do', () => {
+    test('a whole leg is voided with any gateway', () => {
       expect(movesOf(charged(), { capabilities: capabilities(false, false) })).toEqual([['principal', 'void']]);
       expect(movesOf(charged(combined), { includeFee: true, capabilities: capabilities(false, true) })).toEqual([['combined', 'void']]);
     });
@@ -650,7 +650,7 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
         .when(requestRefund('A', { capabilities: capabilities(false, false) }))
         .thenRefused('INVALID_STATE', /possible after settlement/);
     });
-    test('a part: void where the gateway can lower the amount, else refund where it can refund unsettled, else 422', () => {
+    test('a part: void if the gateway can lower the amount, else refund if it can refund unsettled, else 422', () => {
       const part = { amountCents: 1_000 };
       expect(movesOf(charged(), { ...part, capabilities: capabilities(true, true) })).toEqual([['principal', 'void']]);
       expect(movesOf(charged(), { ...part, capabilities: capabilities(false, true) })).toEqual([['principal', 'refund']]);
@@ -682,7 +682,7 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
   });
 
   describe('disputes keep their amount from being refunded (C30)', () => {
-    test('up to what is free, principal and fee together', () => {
+    test('up to the free amount, principal and fee together', () => {
       // 10325 − 4000 = 6325 are free.
       given(...charged(), disputed())
         .when(requestRefund('A', { amountCents: 6_326 }))
@@ -695,7 +695,7 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
         .when(requestRefund('A', { includeFee: true }))
         .thenRefused('INVALID_STATE', exceeds(6_325));
     });
-    test('the message names the smaller of remaining principal and what is free', () => {
+    test('the message names the smaller one of remaining principal and free amount', () => {
       given(...charged(), disputed({ disputedAmountCents: 100 }))
         .when(requestRefund('A', { includeFee: true }))
         .thenRefused('INVALID_STATE', exceeds(10_000));
@@ -721,10 +721,10 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
 
   describe('completing a PARTIAL_REFUND_PENDING (C38)', () => {
     const completion = (change: Parameters<typeof requestRefund>[1]) => decideRefund([...charged(), ...halfRefunded('A')], change)[0]!.data;
-    test('include_fee without amountCents, whatever the key, moves the fee and completes the first attempt', () => {
+    test('include_fee without amountCents, under any key, moves the fee and completes the first attempt', () => {
       expect(completion({ includeFee: true })).toMatchObject({ completes: 'A', legs: [move('Z', 'fee', 0, 325)] });
     });
-    test('include_fee with the amount first asked for, or with what it came to, too', () => {
+    test('include_fee with the amount of the first request, or with its result, too', () => {
       const first = [...charged(), ...halfRefunded('A', { asked: { amountCents: 10_000, includeFee: true } })];
       expect(decideRefund(first, { includeFee: true, amountCents: 10_000 })[0]!.data).toMatchObject({
         completes: 'A',
@@ -732,7 +732,7 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
       });
       expect(completion({ includeFee: true, amountCents: 10_000 })).toMatchObject({ completes: 'A' });
     });
-    test('another amount is judged against what remains: nothing', () =>
+    test('another amount is compared with the remainder: nothing', () =>
       given(...charged(), ...halfRefunded('A'))
         .when(requestRefund('B', { includeFee: true, amountCents: 5_000 }))
         .thenRefused('INVALID_STATE', exceeds(0)));
@@ -802,7 +802,7 @@ describe('how many refunds and voids a payment takes', () => {
   test('those that returned nothing do not count, so that bad hours of a gateway leave it refundable', () => {
     expect(decideRefund([...charged(), ...failures(MAX_REVERSALS)], {})).toHaveLength(1);
   });
-  test('so many that returned money, but what was begun may be completed (refund rule 5)', () => {
+  test('a limited number that returned money, but a begun one may be completed (refund rule 5)', () => {
     given(...charged(), ...cents(MAX_REVERSALS))
       .when(requestRefund('Z'))
       .thenRefused('INVALID_STATE', /at most 100/);
@@ -929,7 +929,7 @@ describe('legs come back, and an attempt ends (C39, C61)', () => {
         .when(start)
         .thenNothing();
   });
-  test('who was told of an attempt that was left open, or lost its first answer, is recorded once (C18)', () => {
+  test('a caller that learned of an open attempt, or lost its first answer, is recorded once (C18)', () => {
     const acknowledge = { type: 'AcknowledgeReversal', at: LATER, attemptId: 'A', toldAs: null } as const;
     const done = [...open, fenced('A'), principal, returned('A', 'fee', 0, 325), ended('A', { outcome: 'completed', amountCents: 10_325 })];
     given(...done)
@@ -971,7 +971,7 @@ describe('the work that recovery finds', () => {
   ])('none: %s', (_, facts) => expect(openAfter(...facts)).toBeNull());
 });
 
-describe('a repeat without a key finds the attempt whose caller was told 5xx (C18)', () => {
+describe('a repeat without a key finds the attempt whose caller got a 5xx (C18)', () => {
   const request = (attemptId: string, initiatedBy: 'partner' | 'staff' = 'partner') =>
     refundRequested(attemptId, {
       legs: [move(attemptId, 'principal', 1_000, 0)],
@@ -1017,11 +1017,11 @@ describe('a repeat without a key finds the attempt whose caller was told 5xx (C1
   });
 });
 
-describe('an attempt whose caller was told 5xx although it had ended (C18)', () => {
+describe('an attempt whose caller got a 5xx although it had ended (C18)', () => {
   const done = [...charged(), ...partRefunded('A', [333, 333, 334])];
   const asked = { amountCents: 1_000, includeFee: false };
   const told = { type: 'StartReconciliation', at: LATER, attemptId: 'A', untold: true } as const;
-  test('is fenced once, unless somebody has been told', () => {
+  test('is fenced once, unless a caller has got its result', () => {
     given(...done)
       .when(told)
       .then(fenced('A'));
@@ -1043,7 +1043,7 @@ describe('an attempt whose caller was told 5xx although it had ended (C18)', () 
     expect(untoldAttempt(chargedState(...done), 'refund', 'partner', asked, LATER)).toBeUndefined();
     expect(untoldAttempt(chargedState(...done, fenced('A')), 'refund', 'partner', asked, LATER)?.attemptId).toBe('A');
   });
-  test('its result belongs to the key that was told of it, by the attempt that this key is bound to', () => {
+  test('its result belongs to the key that got it, by the attempt that this key is bound to', () => {
     const keyed: PaymentEvent = { type: 'ReversalAcknowledged', at: LATER, data: { attemptId: 'A', toldAs: 'K' } };
     given(...done, fenced('A'))
       .when({ type: 'AcknowledgeReversal', at: LATER, attemptId: 'A', toldAs: 'K' })
@@ -1094,7 +1094,7 @@ describe('a retry that is to complete the fee finds that it came back meanwhile 
     expect(find(begun('refund'))).toBeUndefined();
     expect(find([...begun('refund'), ended('A', { outcome: 'partial', reversalType: 'void', amountCents: 10_000 })])).toBeUndefined();
   });
-  test('not one whose caller was told nothing of a part: fenced before anything came back, after its end, or never', () => {
+  test('not one whose caller knows of no part: fenced before anything came back, after its end, or never', () => {
     const [initiatedFact, createdFact, requested, principal, fence, fee, end] = finished('refund') as [PaymentEvent, PaymentEvent, PaymentEvent, PaymentEvent, PaymentEvent, PaymentEvent, PaymentEvent]; // prettier-ignore
     const start = [initiatedFact, createdFact, requested];
     expect(find([...start, fence, principal, fee, end])).toBeUndefined();
@@ -1123,7 +1123,7 @@ describe('settlement and disputes', () => {
       .when(settle('combined'))
       .thenFails(/no charged combined leg/);
   });
-  test('what its batch says otherwise later replaces the fact; another batch says nothing; a leg that is in no batch is unsettled again', () => {
+  test('a later change of its batch replaces the fact; another batch changes nothing; a leg that is in no batch is unsettled again', () => {
     const withdrawn: PaymentEvent = {
       type: 'SettlementWithdrawn',
       at: LATER,
@@ -1187,7 +1187,7 @@ describe('settlement and disputes', () => {
     ]);
     expect(chargedState(...charged(), settlementRejected('fee')).legs.map(({ settlementRejected: rejected }) => rejected)).toEqual([false, true]);
   });
-  test('a withdrawal of what does not stand cannot be', () => {
+  test('a withdrawal of a fact that does not stand is impossible', () => {
     const data = { leg: 'principal', batchId: 'bat_1', closedAt: AT, grossCents: 10_000, feeCents: 30 } as const;
     for (const change of [{ batchId: 'bat_2' }, { grossCents: 9_999 }, { feeCents: 31 }, { leg: 'fee' as const }])
       expect(() => stateOf(...charged(), settled('principal'), { type: 'SettlementWithdrawn', at: AT, data: { ...data, ...change } })).toThrow(
@@ -1234,7 +1234,7 @@ describe('settlement and disputes', () => {
         .when(update({ status: to }))
         .then(disputed({ status: to })),
   );
-  test('opened again with the same terms it is the same dispute, whatever became of it; with others it is refused', () => {
+  test('opened again with the same terms it is the same dispute, in any state; with other terms it is refused', () => {
     given(...charged(), disputed({ status: 'lost' }))
       .when(open())
       .thenNothing();
@@ -1337,13 +1337,13 @@ describe('results (C38)', () => {
       createdAt: AT,
     });
   });
-  test('stays what it was, whatever is refunded later (T7)', () => {
+  test('stays the same after every later refund (T7)', () => {
     const facts = [...charged(), ...partRefunded('A', [333, 333, 334])];
     const first = refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'));
     const later = [...facts, ...partRefunded('B', [1, 0, 0])];
     expect(refundView(PAYMENT, chargedState(...later), attempt(later, 'A'))).toEqual(first);
   });
-  test('of a refund completed later: one refund, principal and fee, told the same under either attempt', () => {
+  test('of a refund completed later: one refund, principal and fee, the same under either attempt', () => {
     const facts = [...charged(), ...halfRefunded('A', { reason: 'first' }), ...completion];
     const first = refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'));
     expect(first).toMatchObject({

@@ -187,13 +187,13 @@ describe('a charge', () => {
     expect([await house.balance(), (await house.view(id)).status]).toEqual([held, 'unknown']);
     expect((await house.truth()).map(({ ref }) => ref)).not.toContain(fee!.references.reversal);
   });
-  test('what is resolved, or never was, is left alone', async () => {
+  test('a resolved payment, or one that never was, is left alone', async () => {
     const { id } = await house.charge();
     expect(await resolve(id)).toBe('resolved');
     expect(await resolve(house.ids.uuid())).toBe('resolved');
     expect(await house.history(id)).toEqual(['PaymentInitiated', 'PaymentCreated']);
   });
-  test('whoever reads an open payment after 60 s sets recovery off, and is answered from the stream (2.3)', async () => {
+  test('a read of an open payment after 60 s starts recovery, and is answered from the stream (2.3)', async () => {
     const id = await unknown();
     const find = () => findPayment(house.services, house.accountId, id);
     expect((await find()).status).toBe('unknown');
@@ -217,7 +217,7 @@ describe('a refund or void', () => {
     if (state.phase !== 'charged') throw new Error('not charged');
     return state.attempts.at(-1)!;
   };
-  test('whoever reads its payment after 60 s sets recovery off (2.3)', async () => {
+  test('a read of its payment after 60 s starts recovery (2.3)', async () => {
     const id = await open({ match: { call: 'void' }, ...CUT }, (payment) => house.refund(payment, { amountCents: 1_000 }));
     house.clock.advance(MINUTE);
     await eventually(async () => (await findPayment(house.services, house.accountId, id)).refundedAmountCents === 1_000);
@@ -254,7 +254,7 @@ describe('a refund or void', () => {
     expect((await last(id)).ended).toMatchObject({ outcome: 'completed', reversalType: 'refund', amountCents: 1_000 });
     expect(await house.balance()).toBe(9_325);
   });
-  test('cannot be told → stays open', async () => {
+  test('the gateway cannot tell → stays open', async () => {
     const id = await open({ match: { call: 'void' }, ...CUT }, (payment) => house.refund(payment, { amountCents: 1_000 }));
     await ground.bank.arm({ match: { call: 'finalize' }, effect: false, answer: 'cut' });
     expect(await resolve(id)).toBe('open');
@@ -286,7 +286,7 @@ describe('two recoveries at once, and recovery that is interrupted', () => {
     expect((await house.truth()).filter(({ op, result }) => op === 'void' && result === 'approved')).toHaveLength(1);
     expect(await house.recovery.resolve(id)).toBe('resolved');
   });
-  test('a request and recovery resolve one refund at once: one resolution, told to one', async () => {
+  test('a request and recovery resolve one refund at once: one resolution, one result', async () => {
     const { id } = await house.charge();
     await ground.bank.arm({ match: { call: 'void' }, ...CUT });
     await refused(house.refund(id, { amountCents: 1_000 }));
@@ -321,7 +321,7 @@ describe('two recoveries at once, and recovery that is interrupted', () => {
 });
 
 describe('rounds', () => {
-  test('look at what is open, by the schedule: 60 s, then 2 m, 5 m, 15 m, 1 h, 6 h, daily for ever', async () => {
+  test('try open payments by the schedule: 60 s, then 2 m, 5 m, 15 m, 1 h, 6 h, daily for ever', async () => {
     const id = await unknown({ card: CARDS.cannotTell });
     await house.charge();
     expect(await house.recovery.round()).toBe(0);
@@ -338,7 +338,7 @@ describe('rounds', () => {
     }
     expect((await house.view(id)).status).toBe('unknown');
   });
-  test('when the gateway answers again, nobody waits for the end of a long pause', async () => {
+  test('when the gateway answers again, no payment waits for the end of a long pause', async () => {
     await ground.bank.arm({ match: { call: 'finalize' }, times: null, ...NOT_SENT });
     const early = await unknown();
     for (const minutes of [1, 2, 5]) {
@@ -403,7 +403,7 @@ describe('rounds', () => {
   });
 });
 
-test('what a clock that was a day ahead left open is resolved now, not in a day; a clock that is a little ahead is waited for', async () => {
+test('a payment from a clock that was a day ahead is resolved now, not in a day; a clock that is a little ahead is waited for', async () => {
   house.clock.setWrongBy(DAY);
   const id = await unknown();
   house.clock.setWrongBy(5 * MINUTE);
@@ -415,7 +415,7 @@ test('what a clock that was a day ahead left open is resolved now, not in a day;
   expect((await house.view(fresh)).status).toBe('unknown');
 });
 
-describe('where it finds its work', () => {
+describe('the list of its work', () => {
   let database: Awaited<ReturnType<typeof freshDatabase>>;
   let pool: Pool;
   beforeAll(async () => {
@@ -493,7 +493,7 @@ const armed = async (call: 'charge' | 'void', leg: 'principal' | 'fee', fault: P
   return {};
 };
 
-describe('whatever fails, and wherever recovery comes in', () => {
+describe('any fault, with recovery at any moment', () => {
   /** More of them for a longer hunt. */
   const HISTORIES = Number(process.env.HISTORIES ?? 60);
   const CALLS = ['charge', 'void', 'refund', 'finalize'] as const;
@@ -589,7 +589,7 @@ describe('whatever fails, and wherever recovery comes in', () => {
     return { charge, told, view, balance: await house.balance(), history: await house.history(paymentId), truth: await house.truth() };
   };
 
-  test('the bank and the stream agree to the cent, nothing stays open, unknown never becomes succeeded, nobody is told more than went back', async () => {
+  test('the bank and the stream agree to the cent, nothing stays open, unknown never becomes succeeded, no answer names more than was returned', async () => {
     const seen = new Set<string>();
     await fc.assert(
       fc.asyncProperty(scenario, async (asked) => {

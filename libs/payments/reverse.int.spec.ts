@@ -93,7 +93,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     ]);
     expect(await money(id)).toEqual(['refunded', 10_325, 0]);
   });
-  test('a part of the principal lowers what settles (C23)', async () => {
+  test('a part of the principal lowers the amount that settles (C23)', async () => {
     const id = await charged();
     expect(await house.refund(id, PARTIAL)).toMatchObject({ reversalType: 'void', amountCents: 1_000, remainingRefundableAmountCents: 9_325 });
     expect(await moved()).toEqual([['void', 'principal', 1_000]]);
@@ -115,14 +115,14 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     expect((await moved()).map(([op]) => op)).toEqual(['refund', 'refund']);
     expect(await house.history(id)).toEqual(expect.arrayContaining(['PaymentRefunded', 'FeeRefunded', 'ReversalEnded']));
   });
-  test('settled meanwhile, and we have not heard: the gateway’s no turns the void into a refund (C24)', async () => {
+  test('settled meanwhile, unknown to us: the gateway’s refusal turns the void into a refund (C24)', async () => {
     const id = await charged();
     await house.settle();
     expect(await house.refund(id, { ...PARTIAL })).toMatchObject({ reversalType: 'refund', amountCents: 1_000 });
     expect(await moved()).toEqual([['refund', 'principal', 1_000]]);
     await inAgreement(id);
   });
-  test('a request that could not send its call tells what another under its key brought back meanwhile (C62)', async () => {
+  test('a request that could not send its call reports the return of another one under its key (C62)', async () => {
     const id = await charged();
     const key = house.key();
     let other: Awaited<ReturnType<House['voidWithKey']>> | undefined;
@@ -180,7 +180,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     expect(await sent(reverseOnce(house.services, wanted, house.received(key, wanted)))).toMatchObject({ body: first.body, replayed: true });
   });
 
-  test('a refund whose answer never reached the key is told again as a replay, in the same bytes (S5)', async () => {
+  test('a refund whose answer never reached the key is answered as a replay, in the same bytes (S5)', async () => {
     const id = await charged();
     const key = house.key();
     const { idempotency } = house.services;
@@ -194,7 +194,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     expect(await moved()).toHaveLength(1);
   });
 
-  test('a retry under a key that was told what an earlier attempt had returned is told it again, although the key never heard of it (rule 1)', async () => {
+  test('a retry under a key that got the result of an earlier attempt gets it again, although the key has no record of it (rule 1)', async () => {
     const id = await charged();
     const key = house.key();
     await ground.bank.arm({ match: { call: 'void', leg: 'fee' }, answer: 'cut' });
@@ -214,7 +214,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     const id = await charged({ card: CARDS.voidRejected });
     expect(await house.refund(id, { includeFee: true })).toMatchObject({ reversalType: 'refund', amountCents: 10_325 });
   });
-  test('thought settled, and the gateway says not: void instead, of exactly what was asked (C23, C24)', async () => {
+  test('settled here, not at the gateway: void instead, of exactly the requested amount (C23, C24)', async () => {
     const id = await charged();
     const loaded = await house.ports.streams.load(id);
     const at = new Date().toISOString();
@@ -269,7 +269,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     ]);
     for (const answer of answers) expect(answer).toEqual({ code: 'PAYMENT_NOT_FOUND', status: 404, message: answers[0].message, details: {} });
   });
-  test('staff act on any account’s payment, and are named as who initiated', async () => {
+  test('staff act on any account’s payment, and are recorded as initiator', async () => {
     const id = await charged();
     expect(await house.refund(id, { accountId: null, initiatedBy: 'staff', ...PARTIAL })).toMatchObject({ amountCents: 1_000 });
     expect((await attempts(id))[0]).toMatchObject({ initiatedBy: 'staff' });
@@ -290,7 +290,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
 describe('a gateway that cannot void a part (C23)', () => {
   let other: Ground;
   afterAll(() => other.close());
-  test('refunds it where it can refund unsettled charges, and never voids that leg again (C24)', async () => {
+  test('refunds it if it can refund unsettled charges, and never voids that leg again (C24)', async () => {
     other = await openGround({ partialVoid: false, refundUnsettled: true });
     house = await openHouse(other);
     const id = await charged();
@@ -317,7 +317,7 @@ describe('a gateway that cannot void a part (C23)', () => {
 });
 
 describe('voiding (C25–C27)', () => {
-  test('principal, then fee → voided, the whole payment told', async () => {
+  test('principal, then fee → voided, with the whole payment in the answer', async () => {
     const view = await house.charge({ lines: [3333, 3333, 3334] });
     expect(await house.void(view.id, { reason: 'mistake' })).toMatchObject({
       id: view.id,
@@ -380,7 +380,7 @@ describe('voiding (C25–C27)', () => {
     expect(await money(id)).toEqual(['voided', 10_325, 0]);
     await inAgreement(id);
   });
-  test('a retry whose fee void is definitely rejected → refund is suggested; include_fee returns the fee → refunded (C27)', async () => {
+  test('a retry with a fee void that is definitely rejected → refund is suggested; include_fee returns the fee → refunded (C27)', async () => {
     const id = await charged({ card: CARDS.feeVoidFailsOnce });
     await refused(house.void(id));
     await house.settle();
@@ -477,7 +477,7 @@ describe('outcomes of a refund at the gateway (C40, C62)', () => {
       expect(await money(id)).toEqual(['refunded', 10_325, 0]);
     };
 
-    test('the same key completes it: the fee only, told as one refund (C17, C38)', async () => {
+    test('the same key completes it: the fee only, answered as one refund (C17, C38)', async () => {
       const key = house.key();
       const id = await pending(key);
       const answer = await house.refundWithKey(key, id, { includeFee: true });
@@ -497,7 +497,7 @@ describe('outcomes of a refund at the gateway (C40, C62)', () => {
       if (other.status === 200) expect(first.data).toEqual(other.data);
       await once(id);
     });
-    test('a request without a key completes it, or is told once that it is complete', async () => {
+    test('a request without a key completes it, or learns once that it is complete', async () => {
       const id = await pending(house.key());
       expect(await house.refund(id, { includeFee: true })).toMatchObject(completed);
       await once(id);
@@ -510,7 +510,7 @@ describe('outcomes of a refund at the gateway (C40, C62)', () => {
       else expect(outcome).toMatchObject({ amountCents: 325 });
       await once(id);
     });
-    test('recovery finds what became of the fee and starts no leg that was not sent (C61)', async () => {
+    test('recovery finds the state of the fee and starts no leg that was not sent (C61)', async () => {
       const key = house.key();
       const id = await pending(key);
       const before = (await house.truth()).filter(({ op }) => op === 'void' || op === 'refund').length;
@@ -561,7 +561,7 @@ describe('a retry under its key after a 5xx (C17)', () => {
     expect(await moved()).toHaveLength(1);
     await inAgreement(id);
   });
-  test('cannot be told now → 504 again, the key stays bound; later the truth', async () => {
+  test('the gateway cannot tell now → 504 again, the key stays bound; later the true result', async () => {
     const { id, retry } = await failed(UNKNOWN);
     await ground.bank.arm({ match: { call: 'finalize' }, effect: false, answer: 'cut', times: 2 });
     for (let round = 0; round < 2; round++) expect(read(await retry())).toMatchObject({ status: 504, code: 'PAYMENT_TIMEOUT' });
@@ -652,7 +652,7 @@ describe('a repeat without a key (C18)', () => {
     expect(await moved()).toHaveLength(1);
     return id;
   };
-  test('is told once what the first one returned; the next one returns money of its own', async () => {
+  test('gets the first one’s result once; the next one returns money of its own', async () => {
     const id = await untold();
     const told = await house.refund(id, PARTIAL);
     expect([told.amountCents, (await moved()).length]).toEqual([1_000, 1]);
@@ -661,14 +661,14 @@ describe('a repeat without a key (C18)', () => {
     expect(await moved()).toHaveLength(2);
     await inAgreement(id);
   });
-  test('also where it resolves the first one itself', async () => {
+  test('also if it resolves the first one itself', async () => {
     const id = await charged();
     await ground.bank.arm({ match: { call: 'void' }, ...UNKNOWN });
     await refused(house.refund(id, PARTIAL));
     expect(await house.refund(id, PARTIAL)).toMatchObject({ amountCents: 1_000 });
     expect(await moved()).toHaveLength(1);
   });
-  test('two at once: one is told, the other returns money of its own: no effect is told to two', async () => {
+  test('two at once: one gets the result, the other returns money of its own: no result goes to two', async () => {
     const id = await untold();
     const results = await Promise.all([house.refund(id, PARTIAL), house.refund(id, PARTIAL)]);
     expect(new Set(results.map(({ gateway }) => gateway.transactionId)).size).toBe(2);
@@ -698,7 +698,7 @@ describe('a repeat without a key (C18)', () => {
     expect((await house.refundWithKey(house.key(), id, PARTIAL)).status).toBe(200);
     expect(await moved()).toHaveLength(2);
   });
-  test('once the key’s owner was told, a request without a key is not', async () => {
+  test('once the key’s owner has the result, a request without a key does not get it', async () => {
     const id = await charged();
     const key = house.key();
     await ground.bank.arm({ match: { call: 'void' }, ...UNKNOWN });
@@ -707,7 +707,7 @@ describe('a repeat without a key (C18)', () => {
     await house.refund(id, PARTIAL);
     expect(await moved()).toHaveLength(2);
   });
-  test('a void is told once, then refused', async () => {
+  test('a void is answered once, then refused', async () => {
     const id = await charged();
     await ground.bank.arm({ match: { call: 'void', leg: 'fee' }, ...UNKNOWN });
     await refused(house.void(id));
@@ -715,7 +715,7 @@ describe('a repeat without a key (C18)', () => {
     expect(await house.void(id)).toMatchObject({ status: 'voided', amountCents: 10_325 });
     expect((await refused(house.void(id))).code).toBe('INVALID_STATE');
   });
-  test('while it cannot be resolved every refund and void → 422, whoever asks', async () => {
+  test('while it cannot be resolved every refund and void → 422, for every caller', async () => {
     const id = await charged();
     await ground.bank.arm({ match: { call: 'void' }, ...UNKNOWN });
     await refused(house.refund(id, PARTIAL));
@@ -727,7 +727,7 @@ describe('a repeat without a key (C18)', () => {
 });
 
 describe('two at once (C31)', () => {
-  test('the second waits, then is judged against what remains', async () => {
+  test('the second waits, then is compared with the remainder', async () => {
     const id = await charged();
     await ground.bank.arm({ match: { call: 'void' }, delayBeforeMs: 400 });
     const [first, second] = await Promise.all([
@@ -738,7 +738,7 @@ describe('two at once (C31)', () => {
     expect(second).toMatchObject({ code: 'INVALID_STATE', message: 'Refund exceeds remaining principal: 4000 cents remain' });
     await inAgreement(id);
   });
-  test('ten at once return what there is, and not a cent more', async () => {
+  test('ten at once return all there is, and not a cent more', async () => {
     const id = await charged();
     const results = await Promise.allSettled(Array.from({ length: 10 }, () => house.refund(id, { amountCents: 3_000 })));
     expect(results.filter(({ status }) => status === 'fulfilled')).toHaveLength(3);
@@ -766,7 +766,7 @@ describe('two at once (C31)', () => {
     expect((await house.refundWithKey(key, id, PARTIAL)).status).toBe(200);
     expect(await moved()).toHaveLength(2);
   });
-  test('one whose process is gone is resolved after 35 s, not waited for', async () => {
+  test('one of a vanished process is resolved after 35 s, not waited for', async () => {
     const id = await charged();
     house.calls.after('void.principal', () => new Promise(() => undefined));
     void house.refund(id, PARTIAL).catch(() => undefined);
@@ -779,7 +779,7 @@ describe('two at once (C31)', () => {
   });
 });
 
-test('one whose process is gone, and had a clock that was a day ahead, is resolved at once', async () => {
+test('one of a vanished process with a clock a day ahead is resolved at once', async () => {
   const id = await charged();
   house.clock.setWrongBy(24 * 3_600_000);
   house.calls.after('void.principal', () => new Promise(() => undefined));
@@ -805,7 +805,7 @@ describe('a late wake-up (C61)', () => {
     expect([await moved(), (await attempts(id)).map(({ ended }) => ended?.outcome)]).toEqual([[], ['never_executed']]);
     expect(await money(id)).toEqual(['succeeded', 0, 10_325]);
   });
-  test('after the call: what it did is recorded once, by the other; the late one answers 504, and the repeat is told once', async () => {
+  test('after the call: its effect is recorded once, by the other; the late one answers 504, and the repeat gets the result once', async () => {
     const id = await charged();
     house.calls.after('void.principal', overtaken(id));
     expect((await refused(house.refund(id, PARTIAL))).code).toBe('PAYMENT_TIMEOUT');
@@ -828,7 +828,7 @@ describe('a late wake-up (C61)', () => {
     expect((await refused(house.refund(id, PARTIAL))).code).toBe('PAYMENT_TIMEOUT');
     expect([await moved(), await money(id)]).toEqual([[], ['succeeded', 0, 10_325]]);
   });
-  test('a reference that was finalised while nobody fenced the stream: 504 all the same, nothing recorded, the next one finds out', async () => {
+  test('a reference that was finalised without a fence on the stream: 504 all the same, nothing recorded, the next one finds out', async () => {
     const id = await charged();
     house.calls.before('void.principal', async () => {
       const [attempt] = await attempts(id);
@@ -844,7 +844,7 @@ describe('a late wake-up (C61)', () => {
     expect((await attempts(id)).map(({ ended }) => ended?.outcome)).toEqual(['never_executed', 'completed']);
     expect(await moved()).toHaveLength(1);
   });
-  test('every reference that an attempt named is used or finalised when somebody else ends it', async () => {
+  test('every reference of an attempt is used or finalised when another process ends it', async () => {
     const id = await charged();
     house.calls.before('void.principal', overtaken(id));
     await refused(house.refund(id, { includeFee: true }));
@@ -897,7 +897,7 @@ describe('the event store fails', () => {
     expect(await moved()).toHaveLength(2);
     await inAgreement(id);
   });
-  test('after the end, with a key: 504, and the retry is told what happened', async () => {
+  test('after the end, with a key: 504, and the retry gets the result', async () => {
     const id = await charged();
     const key = house.key();
     house.appends.failAfter('ReversalEnded', unheard);
@@ -918,8 +918,8 @@ describe('the event store fails', () => {
   });
 });
 
-describe('told 5xx, although the log says otherwise', () => {
-  test('C18: an outcome that was appended unheard ends in 504; the repeat without a key is told that refund instead of a second one', async () => {
+describe('a 5xx, although the log says otherwise', () => {
+  test('C18: an outcome that was appended without an answer ends in 504; the repeat without a key gets that refund instead of a second one', async () => {
     const id = await charged();
     house.appends.failAfter('ReversalEnded', unheard);
     expect((await refused(hurry(house.refund(id, PARTIAL)))).status).toBe(504);
@@ -931,7 +931,7 @@ describe('told 5xx, although the log says otherwise', () => {
     await house.refund(id, PARTIAL);
     expect(await moved()).toHaveLength(2);
   });
-  test('C27: a void told to be retried, whose fee turns out to have been voided, is told whole under the same key (C15 gives the key back)', async () => {
+  test('C27: a void that must be retried, with a fee that turns out to be voided, is answered whole under the same key (C15 gives the key back)', async () => {
     const id = await charged();
     const key = house.key();
     await ground.bank.arm({ match: { call: 'void', leg: 'fee' }, ...UNKNOWN });

@@ -3,7 +3,7 @@ import { expect, test } from '@jest/globals';
 import { charged, initiated, stateOf, unknown } from '../../test/support/given.js';
 import { isTaskOpen } from './staff.js';
 
-test('a task for staff is open as long as what it asks is undecided', () => {
+test('a task for staff is open until its question is decided', () => {
   const [unknownOne, charge] = [stateOf(initiated(), unknown), stateOf(...charged())];
   expect([isTaskOpen('settled_while_unknown', unknownOne), isTaskOpen('settled_while_unknown', charge)]).toEqual([true, false]);
   expect([isTaskOpen('charge_cannot_be_undone', unknownOne), isTaskOpen('charge_cannot_be_undone', charge)]).toEqual([true, false]);

@@ -121,8 +121,8 @@ describe.each([
   });
 });
 
-describe('who is counted', () => {
-  test('scope card: the number, whatever the case; a token as itself', async () => {
+describe('the counted subjects', () => {
+  test('scope card: the number, for any case; a token as itself', async () => {
     const limits = onCard({ attempts: 1 });
     await admit(limits, subject({ referenceId: 'A' }));
     expect((await refused(admit(limits, subject({ referenceId: 'B' })))).code).toBe('VELOCITY_LIMIT');
@@ -131,7 +131,7 @@ describe('who is counted', () => {
     expect((await refused(admit(limits, subject({ instrument: token('tok_1') })))).code).toBe('VELOCITY_LIMIT');
     await admit(limits, subject({ instrument: token('tok_2') }));
   });
-  test('scope case: the payment-level referenceId, whatever the card; without one nobody is counted', async () => {
+  test('scope case: the payment-level referenceId, for any card; without one nothing is counted', async () => {
     const limits = onCase({ attempts: 1 });
     await admit(limits, subject());
     expect((await refused(admit(limits, subject({ instrument: card('5555555555554444') })))).code).toBe('VELOCITY_LIMIT');
@@ -217,14 +217,14 @@ describe('declines', () => {
     after(60);
     expect((await refused(admit(limits))).code).toBe('VELOCITY_LIMIT');
   });
-  test('a counter that cannot be written is told', async () => {
+  test('a counter that cannot be written is reported', async () => {
     const away = createPool('postgres://nobody@127.0.0.1:1/none', { name: 'away', max: 1 });
     await expect(postgresVelocity(away, keys, clock).recordDecline(subject(), onCard({ declines: 1 }), ids.uuid())).rejects.toThrow('ECONNREFUSED');
     await away.end();
   });
 });
 
-describe('what the table holds (docs/contract.md#card-data)', () => {
+describe('the content of the table (docs/contract.md#card-data)', () => {
   test('a keyed hash: no number, no last four, no token, no reference, no payment', async () => {
     const limits = { card: limit({ attempts: 5, declines: 5 }), case: limit({ attempts: 5 }) };
     const entryId = ids.uuid();
@@ -251,7 +251,7 @@ describe('what the table holds (docs/contract.md#card-data)', () => {
     const all = await Promise.all([hashes(keys, ids.uuid()), hashes(keys, ids.uuid()), hashes(newKeyRing(), ids.uuid())]);
     expect(new Set(all).size).toBe(3);
   });
-  test('what no window can ask for any more is purged, block included; what one can stays', async () => {
+  test('rows that no window needs are purged, block included; the others stay', async () => {
     const count = async () => (await entries()).length;
     now = Date.now() - 700_000;
     await admit(onCard({ attempts: 5 }));

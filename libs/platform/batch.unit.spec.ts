@@ -54,13 +54,13 @@ describe('calls that share a statement', () => {
     ends[1]!();
     expect((await calls).map(({ status }) => status)).toEqual(['rejected', 'rejected', 'fulfilled']);
   });
-  test('answers that do not match the questions reach nobody', async () => {
+  test('answers that do not match the questions reach no caller', async () => {
     const call = batched(async () => [1], { maxItems: 10, inFlight: 1 });
     const outcomes = await Promise.allSettled([call(1), call(2)]);
     expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected']);
   });
 
-  test('an item that the database cannot hold spoils nobody else’s call', async () => {
+  test('an item that the database cannot hold fails no other call', async () => {
     const sent: number[][] = [];
     const call = batched(
       async (items: readonly number[]) => {
@@ -74,7 +74,7 @@ describe('calls that share a statement', () => {
     expect(outcomes.map(({ status }) => status)).toEqual(['fulfilled', 'rejected', 'fulfilled']);
     expect(sent).toEqual([[1, 2, 3], [1], [2], [3]]);
   });
-  test('who stood in line for too long is told so, and not sent', async () => {
+  test('a call that waited for too long is refused, and not sent', async () => {
     const { sent, ends, run } = held();
     let now = 0;
     const call = batched(run, { maxItems: 10, inFlight: 1, patience: { ms: 100, clock: { monotonic: () => now } } });

@@ -91,11 +91,11 @@ describe('card numbers in free text (C9)', () => {
   test.each(BRANDS)('%s: each of its numbers is found at its lengths', (_, { begins, lengths }) => {
     for (const prefix of begins) for (const length of lengths) expect(holdsCardNumber(`no. ${card(prefix, length)}`)).toBe(true);
   });
-  test('masks what it finds, and nothing else', () =>
+  test('masks card numbers, and nothing else', () =>
     expect(maskCardNumbers('{"d":"pay 4242424242424242 now, 4242 4242 4242 4242 later, case 1766000000000"}')).toBe(
       '{"d":"pay [card] now, [card] later, case 1766000000000"}',
     ));
-  test('masks in the order of the text, whatever form a number has', () =>
+  test('masks in the order of the text, in any form of the number', () =>
     expect(maskCardNumbers('now 4242 4242 4242 4242, then 4242424242424242, then 3782 822463 10005.')).toBe('now [card], then [card], then [card].'));
   test('masks numbers that overlap once', () => expect(maskCardNumbers('no. 4242 4242 4242 4242 4242!')).toBe('no. [card]!'));
 });
@@ -108,7 +108,7 @@ describe('the check of free text', () => {
     expect(cardInText('pay 4242424242424242')).toBe('must not hold a card number');
     expect(cardInText('case 1766000000000')).toBeNull();
   });
-  test('finds nothing where it is switched off', () => {
+  test('finds nothing if it is switched off', () => {
     cardInTextCheck.on = false;
     expect(cardInText('pay 4242424242424242')).toBeNull();
   });

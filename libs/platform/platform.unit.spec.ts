@@ -40,7 +40,7 @@ describe('keys', () => {
     expect(ring.mac('card', 'x')).toEqual(ring.mac('card', 'x'));
     expect(() => ring.mac('card', 'x', 'unknown')).toThrow(/not in the ring/);
   });
-  test('what is sealed opens in its own place only', () => {
+  test('a sealed secret opens in its own place only', () => {
     const ring = newKeyRing();
     const sealed = ring.seal('whsec_x', 'portal-1 secret');
     expect(JSON.stringify(sealed)).not.toContain('whsec');
@@ -71,7 +71,7 @@ describe('the Idempotency-Key header (C14)', () => {
     ['a control character', ['a\tb']],
     ['sent twice', ['a', 'a']],
   ])('%s → 400', (_, values) => expect(() => key(...values)).toThrow(ServiceError));
-  test('lines are counted whatever the case of their name, and a value is no name', () => {
+  test('lines are counted in any case of their name, and a value is no name', () => {
     expect(headerLines(['IDEMPOTENCY-KEY', 'a', 'idempotency-key', 'b', 'x', 'idempotency-key'], 'idempotency-key')).toEqual(['a', 'b']);
     expect(() => idempotencyKeyOf(['IDEMPOTENCY-KEY', 'a', 'idempotency-key', 'a'])).toThrow(/more than once/);
   });
@@ -97,7 +97,7 @@ describe('bodies are JSON or empty (C65)', () => {
 });
 
 describe('envelopes (C1)', () => {
-  test('success, error, and nothing of what went wrong inside', () => {
+  test('success, error, and nothing of an internal fault', () => {
     expect(successAnswer({ a: 1 })).toEqual({ status: 200, body: '{"success":true,"data":{"a":1}}' });
     const refused = errorAnswer(new ServiceError('VOID_FAILED', 'no', { retryable: false, suggestedAction: 'refund' }));
     expect(JSON.parse(refused.body)).toEqual({
@@ -120,7 +120,7 @@ describe('envelopes (C1)', () => {
     expect(errorAnswer(new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'wait', {}, { retryAfterSeconds: 3 })).retryAfterSeconds).toBe(3);
     expect(errorAnswer(new ServiceError('INVALID_STATE', 'no'))).not.toHaveProperty('retryAfterSeconds');
   });
-  test('an answer opens to what it was made of: its data, or its refusal', () => {
+  test('an answer opens to its data, or to its refusal', () => {
     expect(openAnswer(successAnswer({ a: 1, b: null }))).toEqual({ a: 1, b: null });
     const refusal = new ServiceError('VOID_FAILED', 'no', { retryable: false, suggestedAction: 'refund' });
     let opened: unknown;
@@ -140,7 +140,7 @@ describe('the log', () => {
     work(createLogger('debug', 'spec', { write: (line) => lines.push(line) }));
     return lines.join('');
   };
-  test('errors are name, message, code and frames, never what hangs on them', () => {
+  test('errors are name, message, code and frames, without their other properties', () => {
     const error = Object.assign(new Error('x'), { code: 'E1', body: 'the whole request', cause: new Error('inner') });
     const line = write((log) => log.error({ err: error }, 'failed'));
     expect(JSON.parse(line)).toMatchObject({ msg: 'failed', err: { name: 'Error', message: 'x', code: 'E1', cause: 'Error: inner' } });

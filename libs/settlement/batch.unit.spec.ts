@@ -73,7 +73,7 @@ const cameBack = (means: 'void' | 'refund') => [
 
 describe('a sale', () => {
   const ok = { result: 'MATCHED', expectedCents: null, settles: true };
-  test('of what was charged matches, and settles its leg', () => {
+  test('of a charge matches, and settles its leg', () => {
     expect(judge(charged())).toEqual(ok);
     expect(judge(charged(), { transactionId: 'ch_fee', grossCents: 325 }, { leg: 'fee', merchantAccount: 'm' })).toEqual(ok);
     expect(judge(charged(combined), { transactionId: 'ch_combined', grossCents: 10_325 }, { leg: 'combined' })).toEqual(ok);
@@ -82,7 +82,7 @@ describe('a sale', () => {
     for (const grossCents of [9_999, 10_001])
       expect(judge(charged(), { grossCents })).toEqual({ result: 'AMOUNT_MISMATCH', expectedCents: 10_000, settles: true });
   });
-  test('is expected without what was voided, and with what was refunded', () => {
+  test('is expected without the voided part, and with the refunded one', () => {
     expect(judge([...charged(), ...cameBack('void')], { grossCents: 7_500 })).toEqual(ok);
     expect(judge([...charged(), ...cameBack('void')])).toMatchObject({ result: 'AMOUNT_MISMATCH', expectedCents: 7_500 });
     expect(judge([...charged(), ...cameBack('refund')])).toEqual(ok);
@@ -120,7 +120,7 @@ describe('a sale', () => {
   });
 });
 
-describe('whatever the line', () => {
+describe('for any line', () => {
   test('on another merchant account than was charged', () =>
     expect(judge(charged(), {}, { merchantAccount: 'other' })).toEqual({ result: 'WRONG_ACCOUNT', expectedCents: null, settles: false }));
   test('a payment that is being charged waits; unknown and failed are contradictions (C29)', () => {
@@ -186,7 +186,7 @@ describe('other lines', () => {
   });
 });
 
-describe('what a recorded line leaves to explain', () => {
+describe('the unexplained part of a recorded line', () => {
   const recorded = (change: Partial<RecordedLine>): RecordedLine => ({
     ...line(),
     ref: null,
@@ -251,7 +251,7 @@ describe('a batch', () => {
   const funded: SettlementEvent = { type: 'BatchFunded', at: AT, data: { ...name, fundedOn: '2026-01-06', netCents: 0 } };
   const after = (...events: SettlementEvent[]) => events.reduce(evolveBatch, emptyBatch);
 
-  test('has a stream that no other batch shares, whatever is in its names', () => {
+  test('has a stream that no other batch shares, with any names', () => {
     const stream = (merchantAccount: string, batchId: string) => batchStreamId({ gateway: 'simulator', merchantAccount, batchId });
     expect(stream('agency-1', '2026-11')).not.toBe(stream('agency', '1-2026-11'));
     expect(stream('a%2Db', 'c')).not.toBe(stream('a-b', 'c'));
@@ -260,7 +260,7 @@ describe('a batch', () => {
       expect(isSettlementStream(other)).toBe(false);
     expect(isSettlementStream(`settlement-${stream('agency-1', '2026-11')}`)).toBe(true);
   });
-  test('told by a file it may be listed by the interface once, after its end, which says its day of funding where nobody had', () => {
+  test('reported by a file it may be listed by the interface once, after its end, with its day of funding if that was missing', () => {
     const told = (fundedOn: string | null): SettlementEvent => {
       const end = complete(1);
       return { ...end, data: { ...end.data, listed: false, fundedOn } } as SettlementEvent;
@@ -300,7 +300,7 @@ describe('a batch', () => {
         recorded(2),
       ]);
     });
-    test('by a file or by the interface; what a file said once counts from then on; the day of funding is as it is known now', () => {
+    test('by a file or by the interface; a line of a file counts from then on; the day of funding is the newest known', () => {
       expect(after(...whole)).toMatchObject({ correctedByFile: false, fundedOn: null });
       expect(after(...whole, corrected([], null, '2026-01-07'))).toMatchObject({ correctedByFile: false, fundedOn: '2026-01-07' });
       expect(after(...whole, corrected([], 'f', '2026-01-07'))).toMatchObject({ correctedByFile: true });

@@ -63,7 +63,7 @@ describe('every row of a list, once', () => {
     expect(await collect(batchesAsOf(pool, '2026-01-02T00:00:00.000Z', NOW))).toEqual([]);
   });
 
-  test('batches whose day of funding has come, by that day', async () => {
+  test('batches due for funding, by their day', async () => {
     const rows = await register.fundable('2026-06-01');
     expect([rows.length, new Set(rows.map(({ batchId }) => batchId)).size]).toEqual([ROWS, ROWS]);
     expect(isSorted(rows, ({ fundedOn }) => fundedOn)).toBe(true);

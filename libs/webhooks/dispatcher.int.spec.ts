@@ -211,7 +211,7 @@ describe('redelivery', () => {
     expect(done.length).toBeGreaterThan(0);
     expect(receiver.ids).toHaveLength(1);
   });
-  test('what is on its way is refused, and one that is refused refuses them all', async () => {
+  test('a delivery on its way is refused, and one refusal refuses them all', async () => {
     const { row, endpointId } = await held();
     await stage.endpoints.pause(endpointId);
     await stage.refunded();
@@ -224,7 +224,7 @@ describe('redelivery', () => {
     await expect(redeliver(stage.staff, [row.id])).rejects.toThrow('its endpoint is disabled');
     await expect(redeliver(stage.staff, [row.event_id])).rejects.toThrow(`There is no delivery ${row.event_id}.`);
   });
-  test('all that are held, and what is delivered where it is asked for by name', async () => {
+  test('all held ones, and delivered ones if they are named', async () => {
     const { receiver, row } = await held();
     await stage.refunded();
     await stage.tell();
@@ -258,7 +258,7 @@ describe('pausing and disabling', () => {
     await stage.endpoints.resume(endpointId);
     await eventually(() => receiver.ids.length === 2);
   });
-  test('disabling cancels what waits, also what the outbox adds at that moment', async () => {
+  test('disabling cancels waiting deliveries, also those that the outbox adds at that moment', async () => {
     const { receiver, endpointId } = await stage.register({ behave: status(500) });
     running();
     await stage.refunded();
@@ -360,7 +360,7 @@ describe('workers that die, and clocks that jump', () => {
   const vanish = () => postgresDeliveries(stage.pool, 'dead').claimDue(10);
   const leaseRunsOut = () => stage.query(`update webhook_delivery set lease_until = now() - interval '1 ms' where state = 'in_flight'`);
 
-  test('what a dead worker held goes to another, and takes up no attempt', async () => {
+  test('a dead worker’s delivery goes to another, and uses up no attempt', async () => {
     const { receiver } = await stage.register();
     await stage.refunded();
     await stage.tell();
@@ -422,7 +422,7 @@ describe('workers that die, and clocks that jump', () => {
     expect((await stage.rows())[0]).toMatchObject({ attempts: 1, lease_losses: 0, last_error: 'answer' });
     expect(receiver.requests).toBe(1);
   });
-  test('the database’s clock is set back: what waits, and what a dead worker held, comes all the same', async () => {
+  test('the database’s clock is set back: waiting deliveries, and those of a dead worker, come all the same', async () => {
     const { receiver } = await stage.register({ behave: status(500) });
     await stage.refunded();
     await stage.refunded();

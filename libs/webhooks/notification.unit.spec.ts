@@ -21,8 +21,8 @@ const END: ReversalEnd = {
 };
 const ended = (change: Partial<ReversalEnd>): PaymentEvent => ({ type: 'ReversalEnded', at: AT, data: { ...END, ...change } });
 
-describe('what is told', () => {
-  test('an attempt of staff that returned money, with what that attempt returned (C56)', () => {
+describe('notified', () => {
+  test('an attempt of staff that returned money, with its amount (C56)', () => {
     expect(notificationOf(PAYMENT, ended({}))).toEqual({
       type: 'payment.refunded',
       data: { id: PAYMENT, reversalType: 'refund', amountCents: 12_500, currency: 'USD', reason: 'duplicate', initiatedBy: 'staff' },
@@ -40,7 +40,7 @@ describe('what is told', () => {
       { type: 'PaymentVoided', at: AT, data: { attemptId: 'a', leg: 'principal', principalCents: 1, feeCents: 0, transactionId: 't' } },
     ],
     ['a decision of staff', { type: 'PaymentResolved', at: AT, data: { as: 'voided', charge: null, evidence: 'e', by: 'b', forced: false } }],
-  ])('nobody is told of %s', (_what, event) => expect(notificationOf(PAYMENT, event)).toBeNull());
+  ])('no notification of %s', (_what, event) => expect(notificationOf(PAYMENT, event)).toBeNull());
   test('a dispute, as it stands after the change (C57)', () => {
     const dispute = {
       disputeId: 'd0a3b1de-2c1a-4b6e-8f58-b0c3c9f1a111',

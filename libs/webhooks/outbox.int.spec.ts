@@ -33,7 +33,7 @@ const told = async (): Promise<Told[]> => {
 const deliveries = async () => (await stage.rows()).map(({ endpoint_id, state }) => [endpoint_id, state]);
 const STAFF = { initiatedBy: 'staff', reason: 'duplicate' } as const;
 
-describe('what is told', () => {
+describe('notified', () => {
   test('a refund by staff, with the bytes that will be sent and the time of the event', async () => {
     const id = await stage.refunded();
     const [event] = await told();
@@ -63,7 +63,7 @@ describe('what is told', () => {
     expect(events.map(({ data }) => data.amountCents)).toEqual([10_000, 325]);
     expect((await stage.house.view(id)).refundedAmountCents).toBe(10_325);
   });
-  test('who initiated counts, not who recorded the end: an attempt of staff that recovery ends is told', async () => {
+  test('the initiator counts, not the recorder of the end: an attempt of staff that recovery ends is notified', async () => {
     const { id } = await stage.house.charge();
     await ground.ground.bank.arm({ match: { call: 'void' }, answer: 'cut' });
     await expect(stage.house.refund(id, { ...STAFF, amountCents: 4_000 })).rejects.toMatchObject({ code: 'PAYMENT_TIMEOUT' });
@@ -89,8 +89,8 @@ describe('what is told', () => {
   });
 });
 
-describe('what nobody is told', () => {
-  test('charges, declines, and what the partner asked for itself', async () => {
+describe('not notified', () => {
+  test('charges, declines, and the partner’s own requests', async () => {
     await stage.register();
     const { id } = await stage.house.charge();
     await stage.house.refund(id, { amountCents: 1_000 });
@@ -120,7 +120,7 @@ describe('what nobody is told', () => {
   });
 });
 
-describe('who is told', () => {
+describe('receivers', () => {
   test('every endpoint of the account, and none of another', async () => {
     const [one, two] = [await stage.register(), await stage.register()];
     const other = await stage.house.administration.createAccount('Other');
@@ -140,7 +140,7 @@ describe('who is told', () => {
     await stage.tell();
     expect(await deliveries()).toEqual([[paused.endpointId, 'pending']]);
   });
-  test('one that is registered later hears nothing of what was before, even where the outbox lags behind', async () => {
+  test('an endpoint that is registered later gets no earlier event, even if the outbox lags behind', async () => {
     await stage.refunded();
     const late = await stage.register();
     await stage.tell();
@@ -183,7 +183,7 @@ describe('exactly once', () => {
   });
 });
 
-describe('what staff do is recorded', () => {
+describe('changes by staff are recorded', () => {
   test('each action with its actor, in the stream of its own', async () => {
     const { endpointId, url } = await stage.register();
     await stage.endpoints.pause(endpointId);
@@ -232,7 +232,7 @@ describe('what staff do is recorded', () => {
     expect((await stage.endpoints.find(endpointId)).secretHint).toBe(staged.secret.slice(-4));
     await expect(stage.endpoints.activateSecret(endpointId)).rejects.toMatchObject({ code: 'INVALID_STATE' });
   });
-  test('what the rules refuse', async () => {
+  test('refused by the rules', async () => {
     const { endpointId, url } = await stage.register();
     const { accountId } = stage.house;
     await expect(stage.endpoints.add(accountId, 'http://hooks.example.com/')).rejects.toThrow('The URL must begin with https://.');

@@ -83,7 +83,7 @@ test('an event stays while one of its deliveries is open or young', async () => 
   expect(await stage.query(`select from webhook_delivery d where not exists (select from webhook_event v where v.id = d.event_id)`)).toEqual([]);
 });
 
-test('a replay does not make a purged event again; what happens later is sent, and a purged one cannot be redelivered', async () => {
+test('a replay does not make a purged event again; later events are sent, and a purged one cannot be redelivered', async () => {
   await stage.register();
   await stage.refunded();
   await stage.tell();

@@ -105,7 +105,7 @@ describe('the status line decides', () => {
     expect(await postTo(one.port)).toMatchObject({ outcome, statusCode: code, errorCode: null, remoteIp: '127.0.0.1' });
     expect(one.deliveries.map(({ path, headers }) => [path, headers.host])).toEqual([['/hook', `${HOST}:${one.port}`]]);
   });
-  test('a redirect is a failure and is not followed, wherever it leads', async () => {
+  test('a redirect is a failure and is not followed, to any address', async () => {
     const secret = createHttpServer((_request, response) => response.end('metadata'));
     await new Promise<void>((resolve) => secret.listen(0, '127.0.0.1', resolve));
     closers.push(() => secret.close());
@@ -165,7 +165,7 @@ describe('answers that are too much or too slow', () => {
     expect(posted).toMatchObject({ outcome: 'ok', statusCode: 200 });
     expect(posted.responseHead?.toString()).toMatch(/^\.+$/);
   });
-  test('no answer: timeout, in the phase where it hung', async () => {
+  test('no answer: timeout, in the phase that hung', async () => {
     const one = await receiver();
     one.behave(() => undefined);
     expect(await timedOut(postTo(one.port), () => one.requests === 1)).toMatchObject({ outcome: 'timeout', errorCode: 'answer', statusCode: null });
@@ -180,7 +180,7 @@ describe('answers that are too much or too slow', () => {
     one.behave((request) => request.socket.write(`HTTP/1.1 200 OK\r\nx-large: ${'x'.repeat(64 * 1024)}\r\n\r\n`));
     expect(await postTo(one.port)).toMatchObject({ outcome: 'connect', errorCode: 'HPE_HEADER_OVERFLOW', statusCode: null });
   });
-  test('another protocol, which nobody asked for: the attempt ends, and has failed', async () => {
+  test('another protocol, which we did not ask for: the attempt ends, and has failed', async () => {
     const one = await receiver();
     one.behave((request) => request.socket.write('HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n'));
     expect(await postTo(one.port)).toMatchObject({ outcome: 'http_5xx', statusCode: 101 });
@@ -206,7 +206,7 @@ describe('answers that are too much or too slow', () => {
     one.behave((request) => request.socket.destroy());
     expect(await postTo(one.port)).toMatchObject({ outcome: 'connect', errorCode: 'ECONNRESET', statusCode: null });
   });
-  test('nobody there', async () => {
+  test('no server there', async () => {
     const port = await tcp(() => undefined);
     await closers.pop()!();
     expect(await postTo(port)).toMatchObject({ outcome: 'connect', errorCode: 'ECONNREFUSED' });
@@ -236,7 +236,7 @@ describe('TLS is verified for the name', () => {
   });
 });
 
-describe('where it may go', () => {
+describe('allowed addresses', () => {
   const PUBLIC = 'https://hooks.attacker.test/';
   const outcomeOf = async (answer: Parameters<NameServer['answer']>[1]) => {
     names.answer('hooks.attacker.test', answer);
@@ -265,7 +265,7 @@ describe('where it may go', () => {
     const attempt = post(senderTo([]), PUBLIC);
     expect(await timedOut(attempt, () => names.queries.length > 0)).toMatchObject({ outcome: 'timeout', errorCode: 'dns' });
   });
-  test('rebinding: every attempt looks again, and connects to what it vetted', async () => {
+  test('rebinding: every attempt resolves again, and connects to the checked address', async () => {
     const one = await receiver();
     const sender = senderTo([one.port]);
     // First the allowed address, then one that is allowed to nobody; the time to live is 0.
@@ -294,7 +294,7 @@ describe('where it may go', () => {
     expect(await post(elsewhere, `https://${HOST}:${one.port}/`)).toMatchObject({ errorCode: 'address_not_public' });
     expect(one.requests).toBe(0);
   });
-  test('an answer is kept as long as it says, for all who ask meanwhile', async () => {
+  test('an answer is kept for its own lifetime, and shared by all askers', async () => {
     const resolve = createResolve([names.address], clock);
     names.answer('kept.test', { cname: 'real.test', addresses: ['93.184.216.34'], ttl: 3_600 });
     await Promise.all([resolve('kept.test'), resolve('kept.test')]);
@@ -357,7 +357,7 @@ describe('checking an address', () => {
     expect(steps.at(-1)!.detail).toMatch(/^TLSv1\.[23], certificate of receiver\.test valid until /);
     expect(one.requests).toBe(0);
   });
-  test('says where it ends', async () => {
+  test('names the step at which it ends', async () => {
     const lastStep = async (url: string, ports: number[] = []) => {
       const { ok, steps } = await senderTo(ports).check(url);
       return [ok, steps.at(-1)!.step, steps.at(-1)!.detail];
@@ -371,7 +371,7 @@ describe('checking an address', () => {
     await closers.pop()!();
     expect((await lastStep(`https://${HOST}:${gone}/`, [gone])).slice(0, 2)).toEqual([false, 'tcp']);
   });
-  test('vetting refuses what an attempt would', async () => {
+  test('the check refuses the same addresses as an attempt', async () => {
     await expect(senderTo([]).vet(`https://${HOST}/`)).rejects.toBeInstanceOf(Refused);
     await expect(senderTo([]).vet('https://nobody.test/')).rejects.toBeInstanceOf(NoAddress);
     await expect(senderTo([443]).vet(`https://${HOST}/`)).resolves.toBeUndefined();

@@ -141,7 +141,7 @@ describe('settings', () => {
   };
   const production = { ENVIRONMENT: 'production', MASTER_KEY_FILE: '/k', DATABASE_URL: 'postgres://h/d', PUBLIC_URL: 'https://pay.example' };
   const list = { WEBHOOK_PRIVATE_TARGETS: 'a.test:8443=127.0.0.1/32' };
-  test('what cannot be read is named', () => {
+  test('an unreadable setting is named', () => {
     expect(faults({ WEBHOOK_PRIVATE_TARGETS: 'a.test=127.0.0.1/32' })).toContain('WEBHOOK_PRIVATE_TARGETS: must be a list of host:port=network');
     expect(faults({ WEBHOOK_PRIVATE_TARGETS: 'a.test:8443=127.0.0.1' })).toContain('WEBHOOK_PRIVATE_TARGETS');
     expect(faults({ WEBHOOK_PRIVATE_TARGETS: 'a.test:8443=127.0.0.1/33' })).toContain('WEBHOOK_PRIVATE_TARGETS');

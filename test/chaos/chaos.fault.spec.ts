@@ -6,7 +6,7 @@ import { proveTcp } from './tcp.js';
 
 const ROUND_MS = 6_000;
 
-test('after kills, stops, bad links and clock jumps there is one story to be told, but for the one payment that was planted', async () => {
+test('after kills, stops, bad links and clock jumps all sides agree, except for the one payment that was planted', async () => {
   const report = await runChaos(new Random(20_261_121), { milliseconds: ROUND_MS, rounds: 1, roundMs: ROUND_MS, plant: 'loss' });
   expect(report.violations).toEqual([
     expect.stringMatching(/^planted: was told of payment 0{8}-\S+, the log has none$/),

@@ -112,7 +112,7 @@ test('a peer that resets does so to a connection that stands', async () => {
   await eventually(() => client.closed === 'ECONNRESET');
 });
 
-test('a slow close is heard late, and the other half of the connection goes on meanwhile', async () => {
+test('a slow close arrives late, and the other half of the connection goes on meanwhile', async () => {
   const client = await open();
   await echo(client, 'before');
   proxy.poison({ kind: 'slow_close', delayMs: 100 }, { direction: 'upstream' });

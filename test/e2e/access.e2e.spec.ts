@@ -171,7 +171,7 @@ describe('POST /auth/token (C50, C52)', () => {
   });
 });
 
-describe('unsupported endpoints: 401 first, then always 501, whatever the body (C6)', () => {
+describe('unsupported endpoints: 401 first, then always 501, for any body (C6)', () => {
   const bodies: [string, string | Buffer | undefined, Record<string, string>][] = [
     ['none', undefined, {}],
     ['a right one', JSON.stringify({ portalId: STRANGER, paymentMethod: card(), payer: {} }), {}],
@@ -308,7 +308,7 @@ describe('velocity, off by default (C53, C70)', () => {
     expect((await pay('C')).status).toBe(200);
   });
 
-  test('attempts of a card, whatever the case and the spelling', async () => {
+  test('attempts of a card, in any case and any spelling', async () => {
     const pay = await limited('card', { attempts: 1 });
     expect((await pay('A')).status).toBe(200);
     expectLimited(await pay('B', '4242424242424242'), 'card', HOUR);

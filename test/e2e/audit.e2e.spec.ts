@@ -118,7 +118,7 @@ describe('keys', () => {
         expect([headers.get('ledger-position'), headers.get('ledger-lag')]).toEqual([await service.services.store.head(), '0']);
       }
   });
-  test('and nobody else’s: no credential, a partner’s, a token, a wrong secret, a revoked key; nor does an audit key open a partner’s path', async () => {
+  test('and no other credential: none, a partner’s, a token, a wrong secret, a revoked key; nor does an audit key open a partner’s path', async () => {
     const { client, apiKey } = day.partner;
     const { data } = await client.post<{ accessToken: string }>('/api/partner/v1/auth/token', {});
     const revoked = await issue('auditor');
@@ -145,7 +145,7 @@ describe('keys', () => {
     for (const authorization of [finance, `AuditKey ${finance}`, `ApiKey ${auditor}`])
       expect((await client.as(authorization).get(PAYMENTS)).status).toBe(401);
   });
-  test('finance does not read what staff did; nothing can be written', async () => {
+  test('a finance key does not read the actions of staff; nothing can be written', async () => {
     expect((await get('/audit/v1/exports/staff-actions')).status).toBe(403);
     expect((await get('/audit/v1/exports/staff-actions', auditor)).status).toBe(200);
     for (const method of ['POST', 'PUT', 'PATCH', 'DELETE']) expect((await get('/audit/v1/payments', finance, method)).status).toBe(405);
@@ -245,7 +245,7 @@ describe('reports', () => {
     ]);
     expect((await report('staff-actions')).objects.map(({ actor, event }) => `${actor} ${event}`)).toContain('Dana RefundRequested');
   });
-  test('goes on where it broke off', async () => {
+  test('goes on after a break', async () => {
     const { store, pool } = service.services;
     const whole = await report('payments');
     const first = whole.objects[4]!;
@@ -260,7 +260,7 @@ describe('reports', () => {
     );
     await expect(bad.next().then(() => bad.next())).rejects.toThrow('after is not a place');
   });
-  test('the manifest says what was asked, what came of it, at which place, under which head; over HTTP it is a trailer', async () => {
+  test('the manifest names query, result, position and head; over HTTP it is a trailer', async () => {
     const { store, pool, seal } = service.services;
     await caughtUp();
     const { head } = (await signLog(seal))!;
@@ -282,7 +282,7 @@ describe('reports', () => {
     expect(trailers).toMatchObject({ 'export-rows': String(rows), 'export-after': after });
     expect(JSON.parse(trailers['export-manifest']!)).toEqual(made);
   });
-  test('asked for a digest, the manifest names that of the read models, which a replay has just given too; what drifted gets none', async () => {
+  test('with a digest requested, the manifest has that of the read models, equal to a replay; with drift it has none', async () => {
     const { store, pool, seal } = service.services;
     await caughtUp();
     const found = await findDrift(seal);
@@ -338,7 +338,7 @@ describe('the evidence pack', () => {
     const rows = await balances(service.services.pool, { asOf: null, effectiveTo: null });
     expect(rows.map(({ account, balanceCents }) => [account, BigInt(balanceCents)])).toEqual([...sums].sort(([a], [b]) => (a < b ? -1 : 1)));
   });
-  test('that somebody touched is found out, whatever was touched', async () => {
+  test('any change in it is found', async () => {
     const touched = async (name: string, change: (file: string) => void) => {
       const file = join(folder, 'a', name);
       const before = readFileSync(file);
@@ -392,7 +392,7 @@ describe('closed periods', () => {
     const now = new Date(service.clock.now());
     return new Date(Date.UTC(now.getUTCFullYear(), now.getUTCMonth() - months, 1)).toISOString();
   };
-  test('never change: what comes late is booked in the next, with its own effective time', async () => {
+  test('never change: a late fact is booked in the next one, with its own effective time', async () => {
     await caughtUp();
     const end = new Date(service.clock.now()).toISOString();
     const closed = await closePeriod(ports(), end, 'Dana');
@@ -424,7 +424,7 @@ describe('closed periods', () => {
   });
 });
 
-test('metrics say what drifts, what is sealed and signed, and what lies in suspense', async () => {
+test('metrics show drift, seal, signatures and suspense', async () => {
   const { pool, seal } = service.services;
   const { shared } = createMetrics(service.services);
   const server = await serveMetrics(0, async () => shared);
@@ -451,7 +451,7 @@ test('metrics say what drifts, what is sealed and signed, and what lies in suspe
   }
 });
 
-test('a listener that closes lets an export come to its end, and lets nobody in any more', async () => {
+test('a listener that closes completes an export, and accepts no further request', async () => {
   const closing = await createAudit(service.services);
   const base = await closing.listen(0, '127.0.0.1');
   const response = await fetch(`${base}/audit/v1/exports/payments?format=ndjson`, { headers: { authorization: finance } });

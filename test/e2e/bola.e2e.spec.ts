@@ -118,10 +118,10 @@ describe('a payment’s id', () => {
     // Nothing that the stranger did has moved money.
     expect((await owner.client.find(paymentId)).data).toMatchObject({ status: 'succeeded', refundedAmountCents: 0 });
   });
-  test('the owner is answered on the same routes, so that the matrix tests what it says', async () => {
+  test('the owner is answered on the same routes, so the matrix tests existing ones', async () => {
     for (const route of withPayment().filter(({ method }) => method === 'GET')) expect((await send(owner.client, route, {})).status).toBe(200);
   });
-  test('nobody without credentials, with another environment’s or a half key', async () => {
+  test('refused without credentials, with another environment’s key or half a key', async () => {
     const key = owner.apiKey;
     for (const route of routes)
       for (const authorization of [null, `ApiKey ${key.slice(0, -4)}`, `ApiKey ${key.replace('pc_test', 'pc_live')}`, `Bearer ${key}`]) {
@@ -145,7 +145,7 @@ describe('a portal’s id', () => {
   });
 });
 
-describe('what is not named by an id', () => {
+describe('routes without an id', () => {
   test('a list shows the account’s own payments only, also with another account’s cursor', async () => {
     for (let count = 0; count < 2; count++) await owner.client.created(paymentOf(portalId));
     const { nextCursor } = (await owner.client.list({ limit: 1 })).data;

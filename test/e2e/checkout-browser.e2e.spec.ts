@@ -122,7 +122,7 @@ describe.each([
       expect(readReturn(portal.signingSecret, 'return', page.url().replace('12863', '12864')).right).toBe(false);
       expect(readReturn(portal.signingSecret, 'cancel', page.url()).right).toBe(false);
     }, options));
-  test('mistakes, then Cancel: the partner is told', () =>
+  test('mistakes, then Cancel: the partner gets the result', () =>
     inWindow(async (page) => {
       await toPayPage(page);
       await page.fill('#card_number', '4242');
@@ -283,7 +283,7 @@ describe('money is taken once', () => {
       await whole.close();
     }
   });
-  test('Back to a page that asked anew for the card: history fills nothing of it in again', () =>
+  test('Back to a page that asked again for the card: history fills nothing in again', () =>
     inWindow(async (page) => {
       const path = await toPayPage(page);
       await payWith(page, CARD.declined, '.problem');
@@ -352,7 +352,7 @@ describe('other sites', () => {
       await leaveBy(page, 'a.button', 'return');
       expect(referrer).toBeUndefined();
     }));
-  test('a partner who redirects on to a third site is not stopped by our policy', () =>
+  test('a partner that redirects on to a third site is not stopped by our policy', () =>
     inWindow(async (page) => {
       sites.pages.set('/pay/done', () => ({ status: 302, location: `${sites.evilUrl}/thanks` }));
       await toPayPage(page);
@@ -496,7 +496,7 @@ describe('everybody can use it', () => {
       for (const selector of ['a.button', '#print', 'footer', '.sign']) expect(await page.isVisible(selector)).toBe(false);
       for (const selector of ['.sum', '.facts', '.lines']) expect(await page.isVisible(selector)).toBe(true);
     }));
-  test('more time, without losing what is typed; moments are in the payer’s own zone', () =>
+  test('more time, without losing typed text; times are in the payer’s own zone', () =>
     inWindow(async (page) => {
       await toPayPage(page);
       const shown = () => page.textContent('#time time');

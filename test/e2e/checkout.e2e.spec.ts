@@ -203,7 +203,7 @@ describe('intake', () => {
       expect(reply.status).toBe(303);
       expect(reply.location).toMatch(/^\/checkout\/error\?code=VALIDATION_ERROR&ref=/);
     });
-    test('the error page repeats nothing that somebody made up', async () => {
+    test('the error page repeats no invented text', async () => {
       const page = await payer().send('/checkout/error?code=%3Cscript%3Ealert(1)%3C/script%3E&ref=%22%3E%3Cimg%20src=x%3E');
       expect(page.text).not.toMatch(/alert|<img/);
       expect(page.status).toBe(200);
@@ -260,7 +260,7 @@ describe('intake', () => {
       expect(said).toMatchObject({ right: true, address: `${SHOP}/pay/cancelled`, result: 'failed', error: 'VALIDATION_ERROR' });
       for (const name of ['cancel_url', 'portal_id']) expect(await twice(`${name}=x`)).toMatch(/^\/checkout\/error\?code=VALIDATION_ERROR&ref=/);
     });
-    test('what the portal, the case or the account forbids, by the API’s own codes', async () => {
+    test('a refusal by portal, case or account has the API’s own code', async () => {
       const codeOf = async (fields: Fields, secret = portal.signingSecret) => {
         const said = readReturn(secret, 'cancel', (await payer().intake(fields)).location);
         expect(said).toMatchObject({ right: true, result: 'failed' });
@@ -355,7 +355,7 @@ describe('launch link', () => {
     expect(new Set(replies.map(({ location }) => location)).size).toBe(1);
     expect(await events(replies[0]!.location.split('/').at(-1)!)).toEqual(['CheckoutStarted']);
   });
-  test('one that ran out of its hour goes on while the link is good; one that the partner was told of does not', async () => {
+  test('a session past its hour goes on while the link is valid; one whose partner got a result does not', async () => {
     const fields = link({ exp: inSeconds(5 * 3_600) });
     const one = payer();
     const { location } = await one.send(linkPath(fields));
@@ -413,7 +413,7 @@ describe('paying', () => {
     [CARD.feeDeclined, 'Your card was declined'],
     [CARD.gatewayError, 'did not go through'],
     ['4000 0077 7000 5129', 'did not go through'],
-  ])('%s: open again with what happened; another card pays', async (number, message) => {
+  ])('%s: open again with the reason; another card pays', async (number, message) => {
     const { one, id } = await begun();
     const refused = await one.pay(id, { card_number: number });
     expect([refused.status, refused.location]).toEqual([303, `/checkout/${id}`]);
@@ -427,7 +427,7 @@ describe('paying', () => {
   });
 
   test.each([CARD.unreadable, CARD.neverReached])(
-    '%s: nobody knows; the page waits without a way to pay; recovery decides; open again',
+    '%s: outcome unknown; the page waits without a way to pay; recovery decides; open again',
     async (number) => {
       const { one, id } = await begun();
       const before = await charges();
@@ -449,7 +449,7 @@ describe('paying', () => {
     },
   );
 
-  test('left unknown: after 30 s with a reference and Done; the session takes no further card, whatever becomes of it', async () => {
+  test('left unknown: after 30 s with a reference and Done; the session takes no further card, with any outcome', async () => {
     const { one, id } = await begun();
     await one.pay(id, { card_number: CARD.unreadable });
     service.clock.advance(31_000);
@@ -500,7 +500,7 @@ describe('paying', () => {
     for (const tab of tabs) expect((await tab.open(`/checkout/${id}`)).path).toBe(`/checkout/${id}/receipt`);
     expect((await charges()) - before).toBe(2);
   });
-  test('a declined form sent again charges nothing and says what is true', async () => {
+  test('a declined form sent again charges nothing and shows the true state', async () => {
     const { one, id } = await begun();
     const form = formOf((await one.send(`/checkout/${id}`)).text);
     await one.submit(id, { ...form, ...CARD_FORM, card_number: CARD.declined });
@@ -555,7 +555,7 @@ describe('paying', () => {
     expect(after.checkout).toMatchObject({ phase: 'open', lastRefusal: { code: 'PAYMENT_NOT_ALLOWED', declineCode: 'fee_changed' } });
     expect(textOf((await one.send(`/checkout/${id}`)).text)).toContain('The service fee changed while you were here.');
   });
-  test('what the portal forbids by now is refused, and nothing was charged', async () => {
+  test('a payment that the portal forbids by now is refused, and nothing was charged', async () => {
     const own = await checkoutPortal(service, account);
     const { one, id } = await begun(intakeOf(own));
     await service.administer(service.admin.setRules(own.portalId, { brands: ['mastercard'] }));
@@ -660,7 +660,7 @@ describe('the guard of every route', () => {
     // A cookie of the same name from somebody else beside it does no harm.
     expect((await payer().send(`/checkout/${first.id}`, { headers: { cookie: `__Secure-co=evil; ${cookie}` } })).status).toBe(200);
   });
-  test('what is no session is a page, 404; another method is one, 405', async () => {
+  test('an unknown session is a page, 404; another method is a page, 405', async () => {
     for (const path of ['/checkout/cs_x', `/checkout/cs_${'A'.repeat(32)}`, '/checkout/x/y/z', '/checkout', '/checkout/assets/nothing.css']) {
       const reply = await payer().send(path);
       expect([path, reply.status, reply.headers['content-type']]).toEqual([path, 404, 'text/html; charset=utf-8']);
@@ -715,7 +715,7 @@ describe('security', () => {
     ];
     for (const { headers } of replies) expect(headers).toMatchObject(HEADERS);
   });
-  test('no page has an inline script or style, or anything of somebody else', async () => {
+  test('no page has an inline script or style, or anything of another site', async () => {
     const { one, id } = await begun();
     const page = await one.send(`/checkout/${id}`);
     expect(page.text).not.toMatch(/<style|\sstyle=|\son\w+=|javascript:|https?:\/\//);
@@ -896,7 +896,7 @@ test('rate limits, where an operator turns them on: 429 with Retry-After, as a p
   }
 });
 
-test('a database that is away: a page with a way back, nothing of what is inside; then it goes on', async () => {
+test('a database that is away: a page with a way back, and no internal text; then it goes on', async () => {
   const cut = await startService({ publicUrl: PUBLIC, cuttable: true });
   try {
     const own = await checkoutPortal(cut, await cut.account());

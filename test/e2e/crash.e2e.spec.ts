@@ -138,7 +138,7 @@ describe(`kill -9 of the whole tree in the middle of ${CONCURRENT} concurrent ke
     expect(keys.filter(({ answers }) => !isFinal(answers.at(-1)!)).map(({ answers }) => answers.at(-1))).toEqual([]);
   });
 
-  test('what was answered is answered again, byte for byte, as a replay', () => {
+  test('a given answer is given again, byte for byte, as a replay', () => {
     for (const { answers } of keys) {
       const stored = answers.filter(({ status }) => status === 200 || status === 402);
       expect(new Set(stored.map(({ text }) => text)).size).toBeLessThanOrEqual(1);
@@ -193,7 +193,7 @@ describe(`kill -9 of the whole tree in the middle of ${CONCURRENT} concurrent ke
     expect([...listed.keys()].sort()).toEqual(visible.sort());
   });
 
-  test('all payments together are what the bank holds, to the cent (A2, A4)', () => {
+  test('the sum of all payments equals the bank’s, to the cent (A2, A4)', () => {
     const acknowledged = keys
       .filter(({ answers }) => answers.at(-1)!.status === 200)
       .map(({ answers }) => answers.at(-1)!.data.totalChargedCents as number);

@@ -571,7 +571,7 @@ describe('400 VALIDATION_ERROR, before anything happens', () => {
   });
 });
 
-describe('501 for what is not supported', () => {
+describe('501 for unsupported features', () => {
   test.each([
     ['capture: auth', { capture: 'auth' }, 'CAPTURE_NOT_SUPPORTED'],
     ['captureMode: auth', { captureMode: 'auth' }, 'CAPTURE_NOT_SUPPORTED'],
@@ -597,7 +597,7 @@ describe('501 for what is not supported', () => {
 
 describe('expiry of the card (C5)', () => {
   const HOUR = 3_600_000;
-  test('this month is good, the one before it is not, whatever the card would do', async () => {
+  test('this month is good, the one before it is not, for any card', async () => {
     // Twelve hours behind UTC, which is when the last place on earth leaves its month.
     const now = service.clock.now() - 12 * HOUR;
     for (const number of [CARD.approved, CARD.declined, CARD.gatewayError]) {

@@ -177,7 +177,7 @@ describe('drift', () => {
     const oneSided = await tampered('journal_entry', () => sql(`update journal_entry set cents = array[cents[1] + 5, cents[2]] where rule = 'R6'`));
     expect(oneSided.map(({ message }) => message).join()).toContain('does not balance');
   });
-  test('without end: a page at a time, told once found, forgotten once mended', async () => {
+  test('without end: a page at a time; a difference is shown once found, and gone once mended', async () => {
     const [kept] = (await sql('select status from payment_list where payment_id = $1', settledPayment())).rows as { status: string }[];
     await sql(`update payment_list set status = 'failed' where payment_id = $1`, settledPayment());
     const known = async () => (await sql('select payment_id from drift_difference')).rows.map((row) => (row as { payment_id: string }).payment_id);

@@ -31,7 +31,7 @@ test('every type of event is written, in its newest version', () => {
   expect([...written].sort()).toEqual(types.map(([type, version]) => `${type} v${version}`).sort());
 });
 
-test('the data of every event is what its schema allows', () => {
+test('the data of every event fits its schema', () => {
   const wrong = events.flatMap(({ stream, revision, type, v, data }) => {
     const validate = schemas.get(`${type} v${v}`);
     return validate?.(data) ? [] : [`${stream}@${revision} ${type} v${v}: ${ajv.errorsText(validate?.errors)}`];

@@ -101,7 +101,7 @@ describe('the processor', () => {
     expect((await standing(separate)).length).toBe(before);
   });
 
-  test('takes longer than 20 s: 504, and the worker undoes what came of it by itself (C42)', async () => {
+  test('takes longer than 20 s: 504, and the worker undoes the charge by itself (C42)', async () => {
     await service.simulator.arm({ match: { call: 'charge', leg: 'combined' }, delayAfterMs: 25_000 });
     const begun = performance.now();
     const answer = await client.create(paymentOf(portal), { key: 'too slow' });
@@ -180,7 +180,7 @@ describe('the database', () => {
 
 // Last: the second instance does not come back.
 describe('shutdown', () => {
-  test('not ready at once, but what is in flight is answered', async () => {
+  test('not ready at once, but requests in flight are answered', async () => {
     const instance = 1;
     const paid = await client.created(paymentOf(portal));
     await service.simulator.arm({ match: { call: 'void' }, delayAfterMs: 1_000 });

@@ -490,7 +490,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       expect(movements).toHaveLength(1);
     });
 
-    test('while nobody can tell: 504 again under the key, 422 INVALID_STATE for others; afterwards it completes (C17, C18)', async () => {
+    test('while the gateway cannot tell: 504 again under the key, 422 INVALID_STATE for others; afterwards it completes (C17, C18)', async () => {
       const { id } = await client.created(paymentOf(portal));
       const key = newKey();
       const movements = await moved(async () => {
@@ -528,7 +528,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       }
     });
 
-    test('without a key: the result is told once (C18)', async () => {
+    test('without a key: the result is given once (C18)', async () => {
       const { id } = await client.created(paymentOf(portal));
       const movements = await moved(async () => {
         await arm({ match: { call: 'void' }, answer: 'cut' });
@@ -585,7 +585,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
     expect((await client.find(id)).data).toMatchObject({ refundedAmountCents: 2_500, remainingRefundableAmountCents: 7_800 });
   });
 
-  test('without a key, the result of a keyed attempt that nobody was told about (C18)', async () => {
+  test('without a key, the result of a keyed attempt that no caller got (C18)', async () => {
     const { id } = await client.created(paymentOf(portal));
     const key = newKey();
     const movements = await moved(async () => {

@@ -61,7 +61,7 @@ describe('the books of a busy day', () => {
     expect([checked.status, checked.stderr]).toEqual([0, '']);
   });
 
-  test('owe the agencies what their payments keep, less what was rejected and lost; earn the fees that are kept', async () => {
+  test('payables hold what payments keep, less rejected and lost money; revenue holds the kept fees', async () => {
     const { ports } = service.services.payments;
     let [payable, fees] = [0, 0];
     for (const { id } of day.payments) {
@@ -79,7 +79,7 @@ describe('the books of a busy day', () => {
     expect(sum('assets:bank')).toBeGreaterThan(0);
   });
 
-  test('what the processor funded is what its batches said: nothing of them stays in transit but what disputes took', async () => {
+  test('the funded money equals the batches: nothing stays in transit but disputed amounts', async () => {
     await service.services.settlement.register.caughtUp();
     const { rows } = await service.services.pool.query<{ net: string }>('select sum(net_cents) as net from settlement_batch where funded');
     const books = await balances(service.services.pool, all);
@@ -90,7 +90,7 @@ describe('the books of a busy day', () => {
     expect(sum('assets:processor', 'in_transit')).toBe(0 - 5_000 - 20_525);
   });
 
-  test('as of either date: what was known then, what had taken effect then', async () => {
+  test('as of either date: known by then, or effective by then', async () => {
     const entries = await journal();
     const add = (chosen: readonly JournalEntry[]) => {
       const sums = new Map<string, number>();

@@ -134,7 +134,7 @@ describe('GET /payments', () => {
     expect(all).toBe(250 + 3 * read.length);
   });
 
-  test('payments of one millisecond are told apart by id (C45)', async () => {
+  test('payments of one millisecond are ordered by id (C45)', async () => {
     const where = await service.portal(partner, { fee: { chargeMode: 'combined' } });
     const made = await service.clock.frozenDuring(() => Promise.all(Array.from({ length: 12 }, () => client.created(paymentOf(where)))));
     expect(new Set(made.map(({ createdAt }) => createdAt)).size).toBe(1);
@@ -308,7 +308,7 @@ describe('the cursor (C45)', () => {
       expect((await client.list({ from: to })).code).toBe('VALIDATION_ERROR');
     },
   );
-  test('a name that is no parameter is not repeated where it holds a card number', async () => {
+  test('an unknown parameter’s name is not repeated if it holds a card number', async () => {
     const answer = await client.list({ '4539064589943164': '1' });
     expect(answer.status).toBe(400);
     expect(answer.text).not.toContain('4539064589943164');

@@ -185,7 +185,7 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
     await json('portals', 'set-gateway', portalId, '--gateway', 'simulator');
     expect((await postgresDirectory(pool).portal(portalId))?.gateway?.gateway).toBe('simulator');
   });
-  test('set-fee makes a new version of what is named and keeps the rest', async () => {
+  test('set-fee makes a new version of the named parts and keeps the rest', async () => {
     const portalId = await aPortal('--account', await anAccount(), '--fee-flat-cents', '50', '--fee-max-cents', '900');
     expect(await json('portals', 'set-fee', portalId, '--fee-percent-bps', '275', '--fee-max-cents', 'none')).toMatchObject({
       portalId,
@@ -198,7 +198,7 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
     );
     expect((await refused(2, 'portals', 'set-fee', portalId)).message).toBe('name at least one part of the fee');
   });
-  test('grant and revoke, the owner too; who once had access may still read', async () => {
+  test('grant and revoke, the owner too; an account that once had access may still read', async () => {
     const [owner, other] = [await anAccount('A'), await anAccount('B')];
     const portalId = await aPortal('--account', owner);
     expect(await postgresDirectory(pool).grant(other, portalId)).toBeNull();
@@ -330,7 +330,7 @@ describe('payfold cases (C70, Errors 2)', () => {
     expect(await json('cases', 'allow', ...name)).toMatchObject({ portalId, restriction: 'none' });
     expect(await found()).toBeNull();
   });
-  test('what cannot be: an end in the past or on no calendar, an end with allow, an unknown portal', async () => {
+  test('impossible input: an end in the past or on no calendar, an end with allow, an unknown portal', async () => {
     const portalId = await aPortal('--account', await anAccount());
     const name = ['--portal', portalId, '--reference', 'c'];
     expect((await refused(1, 'cases', 'hold', ...name, '--until', '2020-01-01')).message).toBe('until must lie in the future.');

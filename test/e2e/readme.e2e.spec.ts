@@ -59,7 +59,7 @@ const bash = (script: string, env: Record<string, string>): Promise<{ stdout: st
   });
 
 test(
-  'the tour gives what it says',
+  'the tour gives the shown output',
   async () => {
     const { apiKey, portalId } = welcomeOf(service.stdout())!;
     const marker = '=====';

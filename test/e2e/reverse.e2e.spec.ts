@@ -49,7 +49,7 @@ const expectSound = (payment: PaymentView) => {
   expect(sum((line) => line.remainingRefundableAmountCents)).toBe(payment.remainingRefundableAmountCents);
 };
 
-describe('what a refund returns (specification, refund, the table)', () => {
+describe('the amount of a refund (specification, refund, the table)', () => {
   const settled = { number: CARD.settlesAtOnce };
   test.each<[string, object, { number?: string }, string, number, number, string]>([
     ['no amountCents: all remaining principal', {}, {}, 'void', 10_000, 300, 'partially_refunded'],
@@ -366,7 +366,7 @@ describe('states that do not allow it → 422 INVALID_STATE', () => {
     for (const body of [{}, { amountCents: 1 }, { feeType: 'include_fee' }]) expectRefused(await client.refund(id, body), /./);
   });
 
-  test('void of a payment whose outcome was undone: voided out of unknown, nothing captured', async () => {
+  test('void of a payment that recovery undid: voided from unknown, nothing captured', async () => {
     const id = (await client.create(paymentOf(separate, { number: CARD.unreadable }))).details!.id as string;
     await service.recover(id);
     expect(await client.status(id)).toBe('voided');
@@ -567,7 +567,7 @@ describe('at the same time (C31)', () => {
     expectSound(await read(id));
   });
 
-  test('the second waits for a slow first one, and is judged against what remains', async () => {
+  test('the second waits for a slow first one, and is compared with the remainder', async () => {
     const { id } = await pay(combined);
     await service.simulator.arm({ match: { call: 'void', merchantAccount: `agency-${combined}` }, delayAfterMs: 1_500 });
     // Others have voided 6,000 cents before; this one's void is what is waited for.

@@ -101,7 +101,7 @@ const standing = async () => (await bank.truth()).filter(({ op, state }) => op =
 const newestOnFirst = async (limit: number) => (await on(0).get(`${PAYMENTS}?limit=${limit}`)).body.data.payments.map(({ id }) => id);
 
 describe('two API processes over one database', () => {
-  test('the same key in parallel on both charges once; all who got a payment got the same bytes', async () => {
+  test('the same key in parallel on both charges once; every answer with a payment has the same bytes', async () => {
     const before = await standing();
     const keys = Array.from({ length: 20 }, () => newKey());
     const answers = await Promise.all(keys.map((key) => Promise.all(Array.from({ length: 10 }, (_, n) => on(n % 2).create(key)))));
@@ -117,7 +117,7 @@ describe('two API processes over one database', () => {
     }
   });
 
-  test('what one has answered, the other reads and lists at once (C48)', async () => {
+  test('a payment that one answered is read and listed by the other at once (C48)', async () => {
     const { body } = await on(0).create(newKey());
     expect((await on(1).get(`${PAYMENTS}/${body.data.id}`)).status).toBe(200);
     expect((await on(1).get(`${PAYMENTS}?limit=1`)).body.data.payments[0]!.id).toBe(body.data.id);

@@ -74,7 +74,7 @@ const written = (name: string, value: unknown) => {
   return file;
 };
 
-test('what was appended is what was sealed; the heads are in files and in the database', async () => {
+test('the seal holds every appended event; the heads are in files and in the database', async () => {
   const { ok, size, root } = await verify();
   let events = 0;
   for await (const page of service.services.store.readAll(null)) events += page.length;
@@ -208,7 +208,7 @@ test('a later head only appended to an earlier one', async () => {
     // Which heads were signed by now is a matter of the clock; each of them tells.
     expect(found.heads).toMatch(/over [3-9]\d\d events; only 250 are sealed now/);
   });
-  test('an event and the whole tree over it, made again by somebody without the key: every head tells', async () => {
+  test('an event and the whole tree over it, made again without the key: every head shows it', async () => {
     const { seal } = service.services;
     const before = (await signLog(seal))!;
     const { found } = await tampered(async () => {
@@ -235,7 +235,7 @@ test('a later head only appended to an earlier one', async () => {
   test('a tile that is missing', async () => {
     expect((await tampered(() => sql('delete from log_tile where level = 0 and number = 1'))).found.tiles).toBe('tile 0/1 is missing');
   });
-  test('a head that nobody signed, in the database and in a file', async () => {
+  test('a head without a valid signature, in the database and in a file', async () => {
     const { found } = await tampered(() =>
       sql(`update log_head set note = replace(note, 'at 20', 'at 19') where size = (select max(size) from log_head)`),
     );
@@ -270,7 +270,7 @@ test('a later head only appended to an earlier one', async () => {
     expect(ok).toBe(true);
     await sealed();
   });
-  test('a log that was restored from before a signed head is told while its sealer is behind; a seal that is being made again is not', async () => {
+  test('a log from before a signed head is reported while its sealer is behind; a seal that is being made again is not', async () => {
     const { seal, pool } = service.services;
     await signLog(seal);
     const undo = new Error('undo');

@@ -93,7 +93,7 @@ const said = (batchId: string, transactionId: string, over: Partial<SettlementRe
 const CLOSED = { closed: '2026-11-01T05:00:00Z' };
 
 describe('files beside the processor’s interface', () => {
-  test('a later batch that a file told is no reason to pass over the earlier one', async () => {
+  test('a later batch from a file is no reason to pass over the earlier one', async () => {
     const earlier = await sale();
     await service.simulator.closeBatches();
     const later = await sale();
@@ -138,7 +138,7 @@ describe('files beside the processor’s interface', () => {
     expect(alarms('does not know its own last batch')).toBe(before + 1);
     expect(await settledIn(one.id)).toBe('after-the-loss');
   });
-  test('where they contradict each other the file stands, staff are told, and the interface is asked on', async () => {
+  test('if they contradict each other the file stands, staff get a task, and the interface is asked on', async () => {
     const [one, next] = [await sale(), await sale()];
     await desk.importFile(desk.csv(desk.line('two-words', one.tx, { ...CLOSED, gross: 9_900 })));
     const before = alarms('says otherwise of a batch');
@@ -153,7 +153,7 @@ describe('files beside the processor’s interface', () => {
     expect(await settledIn(next.id)).toBe('two-words-next');
     expect(await ports.register.lastListed(await account())).toBe('two-words-next');
   });
-  test('at the same time, with other amounts: the payment says what is recorded, whoever told it last', async () => {
+  test('at the same time, with other amounts: the payment equals the record, in either order', async () => {
     const one = await sale();
     const whole = { grossCents: 10_000, feeCents: 230, netCents: 9_770 };
     let [judged, recorded] = [(): void => undefined, (): void => undefined];
@@ -185,7 +185,7 @@ describe('files beside the processor’s interface', () => {
     expect(payment).toMatchObject({ legs: [{ settledBatchId: 'at-once', settledGrossCents: 9_900, settledFeeCents: 230 }, {}] });
     expect(await kindsOf('at-once')).toContainEqual(['SOURCE_MISMATCH', 0]);
   });
-  test('a complete batch that is listed with more lines gets them; what fails with one account keeps no other from its batches, nor from their funding', async () => {
+  test('a complete batch that is listed with more lines gets them; a failure of one account stops no other account’s batches or funding', async () => {
     const [one, more] = [await sale(), await sale()];
     const whole = { grossCents: 10_000, feeCents: 230, netCents: 9_770, fundedOn: '2026-11-03' };
     await record(listing([said('grows', one.tx, whole)]));
@@ -217,7 +217,7 @@ describe('files beside the processor’s interface', () => {
 describe('imports that break off', () => {
   const many = (count: number, first = 0) => Array.from({ length: count }, (_, index) => `x${first + index}`);
 
-  test('and go on with a corrected file: recorded is what the corrected one says', async () => {
+  test('and go on with a corrected file: the record equals the corrected one', async () => {
     const [gone, last] = [await sale(), await sale()];
     const file = (batch: string, ids: string[]) =>
       desk.csv(...ids.map((id) => desk.line(batch, id, { ...CLOSED, ...(id.startsWith('x') && { gross: 1, fee: 0 }) })));
@@ -343,7 +343,7 @@ describe('exceptions of lines that were corrected', () => {
     await expect(resolve(exceptionId, 'adopt')).rejects.toThrow('The exception is superseded.');
     expect(await suspense()).toBe(before);
   });
-  test('one that had been resolved: what its resolution took too much is an exception, whose resolution brings it back with its fee', async () => {
+  test('one that had been resolved: the surplus of its resolution is an exception, whose resolution brings it back with its fee', async () => {
     const [before, payable] = [await suspense(), (await desk.booked())('liabilities:agency')];
     const { sound, exceptionId } = await begun('e2');
     await resolve(exceptionId, 'adopt', 25);
@@ -383,7 +383,7 @@ describe('a file is refused before anything of it is recorded', () => {
   // What the interface still has, now that files have settled what it had to wait for, is recorded before and not by the worker's round in the middle of a test.
   beforeEach(() => record());
 
-  test('where the merchant account of one of its batches cannot be told', async () => {
+  test('if the merchant account of one of its batches is unknown', async () => {
     const { tx } = await sale();
     const events = await eventCount();
     await expect(desk.importFile(desk.csv(desk.line('h1', tx, CLOSED), desk.line('h1-strange', 'tx-strange', CLOSED)))).rejects.toThrow(
@@ -391,7 +391,7 @@ describe('a file is refused before anything of it is recorded', () => {
     );
     expect(await eventCount()).toBe(events);
   });
-  test('where it would record a batch again on another merchant account, half of which is recorded', async () => {
+  test('if it would record a half-recorded batch again on another merchant account', async () => {
     const { rows } = await service.services.pool.query<{ merchant_account: string }>(
       'select merchant_account from gateway_account where merchant_account <> $1',
       [merchantAccount],
@@ -411,7 +411,7 @@ describe('a file is refused before anything of it is recorded', () => {
     await desk.importFile(desk.csv(desk.line('h2', 'its-own', CLOSED)), other);
     expect(await recordedLines('h2')).toHaveLength(250);
   });
-  test('where it closes a batch at another time, or funds it on another day than it was funded on', async () => {
+  test('if it closes a batch at another time, or funds it on another day than it was funded on', async () => {
     const { tx } = await sale();
     await desk.importFile(desk.csv(desk.line('h3', tx, CLOSED)));
     await expect(desk.importFile(desk.csv(desk.line('h3', tx, { closed: '2026-11-02T05:00:00Z' })))).rejects.toThrow(
@@ -428,7 +428,7 @@ describe('a file is refused before anything of it is recorded', () => {
       'batch h3 was funded on 2026-11-03, which no file can change; this one says 2026-11-04',
     );
   });
-  test('where it is not the same file any more when it is recorded', async () => {
+  test('if it has changed before it is recorded', async () => {
     const { tx } = await sale();
     const file = desk.csv(desk.line('h4', tx, CLOSED));
     const accountsOfBatch: SettlementPorts['register']['accountsOfBatch'] = (batchId) => {
@@ -468,7 +468,7 @@ test('a refund that no batch ever brings is missed as a charge is; one that came
   expect(refunds.filter(({ paymentId }) => paymentId === strange.id)).toEqual([]);
 });
 
-test('after all of that books and read models are what the events say', async () => {
+test('after all of that books and read models equal the events', async () => {
   await settle(service);
   const { store } = service.services;
   for (const projection of everySubscriber(service.services)) await projection.runUntil((await store.head())!, { timeoutMs: 20_000 });

@@ -44,7 +44,7 @@ const booked = () => desk.booked();
 const eventCount = () => desk.eventCount();
 
 describe('a file', () => {
-  test('settles what it names, as the processor’s own interface would', async () => {
+  test('settles its lines, as the processor’s own interface would', async () => {
     const { id } = await pay();
     const { transactionId } = await transaction(id);
     const before = await booked();
@@ -84,7 +84,7 @@ describe('a file', () => {
     }
     expect(await exceptionsOf('twice')).toEqual([]);
   });
-  test('that corrects another supersedes it: the difference is posted, what was there before stays in the log', async () => {
+  test('that corrects another supersedes it: the difference is posted, the earlier record stays in the log', async () => {
     const [a, b, c] = [(await transaction((await pay()).id)).transactionId, (await transaction((await pay()).id)).transactionId, (await transaction((await pay()).id)).transactionId]; // prettier-ignore
     const closed = closedNow();
     await importFile(
@@ -190,7 +190,7 @@ describe('every kind of exception', () => {
     expect(await exceptionsOf('k4')).toEqual([]);
     expect(await only('k4-again')).toMatchObject({ kind: 'DUPLICATE_AT_GATEWAY', suspenseCents: 10_000 });
   });
-  test('WRONG_ACCOUNT: settled where it was not charged', async () => {
+  test('WRONG_ACCOUNT: settled on another account than charged', async () => {
     const { rows } = await service.services.pool.query<{ merchant_account: string }>('select merchant_account from gateway_account where merchant_account <> $1', [merchantAccount]); // prettier-ignore
     const { transactionId } = await transaction((await pay()).id);
     await importFile(csv(line('k5', transactionId)), rows[0]!.merchant_account);
@@ -257,7 +257,7 @@ describe('the life of an exception', () => {
     expect(after('revenue:service_fee:') - before('revenue:service_fee:')).toBe(-25);
     await expect(change(id, { type: 'Assign', to: 'Robin', by })).rejects.toThrow('is resolved');
   });
-  test('what is refused: nobody’s exception, no words, a card number, money out of nothing', async () => {
+  test('refused: an unknown exception, no words, a card number, money out of nothing', async () => {
     const id = await opened('life2', { type: 'fee', gross: 0, fee: 5, net: -9 });
     const nobody = '00000000-0000-5000-8000-000000000000';
     await expect(change(nobody, { type: 'Assign', to: 'Robin', by })).rejects.toThrow('no such exception');
@@ -272,7 +272,7 @@ describe('the life of an exception', () => {
     );
     await change(id, { type: 'Resolve', resolution: 'no_posting', portalId: null, feeCents: 0, reason: 'rounding of theirs', by });
   });
-  test('after all of that books and read models are still what the events say', async () => {
+  test('after all of that books and read models still equal the events', async () => {
     await settle(service);
     await recordSettlements(service.services.settlement, AbortSignal.timeout(20_000));
     const { store } = service.services;

@@ -176,7 +176,7 @@ describe('settlement', () => {
     expect((await history(id)).filter((type) => type === 'PaymentSettled')).toHaveLength(2);
     expect(await exceptionsOf(id)).toEqual([]);
   });
-  test('C24: we thought settled, the gateway says not → a void of exactly what was asked', async () => {
+  test('C24: settled here, not at the gateway → a void of exactly the requested amount', async () => {
     const { id } = await pay();
     const loaded = await service.services.payments.ports.streams.load(id);
     if (loaded.payment.phase !== 'charged') throw new Error('not charged');
@@ -449,7 +449,7 @@ describe('staff', () => {
     const asked = { operation: 'refund', amountCents: null, includeFee: false, reason: 'duplicate', by: 'Dana', ...request } as const;
     return viewOf(await reverseByStaff(service.services.payments, asked, key)) as RefundView;
   };
-  test('refund in part, of the rest, and of the fee; who asked and why is recorded', async () => {
+  test('refund in part, of the rest, and of the fee; actor and reason are recorded', async () => {
     const { id } = await pay({ number: CARD.settlesAtOnce });
     expect(await byStaff({ paymentId: id, amountCents: 2_500 })).toMatchObject({
       amountCents: 2_500,
@@ -524,7 +524,7 @@ describe('disputes', () => {
     );
   const disputedEvents = async (id: string) => (await history(id)).filter((type) => type === 'PaymentDisputed').length;
 
-  test('what is disputed cannot be refunded, what was recovered can again; the status never changes (C30)', async () => {
+  test('a disputed amount cannot be refunded, a recovered one can again; the status never changes (C30)', async () => {
     const { id } = await pay({ number: CARD.settlesAtOnce });
     const { disputeId } = await open(id);
     expect((await client.refund(id, { amountCents: 6_301 })).message).toMatch(/6300 cents remain/);
@@ -572,7 +572,7 @@ describe('disputes', () => {
   });
 });
 
-describe('resolving what recovery may not (C29, C69)', () => {
+describe('resolving what recovery must not (C29, C69)', () => {
   const resolve = (paymentId: string, change: Partial<ResolveRequest> = {}) =>
     resolvePayment(service.services.payments.ports, service.services.settlement.register, {
       paymentId,
@@ -617,7 +617,7 @@ describe('resolving what recovery may not (C29, C69)', () => {
       expect([charge?.amountCents, charge?.voidedCents]).toEqual([10_000, 10_000]);
     },
   );
-  test('a settled principal whose fee was never charged: as voided, by force, with the transaction that returned it', async () => {
+  test('a settled principal without a charged fee: as voided, by force, with the transaction that returned it', async () => {
     const id = await unknown();
     await service.simulator.closeBatches();
     await service.recover(id);
@@ -654,7 +654,7 @@ describe('resolving what recovery may not (C29, C69)', () => {
     });
     expect(service.logLines().some(({ level, paymentId, msg }) => level >= 50 && paymentId === id && msg.includes('by force'))).toBe(true);
   });
-  test('the gateway cannot tell, and a batch has settled it: nobody decides against that money, by force neither; its exception settles with it', async () => {
+  test('the gateway cannot tell, and a batch has settled it: a decision against that money is refused, also by force; its exception settles with it', async () => {
     const id = await unknown(CARD.unresolvable, combined);
     await settle();
     const [exception] = await exceptionsOf(id);
@@ -687,7 +687,7 @@ describe('resolving what recovery may not (C29, C69)', () => {
     expect(await client.status(id)).toBe('unknown');
     expect(await resolve(id)).toMatchObject({ status: 'succeeded' });
   });
-  test('what is not unknown is not resolved', async () => {
+  test('a payment that is not unknown cannot be resolved', async () => {
     const { id } = await pay();
     expect(await refused(resolve(id))).toMatchObject({ code: 'INVALID_STATE' });
     expect(await refused(resolve('018f0000-0000-7000-8000-00000000dead'))).toMatchObject({ code: 'PAYMENT_NOT_FOUND' });

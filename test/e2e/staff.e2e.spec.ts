@@ -178,7 +178,7 @@ describe('beside the running service', () => {
     expect(await done('disputes', 'list')).toContainEqual(expect.objectContaining({ disputeId: dispute.disputeId, status: 'recovered' }));
     expect(await done('payments', 'refund', id, '--reason', 'x', ...BY)).toMatchObject({ amountCents: 10_000 });
   });
-  test('tasks: what only a person may decide', async () => {
+  test('tasks that only a person may decide', async () => {
     const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.unresolvable }));
     const id = answer.body.details!.id!;
     // An alarm besides the answer, and rightly so.
@@ -216,7 +216,7 @@ describe('beside the running service', () => {
   });
 });
 
-test('without a running service the command starts what it needs, and leaves nothing running', async () => {
+test('without a running service the command starts the processes that it needs, and leaves none running', async () => {
   const { id } = await pay();
   await service.stop();
   expect(await done('payments', 'refund', id, '--include-fee', '--reason', 'closed today', ...BY)).toMatchObject({

@@ -227,7 +227,7 @@ describe('stopping', () => {
     expect(existsSync(join(dataDir.data, 'lock'))).toBe(false);
   };
 
-  test('SIGTERM delivers what is in flight, and leaves no process behind', () => leavesNothing((process) => process.signal('SIGTERM')));
+  test('SIGTERM completes requests in flight, and leaves no process behind', () => leavesNothing((process) => process.signal('SIGTERM')));
 
   test('Ctrl-C reaches the whole process group, as in a terminal: the same', () => leavesNothing(({ pid }) => process.kill(-pid, 'SIGINT')));
 
@@ -442,7 +442,7 @@ describe('it does not start, says so in one line and changes nothing', () => {
     expect(await checksums(dataDir.path)).toEqual(before);
   });
 
-  test('production without what production needs: all of it at once, for every role', async () => {
+  test('production without its required settings: all of them at once, for every role', async () => {
     for (const role of ['standalone', 'api', 'worker'] as const) {
       const ended = await runToEnd(role, dataDir, { ENVIRONMENT: 'production', FAILPOINT: 'claim:after' });
       expect(ended.code).toBe(1);

@@ -190,7 +190,7 @@ describe('the supervisor ends', () => {
     expect(performance.now() - begun).toBeLessThan(2_000);
   };
 
-  test('on SIGTERM: until the API has answered what is in flight, nothing that it needs ends', async () => {
+  test('on SIGTERM: nothing that the API needs ends before the API has answered its requests in flight', async () => {
     const [children, { api, ...needed }] = [childPids(), pids()];
     const answers = await inFlight(PAYERS, 2_000);
     service.signal('SIGTERM');
@@ -256,7 +256,7 @@ describe('/metrics of the supervisor', () => {
     return { status: answer.status, figures, get: (name: string) => figures.get(name) };
   };
 
-  test('shows what API and worker have of their own added up, and what both can see once', async () => {
+  test('adds up the figures of API and worker, and shows common figures once', async () => {
     const by = partner();
     const answered = 'payfold_http_request_duration_seconds_count{method="POST",route="/api/partner/v1/payments",status="504"}';
     const [attempts, before] = ['payfold_open_attempts{figure="count"}', await scrape()];

@@ -163,7 +163,7 @@ describe('limits', () => {
   test('a body that does not come → 408', async () => {
     expectTransport(await raw(head('POST', PAYMENTS, ['content-type: application/json', 'content-length: 100']), { dripMs: 200 }), 408);
   });
-  test('answers that nobody reads: the connection ends, and what waited in it with it', async () => {
+  test('answers that the client does not read: the connection ends, with its waiting requests', async () => {
     const { hostname, port } = new URL(service.urls[0]!);
     const socket = connect(Number(port), hostname);
     const asked = 200;
@@ -213,7 +213,7 @@ describe('headers of every answer', () => {
     expect(drawn.size).toBe(7);
   });
 
-  test('no-store, nosniff, charset, and nothing about what runs here', async () => {
+  test('no-store, nosniff, charset, and nothing about the software', async () => {
     const { id } = await client.created(paymentOf(portal));
     const answers = [
       await client.find(id),
@@ -239,7 +239,7 @@ describe('headers of every answer', () => {
   });
 });
 
-describe('what never leaves', () => {
+describe('data that never leaves', () => {
   const number = CARD.approved.replaceAll(' ', '');
   test.each<[string, string]>([
     ['malformed JSON', `{"paymentMethod":{"cardNumber":"${number}","cvv":"946"`],
@@ -277,7 +277,7 @@ describe('what never leaves', () => {
     expect(service.log.slice(before).join('')).not.toMatch(/424242424242|\[card\]/);
   });
 
-  test('card data, credentials and idempotency keys of what went well', async () => {
+  test('card data, credentials and idempotency keys of successful requests', async () => {
     await client.created(paymentOf(portal, { payer: { email: 'ada@example.com' } }), { key: 'a-key-of-the-partner' });
     await client.create(paymentOf(portal, { number: CARD.declined }));
     const all = service.log.join('');

@@ -101,7 +101,7 @@ const partnerRefund = (id: string) =>
 const BY = ['--by', 'Dana Scott'];
 
 let endpointId: string;
-test('endpoints add: the secret is shown once, and the receiver gets what happens from then on', async () => {
+test('endpoints add: the secret is shown once, and the receiver gets events from then on', async () => {
   const before = await pay();
   await done('payments', 'refund', before.id, '--reason', 'before anybody listened', ...BY);
   const added = await done<{ endpointId: string; url: string; secret: string }>('webhooks', 'endpoints', 'add', '--account', accountId, '--url', urls[0]!, ...BY); // prettier-ignore
@@ -241,7 +241,7 @@ test('pause, resume, disable; stage and activate a secret', async () => {
   expect(await refused(1, 'webhooks', 'endpoints', 'resume', added.endpointId)).toContain('stays disabled');
 });
 
-test('check: as far as TLS, and no POST; where it ends the exit code is 1', async () => {
+test('check: as far as TLS, and no POST; after a failed step the exit code is 1', async () => {
   const before = receivers[0]!.requests;
   const { ok, steps } = await done<{ ok: boolean; steps: { step: string }[] }>('webhooks', 'endpoints', 'check', endpointId);
   expect([ok, steps.map(({ step }) => step)]).toEqual([true, ['url', 'dns', 'tcp', 'tls']]);
@@ -252,7 +252,7 @@ test('check: as far as TLS, and no POST; where it ends the exit code is 1', asyn
   expect(failed.stdout).toMatch(/^dns +FAILED .* not public/m);
 });
 
-test('what the rules refuse is refused with the reason', async () => {
+test('a forbidden address is refused with the reason', async () => {
   const add = (url: string) => refused(1, 'webhooks', 'endpoints', 'add', '--account', accountId, '--url', url);
   expect(await add('http://hooks.example.com/')).toBe('The URL must begin with https://.');
   expect(await add('https://127.0.0.1/')).toBe('The URL must name its host, not give an IP address.');
@@ -281,7 +281,7 @@ test('what the rules refuse is refused with the reason', async () => {
     await refused(2, 'webhooks', ...wrong);
 });
 
-test('the health flag, metrics and projections say what is so', async () => {
+test('the health flag, metrics and projections show the true state', async () => {
   expect(await (await fetch(`${service.url}/healthz`)).json()).toEqual({ ok: true, checks: { eventLoop: 'ok' }, webhookPrivateTargets: true });
   const text = await (await fetch(`http://127.0.0.1:${metricsPort}/metrics`)).text();
   const value = (line: string) => Number(new RegExp(`^${line.replace(/[{}"]/g, '\\$&')} (.*)$`, 'm').exec(text)?.[1]);
@@ -369,7 +369,7 @@ describe('listen', () => {
   });
 });
 
-test('a redirect and an outcome of every kind are told apart in the list', async () => {
+test('the list distinguishes a redirect and every kind of outcome', async () => {
   receivers[0]!.behave(status(302, { location: 'http://169.254.169.254/' }));
   const { id } = await pay();
   await done('payments', 'refund', id, '--reason', 'redirected', ...BY);

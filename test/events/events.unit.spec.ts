@@ -55,7 +55,7 @@ describe('it is found and said if', () => {
       'PortalCheckoutConfigured has no schema of version 1: bring it back, it is never deleted',
     ]);
   });
-  test('a golden file breaks the schema of its version, or is not what readers make of it', () => {
+  test('a golden file breaks the schema of its version, or differs from the data that readers get', () => {
     const { type } = event('PortalCheckoutConfigured');
     const [file, { stored, read }] = [goldenFile(event(type), 1), golden(type, 1)];
     expect(found({ type }, { [file]: { stored: read, read } })).toEqual([

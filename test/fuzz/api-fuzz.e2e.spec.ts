@@ -21,7 +21,7 @@ afterAll(() => dataDir.remove());
 const options: FuzzOptions = { seed: 20_261_121, requests: REQUESTS, milliseconds: FUZZ_MS, parallel: 8 };
 
 test(
-  'whatever the document allows is answered as documented, whatever it forbids is refused',
+  'an allowed request is answered as documented, a forbidden one is refused',
   async () => {
     const { violations, requests, checks } = await fuzzApi(target, options);
     expect(violations).toEqual([]);

@@ -57,7 +57,7 @@ test.each(Object.keys(SCENARIOS))(
 );
 
 test(
-  'what failed once',
+  'seeds that failed once',
   async () => {
     for (const finding of regressions) expect({ ...finding, violations: (await again(finding)).violations }).toEqual({ ...finding, violations: [] });
   },

@@ -181,7 +181,7 @@ export const checkpointContract = <Tx>(whose: string, open: () => Promise<Checkp
       expect([await one.position(), await rows()]).toEqual([at(2), ['second']]);
     });
 
-    test('the error of a handler is told apart from that of a store or a server', async () => {
+    test('the error of a handler is distinguished from that of a store or a server', async () => {
       const { one, mine, place } = await stage();
       const thrown = async (error: Error) =>
         one
@@ -212,7 +212,7 @@ export const checkpointContract = <Tx>(whose: string, open: () => Promise<Checkp
         await one.commit({ ...place, position: at(4) }, at(5), mine, null);
         expect((await one.status()).failure).toBeNull();
       });
-      test('that comes again is recorded once, as it is now; the first of several is told', async () => {
+      test('that happens again is recorded once, with its newest text; of several the first is shown', async () => {
         const { one } = await stage();
         await one.recordFailure(failureOf(7));
         await one.recordFailure(failureOf(6, 'first'));

@@ -92,7 +92,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       expect(await collect(store.read(newStream()))).toEqual([]);
     });
 
-    test('what was appended is read back whole', async () => {
+    test('appended events are read back whole', async () => {
       const stream = newStream();
       const events = [
         newEvent({ a: [1, 2.5, null, true, 'x'], nested: { deep: { er: '' } } }),
@@ -140,7 +140,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       });
     });
 
-    test('an append told again is a success with the original answer, whatever came after it', async () => {
+    test('a repeated append is a success with the original answer, also after later events', async () => {
       const stream = newStream();
       const first = newEvents(2);
       const second = newEvents(3);
@@ -241,7 +241,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       }
     });
 
-    test('following starts with the past, says that it caught up, and goes on with what comes', async () => {
+    test('following starts with the past, reports that it caught up, and goes on with new events', async () => {
       const start = await store.head();
       const [before, after] = [newEvents(3), newEvents(2)];
       const stream = newStream();
@@ -255,7 +255,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       expect(idsOf(reader.events())).toEqual(idsOf([...before, ...after]));
     });
 
-    test('a reader that starts again at its checkpoint sees what comes after it, once', async () => {
+    test('a reader that starts again at its checkpoint gets later events, once', async () => {
       const start = await store.head();
       const stream = newStream();
       await store.append(stream, 'no_stream', newEvents(10));
@@ -270,7 +270,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       expect(second.events().map(({ revision }) => revision)).toEqual([4n, 5n, 6n, 7n, 8n, 9n, 10n, 11n, 12n, 13n, 14n]);
     });
 
-    test('a reader of some prefixes gets those, and its position passes what it was not asked for', async () => {
+    test('a reader of some prefixes gets those, and its position passes the others', async () => {
       const start = await store.head();
       const [wanted, other] = [newStream('case-'), newStream('portal-')];
       const reader = following(store, start, { streamPrefixes: ['case-'] });
@@ -349,7 +349,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       ]);
     });
 
-    test('what no store could keep is refused as a fault of the caller', async () => {
+    test('an event that no store could keep is refused as a fault of the caller', async () => {
       const wrong: [string, Expected, NewEvent[]][] = [
         ['', 'no_stream', newEvents(1)],
         ['payment-\ud800', 'no_stream', newEvents(1)],
@@ -372,7 +372,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       }
     });
 
-    test('text of every script, and what JSON escapes, survives', async () => {
+    test('text of every script, and characters that JSON escapes, survive', async () => {
       const stream = newStream();
       const data = { 'Zoë 🏦 naïve': 'Ωμέγα ﷽ 你好 \u0000 \u0007 \u2028 \ud800 "\\{},\' NULL', empty: '', key: { '': [] } };
       await store.append(stream, 'no_stream', [newEvent(data, 'Type Ünïcode')]);

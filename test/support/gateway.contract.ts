@@ -86,7 +86,7 @@ export const gatewayContract = (name: string, start: () => Promise<GatewayUnderT
         expect((await settledSales(ref)).map(({ grossCents }) => grossCents)).toEqual([1_200]);
       });
 
-      test('a decline and a refused reversal stay what they were', async () => {
+      test('a decline and a refused reversal never change', async () => {
         const ref = drawRef();
         const declined = await charge(900, ref, under.declined);
         expect(declined.kind).toBe('declined');
@@ -109,7 +109,7 @@ export const gatewayContract = (name: string, start: () => Promise<GatewayUnderT
     });
 
     describe('finalize', () => {
-      test('tells what was executed, as often as it is asked', async () => {
+      test('finds an execution, as often as it is asked', async () => {
         const ref = drawRef();
         const outcome = await charge(1_000, ref);
         expect(await finalize(ref)).toEqual({ kind: 'executed', result: outcome });
@@ -119,7 +119,7 @@ export const gatewayContract = (name: string, start: () => Promise<GatewayUnderT
         expect(await finalize(declinedRef)).toEqual({ kind: 'executed', result: declined });
       });
 
-      test('tells a reversal that was executed, and one that was refused', async () => {
+      test('finds an executed reversal, and a refused one', async () => {
         const { transactionId } = await approvedCharge(1_000);
         const voidRef = drawRef();
         const voided = await voidIt(transactionId, undefined, voidRef);
@@ -175,7 +175,7 @@ export const gatewayContract = (name: string, start: () => Promise<GatewayUnderT
         expect(await settledSales(ref)).toEqual([]);
       });
 
-      test('a void of a part lowers what settles', async () => {
+      test('a void of a part lowers the amount that settles', async () => {
         const { ref, transactionId } = await approvedCharge(1_000);
         const part = await voidIt(transactionId, 400);
         if (!gateway.capabilities.partialVoid) return expect(rejection(part)).toBe('unsupported');
@@ -282,7 +282,7 @@ export const gatewayContract = (name: string, start: () => Promise<GatewayUnderT
     });
 
     describe('deadlines', () => {
-      test('a call whose deadline has passed sends nothing', async () => {
+      test('a call after its deadline sends nothing', async () => {
         const ref = drawRef();
         const call = { ref, leg: 'principal', account, amountCents: 1_000, instrument: under.approved } as const;
         expect(await gateway.charge(call, AbortSignal.abort())).toMatchObject({ kind: 'not_processed', answered: false });

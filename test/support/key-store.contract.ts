@@ -160,7 +160,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
       });
 
-      test('T7, T8: also when the key has expired meanwhile: what was begun under it is looked at, not forgotten', async () => {
+      test('T7, T8: also when the key has expired meanwhile: its begun work is looked at, not forgotten', async () => {
         const key = newKey();
         const first = await own(key, asked);
         await leaseEnds(key);
@@ -213,7 +213,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
     });
 
     describe('after a 5xx', () => {
-      test('T5: a create’s key is reserved: nobody ever owns it again, lease or not', async () => {
+      test('T5: a create’s key is reserved: it never has an owner again, lease or not', async () => {
         const key = newKey();
         const { fence, paymentId } = await own(key);
         await store.finish(name(key), fence, { to: 'reserved' });
@@ -286,7 +286,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(await store.purge(2, async () => true)).toBe(0);
       });
 
-      test('T12: a stop leaves what is behind the rows at hand to the next purge', async () => {
+      test('T12: a stop leaves the rows behind the one at hand to the next purge', async () => {
         await store.purge(1_000, async () => true);
         const keys = [newKey(), newKey(), newKey()];
         for (const key of keys) {
@@ -364,7 +364,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(new Set(taken).size).toBe(30);
       });
 
-      test('a released key has one taker, whatever the rush', async () => {
+      test('a released key has one taker among many', async () => {
         const key = newKey();
         await store.finish(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
         expect((await fences(key, { operation: REFUND })).filter(({ kind }) => kind === 'owned')).toHaveLength(1);

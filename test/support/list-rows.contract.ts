@@ -50,7 +50,7 @@ export const listRowsContract = (whose: string, open: () => Promise<ListRowsGrou
       }
     });
 
-    test('keep the newest revision, whatever is written later', async () => {
+    test('keep the newest revision after any later write', async () => {
       const terms = { ...separate, accountId: randomUUID() };
       const [begun, good, gone] = [[initiated(terms)], [initiated(terms), created(terms)], [initiated(terms), created(terms), ...voided('A')]];
       const { paymentId, ...first } = rowOf(begun);

@@ -44,7 +44,7 @@ export const unfinishedRowsContract = (whose: string, open: () => Promise<Unfini
       expect(await ids()).toEqual(['b', 'a']);
     });
 
-    test('what is removed is gone, and may come again', async () => {
+    test('a removed row is gone, and may come again', async () => {
       await ground.rows.write([session('a', 1), session('b', 2), session('c', 3)]);
       const [first] = await ground.rows.page(null, at(60_000), 1);
       await ground.rows.remove(['a', 'c', 'unknown']);

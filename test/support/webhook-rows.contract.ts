@@ -96,7 +96,7 @@ export const webhookRowsContract = (whose: string, open: () => Promise<WebhookRo
           [[second, one], [second, paused], [third, one], [third, paused], [third, late]].map(([event, to]) => `${(event as OutboxEvent).id} ${to as string} pending`).sort(), // prettier-ignore
         );
       });
-      test('writes what is there already not again, in one transaction or in another', async () => {
+      test('does not write existing rows again, in one transaction or in another', async () => {
         await addEndpoint(0);
         const [first, second] = [eventAt(1), eventAt(2)];
         await tell(first);
@@ -151,7 +151,7 @@ export const webhookRowsContract = (whose: string, open: () => Promise<WebhookRo
       test.each<[string, (rows: StaffRows, endpointId: string) => Promise<unknown>]>([
         ['an account', (rows) => rows.lockAccount(accountId)],
         ['an endpoint', (rows, endpointId) => rows.lockEndpoint(endpointId)],
-      ])('who locks %s makes others wait until the end of the transaction', async (_, lock) => {
+      ])('locking %s makes others wait until the end of the transaction', async (_, lock) => {
         const endpointId = await addEndpoint(0);
         const order: string[] = [];
         const first = change(async (rows) => {
@@ -231,7 +231,7 @@ export const webhookRowsContract = (whose: string, open: () => Promise<WebhookRo
         expect(await ground.deliveries.claimDue(1)).toMatchObject([{ secretId: staged.secretId, sealed: { ciphertext: 'sealed anew' } }]);
       });
 
-      test('only what waits for a disabled endpoint is cancelled', async () => {
+      test('only waiting deliveries of a disabled endpoint are cancelled', async () => {
         const [one, two] = [await addEndpoint(0), await addEndpoint(0)];
         await tell(eventAt(1));
         await change(async (rows) => {
@@ -269,7 +269,7 @@ export const webhookRowsContract = (whose: string, open: () => Promise<WebhookRo
         expect([await find('evt_unknown'), await find('99999')]).toEqual([[], []]);
       });
 
-      test('begins another round for what is held or delivered, and for nothing else', async () => {
+      test('begins another round for held or delivered ones, and for no others', async () => {
         const { endpointId, ids, pending } = await held();
         const all = [...ids, pending];
         const reopened = await change((rows) => rows.reopen(all));

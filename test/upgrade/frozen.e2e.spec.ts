@@ -46,7 +46,7 @@ const payfold = async <T>(dataDir: DataDir, env: Environment, ...args: string[])
 };
 
 describe.each(RELEASES)('the data of release %s', (release) => {
-  test('is taken over: nothing that was answered, signed or closed is another, and what was open goes on', async () => {
+  test('is taken over: every earlier answer, signature and closed period stays the same, and open work goes on', async () => {
     const { folder, expected, dataDir, env, client } = await takeOver(release);
     const api: RunningProcess = await start('api', dataDir, env);
     const post = async ({ path, key, body }: Answered) => {

@@ -31,7 +31,7 @@ test('a portal’s limit counts all addresses, and one that is refused costs the
   expect(limits.admit({ ...P, address: 'c' })).toBe(20);
   expect(limits.admit({ address: 'c', portalId: null })).toBeNull();
 });
-test('who is refused by address leaves no trace of the portals that it named', () => {
+test('a request that is refused by address leaves no trace of its portals', () => {
   const limits = createRateLimits({ perAddress: 1, perPortal: 1 }, clock());
   expect(limits.admit({ address: 'a', portalId: 'p1' })).toBeNull();
   expect(limits.admit({ address: 'a', portalId: 'p2' })).toBe(60);

@@ -164,7 +164,7 @@ describe.each(calls)('%s: no byte was sent, so certainly nothing happened', (_, 
   });
 });
 
-describe.each(calls)('%s: bytes were sent and no whole answer came, so nobody knows', (_, call) => {
+describe.each(calls)('%s: bytes were sent and no whole answer came, so the outcome is unknown', (_, call) => {
   const part = 'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 200\r\n\r\n{"ref":"R0';
   test.each<[string, string, (socket: Socket) => void]>([
     ['a reset', 'disconnected', (socket) => socket.resetAndDestroy()],
@@ -281,7 +281,7 @@ describe.each(calls)('%s: an answer that cannot be read is no answer', (_, call)
   });
 });
 
-describe.each(calls)('%s: a whole answer says what it says', (name, call) => {
+describe.each(calls)('%s: a whole answer is taken one to one', (name, call) => {
   test.each<[string, string, object]>([
     [
       'approved',
@@ -395,7 +395,7 @@ describe('finalize, look-up and settlements', () => {
     await expect(gateway.closeBatch(account, shortly())).rejects.toBeInstanceOf(GatewayUnreachable);
   });
 
-  test('nobody listens: finalize cannot tell, the others throw', async () => {
+  test('no listener: finalize cannot tell, the others throw', async () => {
     const gateway = gatewayAt(`http://127.0.0.1:${await deadPort()}`);
     expect(await finalize(gateway)).toEqual({ kind: 'cannot_tell' });
     await expect(lookup(gateway)).rejects.toBeInstanceOf(GatewayUnreachable);
@@ -438,14 +438,14 @@ describe('finalize, look-up and settlements', () => {
     await expect(settlements(gatewayAt(url))).rejects.toBeInstanceOf(GatewayUnreachable);
   });
 
-  test('one who takes the question and says nothing does not hold the reading of batches, whose signal has no end', async () => {
+  test('a server that takes the question and never answers does not hold the reading of batches, whose signal has no end', async () => {
     const { url, requests } = await misbehaving(() => undefined);
     const gateway = createSimulatorGateway({ url, silenceMs: 100 });
     cleanUps.push(() => gateway.close());
     await expect(settlements(gateway, new AbortController().signal)).rejects.toBeInstanceOf(GatewayUnreachable);
     expect(requests).toHaveLength(1);
   });
-  test('settlements that break off in the middle throw after what was read', async () => {
+  test('settlements that break off in the middle throw after the lines that were read', async () => {
     const { url } = await misbehaving((socket, count) =>
       count < 3
         ? socket.write(http(200, JSON.stringify(count === 1 ? { batches: [batch, { ...batch, batchId: 'b2' }] } : { lines: [line] })))

@@ -140,7 +140,7 @@ idempotencyContract('Postgres', async () => ({
   close: async () => undefined,
 }));
 
-describe('what the table holds (1.7)', () => {
+describe('the content of the table (1.7)', () => {
   test('the table holds neither key nor request as text (1.7)', async () => {
     const key = 'INV-2026-000123';
     await own(key, { fingerprintText: 'POST\n/payments\n{"cardNumber":"4242424242424242"}' });
@@ -165,7 +165,7 @@ describe('what the table holds (1.7)', () => {
     [undefined, 24],
     [48, 48],
     [1, 24],
-  ])('an operator who keeps keys %p hours keeps them %p: longer than 24, never shorter (C20)', async (keepHours, kept) => {
+  ])('an operator that sets %p hours keeps keys %p: longer than 24, never shorter (C20)', async (keepHours, kept) => {
     const key = newKey();
     await own(key, {}, postgresIdempotency(pool, keys, ids, keepHours === undefined ? {} : { keepHours }));
     const { created_at: from, expires_at: to } = (await rowOf(key)) as { created_at: Date; expires_at: Date };
@@ -196,7 +196,7 @@ describe('a row that comes and goes between the claim and the look at it', () =>
     );
     expect(claimed).toMatchObject({ kind: 'owned', tookOver: false });
   });
-  test('owned by somebody whenever it is claimed, and gone whenever it is looked at: the caller is told to come again, at once', async () => {
+  test('owned at every claim, and gone at every look: the caller must come again, at once', async () => {
     const key = newKey();
     let owner: Owned;
     const claimed = await claim(
@@ -258,7 +258,7 @@ describe('many keys in one statement', () => {
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 
-describe('what becomes of a key after an answer (C15–C17)', () => {
+describe('the state of a key after an answer (C15–C17)', () => {
   const failed = (code: ConstructorParameters<typeof ServiceError>[0], details: Record<string, unknown> = {}) => new ServiceError(code, 'x', details);
   const finished = async (operation: Operation, run: () => Promise<unknown>): Promise<string | undefined> => {
     const key = newKey();
@@ -377,7 +377,7 @@ describe('onceByKey', () => {
     expect(await once(key, counted)).toEqual({ status: 200, body: first.body, replayed: true });
     expect(runs).toBe(1);
   });
-  test('what the work says was executed earlier is sent as a replay, and stored as the answer', async () => {
+  test('a result of an earlier execution is sent as a replay, and stored as the answer', async () => {
     const key = newKey();
     const answer = { status: 200, body: '{"success":true,"data":{"id":1}}', replayed: true };
     const executedEarlier = (from: string | null) =>
@@ -400,7 +400,7 @@ describe('onceByKey', () => {
     await expires(key);
     expect((await once(key, { ...counted, takeOver })).body).toBe('{"success":true,"data":{"run":2}}');
   });
-  test('10 at once: one runs, the others are told to wait; afterwards all replay', async () => {
+  test('10 at once: one runs, the others must wait; afterwards all replay', async () => {
     const key = newKey();
     let finish!: () => void;
     const slow: Work = { run: () => new Promise((done) => (finish = () => done({ run: ++runs }))) };
@@ -414,7 +414,7 @@ describe('onceByKey', () => {
     expect((await once(key, slow)).body).toBe('{"success":true,"data":{"run":1}}');
     expect(runs).toBe(1);
   });
-  test('mismatch 409; reserved 409 with what the work says of the payment', async () => {
+  test('mismatch 409; reserved 409 with the work’s answer about the payment', async () => {
     const key = newKey();
     await once(key, counted);
     const mismatch = refusal(ask(key, counted, { fingerprintText: 'another body' }));
@@ -475,7 +475,7 @@ describe('onceByKey', () => {
         'the store is away',
       ]);
     });
-    test('double fault: a 5xx whose ending failed may later be told as what it truly was (1.4)', async () => {
+    test('double fault: a 5xx whose ending failed may later be answered with its true result (1.4)', async () => {
       const key = newKey();
       await once(key, { run: () => Promise.reject(new ServiceError('PAYMENT_TIMEOUT', 'x')) }, { from: broken('finish') });
       expect(await stateOf(key)).toBe('in_progress');
@@ -488,7 +488,7 @@ describe('onceByKey', () => {
     });
   });
 
-  describe('T7: a create whose owner vanished is never executed again', () => {
+  describe('T7: a create of a vanished owner is never executed again', () => {
     const vanished = async () => {
       const key = newKey();
       const owned = await own(key);
@@ -510,7 +510,7 @@ describe('onceByKey', () => {
         expect([await stateOf(key), runs]).toEqual(['in_progress', 0]);
       }
     });
-    test('the row cannot be finished → no 500: the stream is fenced, and the key store tells so later', async () => {
+    test('the row cannot be finished → no 500: the stream is fenced, and the key store records it later', async () => {
       const { key } = await vanished();
       const failing: IdempotencyStore = { ...store, finish: () => Promise.reject(new Error('connection refused')) };
       const error = await refusal(ask(key, { ...counted, takeOver: async () => 'reserved', reconciliationRequired }, { from: failing }));
@@ -531,14 +531,14 @@ describe('onceByKey', () => {
   });
 
   describe('refunds and voids', () => {
-    test('T8: one whose owner vanished runs again under the same attempt', async () => {
+    test('T8: after its owner vanished it runs again under the same attempt', async () => {
       const key = newKey();
       const { attemptId } = await own(key, { operation: REFUND });
       await leaseEnds(key);
       const answer = await once(key, { run: async (owned) => ({ same: owned!.attemptId === attemptId }) }, { operation: REFUND });
       expect(answer.body).toBe('{"success":true,"data":{"same":true}}');
     });
-    test('a renewed attempt is on the row before it is used; whoever lost the fence gets 409 and begins nothing', async () => {
+    test('a renewed attempt is on the row before it is used; an owner that lost the fence gets 409 and begins nothing', async () => {
       const key = newKey();
       const seen: unknown[] = [];
       const renewing: Work = {

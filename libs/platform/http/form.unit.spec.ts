@@ -28,7 +28,7 @@ describe('a form', () => {
     expect(read).toThrow(expect.objectContaining({ code: 'VALIDATION_ERROR' }));
   });
   test('bytes that are no UTF-8 are refused', () => expect(() => parseFormBody(Buffer.from([0x61, 0x3d, 0xff]))).toThrow(/UTF-8/));
-  test('reads what browsers write', () =>
+  test('reads the forms of browsers', () =>
     fc.assert(
       fc.property(fc.dictionary(fc.string({ unit: 'grapheme', minLength: 1 }), fc.string({ unit: 'grapheme' })), (fields) => {
         fc.pre(Object.entries(fields).every((pair) => pair.every((text) => !text.includes('\0') && text !== '__proto__')));

@@ -16,7 +16,7 @@ const refusal = (body: Uint8Array, options?: { emptyIsObject?: boolean }) => {
 };
 const nested = (depth: number, open = '{"a":', close = '}') => `${open.repeat(depth - 1)}{}${close.repeat(depth - 1)}`;
 
-describe('what is refused (C8), each with VALIDATION_ERROR', () => {
+describe('refused (C8), each with VALIDATION_ERROR', () => {
   test.each([
     ['no JSON', '{"a":', /not valid JSON/],
     ['a trailing comma', '{"a":1,}', /not valid JSON/],
@@ -83,7 +83,7 @@ describe('what is refused (C8), each with VALIDATION_ERROR', () => {
   });
 });
 
-describe('what is accepted', () => {
+describe('accepted', () => {
   test.each([
     ['16 levels', nested(16)],
     ['16 levels of arrays', `{"a":${'['.repeat(15)}${']'.repeat(15)}}`],
@@ -131,7 +131,7 @@ describe('for any JSON', () => {
     object: fc.dictionary(key, tie('value'), { maxKeys: 5, noNullPrototype: true }),
   }));
 
-  test('what is accepted equals JSON.parse, however it was spelled', () =>
+  test('an accepted text equals JSON.parse, in any spelling', () =>
     fc.assert(
       fc.property(object, fc.constantFrom(undefined, 1, '\t'), fc.boolean(), (value, indent, escaped) => {
         const plain = JSON.stringify(value, null, indent);

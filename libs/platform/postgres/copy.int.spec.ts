@@ -37,7 +37,7 @@ test('nothing at all', async () => {
   expect(await copied()).toEqual([]);
 });
 
-test('what the server refuses is thrown to whoever writes on, and the connection is as good as before', async () => {
+test('a refusal of the server is thrown to the next write, and the connection is as good as before', async () => {
   const copy = copyInto(client, 'copied', ['number', 'value']);
   const writing = async () => {
     await copy.write(['not a number', 'x']);

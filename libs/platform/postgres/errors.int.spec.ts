@@ -76,7 +76,7 @@ describe('the connection or the server failed', () => {
     expect(error.message).not.toBe('');
   };
 
-  test('nobody listens', async () => {
+  test('no listener', async () => {
     expectUnavailable(await failure(open({}, 'postgres://nobody@127.0.0.1:1/none').query('select 1')), 'ECONNREFUSED');
     expectUnavailable(await failure(open({}, 'postgres://nobody@localhost:1/none').connect()), 'ECONNREFUSED');
   });
@@ -160,7 +160,7 @@ describe('a time limit ended the wait', () => {
   });
 });
 
-test('the fault of a statement stays what it is', async () => {
+test('the fault of a statement stays unchanged', async () => {
   const pool = open();
   for (const [statement, code, data] of [
     [`insert into note values (1, 'again')`, '23505', false],

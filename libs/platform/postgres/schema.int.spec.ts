@@ -81,7 +81,7 @@ describe('migrations', () => {
 describe('a database of another release', () => {
   const LATER = (needs: string): Migration => ({ name: '0009-later', needs, sql: 'create table later ()' });
 
-  test('is used if what it has works with this one', async () => {
+  test('is used if its schema works with this one', async () => {
     await migrate(pool, [NOTE, LATER('0.2.0')], { release: '0.3.0' });
     await migrate(pool, [NOTE, FILL], { release: '0.2.0' });
     expect(await applied()).toEqual([NOTE.name, FILL.name, '0009-later']);
@@ -141,7 +141,7 @@ describe('a process that is killed in the middle', () => {
     expect(await applied()).toEqual([NOTE.name, FILL.name, INDEX.name]);
   });
 
-  test('of an index, together with the server: what is left of it is built again', async () => {
+  test('of an index, together with the server: the unfinished index is built again', async () => {
     await migrate(pool, [NOTE, FILL]);
     // A unique index over equal values fails at its end and stays behind as a broken one does.
     await expect(pool.query('create unique index concurrently note_text on note ((1))')).rejects.toThrow('could not create unique index');
