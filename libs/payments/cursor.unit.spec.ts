@@ -5,17 +5,16 @@ import fc from 'fast-check';
 import { ServiceError } from '#kernel';
 import { KeyRing, newKeyRing } from '#platform';
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
-import type { ListFilters } from './list-filters.js';
+import { type ListFilters, NO_FILTERS } from './list-filters.js';
 
 const ACCOUNT = '0191a0de-4c5b-7a7c-9f2e-0a1b2c3d4e5f';
 const OTHER_ACCOUNT = '0191a0de-4c5b-7a7c-9f2e-0a1b2c3d4e60';
 const PORTAL = '0191a0de-0000-7000-8000-00000000a11c';
-const ALL: ListFilters = { portalId: null, from: null, to: null, status: null };
 const PLACE: PagePlace = { createdAt: Date.UTC(2026, 0, 5, 10, 0, 0, 3), id: '0191b6a3-91c2-7d3e-8f40-15263748596a' };
 
 const ring = newKeyRing();
-const cursor = sealCursor(ring, ACCOUNT, ALL, PLACE);
-const open = (text: string, filters: ListFilters = ALL, accountId = ACCOUNT, keys = ring) => openCursor(keys, accountId, filters, text);
+const cursor = sealCursor(ring, ACCOUNT, NO_FILTERS, PLACE);
+const open = (text: string, filters: ListFilters = NO_FILTERS, accountId = ACCOUNT, keys = ring) => openCursor(keys, accountId, filters, text);
 const refusal = (call: () => unknown) => {
   try {
     call();
@@ -37,13 +36,13 @@ const invalid = (...of: Parameters<typeof open>) => {
 test('opens to the place that it was sealed for, whichever that is', () =>
   fc.assert(
     fc.property(fc.nat({ max: 8.64e15 }), fc.uuid(), (createdAt, id) => {
-      expect(open(sealCursor(ring, ACCOUNT, ALL, { createdAt, id }))).toEqual({ createdAt, id });
+      expect(open(sealCursor(ring, ACCOUNT, NO_FILTERS, { createdAt, id }))).toEqual({ createdAt, id });
     }),
   ));
 
 test('is opaque: base64url of one length, and shows neither account nor filters', () => {
   expect(cursor).toMatch(/^[A-Za-z0-9_-]{55}$/);
-  const bound = Buffer.from(sealCursor(ring, ACCOUNT, { ...ALL, portalId: PORTAL, status: 'succeeded' }, PLACE), 'base64url');
+  const bound = Buffer.from(sealCursor(ring, ACCOUNT, { ...NO_FILTERS, portalId: PORTAL, status: 'succeeded' }, PLACE), 'base64url');
   for (const secret of [ACCOUNT, PORTAL]) {
     expect(bound.toString('latin1')).not.toContain(secret);
     expect(bound.toString('hex')).not.toContain(secret.replaceAll('-', ''));
@@ -51,12 +50,12 @@ test('is opaque: base64url of one length, and shows neither account nor filters'
   expect(bound.toString('latin1')).not.toContain('succeeded');
 });
 
-test('is bound to the account', () => invalid(cursor, ALL, OTHER_ACCOUNT));
+test('is bound to the account', () => invalid(cursor, NO_FILTERS, OTHER_ACCOUNT));
 
 test.each<Partial<ListFilters>>([{ portalId: PORTAL }, { from: 0 }, { to: Date.UTC(2030, 0, 1) }, { status: 'succeeded' }])(
   'is bound to the filters: %j',
   (filter) => {
-    const filters = { ...ALL, ...filter };
+    const filters = { ...NO_FILTERS, ...filter };
     invalid(cursor, filters);
     const filtered = sealCursor(ring, ACCOUNT, filters, PLACE);
     invalid(filtered);
@@ -65,8 +64,8 @@ test.each<Partial<ListFilters>>([{ portalId: PORTAL }, { from: 0 }, { to: Date.U
 );
 
 test('a filter of a later release ends no open cursor, unless it is set', () => {
-  expect(open(cursor, { ...ALL, brand: null } as ListFilters)).toEqual(PLACE);
-  invalid(cursor, { ...ALL, brand: 'visa' } as ListFilters);
+  expect(open(cursor, { ...NO_FILTERS, brand: null } as ListFilters)).toEqual(PLACE);
+  invalid(cursor, { ...NO_FILTERS, brand: 'visa' } as ListFilters);
 });
 
 test('one of an earlier form is refused with words of its own', () => {
@@ -89,7 +88,7 @@ test('one of an earlier form is refused with words of its own', () => {
 });
 
 test('the order in which filters are named does not matter', () =>
-  expect(open(cursor, { status: null, to: null, from: null, portalId: null })).toEqual(PLACE));
+  expect(open(cursor, Object.fromEntries(Object.entries(NO_FILTERS).toReversed()) as unknown as ListFilters)).toEqual(PLACE));
 
 test('no bit of it can be changed', () => {
   const bytes = Buffer.from(cursor, 'base64url');
@@ -116,7 +115,7 @@ test('another spelling of the same bytes is another text', () => {
   const spare = `${cursor.slice(0, -1)}${alphabet[alphabet.indexOf(cursor.at(-1)!) + 1]!}`;
   expect(Buffer.from(spare, 'base64url')).toEqual(Buffer.from(cursor, 'base64url'));
   for (const spelled of [spare, `${cursor}=`, `${cursor} `, ` ${cursor}`, `${cursor}\n`]) invalid(spelled);
-  const dashed = Array.from({ length: 50 }, (_, index) => sealCursor(ring, ACCOUNT, ALL, { ...PLACE, createdAt: index })).find((text) => /[-_]/.test(text))!; // prettier-ignore
+  const dashed = Array.from({ length: 50 }, (_, index) => sealCursor(ring, ACCOUNT, NO_FILTERS, { ...PLACE, createdAt: index })).find((text) => /[-_]/.test(text))!; // prettier-ignore
   invalid(dashed.replaceAll('-', '+').replaceAll('_', '/'));
 });
 
@@ -125,13 +124,13 @@ describe('the key ring', () => {
   const old = new KeyRing('k1', new Map([['k1', before]]));
   const rotated = new KeyRing('k2', new Map([['k1', before], ['k2', after]])); // prettier-ignore
   test('a cursor lives on when it is rotated, and ends with its key', () => {
-    const text = sealCursor(old, ACCOUNT, ALL, PLACE);
-    expect(open(text, ALL, ACCOUNT, rotated)).toEqual(PLACE);
-    invalid(text, ALL, ACCOUNT, new KeyRing('k2', new Map([['k2', after]])));
+    const text = sealCursor(old, ACCOUNT, NO_FILTERS, PLACE);
+    expect(open(text, NO_FILTERS, ACCOUNT, rotated)).toEqual(PLACE);
+    invalid(text, NO_FILTERS, ACCOUNT, new KeyRing('k2', new Map([['k2', after]])));
   });
   test('a new one is sealed with the current key', () => {
-    const text = sealCursor(rotated, ACCOUNT, ALL, PLACE);
-    expect(open(text, ALL, ACCOUNT, new KeyRing('k2', new Map([['k2', after]])))).toEqual(PLACE);
-    invalid(text, ALL, ACCOUNT, old);
+    const text = sealCursor(rotated, ACCOUNT, NO_FILTERS, PLACE);
+    expect(open(text, NO_FILTERS, ACCOUNT, new KeyRing('k2', new Map([['k2', after]])))).toEqual(PLACE);
+    invalid(text, NO_FILTERS, ACCOUNT, old);
   });
 });

@@ -54,7 +54,7 @@ export {
 export { type Answered, type AnswerEncoder, idempotencyUnavailable } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency } from './keys/postgres.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
-export type { ListFilters } from './list-filters.js';
+export { type ListFilters, NO_FILTERS } from './list-filters.js';
 export {
   applyPaymentList,
   DEFAULT_PAGE,

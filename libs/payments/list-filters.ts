@@ -11,6 +11,9 @@ export interface ListFilters {
   readonly to: number | null;
 }
 
+/** Every payment of an account. */
+export const NO_FILTERS: ListFilters = { portalId: null, status: null, from: null, to: null };
+
 /** Binds a value, and names its parameter. */
 export type Bind = (value: unknown) => string;
 

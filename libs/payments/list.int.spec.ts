@@ -25,14 +25,13 @@ import { listRowsContract } from '../../test/support/list-rows.contract.js';
 import { refused } from '../../test/support/payments.js';
 import { openCursor } from './cursor.js';
 import { listPayments, MAX_PAGE, type PaymentListPorts, paymentListModel, postgresListRows } from './list.js';
-import type { ListFilters } from './list-filters.js';
+import { type ListFilters, NO_FILTERS } from './list-filters.js';
 import type { PaymentEvent } from './payment.js';
 import { paymentStream } from './stream.js';
 
 const ids = systemIds(() => systemClock.now());
 const old = randomBytes(32);
 const ring = new KeyRing('k1', new Map([['k1', old]]));
-const ALL: ListFilters = { portalId: null, from: null, to: null, status: null };
 const OTHER_ACCOUNT = ids.uuid();
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
@@ -67,7 +66,7 @@ const list = async (
   limit: number | null = null,
   accountId = ACCOUNT,
   keys = ring,
-) => (await listPayments(ports(keys), { accountId, filters: { ...ALL, ...filters }, cursor, limit })).page;
+) => (await listPayments(ports(keys), { accountId, filters: { ...NO_FILTERS, ...filters }, cursor, limit })).page;
 
 const record = async (facts: readonly PaymentEvent[], id = ids.uuid(), at?: string) => {
   const events = facts.map(({ type, at: told, data }): NewEvent => ({
@@ -197,7 +196,7 @@ describe('the cursor of a page (C45)', () => {
   test('names the place of the last payment shown', async () => {
     const { payments, nextCursor } = await list(null, {}, 5);
     const last = payments.at(-1)!;
-    expect(openCursor(ring, ACCOUNT, ALL, nextCursor!)).toEqual({ createdAt: Date.parse(last.createdAt), id: last.id });
+    expect(openCursor(ring, ACCOUNT, NO_FILTERS, nextCursor!)).toEqual({ createdAt: Date.parse(last.createdAt), id: last.id });
   });
 });
 

@@ -5,7 +5,7 @@
 import { isIP } from 'node:net';
 import { AccessTokens, authenticate, MemoryDirectory, newApiKey } from '#accounts';
 import { AuthenticationError, ServiceError, systemClock } from '#kernel';
-import { openCursor } from '#payments';
+import { NO_FILTERS, openCursor } from '#payments';
 import { brandOf, holdsCardNumber, maskCardNumbers, newKeyRing, passesLuhn } from '#platform';
 import { idempotencyKeyOf, parseStrictJson } from '#platform/http';
 import { checkUrl, Refused } from '#webhooks';
@@ -15,7 +15,6 @@ import { Broken, type FuzzTarget } from './coverage.js';
 
 const keys = newKeyRing();
 const ACCOUNT = '018f0000-0000-7000-8000-0000000000aa';
-const FILTERS = { portalId: null, from: null, to: null, status: null };
 
 const demand = (right: boolean, message: string): void => {
   if (!right) throw new Broken(message);
@@ -165,7 +164,7 @@ const cursor: FuzzTarget = {
   run: (input) => {
     const text = input.toString('utf8');
     // The fuzzer does not have the key. So every cursor that opens was forged.
-    if (refusing(ServiceError, () => openCursor(keys, ACCOUNT, FILTERS, text)) !== null && !cursors.has(text))
+    if (refusing(ServiceError, () => openCursor(keys, ACCOUNT, NO_FILTERS, text)) !== null && !cursors.has(text))
       throw new Broken('a forged cursor opened');
   },
 };

@@ -3,7 +3,7 @@
  * bank's nightly settlement, and cardholders who dispute. Each is one function over a world. None of them crashes. Their messages may get lost.
  */
 import { canonicalJson, type Cents, timestamp } from '#kernel';
-import { type ChargeRequest, type Dispute, type ResolveRequest, Secret } from '#payments';
+import { type ChargeRequest, type Dispute, NO_FILTERS, type ResolveRequest, Secret } from '#payments';
 import { type CardKind, CARDS } from './bank.js';
 import { CVV, type Exchange, type Intention, type Oracle, told, type Told } from './oracle.js';
 import { type Ask, merchantAccounts, type PortalTerms, type Reply, type World } from './service.js';
@@ -249,8 +249,7 @@ export class Outside {
   async readList(accountId: string, limit: number | null = null): Promise<string[]> {
     const seen: string[] = [];
     for (let cursor: string | null = null; ;) {
-      const filters = { portalId: null, from: null, to: null, status: null };
-      const { reply } = await this.send(null, { kind: 'list', accountId, filters, cursor, limit });
+      const { reply } = await this.send(null, { kind: 'list', accountId, filters: NO_FILTERS, cursor, limit });
       if (reply?.status !== 200) return seen;
       const page = told(reply).data as unknown as { payments: { id: string }[]; nextCursor: string | null };
       for (const { id } of page.payments) {

@@ -3,7 +3,15 @@ import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import fc from 'fast-check';
 import { fold } from '#kernel';
-import { type ListFilters, payment as decider, type PaymentEvent, type PaymentListRows, type PaymentRow, type PaymentTerms } from '#payments';
+import {
+  type ListFilters,
+  NO_FILTERS,
+  payment as decider,
+  type PaymentEvent,
+  type PaymentListRows,
+  type PaymentRow,
+  type PaymentTerms,
+} from '#payments';
 import { abandoned, AT, created, declined, feeless, initiated, separate, unknown, voided } from './given.js';
 
 export interface ListRowsGround {
@@ -25,7 +33,6 @@ const rowOf = (facts: readonly PaymentEvent[], paymentId: string = randomUUID())
   payment: fold(decider, facts),
 });
 
-const NO_FILTERS: ListFilters = { portalId: null, from: null, to: null, status: null };
 const text = (rows: readonly Pick<PaymentRow, 'paymentId' | 'payment'>[]) =>
   rows.map(({ paymentId, payment }) => [paymentId, JSON.stringify(payment)]);
 
@@ -105,7 +112,7 @@ export const listRowsContract = (whose: string, open: () => Promise<ListRowsGrou
               .filter((one) => (from === null || one.tick >= from) && (to === null || one.tick < to))
               .sort((a, b) => b.tick - a.tick || (a.row.paymentId < b.row.paymentId ? 1 : -1));
             const edge = (tick: number | null) => (tick === null ? null : Date.parse(time(tick)));
-            const asked = { portalId: portal === null ? null : portals[portal]!, status, from: edge(from), to: edge(to) };
+            const asked = { ...NO_FILTERS, portalId: portal === null ? null : portals[portal]!, status, from: edge(from), to: edge(to) };
             const seen: Awaited<ReturnType<PaymentListRows['page']>> = [];
             for (let full = true; full;) {
               const last = seen.at(-1);
