@@ -166,7 +166,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     ping: async () => {
       // Writable, not only readable: after a failover a standby would still answer selects.
       const { rows } = await pool.query<{ ok: boolean }>('select not pg_is_in_recovery() as ok');
-      return rows[0]?.ok === true;
+      return rows[0]!.ok;
     },
   };
 };
