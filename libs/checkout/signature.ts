@@ -10,9 +10,6 @@ import { queryPairs } from './addresses.js';
 export type SignatureKind = 'return' | 'cancel' | 'link' | 'intake';
 export type Pairs = Iterable<readonly [name: string, value: string]>;
 
-/** Greatest difference between the receiver's clock and `t`. */
-export const SIGNATURE_TOLERANCE_SECONDS = 300;
-
 const SIGNATURE = /^[0-9a-f]{64}$/;
 
 /** RFC 3986: everything but the unreserved characters, upper-case hex. `encodeURIComponent` leaves five more as they are. */

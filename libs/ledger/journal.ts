@@ -405,7 +405,6 @@ type EntryRow = Record<'position' | 'entry_id' | 'event_id' | 'rule' | 'payment_
   cents: string[];
 };
 
-export const ENTRY_COLUMNS = `position, number, entry_id, event_id, rule, part, payment_id, recorded_at, effective_at, booked_at, accounts, cents`;
 /** A time as our own texts have it. */
 export const ISO = (column: string): string => `to_char(${column}, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')`;
 const SELECT_ENTRY = `select position, number, entry_id, event_id, rule, part, payment_id, ${ISO('recorded_at')} as recorded, ${ISO('effective_at')} as effective,

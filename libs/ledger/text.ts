@@ -35,7 +35,6 @@ export const ndjsonLines = (columns: readonly string[]): ((cells: readonly Cell[
 };
 
 export type JournalFormat = 'csv' | 'ndjson' | 'hledger';
-export const JOURNAL_FORMATS: readonly JournalFormat[] = ['csv', 'ndjson', 'hledger'];
 
 const CSV_HEADINGS = [
   'position', 'entry_id', 'event_id', 'rule', 'description', 'payment_id', 'recorded_at', 'effective_at', 'booked_at', 'account', 'debit_cents', 'credit_cents',

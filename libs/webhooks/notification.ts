@@ -36,8 +36,6 @@ export type Notification =
       };
     };
 
-export type NotificationType = Notification['type'];
-
 /** The events that may become a notification. The outbox ignores all others. */
 export const NOTIFYING_EVENTS: readonly PaymentEvent['type'][] = ['ReversalEnded', 'PaymentDisputed'];
 
