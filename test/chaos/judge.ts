@@ -18,6 +18,8 @@ const CAUGHT_UP_MS = 60_000;
 const PAGE = 100;
 const AT_ONCE = 16;
 const CALM = new Random(1);
+/** How often a page of the list is requested if there is no answer. */
+const READ_TRIES = 3;
 const SETTLE_ROUNDS = 8;
 const ASK_AGAIN_MS = 1_000;
 
@@ -127,13 +129,10 @@ const judgeReadModels = async (stores: Installation['stores'], partners: Partner
 
   const listed = new Map<string, unknown>();
   for (let cursor: string | null = ''; cursor !== null;) {
-    const page = await partners.send(
-      'GET',
-      `payments?limit=${PAGE}${cursor === '' ? '' : `&cursor=${encodeURIComponent(cursor)}`}`,
-      null,
-      null,
-      CALM,
-    );
+    const path = `payments?limit=${PAGE}${cursor === '' ? '' : `&cursor=${encodeURIComponent(cursor)}`}`;
+    let page: Reply | null = null;
+    // A kept connection may belong to a process that was killed. A partner repeats a read.
+    for (let tries = 0; page === null && tries < READ_TRIES; tries++) page = await partners.send('GET', path, null, null, CALM);
     if (page?.status !== 200) return [...violations, `a page of the list could not be read: ${page?.text ?? 'no answer'}`];
     for (const payment of page.data.payments as { id: string }[]) {
       if (listed.has(payment.id)) violations.push(`${payment.id}: is listed twice`);
