@@ -50,8 +50,8 @@ afterEach(async () => {
 const sealUntil = async (position: Position, db = pool) =>
   createSubscriber(logSeal, { store, checkpoint: postgresCheckpoint(db, LOG_SEAL) }).runUntil(position, { timeoutMs: 10_000 });
 const sealAll = async (db = pool) => sealUntil((await store.head())!, db);
-const verdict = async (db = pool) => {
-  const { size, root, checks } = await verifyLog({ ...seal, db, headFolder: seal.folder });
+const verdict = async (db = pool, log = store) => {
+  const { size, root, checks } = await verifyLog({ ...seal, db, store: log, headFolder: seal.folder });
   return { size, root, findings: checks.flatMap(({ name, ok, detail }) => (ok ? [] : `${name}: ${detail}`)) };
 };
 const foreign = (stream: string) => {
@@ -68,6 +68,26 @@ const writeLog = async () => {
   await store.append(stream, 2n, newEvents(1));
   return { third: third.position, order };
 };
+
+test('events that are appended, sealed and signed while the log is verified make no finding', async () => {
+  const grow = async () => {
+    for (let append = 0; append < 3; append++) await store.append(newStream(), 'no_stream', newEvents(100));
+    await sealAll();
+    await signLog(seal);
+  };
+  await grow();
+  const growing: EventStore = {
+    ...store,
+    readAll: async function* (...asked) {
+      for await (const events of store.readAll(...asked)) {
+        await grow();
+        yield events;
+      }
+    },
+  };
+  expect(await verdict(pool, growing)).toMatchObject({ size: 300, findings: [] });
+  expect(await verdict()).toMatchObject({ findings: [] });
+});
 
 test('streams of a newer release are sealed, events of other programs are not; when they are sealed makes no difference', async () => {
   await writeLog();

@@ -59,9 +59,10 @@ interface SignedHead {
 /** Reads everything that is sealed. Memory grows only with signed heads, by a hundred bytes each. */
 export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number) => void): Promise<LogVerified> => {
   const { store, db } = ports;
-  const { origin, size, position } = await logState(db);
   const [events, tiles, heads] = [new Findings(), new Findings(), new Findings()];
-  const signed = await readHeads(ports, origin, heads);
+  // The heads come first: the sealer may sign more while this runs.
+  const signed = await readHeads(ports, (await logState(db)).origin, heads);
+  const { size, position } = await logState(db);
   const tree = new GrowingTree();
   const roots = new StoredTiles(db, tiles);
   let nextHead = 0;
@@ -208,16 +209,16 @@ class StoredTiles {
     await this.addRoot(level + 1, Math.floor(index / TILE_HASHES), tileRoot(Buffer.concat(nodes)), true);
   }
 
-  /** Tiles beyond the tree were not written by the sealer. */
+  /** Tiles beyond the tree were not written by the sealer. The tree may have grown since; tiles and its size are of one snapshot. */
   async end(read: number, size: number): Promise<void> {
     if (read !== size) return;
-    const { rows } = await this.db.query<{ level: number; number: string; held: number }>(
-      `select level, number, length(hashes) / ${HASH_BYTES} as held from log_tile order by level, number desc`,
+    const { rows } = await this.db.query<{ level: number; number: string; held: number; sealed: string }>(
+      `select level, number, length(hashes) / ${HASH_BYTES} as held, size as sealed from log_tile, log_state order by level, number desc`,
     );
     const last = new Map<number, { number: number; held: number }>();
     for (const { level, number, held } of rows) if (!last.has(level)) last.set(level, { number: Number(number), held });
     for (const [level, { number, held }] of last) {
-      const nodes = Math.floor(size / TILE_HASHES ** level);
+      const nodes = Math.floor(Number(rows[0]!.sealed) / TILE_HASHES ** level);
       if (number * TILE_HASHES + held !== nodes) this.findings.add(`level ${level} holds ${number * TILE_HASHES + held} hashes instead of ${nodes}`);
     }
   }
