@@ -35,6 +35,12 @@ export interface NewEvent {
  */
 export type Position = string & { readonly __position: unique symbol };
 
+/** An event that is known to have been in the log: its place and its id. */
+export interface Mark {
+  readonly position: Position;
+  readonly id: string;
+}
+
 export interface Recorded extends NewEvent {
   readonly stream: string;
   /** 0 for the first event of the stream. */
@@ -82,6 +88,13 @@ export interface EventStore {
   subscribe(after: Position | null, options?: { streamPrefixes?: readonly string[] }): Subscription;
   /** Position of the last event, null while there is none. System streams do not count. */
   head(): Promise<Position | null>;
+  /**
+   * The marks whose event does not lie at its place. Reads the leader, or a primary that is not in recovery. Throws {@link Unavailable} if that cannot
+   * be read now, which says nothing about the events.
+   */
+  missing(marks: readonly Mark[]): Promise<readonly Mark[]>;
+  /** The event of ours at exactly this place. null: there is none. Reads like {@link missing}. */
+  eventAt(position: Position): Promise<Recorded | null>;
   /** The first stream that another program wrote into. null: there is none. Reads the whole log. Absent if the store belongs to Payfold alone. */
   foreignStream?(): Promise<string | null>;
   close(): Promise<void>;
@@ -139,6 +152,14 @@ export class Unavailable extends Error {
   constructor(message: string, options?: ErrorOptions) {
     super(message, options);
     this.name = 'Unavailable';
+  }
+}
+
+/** The log is not the installation's own, or it has lost events (C76). Nothing was appended. */
+export class StoreIncident extends Error {
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.name = 'StoreIncident';
   }
 }
 

@@ -124,6 +124,8 @@ const watchAppends = (store: EventStore, onFailure: () => void): EventStore => (
   ...(store.readStreams && { readStreams: (streams) => store.readStreams!(streams) }),
   subscribe: (after, options) => store.subscribe(after, options),
   head: () => store.head(),
+  missing: (marks) => store.missing(marks),
+  eventAt: (position) => store.eventAt(position),
   ...(store.foreignStream && { foreignStream: () => store.foreignStream!() }),
   close: () => store.close(),
 });

@@ -25,6 +25,7 @@ import {
   UnreadableStream,
   type EventStore,
   type Expected,
+  type Mark,
   type Meta,
   type NewEvent,
   type Position,
@@ -573,6 +574,18 @@ class KurrentDbEventStore implements EventStore {
     );
     this.followers.add(follower);
     return follower;
+  }
+
+  async missing(marks: readonly Mark[]): Promise<readonly Mark[]> {
+    const found = await Promise.all(marks.map(async (mark) => ((await this.eventAt(mark.position))?.id === mark.id ? [] : [mark])));
+    return found.flat();
+  }
+
+  async eventAt(position: Position): Promise<Recorded | null> {
+    const fromPosition = fromText(position);
+    const [first] = await this.raw((client) => client.readAll({ fromPosition, maxCount: 1, requiresLeader: true, ...this.connection.user }));
+    const found = first && logged(first);
+    return found?.position === position ? found.event : null;
   }
 
   /** One read in flight and one queued. Later callers share the queued one. So each answer comes from a read that began after the call. */

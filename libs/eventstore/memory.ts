@@ -91,6 +91,14 @@ export const memoryEventStore = (options: { now?: () => number } = {}): EventSto
       open();
       return head();
     },
+    missing: async (marks) => {
+      open();
+      return marks.filter(({ position, id }) => log[Number(positionNumber(position)) - 1]?.id !== id);
+    },
+    eventAt: async (position) => {
+      open();
+      return log[Number(positionNumber(position)) - 1] ?? null;
+    },
     close: async () => {
       closed = true;
       wake.forEach((resume) => resume());

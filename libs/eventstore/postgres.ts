@@ -10,7 +10,17 @@ import { systemClock, within, type Clock } from '#kernel';
 import { ALL_AS_TEXT, createPool, DatabaseUnavailable, isRolledBack, StatementTimeout, type Client, type Migration, type Pool } from '#platform';
 import { BeyondTheEnd, deserialise, LogGap, numericPosition, positionNumber, serialise, sizeOf, type Serialised } from './codec.js';
 import { followPages, type Page, Tail } from './following.js';
-import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Expected, type NewEvent, type Position, type Recorded } from './event-store.js';
+import {
+  Conflict,
+  OutcomeUnknown,
+  Unavailable,
+  type EventStore,
+  type Expected,
+  type Mark,
+  type NewEvent,
+  type Position,
+  type Recorded,
+} from './event-store.js';
 
 /** Schema `es`: the log, its head, and the append function. */
 export const eventStoreMigration: Migration = {
@@ -205,6 +215,8 @@ export const createPostgresEventStore = (url: string, options: { clock?: Clock; 
       };
     },
     head: () => reads.head(),
+    missing: (marks) => reads.missing(marks),
+    eventAt: (position) => reads.eventAt(position),
     close: async () => {
       reads.close();
       await Promise.all([appends.close(), growth.close()]);
@@ -609,6 +621,29 @@ const READ_LOG = `select h.position, ${COLUMNS}
     order by o.position limit $2::int) e on true
   order by e.position`;
 
+/** A standby may lag behind, and says nothing about the primary. */
+const MISSING = `select pg_is_in_recovery(), m.position, m.id
+  from (select) one left join (
+    select m.position, m.id from unnest($1::bigint[], $2::uuid[]) m (position, id)
+    where not exists (select from es.events e where e.position = m.position and e.event_id = m.id)) m on true`;
+
+const EVENT_AT = `select pg_is_in_recovery(), ${COLUMNS} from (select) one left join es.events e on e.position = $1::bigint`;
+
+const refuseStandby = (isInRecovery: string): void => {
+  if (isInRecovery === 't') throw new Unavailable('Postgres: this server is a standby');
+};
+
+const missingQuery = (marks: readonly Mark[]) => ({
+  name: 'es_missing',
+  text: MISSING,
+  values: [marks.map(({ position }) => String(positionNumber(position))), marks.map(({ id }) => id)],
+});
+
+const missingOf = (rows: readonly [isInRecovery: string, position: string | null, id: string][]): Mark[] => {
+  refuseStandby(rows[0]![0]);
+  return rows.flatMap(([, position, id]) => (position === null ? [] : { position: numericPosition(position), id }));
+};
+
 const MAX_BIGINT = '9223372036854775807';
 
 class Reads {
@@ -682,6 +717,19 @@ class Reads {
   async head(): Promise<Position | null> {
     const [row] = await this.query<[string]>('es_head', 'select position from es.head', []);
     return row![0] === '0' ? null : numericPosition(row![0]);
+  }
+
+  async missing(marks: readonly Mark[]): Promise<readonly Mark[]> {
+    const { name, text, values } = missingQuery(marks);
+    return missingOf(await this.query<[string, string | null, string]>(name, text, values));
+  }
+
+  async eventAt(position: Position): Promise<Recorded | null> {
+    const [[isInRecovery, ...row]] = (await this.query<[string, ...EventRow]>('es_event_at', EVENT_AT, [String(positionNumber(position))])) as [
+      [string, ...EventRow],
+    ];
+    refuseStandby(isInRecovery);
+    return row[0] === null ? null : recorded(row);
   }
 
   /** Repeated once if the connection was dead already: after a restart of Postgres the pool holds such connections. */

@@ -88,6 +88,8 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
       return { [Symbol.asyncIterator]: () => items, close: () => inner.close() };
     },
     head: () => read('head', () => log.head(), true),
+    missing: (marks) => read('missing', () => log.missing(marks), true),
+    eventAt: (position) => read('eventAt', () => log.eventAt(position), true),
     close: async () => undefined,
   };
 };
