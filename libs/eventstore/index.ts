@@ -19,6 +19,7 @@ export {
   UnreadableStream,
 } from './event-store.js';
 export { defineEvents, type DomainEvent, type EventTypes } from './events.js';
+export { hostsOf, storeAddress } from './hosts.js';
 export { memoryEventStore } from './memory.js';
 export { eventStoreMigrations, openEventStore } from './open.js';
 export { createPostgresEventStore } from './postgres.js';

@@ -1,0 +1,29 @@
+/** The hosts of a store's URL, for messages. A URL may hold a password, so no message repeats it. */
+
+const KURRENTDB_PORT = '2113';
+const POSTGRES_PORT = '5432';
+
+/** `host:port`, or several of them between commas, as the driver of the URL reads it. Holds neither user nor password nor options. */
+export const hostsOf = (url: string): string => (/^postgres(ql)?:/i.test(url) ? postgresHosts(url) : kurrentdbHosts(url));
+
+/** The hosts of a KurrentDB URL, which may name several and then is no WHATWG URL. */
+const kurrentdbHosts = (url: string): string => {
+  // The client ends user and password at the first `@`. A host never holds one.
+  const address = url.replace(/^[^:]*:\/\/([^:]+:[^@]+@)?/, '').split(/[/?#]/, 1)[0]!;
+  return address
+    .slice(address.lastIndexOf('@') + 1)
+    .split(',')
+    .filter((host) => host !== '')
+    .map((host) => (host.includes(':') ? host : `${host}:${KURRENTDB_PORT}`))
+    .join(', ');
+};
+
+/** As `pg` reads it: a host among the options counts more, and may be the folder of a socket. */
+const postgresHosts = (url: string): string => {
+  const { hostname, port, searchParams } = new URL(url);
+  return `${searchParams.get('host') ?? (hostname === '' ? 'localhost' : decodeURIComponent(hostname))}:${searchParams.get('port') ?? (port || POSTGRES_PORT)}`;
+};
+
+/** The variable and the hosts of the event store: Postgres where there is no URL of KurrentDB. */
+export const storeAddress = (kurrentdbUrl: string | null, databaseUrl: string): string =>
+  kurrentdbUrl === null ? `DATABASE_URL (${hostsOf(databaseUrl)})` : `KURRENTDB_URL (${hostsOf(kurrentdbUrl)})`;
