@@ -4,7 +4,7 @@ import { CommandBus, CqrsModule, QueryBus } from '@nestjs/cqrs';
 import { Module } from '@nestjs/common';
 import { apiKeyUseMigration, type AuthenticationDeps, directoryModel, type Directory } from '#accounts';
 import { AccountsModule, AUTHENTICATION, DIRECTORY } from '#accounts/module';
-import { auditKeyModel, driftMigration, logSealMigration, type ProvePorts } from '#audit';
+import { auditKeyModel, driftMigration, headFolder, logSealMigration, type ProvePorts, sealedEnd, signedEnd } from '#audit';
 import { AuditModule, SEAL, SEALER } from '#audit/module';
 import { type CheckoutPorts, checkoutUnfinishedModel } from '#checkout';
 import { CHECKOUT_PORTS, CheckoutModule } from '#checkout/module';
@@ -81,6 +81,10 @@ export interface Services {
   close(): Promise<void>;
 }
 
+/** The newest signed head of an installation, from its database and its folder. */
+const signedEndOf = ({ config, keys, clock }: ProcessContext, db: Pool) =>
+  signedEnd({ db, keys, folder: headFolder(config.dataDir), now: () => clock.now() });
+
 /** After a failed append the process is not ready for this long. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
 
@@ -89,7 +93,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
   const context = new ProcessContext(config, places, keys, log, options);
   const imports = [
     PlatformModule.of(context),
-    EventStoreModule.of({ migrations: MIGRATIONS, readModels: READ_MODELS }),
+    EventStoreModule.of({ migrations: MIGRATIONS, readModels: READ_MODELS, sealedEnd, signedEnd: signedEndOf }),
     AccountsModule,
     GatewaysModule,
     PaymentsModule.of(answerEncoder),

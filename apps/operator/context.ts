@@ -8,7 +8,7 @@ import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Administration, apiKeyUseMigration, type Directory, directoryModel, openSigningSecret, postgresDirectory } from '#accounts';
-import { type EventStore, eventStoreMigrations, openEventStore, type Position, prepareReadModels, ReadModels, searchPathOf } from '#eventstore';
+import { eventStoreMigrations, openOwnLog, type OwnLog, type Position, prepareReadModels, ReadModels, searchPathOf } from '#eventstore';
 import { type Clock, type Ids, systemClock } from '#kernel';
 import {
   type Config,
@@ -49,7 +49,7 @@ export interface Context {
   readonly keys: KeyRing;
   readonly databaseUrl: string;
   readonly pool: Pool;
-  readonly store: EventStore;
+  readonly store: OwnLog;
   /** The service that runs on the same `DATA_DIR`. null: none runs, or `DATABASE_URL` was given. */
   readonly runtime: Runtime | null;
   readonly directory: Directory;
@@ -112,18 +112,30 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
   closers.push(release);
   const pool = createPool(databaseUrl, { name: 'operator', max: 3, searchPath: searchPathOf([directoryModel]) });
   closers.push(() => pool.end());
-  const store = await openEventStore(config.kurrentdbUrl, databaseUrl, pool, logger);
-  closers.push(() => store.close());
+  const clock = systemClock;
+  const ids = systemIds(() => clock.now());
   const prepare = (migrations: readonly Migration[]) => prepareSchema(pool, config, migrations);
-  await prepare([...eventStoreMigrations, processMigration, apiKeyUseMigration]);
-  if (config.migrate === 'start') await prepareReadModels(pool, [directoryModel], store);
+  const store = await openOwnLog({
+    kurrentdbUrl: config.kurrentdbUrl,
+    databaseUrl,
+    marksDir: config.marksDir,
+    pool,
+    clock,
+    newId: () => ids.uuid(),
+    process: { id: ids.uuid(), name: 'command', pid: process.pid },
+    log: logger,
+    // The audit's code is loaded only for a log of 0.1.0.
+    sealedEnd: async (db) => (await import('#audit')).sealedEnd(db),
+    prepare: () => prepare([...eventStoreMigrations, processMigration, apiKeyUseMigration]),
+  });
+  closers.push(() => store.close());
+  closers.push(() => store.keepMarks());
+  if (config.migrate === 'start' && store.incident === null) await prepareReadModels(pool, [directoryModel], store);
 
   const directory = postgresDirectory(pool);
   const keys = await openKeyRing(config, await store.head());
   await requireRightKeyRing(config, keys, directory);
 
-  const clock = systemClock;
-  const ids = systemIds(() => clock.now());
   const models = new ReadModels([directoryModel], { store, pool, clock });
   const inForce = async (recorded: Position | null) => {
     const position = recorded ?? (await store.head());

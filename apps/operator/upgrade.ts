@@ -26,7 +26,7 @@ export const addUpgrade = (program: Command, { action }: Terminal<UpgradeContext
       action(async (context) => {
         const { MIGRATIONS } = await import('../services.js');
         const { pool, store, readModels } = context;
-        await migrate(pool, MIGRATIONS);
+        await context.ownLog(() => migrate(pool, MIGRATIONS));
         await prepareReadModels(pool, readModels.models, store);
         const done = new AbortController();
         await readModels.follow(done.signal);
@@ -54,10 +54,12 @@ export const addUpgrade = (program: Command, { action }: Terminal<UpgradeContext
             'INVALID_STATE',
             `Older processes live: ${older.map(({ role, release, host, pid }) => `${role} ${release} (process ${pid} on ${host})`).join(', ')}. Stop them first; nothing was changed.`,
           );
+        const store = await context.ownLog();
         await migrate(context.pool, MIGRATIONS, { phase: 'contract' });
         const [{ changePostingRules }, { operator }] = await Promise.all([import('#ledger'), import('#payments')]);
         const ids = systemIds(() => systemClock.now());
-        await changePostingRules({ store: context.store, clock: systemClock, ids }, operator(loginName(), ids.uuid()));
+        await changePostingRules({ store, clock: systemClock, ids }, operator(loginName(), ids.uuid()));
+        await store.keepMarks();
         const status = await statusOf(context);
         return { json: status, text: inWords(status) };
       }),

@@ -1,5 +1,4 @@
 /** The sealed log and the keys of auditors, for Nest (`#audit/module`). */
-import { join } from 'node:path';
 import { Global, Module } from '@nestjs/common';
 import { Command } from '@nestjs/cqrs';
 import type { Actor, EventStore, Position } from '#eventstore';
@@ -7,7 +6,7 @@ import { EVENT_STORE, type OpenReactor, POOL, REACTOR } from '#eventstore/module
 import type { Pool } from '#platform';
 import { commandHandler, ProcessContext } from '#platform/module';
 import { type AuditKeyPorts, type AuditRole, type IssuedAuditKey, issueAuditKey, revokeAuditKey } from './audit-key.js';
-import { logSeal, type ProvePorts, resumeSeal, signLog, type SignedLog } from './seal.js';
+import { headFolder, logSeal, type ProvePorts, resumeSeal, signLog, type SignedLog } from './seal.js';
 
 /** The sealed log: its tiles, and the folder of its signed heads. */
 export const SEAL = Symbol('seal');
@@ -43,7 +42,7 @@ export class RevokeAuditKey extends Command<Position> {
       provide: SEAL,
       inject: [ProcessContext, EVENT_STORE, POOL],
       useFactory: async ({ config, keys, clock }: ProcessContext, store: EventStore, db: Pool): Promise<ProvePorts> => {
-        const seal = { store, db, keys, folder: join(config.dataDir, 'heads'), now: () => clock.now() };
+        const seal = { store, db, keys, folder: headFolder(config.dataDir), now: () => clock.now() };
         await resumeSeal(seal);
         return seal;
       },

@@ -59,7 +59,7 @@ test.each(['drift-journal-text', 'drift-journal'])('a payment that the journal b
 
 test('a payment with an event of another program in its stream is a difference; the others are compared', async () => {
   const double = await new KurrentDbDouble().start();
-  const store = await openEventStore(double.url(), '', pool, createLogger('silent', 'spec'));
+  const store = await openEventStore(double.url(), '', createLogger('silent', 'spec'));
   const [broken, sound] = [await charged(store), await charged(store)];
   const events = (await readStreams(store, [`payment-${broken}`, `payment-${sound}`])).flat();
   await transaction(pool, (client) => paymentListModel.apply(client, events));

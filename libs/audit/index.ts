@@ -26,5 +26,18 @@ export { eventHash } from './merkle.js';
 export { exportReport, projectionDigest, reportText, writePack } from './pack.js';
 export { proveConsistency, provePayment } from './prove.js';
 export { listAsOf, type ListThenQuery, paymentAsOf, timeline } from './replay.js';
-export { BrokenPromise, LOG_SEAL, logSeal, logSealMigration, logState, type ProvePorts, resumeSeal, signLog, unsignedEvents } from './seal.js';
+export {
+  BrokenPromise,
+  headFolder,
+  LOG_SEAL,
+  logSeal,
+  logSealMigration,
+  logState,
+  type ProvePorts,
+  resumeSeal,
+  sealedEnd,
+  signedEnd,
+  signLog,
+  unsignedEvents,
+} from './seal.js';
 export { verifyLog } from './verify.js';

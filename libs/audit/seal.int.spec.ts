@@ -34,7 +34,7 @@ const openDatabase = async (): Promise<Pool> => {
 beforeEach(async () => {
   double = await new KurrentDbDouble().start();
   pool = await openDatabase();
-  store = await openEventStore(double.url(), '', pool, createLogger('silent', 'spec'));
+  store = await openEventStore(double.url(), '', createLogger('silent', 'spec'));
   const folder = await mkdtemp(join(tmpdir(), 'payfold-seal-'));
   cleanUps.push(
     () => rm(folder, { recursive: true }),

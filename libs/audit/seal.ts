@@ -5,9 +5,10 @@
  * The tree is never rebuilt: a tree made again from changed events would prove nothing. Heads are signed every minute while events arrive. Before
  * each signature the sealer checks that the last signed head is still a beginning of the tree.
  */
-import type { EventStore, Position, Projection, Recorded } from '#eventstore';
+import type { EventStore, Position, Projection, Recorded, SealedPlace } from '#eventstore';
 import { timestamp } from '#kernel';
 import type { KeyRing, Migration, Queryable } from '#platform';
+import { join } from 'node:path';
 import { ForgedHead, type Head, headKeys, newestHeadFile, openHead, readHeadFile, signHead, writeHead, writeKeys } from './head.js';
 import { eventHash, type FetchTile, HASH_BYTES, rememberingTiles, rootOf, TILE_HASHES, tileRoot } from './merkle.js';
 
@@ -172,9 +173,37 @@ export interface SignedLog {
   readonly note: string;
 }
 
+/** The folder of the signed heads. */
+export const headFolder = (dataDir: string): string => join(dataDir, 'heads');
+
 export interface ProvePorts extends HeadPorts {
   readonly store: EventStore;
 }
+
+/** The last event that the seal of a database covers. null: nothing is sealed. Also for a database of another release. */
+export const sealedEnd = async (db: Queryable): Promise<SealedPlace | null> => {
+  const { rows } = await db.query<{ found: boolean }>(`select to_regclass('public.log_state') is not null as found`);
+  if (!rows[0]!.found) return null;
+  const { size, position } = await logState(db);
+  return size === 0 ? null : sealedPlace(db, size, position as Position, 'the seal');
+};
+
+/** The last event that the newest signed head covers, of the database or of the folder. null: nothing is signed. */
+export const signedEnd = async (ports: HeadPorts): Promise<SealedPlace | null> => {
+  const last = await lastHead(ports);
+  return last && sealedPlace(ports.db, last.head.size, last.head.position as Position, `the head that was signed at ${last.head.at}`);
+};
+
+const sealedPlace = async (db: Queryable, size: number, position: Position, where: string): Promise<SealedPlace> => {
+  const [tile, index] = [Math.floor((size - 1) / TILE_HASHES), (size - 1) % TILE_HASHES];
+  const { rows } = await db.query<{ leaf: Buffer }>(
+    `select substr(hashes, $2::int, ${HASH_BYTES}) as leaf from log_tile where level = 0 and number = $1`,
+    [tile, index * HASH_BYTES + 1],
+  );
+  const leaf = rows[0]?.leaf;
+  // If the database went back behind the head, it has no leaf to compare.
+  return { where, position, isEvent: (event) => leaf?.length !== HASH_BYTES || eventHash(event).equals(leaf) };
+};
 
 /**
  * If the seal was lost with its database, but events and heads were not, the seal continues under the origin that the heads name. It is made again

@@ -10,7 +10,7 @@
  * A second worker waits for that row, finds another position, and writes nothing.
  */
 import { DatabaseUnavailable, transaction, type Client, type Migration, type Pool, type Queryable } from '#platform';
-import { OutcomeUnknown, Unavailable, type EventStore, type Position } from './event-store.js';
+import { type Mark, OutcomeUnknown, type Position, Unavailable } from './event-store.js';
 
 /** Checkpoints with their leases, and the events that stopped a projection. Position '' is the start of the log. */
 export const projectionCheckpointMigration: Migration = {
@@ -86,11 +86,11 @@ export interface Checkpoint<Tx = Client> {
   /** The position alone; '' if the projection never ran. */
   position(): Promise<string>;
   /**
-   * Moves the checkpoint from a place to a position. Then runs `apply` in the same transaction. Extends the lease if it is this owner's. Throws {@link Moved},
+   * Moves the checkpoint from a place to a position. `last`: the last event that is applied with it, if one is. Then runs `apply` in the same transaction. Extends the lease if it is this owner's. Throws {@link Moved},
    * without `apply`, if the checkpoint is elsewhere. Throws {@link HandlerFault} if `apply` failed and the connection did not. After any other error the outcome may
    * be unknown.
    */
-  commit(from: Place, to: Position, lease: Lease, apply: ((tx: Tx) => Promise<void>) | null): Promise<void>;
+  commit(from: Place, to: Position, lease: Lease, apply: ((tx: Tx) => Promise<void>) | null, last?: Mark | null): Promise<void>;
   /** Records why the projection stopped. The first commit that passes the position resolves it. */
   recordFailure(failure: CheckpointFailure): Promise<void>;
   status(): Promise<CheckpointStatus>;
@@ -193,10 +193,10 @@ class PostgresCheckpoint implements Checkpoint {
     return rows[0]?.position ?? '';
   }
 
-  async commit(from: Place, to: Position, lease: Lease, apply: ((client: Client) => Promise<void>) | null): Promise<void> {
-    if (!apply && !this.unresolved) return this.advance(this.pool, from, to, lease);
+  async commit(from: Place, to: Position, lease: Lease, apply: ((client: Client) => Promise<void>) | null, last: Mark | null = null): Promise<void> {
+    if (!apply && !this.unresolved) return this.advance(this.pool, from, to, lease, last);
     await transaction(this.pool, async (client) => {
-      await this.advance(client, from, to, lease);
+      await this.advance(client, from, to, lease, last);
       if (this.unresolved)
         await client.query(
           'update projection_failure set resolved_at = clock_timestamp() where name = $1 and resolved_at is null and position <= $2',
@@ -211,13 +211,14 @@ class PostgresCheckpoint implements Checkpoint {
     });
   }
 
-  private async advance(db: Queryable, from: Place, to: Position, lease: Lease): Promise<void> {
+  private async advance(db: Queryable, from: Place, to: Position, lease: Lease, last: Mark | null): Promise<void> {
     const { rowCount } = await db.query({
       name: 'projection_advance',
       text: `update projection_checkpoint set position = $4, updated_at = clock_timestamp(),
+               event_position = coalesce($7, event_position), event_id = coalesce($8, event_id),
                lease_until = case owner when $5 then clock_timestamp() + $6::int * interval '1 millisecond' else lease_until end
              where name = $1 and position = $2 and epoch = $3`,
-      values: [this.name, from.position, from.epoch, to, lease.owner, lease.ms],
+      values: [this.name, from.position, from.epoch, to, lease.owner, lease.ms, last?.position ?? null, last?.id ?? null],
     });
     if (rowCount !== 1) throw new Moved();
   }
@@ -268,56 +269,32 @@ class PostgresCheckpoint implements Checkpoint {
 // ---- checkpoints in Postgres only
 
 /**
- * Refuses an event store that the read models have never followed: payments would be begun in a log that nobody reads. Before its first use also one that holds
- * streams of another program, since a KurrentDB belongs to one installation. Places of KurrentDB have two parts, those of Postgres one.
- */
-export const requireOwnStore = async (db: Queryable, store: Pick<EventStore, 'foreignStream'>, onKurrentdb: boolean): Promise<void> => {
-  const { rows: tables } = await db.query<{ found: boolean }>(`select to_regclass('projection_checkpoint') is not null as found`);
-  const { rows } = tables[0]!.found
-    ? await db.query<{ kurrentdb: boolean }>(
-        `select position like '%:%' as kurrentdb from projection_checkpoint where position <> '' order by updated_at desc limit 1`,
-      )
-    : { rows: [] };
-  const [known] = rows;
-  if (!known) {
-    const foreign = await store.foreignStream?.();
-    if (!foreign) return;
-    throw new Error(
-      `the event store at KURRENTDB_URL holds the stream ${foreign}, which Payfold did not write; it must belong to one installation alone; nothing was changed`,
-    );
-  }
-  if (known.kurrentdb === onKurrentdb) return;
-  throw new Error(
-    known.kurrentdb
-      ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'
-      : 'the events of this database lie in Postgres; unset KURRENTDB_URL, or take another database',
-  );
-};
-
-/**
  * Locks the checkpoint for the rest of the transaction, so nothing is applied meanwhile. For the swap of a rebuild: lock both, compare, switch,
  * commit. null: the projection never ran.
  */
 export const lockCheckpoint = async (
   client: Client,
   name: string,
-): Promise<{ readonly position: Position | null; readonly epoch: bigint } | null> => {
-  const { rows } = await client.query<{ position: string; epoch: string }>(
-    'select position, epoch from projection_checkpoint where name = $1 for update',
+): Promise<{ readonly position: Position | null; readonly last: Mark | null } | null> => {
+  const { rows } = await client.query<{ position: string; event_position: Position | null; event_id: string | null }>(
+    'select position, event_position, event_id from projection_checkpoint where name = $1 for update',
     [name],
   );
-  return rows[0] ? { position: asPosition(rows[0].position), epoch: BigInt(rows[0].epoch) } : null;
+  if (!rows[0]) return null;
+  const { position, event_position: at, event_id: id } = rows[0];
+  return { position: asPosition(position), last: at !== null && id !== null ? { position: at, id } : null };
 };
 
 /**
- * Sets a checkpoint to a position (null: the start of the log), in the transaction that also empties, fills or swaps the rows. The epoch goes up, so
+ * Sets a checkpoint to a position (null: the start of the log) behind the last event that was applied, in the transaction that also empties, fills or swaps the rows. The epoch goes up, so
  * a worker in the middle of a batch loses its claim and reads from here again. Never for a reactor, since its effects cannot be undone.
  */
-export const resetCheckpoint = async (client: Client, name: string, position: Position | null): Promise<void> => {
+export const resetCheckpoint = async (client: Client, name: string, position: Position | null, last: Mark | null = null): Promise<void> => {
   await client.query(
-    `insert into projection_checkpoint as c (name, position, epoch) values ($1, $2, 1)
-     on conflict (name) do update set position = excluded.position, epoch = c.epoch + 1, owner = null, lease_until = null, updated_at = clock_timestamp()`,
-    [name, position ?? ''],
+    `insert into projection_checkpoint as c (name, position, epoch, event_position, event_id) values ($1, $2, 1, $3, $4)
+     on conflict (name) do update set position = excluded.position, epoch = c.epoch + 1, owner = null, lease_until = null, updated_at = clock_timestamp(),
+       event_position = excluded.event_position, event_id = excluded.event_id`,
+    [name, position ?? '', last?.position ?? null, last?.id ?? null],
   );
   await client.query('update projection_failure set resolved_at = clock_timestamp() where name = $1 and resolved_at is null', [name]);
 };

@@ -1,11 +1,13 @@
 /** The log of the installation, its schema and its read models, for Nest (`#eventstore/module`). */
 import { pid } from 'node:process';
 import { type DynamicModule, Global, Module } from '@nestjs/common';
-import { cardInTextCheck, migrate, type Migration, missingMigrations, type Pool, recordProcess } from '#platform';
+import { cardInTextCheck, migrate, type Migration, missingMigrations, type Pool, type Queryable, recordProcess } from '#platform';
 import { ProcessContext } from '#platform/module';
 import { postgresCheckpoint } from './checkpoint.js';
 import { type EventStore, OutcomeUnknown, Unavailable } from './event-store.js';
-import { openEventStore } from './open.js';
+import type { SealedPlace } from './installation.js';
+import { openOwnLog } from './open.js';
+import type { OwnLog } from './own-log.js';
 import { checkpointOf, missingShapes, prepareReadModels, type ReadModel, ReadModels, searchPathOf } from './read-model.js';
 import { createSubscriber, type Projection, type Subscriber } from './subscriber.js';
 
@@ -27,13 +29,19 @@ export class Appends {
 
 interface Storage {
   readonly pool: Pool;
-  readonly store: EventStore;
+  readonly log: OwnLog;
 }
 const STORAGE = Symbol('storage');
+/** The guard of the log: whether it is ours and whole. */
+export const LOG_GATE = Symbol('log gate');
 
 export interface Schema {
   readonly migrations: readonly Migration[];
   readonly readModels: readonly ReadModel[];
+  /** The last event that the seal covers. */
+  readonly sealedEnd: (db: Queryable) => Promise<SealedPlace | null>;
+  /** The last event that the newest signed head covers. */
+  readonly signedEnd: (context: ProcessContext, pool: Pool) => Promise<SealedPlace | null>;
 }
 
 @Global()
@@ -44,15 +52,21 @@ export class EventStoreModule {
       Appends,
       {
         provide: STORAGE,
-        inject: [ProcessContext, Appends],
-        useFactory: (context: ProcessContext, appends: Appends) => open(context, appends, schema),
+        inject: [ProcessContext],
+        useFactory: (context: ProcessContext) => open(context, schema),
       },
       { provide: POOL, inject: [STORAGE], useFactory: ({ pool }: Storage) => pool },
-      { provide: EVENT_STORE, inject: [STORAGE], useFactory: ({ store }: Storage) => store },
+      { provide: LOG_GATE, inject: [STORAGE], useFactory: ({ log }: Storage) => log },
+      {
+        provide: EVENT_STORE,
+        inject: [ProcessContext, STORAGE, Appends],
+        useFactory: ({ clock }: ProcessContext, { log }: Storage, appends: Appends) =>
+          watchAppends(log, () => (appends.failedAt = clock.monotonic())),
+      },
       {
         provide: SUBSCRIBING,
-        inject: [ProcessContext, STORAGE],
-        useFactory: (context: ProcessContext, { store }: Storage) => subscribing(context, store, schema),
+        inject: [ProcessContext, EVENT_STORE, LOG_GATE],
+        useFactory: (context: ProcessContext, store: EventStore, log: OwnLog) => subscribing(context, store, log, schema),
       },
       {
         provide: ReadModels,
@@ -69,38 +83,53 @@ export class EventStoreModule {
             createSubscriber(projection, { ...options, checkpoint: postgresCheckpoint(pool, projection.name) }),
       },
     ];
-    return { module: EventStoreModule, providers, exports: [Appends, POOL, EVENT_STORE, ReadModels, REACTOR] };
+    return { module: EventStoreModule, providers, exports: [Appends, POOL, EVENT_STORE, LOG_GATE, ReadModels, REACTOR] };
   }
 }
 
 const SUBSCRIBING = Symbol('subscribing');
 type Subscribing = ReturnType<typeof subscribing>;
 
-/** Opens pool and log, and brings the schema to this release. With MIGRATE=prepare only `payfold upgrade prepare` changes the schema. */
-const open = async (context: ProcessContext, appends: Appends, { migrations, readModels }: Schema): Promise<Storage> => {
-  const { config, places, log, clock, ids, options } = context;
+/**
+ * Opens pool and log, and brings the schema to this release. With MIGRATE=prepare only `payfold upgrade prepare` changes the schema. While an incident
+ * of the event store is open, no read model is made.
+ */
+const open = async (context: ProcessContext, schema: Schema): Promise<Storage> => {
+  const { config, places, log: logger, clock, ids, options } = context;
+  const { migrations, readModels } = schema;
   cardInTextCheck.on = config.cardInTextCheck;
   const pool = context.pool({ name: 'main', max: POOL_CONNECTIONS, searchPath: searchPathOf(readModels) });
-  const bare = await openEventStore(config.kurrentdbUrl, places.databaseUrl, pool, log);
-  context.atEnd(() => bare.close());
-  if (config.migrate === 'start') {
-    await migrate(pool, migrations);
-    await prepareReadModels(pool, readModels, bare);
-  } else await requirePrepared(pool, { migrations, readModels });
+  const id = ids.uuid();
+  const log = await openOwnLog({
+    kurrentdbUrl: config.kurrentdbUrl,
+    databaseUrl: places.databaseUrl,
+    marksDir: config.marksDir,
+    pool,
+    clock,
+    newId: () => ids.uuid(),
+    process: { id, name: options.role ?? 'command', pid },
+    log: logger,
+    sealedEnd: schema.sealedEnd,
+    signedHead: () => schema.signedEnd(context, pool),
+    prepare: () => (config.migrate === 'start' ? migrate(pool, migrations) : requirePrepared(pool, schema)),
+    wrap: (store) => context.guarded(store),
+  });
+  context.atEnd(() => log.close());
+  const stop = new AbortController();
+  const checking = log.run(stop.signal);
+  context.atEnd(() => {
+    stop.abort();
+    return checking;
+  });
+  if (config.migrate === 'start' && log.incident === null) await prepareReadModels(pool, readModels, log);
   if (options.role !== undefined) {
-    const recorded = await recordProcess(pool, {
-      id: ids.uuid(),
-      role: options.role,
-      pid,
-      readModels: readModels.map(checkpointOf),
-      clock,
-    });
+    const recorded = await recordProcess(pool, { id, role: options.role, pid, readModels: readModels.map(checkpointOf), clock });
     context.atEnd(() => recorded.stop());
   }
-  return { pool, store: context.guarded(watchAppends(bare, () => (appends.failedAt = clock.monotonic()))) };
+  return { pool, log };
 };
 
-const requirePrepared = async (pool: Pool, { migrations, readModels }: Schema): Promise<void> => {
+const requirePrepared = async (pool: Pool, { migrations, readModels }: Pick<Schema, 'migrations' | 'readModels'>): Promise<void> => {
   const missing = await missingMigrations(pool, migrations);
   const shapes = missing.length === 0 ? await missingShapes(pool, readModels) : [];
   if (missing.length + shapes.length > 0)
@@ -130,10 +159,11 @@ const watchAppends = (store: EventStore, onFailure: () => void): EventStore => (
   close: () => store.close(),
 });
 
-const subscribing = (context: ProcessContext, store: EventStore, { readModels }: Schema) => {
+const subscribing = (context: ProcessContext, store: EventStore, guard: OwnLog, { readModels }: Schema) => {
   const { clock, log, options } = context;
   return {
     store,
+    verifiedRead: () => guard.verifiedRead(),
     clock,
     log,
     pool: context.pool({ name: 'projections', max: PROJECTION_POOL_CONNECTIONS, byKey: true, searchPath: searchPathOf(readModels) }),

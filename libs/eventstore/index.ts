@@ -20,8 +20,11 @@ export {
 } from './event-store.js';
 export { defineEvents, type DomainEvent, type EventTypes } from './events.js';
 export { hostsOf, storeAddress } from './hosts.js';
+export { INSTALLATION_STREAM, installationEvents, installationIn, type SealedPlace } from './installation.js';
+export { type Finding, type Incident, type Known, type KnownMark, type MarkBook, type OwnMarks, postgresMarkBook } from './marks.js';
 export { memoryEventStore } from './memory.js';
-export { eventStoreMigrations, openEventStore } from './open.js';
+export { eventStoreMigrations, guardLog, type GuardOptions, openEventStore, openOwnLog } from './open.js';
+export { type LogGate, OwnLog } from './own-log.js';
 export { createPostgresEventStore } from './postgres.js';
 export {
   checkpointOf,

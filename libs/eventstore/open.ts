@@ -1,36 +1,88 @@
-/** Which event store a process uses, and the tables of this lib. */
-import type { Logger, Migration, Queryable } from '#platform';
-import { projectionCheckpointMigration, requireOwnStore } from './checkpoint.js';
+/** Which event store a process uses, the tables of this lib, and how a process makes sure that the log is its own. */
+import type { Logger, Migration, Pool } from '#platform';
+import { projectionCheckpointMigration } from './checkpoint.js';
 import type { EventStore } from './event-store.js';
+import { installationMigration, type InstallationPorts, requireOwnLog, settleInstallation } from './installation.js';
 import { createKurrentDbEventStore } from './kurrentdb.js';
+import { markMigration, postgresMarkBook } from './marks.js';
+import { OwnLog, type OwnLogOptions } from './own-log.js';
 import { createPostgresEventStore, eventStoreMigration } from './postgres.js';
 import { readModelMigration } from './read-model.js';
 
 /** Tables of this lib, for `migrate`. */
-export const eventStoreMigrations: readonly Migration[] = [eventStoreMigration, projectionCheckpointMigration, readModelMigration];
+export const eventStoreMigrations: readonly Migration[] = [
+  eventStoreMigration,
+  projectionCheckpointMigration,
+  readModelMigration,
+  installationMigration,
+  markMigration,
+];
 
-/**
- * Opens KurrentDB if its address is configured, else Postgres. Every process and command chooses here. Call it before the migrations, so that a
- * refused store leaves `db` unchanged.
- */
+export interface GuardOptions extends Omit<InstallationPorts, 'store'>, Pick<OwnLogOptions, 'signedHead' | 'log'> {
+  /** `MARKS_DIR`. */
+  readonly marksDir: string;
+  /** Of the process, for its marks. */
+  readonly process: { readonly id: string; readonly name: string; readonly pid: number };
+  /** Brings the tables up to this release, or refuses. */
+  readonly prepare: () => Promise<void>;
+}
+
+export interface OpenLogOptions extends GuardOptions {
+  /** Wraps the adapter, below the guard. */
+  readonly wrap?: (store: EventStore) => EventStore;
+}
+
+/** The adapter for KurrentDB if its address is configured, else for Postgres. Without a guard, it trusts whatever log it meets. */
 export const openEventStore = async (
   kurrentdbUrl: string | null,
   databaseUrl: string,
-  db: Queryable,
   log: Pick<Logger, 'warn' | 'error'>,
-): Promise<EventStore> => {
-  const store =
-    kurrentdbUrl === null
-      ? createPostgresEventStore(databaseUrl)
-      : await createKurrentDbEventStore(kurrentdbUrl, {
-          onTrouble: (message, error) => log.warn({ err: error }, message),
-          onForeign: (stream) => log.error({ stream }, 'another program writes to the event store; its events are passed over'),
-        });
+  checkSession?: (missing: EventStore['missing']) => Promise<void>,
+): Promise<EventStore> =>
+  kurrentdbUrl === null
+    ? createPostgresEventStore(databaseUrl, checkSession && { checkSession })
+    : createKurrentDbEventStore(kurrentdbUrl, {
+        onTrouble: (message, error) => log.warn({ err: error }, message),
+        onForeign: (stream) => log.error({ stream }, 'another program writes to the event store; its events are passed over'),
+      });
+
+/**
+ * Opens the log of the installation. Every process and command chooses here. A log that does not belong to the database is refused before anything is
+ * changed. A log that has lost events is opened with an incident, so that the process can say so (C76).
+ */
+export const openOwnLog = async (options: OpenLogOptions): Promise<OwnLog> => {
+  let own: OwnLog | null = null;
+  const { kurrentdbUrl, databaseUrl, log, wrap = (store) => store } = options;
+  const bare = await openEventStore(kurrentdbUrl, databaseUrl, log, async (missing) => own?.checkSession(missing));
   try {
-    await requireOwnStore(db, store, kurrentdbUrl !== null);
-    return store;
+    return (own = await guardLog(wrap(bare), options));
   } catch (error) {
-    await store.close();
+    await bare.close();
     throw error;
   }
+};
+
+/** The guard of an opened store. Refuses as {@link openOwnLog}. */
+export const guardLog = async (store: EventStore, options: GuardOptions): Promise<OwnLog> => {
+  const { kurrentdbUrl, databaseUrl, pool, marksDir, process, clock, log, prepare, newId, sealedEnd, signedHead } = options;
+  const installation = { pool, store, clock, newId, kurrentdbUrl, databaseUrl, sealedEnd };
+  if (kurrentdbUrl !== null || (await hasLog(pool))) await requireOwnLog(installation);
+  await prepare();
+  const own = new OwnLog({
+    store,
+    book: postgresMarkBook({ pool, folder: marksDir, processId: process.id, name: process.name, pid: process.pid, clock }),
+    installationId: await settleInstallation(installation),
+    clock,
+    log,
+    appendsProve: kurrentdbUrl === null,
+    ...(signedHead && { signedHead }),
+  });
+  await own.begin();
+  return own;
+};
+
+/** False for a database that holds nothing yet. */
+const hasLog = async (pool: Pool): Promise<boolean> => {
+  const { rows } = await pool.query<{ found: boolean }>(`select to_regclass('es.events') is not null as found`);
+  return rows[0]!.found;
 };

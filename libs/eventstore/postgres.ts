@@ -20,6 +20,7 @@ import {
   type NewEvent,
   type Position,
   type Recorded,
+  StoreIncident,
 } from './event-store.js';
 
 /** Schema `es`: the log, its head, and the append function. */
@@ -157,12 +158,22 @@ const PAGE_EVENTS = 500;
 /** The poll under NOTIFY. A lost wake-up costs this much time and never an event. Without a listening connection every outside wake-up is lost. */
 const POLL_MS = { listening: 5_000, deaf: 500 } as const;
 
+export interface PostgresEventStoreOptions {
+  readonly clock?: Clock;
+  readonly readConnections?: number;
+  /**
+   * Called for each new session of appends, before its first append. `missing` asks that session. If it throws {@link StoreIncident}, the session is
+   * not used, and the appends that wait for it get that error.
+   */
+  readonly checkSession?: (missing: EventStore['missing']) => Promise<void>;
+}
+
 /**
  * The store over connections of its own: one for appends, one for LISTEN while any reader follows the log, and `readConnections` for reads, so that
  * long reads never delay an append. LISTEN does not work through a pooler in transaction mode. The database must have {@link eventStoreMigration}.
  * Every error of the port has the meaning in event-store.ts. A plain `Error` is a fault of ours (a limit, a missing table).
  */
-export const createPostgresEventStore = (url: string, options: { clock?: Clock; readConnections?: number } = {}): EventStore => {
+export const createPostgresEventStore = (url: string, options: PostgresEventStoreOptions = {}): EventStore => {
   const clock = options.clock ?? systemClock;
   const pools = {
     append: createPool(url, { name: 'event append', max: 1 }),
@@ -172,7 +183,7 @@ export const createPostgresEventStore = (url: string, options: { clock?: Clock; 
   pools.append.options.pipeline = true;
   const reads = new Reads(pools.read, clock);
   const tail = new Tail(clock, (after) => reads.page(after, PAGE_EVENTS, undefined, undefined));
-  const appends: Appends = new Appends(pools.append, clock, () => growth.announce());
+  const appends: Appends = new Appends(new Line(pools.append, clock, options.checkSession), clock, () => growth.announce());
   const growth = new Growth(pools.listen, clock, (session) => appends.isOwn(session));
   return {
     append: (stream, expected, events, { timeoutMs = APPEND_TIMEOUT_MS } = {}) => appends.add(stream, expected, events, timeoutMs),
@@ -273,7 +284,6 @@ class Appends {
   private queuedBytes = 0;
   /** Streams with an append in flight. The appends of one process to one stream keep their order. */
   private readonly busy = new Set<string>();
-  private readonly line: Line;
   /** Batches in flight. A set of single appends would change with every append, which doubles the time of garbage collection. */
   private readonly sending: (readonly Append[])[] = [];
   /** Appends without an answer. */
@@ -285,12 +295,10 @@ class Appends {
   private closed = false;
 
   constructor(
-    pool: Pool,
+    private readonly line: Line,
     private readonly clock: Clock,
     private readonly onAppended: () => void,
-  ) {
-    this.line = new Line(pool);
-  }
+  ) {}
 
   add(stream: string, expected: Expected, newEvents: readonly NewEvent[], timeoutMs: number): Promise<{ revision: bigint; position: Position }> {
     return new Promise((resolve, reject) => {
@@ -433,12 +441,16 @@ class Appends {
   private recover(appends: readonly Append[], error: unknown): void {
     const cause = error as Error;
     const rolledBack = isRolledBack(error);
-    const transient = error instanceof DatabaseUnavailable;
+    const transient = error instanceof DatabaseUnavailable || error instanceof Unavailable;
     const again: Append[] = [];
     for (const append of appends) {
       append.ambiguous ||= append.inFlight && !rolledBack;
       append.inFlight = false;
       if (append.settled) continue;
+      if (cause instanceof StoreIncident) {
+        this.fail(append, append.ambiguous ? new OutcomeUnknown(cause.message, { cause }) : cause);
+        continue;
+      }
       if (append.ambiguous && append.expected === 'any')
         // Without a revision the store cannot tell a repeat from a second append.
         this.fail(append, new OutcomeUnknown(`${append.stream}: the connection was lost during the append`, { cause }));
@@ -497,7 +509,11 @@ class Line {
   private opening: Promise<Client> | null = null;
   private drop: () => void = () => undefined;
 
-  constructor(private readonly pool: Pool) {}
+  constructor(
+    private readonly pool: Pool,
+    private readonly clock: Clock,
+    private readonly check: PostgresEventStoreOptions['checkSession'],
+  ) {}
 
   open(): Promise<Client> {
     this.opening ??= this.connect();
@@ -524,6 +540,12 @@ class Line {
       client.once('end', this.drop);
       await client.query({ text: SESSION, query_timeout: READ_TIMEOUT_MS } as { text: string });
       this.session = (client as { processID?: number }).processID;
+      await this.check?.(async (marks) => {
+        const query = client.query<[string, string | null, string]>({ ...missingQuery(marks), rowMode: 'array', types: ALL_AS_TEXT });
+        return missingOf(
+          (await within(this.clock, READ_TIMEOUT_MS, query, () => new StatementTimeout('Postgres did not answer: read timeout'))).rows,
+        );
+      });
       return client;
     } catch (error) {
       this.drop();

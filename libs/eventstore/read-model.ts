@@ -408,7 +408,7 @@ export const rebuild = async (
       for (const table of model.tables)
         rows.push({ table, live: await count(swap, `${live}.${table}`), rebuilt: await count(swap, `${schema}.${table}`) });
       await swap.query(`set local lock_timeout = '5s'; drop schema ${live} cascade; alter schema ${schema} rename to ${live}`);
-      await resetCheckpoint(swap, checkpoint, rebuilt?.position ?? head);
+      await resetCheckpoint(swap, checkpoint, rebuilt?.position ?? head, rebuilt?.last ?? null);
       await dropCheckpoint(swap, shadow);
       await markBuilt(swap, model);
       return { rows, position: rebuilt?.position ?? head };

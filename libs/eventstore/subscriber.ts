@@ -14,7 +14,7 @@
 import { systemClock, type Clock } from '#kernel';
 import { DatabaseUnavailable, uuidV7, type Client, type Logger } from '#platform';
 import { asPosition, HandlerFault, Moved, type Checkpoint, type CheckpointStatus, type Lease, type Place } from './checkpoint.js';
-import { OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded, type SubscriptionItem } from './event-store.js';
+import { type EventStore, OutcomeUnknown, type Position, type Recorded, StoreIncident, type SubscriptionItem, Unavailable } from './event-store.js';
 import { BeyondTheEnd } from './codec.js';
 
 /** Events per transaction; 200 to 1000 measured best, 5000 slower. */
@@ -31,6 +31,8 @@ const WATCH_MS = 25;
 const PATIENCE_MS = 250;
 /** Also the lag that a projection may have when a database has come back. */
 const BACKOFF_MS = { first: 50, most: 1_000 } as const;
+/** While an incident of the event store is open, a projection looks this often whether it is over. The incident itself is reported elsewhere. */
+const INCIDENT_POLL_MS = 1_000;
 /** A single event that fails is tried once more before it counts as poison. */
 const POISON_ATTEMPTS = 2;
 
@@ -61,6 +63,11 @@ export interface SubscriberOptions<Tx = Client> {
   readonly clock?: Clock;
   readonly batchEvents?: number;
   readonly leaseMs?: number;
+  /**
+   * Resolves if the events that were just read belong to our log. Called before rows are made of them. While it throws {@link StoreIncident}, the
+   * projection waits.
+   */
+  readonly verifiedRead?: () => Promise<void>;
   /** For what `apply` logs. */
   readonly log?: ProjectionLog;
   /** A UUID. Never that of another process that may be alive. Default: a new one. */
@@ -201,6 +208,12 @@ class LogSubscriber<Tx> implements Subscriber {
         const error = thrown instanceof BeyondTheEnd ? await this.lostOr(thrown) : thrown;
         if (error instanceof Lost || error instanceof Moved) {
           this.watch.forget();
+          continue;
+        }
+        if (error instanceof StoreIncident) {
+          this.state = 'standby';
+          this.watch.forget();
+          await this.clock.sleep(INCIDENT_POLL_MS, signal);
           continue;
         }
         if (isTransient(error)) {
@@ -354,6 +367,7 @@ class LogSubscriber<Tx> implements Subscriber {
         tries = 0;
       } catch (error) {
         if (error instanceof Lost || error instanceof Moved) continue;
+        if (error instanceof StoreIncident) throw error;
         if (!isTransient(error)) throw await this.record(error);
         last = error as Error;
         await this.pause(last, tries++, never.signal);
@@ -396,7 +410,8 @@ class LogSubscriber<Tx> implements Subscriber {
           // Outside of a worker the caller decides how long to go on.
           if (!stop) throw error;
           await this.pause(error as Error, tries++, stop);
-        } else if (batch.length > 1) size = Math.ceil(batch.length / 2);
+        } else if (error instanceof StoreIncident) throw error;
+        else if (batch.length > 1) size = Math.ceil(batch.length / 2);
         else if (++attempts >= POISON_ATTEMPTS) throw new ProjectionFailed(this.name, batch[0]!, causeOf(error));
       }
     }
@@ -413,7 +428,9 @@ class LogSubscriber<Tx> implements Subscriber {
   }
 
   private async commit(place: Place, events: readonly Recorded[], to: Position): Promise<Place> {
-    await this.checkpoint.commit(place, to, this.lease, events.length > 0 ? (tx) => this.projection.apply(tx, events, this.options.log) : null);
+    await this.options.verifiedRead?.();
+    const last = events.at(-1) ?? null;
+    await this.checkpoint.commit(place, to, this.lease, last && ((tx) => this.projection.apply(tx, events, this.options.log)), last);
     this.retrying = null;
     this.watch.passed(to);
     return { position: to, epoch: place.epoch };

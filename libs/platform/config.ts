@@ -37,6 +37,8 @@ export interface Config {
   readonly host: string;
   readonly port: number;
   readonly dataDir: string;
+  /** Where each process keeps its newest event, outside the database. */
+  readonly marksDir: string;
   /** null: embedded Postgres. */
   readonly databaseUrl: string | null;
   /** null: Postgres is the event store too. */
@@ -177,6 +179,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     host,
     port: apiPort,
     dataDir,
+    marksDir: resolve(text('MARKS_DIR', `${dataDir}/marks`)),
     databaseUrl,
     kurrentdbUrl: url('KURRENTDB_URL', ['kurrentdb:', 'kurrentdb+discover:', 'kurrent:', 'kdb:', 'esdb:', 'esdb+discover:']),
     simulatorUrl: url('SIMULATOR_URL', ['http:']),

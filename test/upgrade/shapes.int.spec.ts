@@ -29,7 +29,7 @@ beforeAll(async () => {
   pool = createPool(database.url, { name: 'spec', max: 6, searchPath: searchPathOf(READ_MODELS) });
   const log = createLogger('silent', 'spec');
   await migrate(pool, MIGRATIONS);
-  const store = await openEventStore(null, database.url, pool, log);
+  const store = await openEventStore(null, database.url, log);
   await prepareReadModels(pool, READ_MODELS, store);
   const models = new ReadModels(READ_MODELS, { store, pool, clock: systemClock, log });
   const head = (await store.head())!;

@@ -1,0 +1,184 @@
+/**
+ * The identity of an installation. Its id lies in its database and in the first event of its log, so that a database and a log that do not belong
+ * together are refused before anything is done (docs/decisions/0030-a-log-has-an-identity.md).
+ */
+import { type Clock, timestamp } from '#kernel';
+import type { Migration, Pool, Queryable } from '#platform';
+import type { EventStore, Position, Recorded } from './event-store.js';
+import { defineEvents, type DomainEvent } from './events.js';
+import { storeAddress } from './hosts.js';
+import { recordOnce } from './streams.js';
+
+export interface InstallationCreated extends DomainEvent {
+  readonly type: 'InstallationCreated';
+  readonly data: {
+    readonly installationId: string;
+    /** RFC 3339. */
+    readonly createdAt: string;
+  };
+}
+
+export const installationEvents = defineEvents<InstallationCreated>({ InstallationCreated: [] });
+export const INSTALLATION_STREAM = 'installation';
+
+/** Only what belongs to the present generation of a log counts. A later release raises it, after a loss that cannot be undone. */
+export const GENERATION = 1;
+
+export const installationMigration: Migration = {
+  name: '0015-installation',
+  sql: `
+create table installation (
+  one bool primary key default true check (one),
+  id uuid not null,
+  generation int not null default ${GENERATION},
+  -- pending: its event may not be in the log yet.
+  state text not null default 'pending' check (state in ('pending', 'confirmed')),
+  created_at timestamptz not null default clock_timestamp()
+);
+`,
+};
+
+/** A place of the log that the seal covers, and what the seal says of its event. */
+export interface SealedPlace {
+  /** In words, for a message. */
+  readonly where: string;
+  readonly position: Position;
+  readonly isEvent: (event: Recorded) => boolean;
+}
+
+export interface InstallationPorts {
+  readonly pool: Pool;
+  /** Without the guard of {@link OwnLog}, which needs the installation. */
+  readonly store: EventStore;
+  readonly clock: Clock;
+  readonly newId: () => string;
+  /** null: the log lies in Postgres, in this database. */
+  readonly kurrentdbUrl: string | null;
+  readonly databaseUrl: string;
+  /** The last event that the seal of this database covers. null: nothing is sealed. Asked only for a log of 0.1.0. */
+  readonly sealedEnd: (db: Queryable) => Promise<SealedPlace | null>;
+}
+
+interface Row {
+  readonly id: string;
+  readonly state: 'pending' | 'confirmed';
+}
+
+/** `known`: both hold the same id. `new`: the event has to be written. */
+type Belonging = { readonly is: 'known' | 'new' } | { readonly refused: string };
+
+const LOOKS = 10;
+const LOOK_AGAIN_MS = 200;
+
+/**
+ * Refuses a log that does not belong to the database, with one line and without changing anything. Runs before the migrations. Another process may
+ * be making the installation at this moment, so a refusal is decided by several looks.
+ */
+export const requireOwnLog = async (ports: InstallationPorts): Promise<void> => {
+  for (let look = 1; ; look++) {
+    const found = await belonging(ports);
+    if (!('refused' in found)) return;
+    if (look >= LOOKS) throw new Error(`${found.refused}; nothing was changed`);
+    await ports.clock.sleep(LOOK_AGAIN_MS);
+  }
+};
+
+/**
+ * Makes the identity of a new installation, after the migrations: the id in the database, the event in the log, then the id is confirmed. A process
+ * that is killed in between leaves a step that the next one makes again. Returns the id.
+ */
+export const settleInstallation = async (ports: InstallationPorts): Promise<string> => {
+  const { pool, store, clock, newId } = ports;
+  const present = await rowOf(pool);
+  if (present?.state === 'confirmed') return present.id;
+  if (!present) await pool.query('insert into installation (id) values ($1) on conflict do nothing', [newId()]);
+  const { id } = (await rowOf(pool))!;
+  const createdAt = timestamp(clock.now());
+  const event: InstallationCreated = { type: 'InstallationCreated', data: { installationId: id, createdAt } };
+  const origin = { actor: { type: 'system', id: 'first-start' } as const, correlationId: id };
+  // The event has the id of the installation. So the second of two processes repeats the append of the first one.
+  await recordOnce({ store, clock }, installationEvents, INSTALLATION_STREAM, event, id, origin);
+  if ((await installationIn(store)) !== id) throw new Error(`${placeOf(ports)} was taken by another installation at this moment`);
+  await pool.query(`update installation set state = 'confirmed' where id = $1`, [id]);
+  return id;
+};
+
+/** The id in the first event of a log. null: there is none. */
+export const installationIn = async (store: Pick<EventStore, 'read'>): Promise<string | null> => {
+  for await (const first of store.read(INSTALLATION_STREAM, 0n, 1)) return installationEvents.read(first).data.installationId;
+  return null;
+};
+
+const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
+  const { pool, store, kurrentdbUrl } = ports;
+  // The log first: a process that makes the installation writes the row before the event.
+  const [inLog, head] = [await installationIn(store), await store.head()];
+  const row = await rowOf(pool);
+  const { seen, onKurrentdb } = await followed(pool);
+  if (seen && onKurrentdb !== (kurrentdbUrl !== null))
+    return {
+      refused: onKurrentdb
+        ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'
+        : 'the events of this database lie in Postgres; unset KURRENTDB_URL, or take another database',
+    };
+  const where = placeOf(ports);
+  if (inLog !== null) {
+    if (row?.id === inLog) return { is: 'known' };
+    return {
+      refused: `${where} belongs to installation ${inLog}, and this database to ${row ? `installation ${row.id}` : 'none yet'}; set KURRENTDB_URL and DATABASE_URL to the stores of one installation`,
+    };
+  }
+  if (row?.state === 'confirmed')
+    return { refused: `${where} is not the log of installation ${row.id}: it ${head === null ? 'is empty' : 'belongs to no installation'}` };
+  if (head === null)
+    return seen ? { refused: `${where} is empty, but this database has followed a log up to ${seen}; set KURRENTDB_URL to that log` } : { is: 'new' };
+  // The log has events, but no identity: an installation of 0.1.0, or one that never was ours.
+  const foreign = seen ? null : await store.foreignStream?.();
+  if (foreign)
+    return {
+      refused: `the event store at KURRENTDB_URL holds the stream ${foreign}, which Payfold did not write; it must belong to one installation alone`,
+    };
+  if (!seen && kurrentdbUrl !== null)
+    return { refused: `${where} holds events, and this database is new; set DATABASE_URL to the database that belongs to this log` };
+  return seen ? adoptable(ports, head, where) : { is: 'new' };
+};
+
+/** A log of 0.1.0 is adopted once, if it is the one that this database has followed. */
+const adoptable = async ({ pool, store, sealedEnd }: InstallationPorts, head: Position, where: string): Promise<Belonging> => {
+  const sealed = await sealedEnd(pool);
+  if (sealed) {
+    const event = sealed.position <= head ? await store.eventAt(sealed.position) : null;
+    return event && sealed.isEvent(event)
+      ? { is: 'new' }
+      : { refused: `${where} is not the log that this database has sealed up to ${sealed.position}` };
+  }
+  const { rows } = await pool.query<{ name: string; position: Position }>(`select name, position from projection_checkpoint where position <> ''`);
+  for (const { name, position } of rows)
+    if (position > head || !(await store.eventAt(position)))
+      return { refused: `${where} is not the log that this database has followed: it has no event at ${position}, where ${name} stands` };
+  return { is: 'new' };
+};
+
+const rowOf = async (db: Queryable): Promise<Row | null> => {
+  if (!(await exists(db, 'installation'))) return null;
+  const { rows } = await db.query<Row>('select id, state from public.installation');
+  return rows[0] ?? null;
+};
+
+/** How far the read models of a database have followed a log, and of which kind. Positions of KurrentDB have two parts. */
+const followed = async (db: Queryable): Promise<{ readonly seen: string | null; readonly onKurrentdb: boolean }> => {
+  const none = { seen: null, onKurrentdb: false };
+  if (!(await exists(db, 'projection_checkpoint'))) return none;
+  const { rows } = await db.query<{ seen: string; onKurrentdb: boolean }>(
+    `select position as seen, position like '%:%' as "onKurrentdb" from projection_checkpoint where position <> '' order by updated_at desc limit 1`,
+  );
+  return rows[0] ?? none;
+};
+
+const exists = async (db: Queryable, table: string): Promise<boolean> => {
+  const { rows } = await db.query<{ found: boolean }>('select to_regclass($1) is not null as found', [`public.${table}`]);
+  return rows[0]!.found;
+};
+
+const placeOf = ({ kurrentdbUrl, databaseUrl }: Pick<InstallationPorts, 'kurrentdbUrl' | 'databaseUrl'>): string =>
+  `the event store at ${storeAddress(kurrentdbUrl, databaseUrl)}`;

@@ -1,0 +1,253 @@
+/**
+ * Marks: events that are known to have been in the log, as processes, checkpoints and signed heads remember them. Also the open incident. All lie
+ * outside the log, so that a log which was exchanged or cut can be noticed (docs/decisions/0031-marks.md).
+ *
+ * {@link MarkBook} is a port. Processes keep their marks in the database and in a folder, since the database may go back too.
+ */
+import { mkdir, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
+import { hostname } from 'node:os';
+import { join } from 'node:path';
+import { type Clock, timestamp } from '#kernel';
+import type { Migration, Pool } from '#platform';
+import type { Mark, Position } from './event-store.js';
+import { GENERATION } from './installation.js';
+
+export const markMigration: Migration = {
+  name: '0016-log-mark',
+  sql: `
+-- The newest event of each process, dead ones included, that is known to be in the log.
+create table log_mark (
+  process_id uuid primary key,
+  name text not null,
+  generation int not null,
+  -- The newest event that an append of the process was told of, and the newest one that a check has found.
+  acknowledged_position text collate "C", acknowledged_id uuid,
+  confirmed_position text collate "C", confirmed_id uuid,
+  written_at timestamptz not null default clock_timestamp()
+);
+
+create table store_incident (
+  id bigint generated always as identity primary key,
+  kind text not null check (kind in ('other_log', 'lost_events')),
+  message text not null,
+  position text collate "C",
+  event_id uuid,
+  found_by text not null,
+  since timestamptz not null default clock_timestamp(),
+  closed_at timestamptz, closed_by text, reason text,
+  check ((closed_at is null) = (closed_by is null))
+);
+create unique index store_incident_open on store_incident ((true)) where closed_at is null;
+
+-- The last event that the projection applied. null: none. The position also moves over events that it does not want.
+alter table projection_checkpoint
+  add column event_position text collate "C",
+  add column event_id uuid,
+  add column generation int not null default ${GENERATION};
+`,
+};
+
+/** `other_log`: the log of another installation, or an empty one. `lost_events`: ours, without events that it had. */
+export type IncidentKind = 'other_log' | 'lost_events';
+
+/** What a check has found wrong. */
+export interface Finding {
+  readonly kind: IncidentKind;
+  /** A clause: "it does not hold …". */
+  readonly message: string;
+  readonly mark: Mark | null;
+}
+
+export interface Incident extends Finding {
+  /** RFC 3339. */
+  readonly since: string;
+  /** Role, host and process id. */
+  readonly foundBy: string;
+}
+
+/** A mark and the place that remembers it. `confirmed`: a check has found its event. */
+export interface KnownMark {
+  readonly where: string;
+  readonly mark: Mark;
+  readonly confirmed: boolean;
+}
+
+export interface OwnMarks {
+  readonly acknowledged: Mark | null;
+  readonly confirmed: Mark | null;
+}
+
+export interface Known {
+  readonly marks: readonly KnownMark[];
+  /** The position of each checkpoint. */
+  readonly checkpoints: readonly { readonly name: string; readonly position: Position }[];
+  readonly incident: Incident | null;
+}
+
+export interface MarkBook {
+  /** Marks of all processes but this one, of files and of checkpoints. */
+  read(): Promise<Known>;
+  /** Keeps the marks of this process. */
+  write(own: OwnMarks): Promise<void>;
+  /** Opens the incident of the installation, unless one is open. Returns the open one. */
+  open(found: Finding): Promise<Incident>;
+}
+
+export interface MarkBookOptions {
+  readonly pool: Pool;
+  /** `MARKS_DIR`, outside the database. */
+  readonly folder: string;
+  readonly processId: string;
+  /** The role. */
+  readonly name: string;
+  readonly pid: number;
+  readonly clock: Pick<Clock, 'now'>;
+}
+
+export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
+  const { pool, folder, processId, clock } = options;
+  const name = `${options.name} on ${hostname()}, process ${options.pid}`;
+  return {
+    read: async () => {
+      const [rows, files] = await Promise.all([readRows(pool, processId), readFiles(folder, processId)]);
+      return { ...rows, marks: [...rows.marks, ...files.map(({ marks }) => marks).flat()] };
+    },
+    write: async (own) => {
+      await writeFileOf(folder, processId, { name, generation: GENERATION, ...own });
+      await writeRow(pool, processId, name, own);
+      if (own.confirmed) await forgetOlder(options, own.confirmed);
+    },
+    open: async ({ kind, message, mark }) => {
+      await pool.query(
+        `insert into store_incident (kind, message, position, event_id, found_by) values ($1, $2, $3, $4, $5) on conflict do nothing`,
+        [kind, message, mark?.position ?? null, mark?.id ?? null, name],
+      );
+      const { incident } = await readRows(pool, processId);
+      // It was closed at once by a person, who will hear of it again.
+      return incident ?? { kind, message, mark, since: timestamp(clock.now()), foundBy: name };
+    },
+  };
+};
+
+// ---- the database
+
+interface Row {
+  readonly what: 'acknowledged' | 'confirmed' | 'checkpoint' | 'incident';
+  readonly name: string;
+  readonly position: string | null;
+  readonly event_position: string | null;
+  readonly event_id: string | null;
+  readonly kind: IncidentKind | null;
+  readonly message: string | null;
+  readonly since: string | null;
+}
+
+/** One statement, since every process runs it every second. */
+const READ = `
+  select 'acknowledged' as what, name, null as position, acknowledged_position as event_position, acknowledged_id::text as event_id,
+         null as kind, null as message, null::timestamptz as since
+  from log_mark where process_id <> $1 and generation = $2 and acknowledged_position is not null
+  union all select 'confirmed', name, null, confirmed_position, confirmed_id::text, null, null, null
+  from log_mark where process_id <> $1 and generation = $2 and confirmed_position is not null
+  union all select 'checkpoint', name, position, event_position, event_id::text, null, null, null
+  from projection_checkpoint where generation = $2 and position <> ''
+  union all select 'incident', found_by, position, position, event_id::text, kind, message, since from store_incident where closed_at is null`;
+
+const readRows = async (pool: Pool, processId: string): Promise<Known> => {
+  const { rows } = await pool.query<Row & { since: Date | null }>({ name: 'log-marks', text: READ, values: [processId, GENERATION] });
+  const markOf = ({ event_position: position, event_id: id }: Row): Mark | null =>
+    position !== null && id !== null ? { position: position as Position, id } : null;
+  const marks = rows.flatMap((row): KnownMark[] => {
+    const mark = markOf(row);
+    if (!mark || row.what === 'incident') return [];
+    const confirmed = row.what !== 'acknowledged';
+    return [{ where: row.what === 'checkpoint' ? `the checkpoint ${row.name}` : `the ${row.what} event of the ${row.name}`, mark, confirmed }];
+  });
+  const open = rows.find(({ what }) => what === 'incident');
+  return {
+    marks,
+    checkpoints: rows.flatMap(({ what, name, position }) => (what === 'checkpoint' ? { name, position: position as Position } : [])),
+    incident: open ? { kind: open.kind!, message: open.message!, mark: markOf(open), since: open.since!.toISOString(), foundBy: open.name } : null,
+  };
+};
+
+const writeRow = (pool: Pool, processId: string, name: string, { acknowledged, confirmed }: OwnMarks) =>
+  pool.query({
+    name: 'log-mark-write',
+    text: `insert into log_mark as m (process_id, name, generation, acknowledged_position, acknowledged_id, confirmed_position, confirmed_id)
+           values ($1, $2, $3, $4, $5, $6, $7)
+           on conflict (process_id) do update set acknowledged_position = excluded.acknowledged_position, acknowledged_id = excluded.acknowledged_id,
+             confirmed_position = excluded.confirmed_position, confirmed_id = excluded.confirmed_id, written_at = clock_timestamp()`,
+    values: [
+      processId,
+      name,
+      GENERATION,
+      acknowledged?.position ?? null,
+      acknowledged?.id ?? null,
+      confirmed?.position ?? null,
+      confirmed?.id ?? null,
+    ],
+  });
+
+// ---- the folder
+
+const EXTENSION = '.json';
+
+interface MarkFile extends OwnMarks {
+  readonly name: string;
+  readonly generation: number;
+}
+
+const readFiles = async (folder: string, processId: string): Promise<{ readonly file: string; readonly marks: KnownMark[] }[]> => {
+  const names = await readdir(folder).catch(() => []);
+  const files = await Promise.all(
+    names
+      .filter((name) => name.endsWith(EXTENSION) && name !== processId + EXTENSION)
+      .map(async (name) => {
+        const file = join(folder, name);
+        const held = await readMarkFile(file);
+        if (held?.generation !== GENERATION) return null;
+        const marks = (['acknowledged', 'confirmed'] as const).flatMap((what) => {
+          const mark = held[what];
+          return mark ? { where: `the ${what} event in ${file} (${held.name})`, mark, confirmed: what === 'confirmed' } : [];
+        });
+        return { file, marks };
+      }),
+  );
+  return files.filter((file) => file !== null);
+};
+
+/** null: the file is gone, or it is no mark file. A mark file is replaced as a whole, so it is never half written. */
+const readMarkFile = async (file: string): Promise<MarkFile | null> => {
+  try {
+    return JSON.parse(await readFile(file, 'utf8')) as MarkFile;
+  } catch (error) {
+    if (error instanceof SyntaxError || (error as NodeJS.ErrnoException).code === 'ENOENT') return null;
+    throw error;
+  }
+};
+
+const writeFileOf = async (folder: string, processId: string, content: MarkFile): Promise<void> => {
+  await mkdir(folder, { recursive: true, mode: 0o700 });
+  const file = join(folder, processId + EXTENSION);
+  await writeFile(`${file}.new`, JSON.stringify(content), { mode: 0o600, flush: true });
+  await rename(`${file}.new`, file);
+};
+
+/** A mark that is younger than this may belong to a process that is about to replace it. */
+const FORGET_AFTER_SECONDS = 60;
+
+/** A newer mark that a check has found says all that the older ones of other processes say. */
+const forgetOlder = async ({ pool, folder, processId, clock }: MarkBookOptions, { position }: Mark): Promise<void> => {
+  await pool.query({
+    name: 'log-mark-forget',
+    text: `delete from log_mark where process_id <> $1 and generation = $2 and written_at < clock_timestamp() - make_interval(secs => $4)
+             and coalesce(acknowledged_position, '') <= $3 and coalesce(confirmed_position, '') <= $3`,
+    values: [processId, GENERATION, position, FORGET_AFTER_SECONDS],
+  });
+  for (const { file, marks } of await readFiles(folder, processId)) {
+    if (marks.some(({ mark }) => mark.position > position)) continue;
+    const written = await stat(file).catch(() => null);
+    if (written && clock.now() - written.mtimeMs > FORGET_AFTER_SECONDS * 1_000) await rm(file, { force: true });
+  }
+};
