@@ -52,6 +52,14 @@ export const createMetrics = (services: Services): Metrics => {
       this.set({ figure: 'oldest_seconds' }, oldestSeconds);
     },
   });
+  new client.Gauge({
+    name: 'payfold_store_incident',
+    help: '1 while the event store is not the log of this installation, or has lost events; nothing is charged then',
+    registers: [shared],
+    collect() {
+      this.set(services.ownLog.incident ? 1 : 0);
+    },
+  });
   addWebhookMetrics({ own, shared }, services);
   addLedgerMetrics(shared, services);
   new client.Gauge({

@@ -90,7 +90,12 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     limits: createRateLimits({ perAddress: config.checkoutRatePerAddress, perPortal: config.checkoutRatePerPortal }, clock),
     proxyHops: config.proxyHops,
   };
-  const health = new Health(parts.readiness, clock, config.webhooks.privateTargets.length > 0 ? { webhookPrivateTargets: true } : {});
+  const health = new Health(
+    parts.readiness,
+    clock,
+    config.webhooks.privateTargets.length > 0 ? { webhookPrivateTargets: true } : {},
+    parts.checkout.payments.ownLog,
+  );
   const adapter = createHttpAdapter({
     log,
     now: () => clock.now(),

@@ -1,5 +1,6 @@
 /** The checks of liveness and readiness. */
 import { monitorEventLoopDelay } from 'node:perf_hooks';
+import type { LogGate } from '#eventstore';
 import { type Clock, within } from '#kernel';
 
 export interface HealthReport {
@@ -7,6 +8,8 @@ export interface HealthReport {
   readonly checks: Readonly<Record<string, string>>;
   /** Set only if webhooks may be sent to private addresses. */
   readonly webhookPrivateTargets?: true;
+  /** Set only while an incident of the event store is open. The process answers as C76 says, so it stays ready. */
+  readonly storeIncident?: true;
 }
 
 /** Each check resolves if all is well, and throws otherwise. */
@@ -24,6 +27,7 @@ export class Health {
     private readonly checks: ReadinessChecks,
     private readonly clock: Clock,
     private readonly flags: Pick<HealthReport, 'webhookPrivateTargets'> = {},
+    private readonly ownLog: Pick<LogGate, 'incident'> = { incident: null },
   ) {
     this.loop.enable();
   }
@@ -55,6 +59,7 @@ export class Health {
     );
     // The drain may have begun during the checks.
     if (this.draining) return DRAINING;
-    return { ok: results.every(([, result]) => result === 'ok'), checks: Object.fromEntries(results) };
+    const report = { ok: results.every(([, result]) => result === 'ok'), checks: Object.fromEntries(results) };
+    return this.ownLog.incident ? { ...report, storeIncident: true } : report;
   }
 }

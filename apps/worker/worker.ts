@@ -36,7 +36,7 @@ export interface Worker {
 }
 
 export const startWorker = (services: Services): Worker => {
-  const { checkout, clock, config, log, payments, pool, reactors, readModels, settlement, webhooks } = services;
+  const { checkout, clock, config, log, ownLog, payments, pool, reactors, readModels, settlement, webhooks } = services;
   const subscribers = [...Object.values(reactors), ...readModels.all()];
   const stop = new AbortController();
   // Every loop has a listener on it.
@@ -77,7 +77,9 @@ export const startWorker = (services: Services): Worker => {
   webhooks.dispatcher.start();
   const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
-      await loop.run().catch((error: unknown) => log.warn({ err: error, loop: loop.name }, 'a loop of the worker failed; it goes on'));
+      // Whatever a loop would do may rest on events that are lost (C76).
+      if (ownLog.incident === null)
+        await loop.run().catch((error: unknown) => log.warn({ err: error, loop: loop.name }, 'a loop of the worker failed; it goes on'));
       await clock.sleep(loop.everyMs, stop.signal);
     }
   });

@@ -5,7 +5,7 @@
  * The request itself, a waiting page, and the worker after a crash all read that stream in the same way. So a session never stays in `processing`.
  */
 import type { Directory, Portal } from '#accounts';
-import { Conflict, type Origin } from '#eventstore';
+import { Conflict, type Origin, StoreIncident } from '#eventstore';
 import { ageMs, type Cents, Deadline, type ErrorCode, ServiceError, timestamp, unreachable } from '#kernel';
 import {
   charge,
@@ -17,6 +17,7 @@ import {
   paymentView,
   REQUEST_DEADLINE_MS,
   serviceFee,
+  storeIncident,
 } from '#payments';
 import type { Attempt, CheckoutPayer, CheckoutTerms, Refusal } from './checkout.js';
 import type { CheckoutSessions, Session } from './sessions.js';
@@ -63,11 +64,13 @@ export const pay = async (ports: CheckoutPorts, session: Session, request: PayRe
   const deadline = new Deadline(payments.clock, REQUEST_DEADLINE_MS);
   const { attemptId } = request;
   const paymentId = payments.ids.uuid();
-  const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, origin);
+  const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, origin).catch(refuseIncident);
   let refused: Refusal | null = null;
   try {
     await charge(payments, chargeRequestOf(terms, request), { paymentId, attemptId }, origin, deadline);
   } catch (error) {
+    // Nothing was sent. The worker ends the attempt when the incident is over.
+    if (error instanceof StoreIncident) return refuseIncident(error);
     if (!(error instanceof ServiceError))
       payments.log.error({ requestId: origin.correlationId, paymentId, err: error }, 'a checkout attempt was cut short');
     else if (REFUSED_BEFORE_THE_INTENT.has(error.code)) refused = refusalOf(error);
@@ -76,6 +79,11 @@ export const pay = async (ports: CheckoutPorts, session: Session, request: PayRe
     // The payment id was made here, and the payment was refused before its intent. So that payment can never begin.
     refused ? sessions.execute(latest, { type: 'RecordDeclined', attemptId, ...refused }, origin) : follow(ports, latest, origin),
   );
+};
+
+/** C76. */
+const refuseIncident = (error: unknown): never => {
+  throw error instanceof StoreIncident ? storeIncident() : error;
 };
 
 /** The outcome is in the payment's stream. If this session cannot repeat it now, the payer must not see a failure. */

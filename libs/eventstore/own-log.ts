@@ -20,7 +20,7 @@ import {
 import { installationIn, type SealedPlace } from './installation.js';
 import type { Finding, Incident, Known, KnownMark, MarkBook, OwnMarks } from './marks.js';
 
-/** Between two checks of a process that has nothing else to check for. */
+/** Between two checks of a process that has nothing else to check for, unless a simulation asks for fewer. */
 const CHECK_EVERY_MS = 1_000;
 /** A check that found something is repeated once after this pause. */
 const REPEAT_MS = 100;
@@ -40,6 +40,7 @@ export interface OwnLogOptions {
    * Postgres, where a log is put back or exchanged only under a new session ({@link OwnLog.checkSession}).
    */
   readonly appendsProve: boolean;
+  readonly checkEveryMs?: number;
   /** The newest signed head. null: nothing is signed. */
   readonly signedHead?: () => Promise<SealedPlace | null>;
 }
@@ -73,7 +74,11 @@ export class OwnLog implements EventStore, LogGate {
   private running: Promise<void> | null = null;
   private next: Promise<void> | null = null;
 
-  constructor(private readonly options: OwnLogOptions) {}
+  private readonly checkEveryMs: number;
+
+  constructor(private readonly options: OwnLogOptions) {
+    this.checkEveryMs = options.checkEveryMs ?? CHECK_EVERY_MS;
+  }
 
   // ---- checks
 
@@ -86,7 +91,7 @@ export class OwnLog implements EventStore, LogGate {
   async run(stop: AbortSignal): Promise<void> {
     const { clock, log } = this.options;
     while (!stop.aborted) {
-      await clock.sleep(CHECK_EVERY_MS, stop);
+      await clock.sleep(this.checkEveryMs, stop);
       if (stop.aborted) break;
       // An outage of a store is reported where work fails. The next check comes in a second.
       await this.check().catch((error: unknown) => {
@@ -177,7 +182,7 @@ export class OwnLog implements EventStore, LogGate {
     const told = this.acknowledged.slice();
     const wanted = [...this.own(), ...known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)))];
     // A mark proves the identity too, and the end of the log moves only under a cut that loses the newest mark.
-    const whole = wanted.length === 0 || begun - this.wholeAt >= CHECK_EVERY_MS / 2;
+    const whole = wanted.length === 0 || begun - this.wholeAt >= this.checkEveryMs / 2;
     const [lost, other] = await Promise.all([store.missing(wanted.map(({ mark }) => mark)), whole ? this.otherLog() : null]);
     const finding = other ?? findingOf(wanted, lost) ?? (whole ? await this.outside(known.checkpoints) : null);
     if (finding) return finding;

@@ -3,7 +3,7 @@
  * answered without a durable outcome. If the outcome is uncertain, recovery undoes the charge.
  */
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
-import { Conflict, type Origin } from '#eventstore';
+import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
 import { brandOf, crockford, type Logger } from '#platform';
 import { createHash } from 'node:crypto';
@@ -40,6 +40,8 @@ export interface PaymentPorts {
   readonly clock: Clock;
   readonly ids: Ids;
   readonly streams: PaymentStreams;
+  /** Whether the log is ours and whole. */
+  readonly ownLog: LogGate;
   readonly gateways: Gateways;
   readonly directory: Directory;
   readonly velocity: Velocity;
@@ -97,10 +99,15 @@ export const charge = async (
   } catch (error) {
     // A takeover of our key has fenced the stream: this request must never begin (docs/contract.md#streams-and-appends).
     if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
+    // The intent was sent, and may be in a log that is not ours (C76).
+    if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(attempt.paymentId);
     throw error;
   }
 
-  const outcome = await moveMoney(ports, gateway, plan, attempt, request, deadline);
+  const outcome = await moveMoney(ports, gateway, plan, attempt, loaded.appendedAt ?? null, request, deadline).catch((error: unknown) => {
+    // The intent may be lost, or a leg was charged (C76).
+    throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
+  });
   if (outcome.kind === 'too_late') throw timeout(attempt.paymentId);
   try {
     loaded = await streams.execute(loaded, [{ type: 'RecordChargeOutcome', at: at(), attemptId: attempt.attemptId, outcome }], origin, deadline);
@@ -274,6 +281,7 @@ const moveMoney = async (
   gateway: PaymentGateway,
   plan: PaymentTerms,
   { attemptId }: ChargeAttempt,
+  intent: Position | null,
   request: ChargeRequest,
   deadline: Deadline,
 ): Promise<ChargeOutcome | { kind: 'too_late' }> => {
@@ -288,7 +296,7 @@ const moveMoney = async (
       instrument: request.instrument,
       ...(postalCode === undefined ? {} : { postalCode }),
     };
-    const outcome = await callGateway(ports.clock, deadline, (signal) => gateway.charge(call, signal));
+    const outcome = await callGateway(ports, deadline, intent, (signal) => gateway.charge(call, signal));
     if (outcome.kind === 'approved') {
       approved.push({ leg, txn: outcome.txn });
       continue;
@@ -296,7 +304,7 @@ const moveMoney = async (
     // Recovery finalised the reference before this call: it owns the attempt, so nothing is recorded here (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') return { kind: 'too_late' };
     if (outcome.kind === 'unknown') return { kind: 'unknown', leg: leg.leg, cause: outcome.cause };
-    const takenBack = await takeBack(ports, gateway, approved, deadline);
+    const takenBack = await takeBack(ports, gateway, approved, intent, deadline);
     if (!takenBack) return { kind: 'unknown', leg: leg.leg, cause: 'an approved leg could not be taken back' };
     return { ...definiteFailure(leg.leg, outcome), takenBack };
   }
@@ -336,6 +344,7 @@ const takeBack = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,
   approved: readonly { leg: LegTerms; txn: ChargeTxn }[],
+  intent: Position | null,
   deadline: Deadline,
 ): Promise<TakenBack[] | null> => {
   const takenBack: TakenBack[] = [];
@@ -349,7 +358,7 @@ const takeBack = async (
       amountCents,
       askedBy: 'reversal' as const,
     };
-    const outcome = await callGateway(ports.clock, deadline, (signal) => gateway.void(call, signal));
+    const outcome = await callGateway(ports, deadline, intent, (signal) => gateway.void(call, signal));
     if (outcome.kind !== 'approved') return null;
     takenBack.push({ leg: leg.leg, amountCents, transactionId: txn.transactionId, voidTransactionId: outcome.txn.transactionId });
   }

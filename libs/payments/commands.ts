@@ -5,15 +5,15 @@ import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconcilia
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { IdempotencyStore, Operation } from './keys/key-store.js';
-import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result } from './keys/once-by-key.js';
-import type { PaymentListPorts } from './list.js';
-import { isVisible, openOf, payment as decider } from './payment.js';
+import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
+import type { PaymentListPorts, PaymentRow } from './list.js';
+import { isVisible, openOf, payment as decider, type Payment } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
 import { reverse, type ReverseRequest } from './reverse.js';
 import { refuseStaffText, staff } from './staff.js';
 import { paymentEvents } from './stream.js';
-import type { Origin } from '#eventstore';
+import { type Origin, StoreIncident } from '#eventstore';
 
 /** Dependencies of these functions. The process that composes them provides it. */
 export interface PaymentServices {
@@ -153,22 +153,55 @@ const keyed = <View>(
   { idempotencyKey: key, fingerprintText, requestId }: Received,
   work: KeyedWork<View>,
 ): Promise<Answered<View>> =>
-  onceByKey({ idempotency, answers, ids: ports.ids, log: log.child({ requestId }) }, { accountId, key, operation, fingerprintText }, work);
+  onceByKey(
+    { idempotency, answers, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
+    { accountId, key, operation, fingerprintText },
+    work,
+  );
 
 const partner = (accountId: string, { requestId }: Received): Origin => ({ actor: { type: 'partner', id: accountId }, correlationId: requestId });
 
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
-/** Folds the stream, so it shows everything that an earlier answer mentioned (C48). Throws PAYMENT_NOT_FOUND, also for the payment of another account. */
-export const findPayment = async ({ ports, recovery }: PaymentServices, accountId: string, paymentId: string): Promise<PaymentView> => {
+/**
+ * Folds the stream, so it shows everything that an earlier answer mentioned (C48). Throws PAYMENT_NOT_FOUND, also for the payment of another account.
+ * A payment that may be lost is never called absent (C76).
+ */
+export const findPayment = async (services: PaymentServices, accountId: string, paymentId: string): Promise<PaymentView> => {
+  const { ports, recovery } = services;
   if (!isUuid(paymentId)) throw notFound();
   const id = paymentId.toLowerCase();
-  const { payment } = await ports.streams.load(id);
-  if (!isVisible(payment) || payment.terms.accountId !== accountId) throw notFound();
+  const isHis = (payment: Payment) => isVisible(payment) && payment.terms.accountId === accountId;
+  let { payment } = ports.ownLog.incident ? await furthest(services, id) : await ports.streams.load(id);
+  if (!isHis(payment) && (await mayBeLost(ports))) ({ payment } = await furthest(services, id));
+  if (!isVisible(payment) || !isHis(payment)) throw ports.ownLog.incident ? storeIncident() : notFound();
+  if (ports.ownLog.incident) return paymentView(id, payment);
   // If the payment is open, resolve it now. The answer still comes from the stream (docs/contract.md#recovery).
   const open = openOf(payment);
   if (open && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
   return paymentView(id, payment);
+};
+
+/** True if a check finds that the log is not whole. Throws the error of a store that cannot be asked. */
+const mayBeLost = async ({ ownLog }: PaymentPorts): Promise<boolean> => {
+  if (ownLog.incident) return false;
+  try {
+    await ownLog.verified(null);
+    return false;
+  } catch (error) {
+    if (error instanceof StoreIncident) return true;
+    throw error;
+  }
+};
+
+/** The payment as its stream or its row shows it, whichever is further. Either may have been lost, or be of another log. */
+const furthest = async ({ ports, list }: PaymentServices, paymentId: string): Promise<{ readonly payment: Payment }> => {
+  const none: { payment: Payment; revision: bigint | null } = { payment: { phase: 'none' }, revision: null };
+  const [stream, [row = none]] = await Promise.all([
+    ports.streams.load(paymentId).catch(() => none),
+    list.rows.read([paymentId]).catch((): PaymentRow[] => []),
+  ]);
+  return (row.revision ?? -1n) > (stream.revision ?? -1n) ? row : stream;
 };
 
 export interface FeeQuote {

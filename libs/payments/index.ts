@@ -51,7 +51,7 @@ export {
   type Owned,
   type StoredAnswer,
 } from './keys/key-store.js';
-export { type Answered, type AnswerEncoder, idempotencyUnavailable } from './keys/once-by-key.js';
+export { type Answered, type AnswerEncoder, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency } from './keys/postgres.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
 export { type ListFilters, NO_FILTERS } from './list-filters.js';

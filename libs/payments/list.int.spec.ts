@@ -22,6 +22,7 @@ import {
   unknown,
 } from '../../test/support/given.js';
 import { listRowsContract } from '../../test/support/list-rows.contract.js';
+import { ownLogOver } from '../../test/support/mark-book.js';
 import { refused } from '../../test/support/payments.js';
 import { openCursor } from './cursor.js';
 import { listPayments, MAX_PAGE, type PaymentListPorts, paymentListModel, postgresListRows } from './list.js';
@@ -37,6 +38,7 @@ const OTHER_ACCOUNT = ids.uuid();
 let database: Awaited<ReturnType<typeof freshDatabase>>;
 let pool: Pool;
 const store = memoryEventStore();
+const ownLog = await ownLogOver(memoryEventStore(), systemClock);
 beforeAll(async () => {
   database = await freshDatabase();
   pool = createPool(database.url, { name: 'spec', max: 4 });
@@ -55,6 +57,7 @@ const directory = new (class extends MemoryDirectory {
 })();
 const ports = (keys = ring): PaymentListPorts => ({
   rows: postgresListRows(pool),
+  ownLog,
   keys,
   directory,
   head: () => store.head(),

@@ -3,7 +3,7 @@
  * `evolve`. So a page shows exactly what GET shows.
  */
 import type { Directory } from '#accounts';
-import type { Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
+import type { LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
@@ -218,7 +218,8 @@ export interface PaymentPage {
 }
 
 export interface PaymentListPorts {
-  readonly rows: Pick<PaymentListRows, 'page'>;
+  readonly rows: Pick<PaymentListRows, 'page' | 'read'>;
+  readonly ownLog: LogGate;
   readonly keys: KeyRing;
   readonly directory: Directory;
   head(): Promise<Position | null>;
@@ -242,12 +243,13 @@ export interface ListedPage {
 
 /** One page. An unknown or never granted portal → PORTAL_ACCESS_DENIED (C46). A cursor of another list → VALIDATION_ERROR (C45). */
 export const listPayments = async (ports: PaymentListPorts, { accountId, filters, cursor, limit }: ListRequest): Promise<ListedPage> => {
-  const head = await ports.head();
+  const isOurs = ports.ownLog.incident === null;
+  const head = isOurs ? await ports.head() : null;
   if (filters.portalId !== null && (await ports.directory.grant(accountId, filters.portalId)) === null)
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
   const after = cursor === null ? null : openCursor(ports.keys, accountId, filters, cursor);
   // Wait a while for the events from before the request. If they do not arrive in time, the headers say so.
-  const complete = head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS));
+  const complete = isOurs && (head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS)));
   const size = limit ?? DEFAULT_PAGE;
   const rows = await ports.rows.page(accountId, filters, after, size + 1);
   const shown = rows.slice(0, size);

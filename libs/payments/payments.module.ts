@@ -3,8 +3,8 @@ import { type DynamicModule, Global, Module } from '@nestjs/common';
 import { Command, Query } from '@nestjs/cqrs';
 import type { Directory } from '#accounts';
 import { DIRECTORY } from '#accounts/module';
-import { checkpointOf, type EventStore, postgresCheckpoint, ReadModels, watchProjection } from '#eventstore';
-import { EVENT_STORE, POOL } from '#eventstore/module';
+import { checkpointOf, type EventStore, type LogGate, postgresCheckpoint, ReadModels, watchProjection } from '#eventstore';
+import { EVENT_STORE, LOG_GATE, POOL } from '#eventstore/module';
 import type { Pool } from '#platform';
 import { commandHandler, ProcessContext, queryHandler } from '#platform/module';
 import type { ChargeRequest, PaymentPorts } from './charge.js';
@@ -110,14 +110,15 @@ export class PaymentsModule {
     const providers = [
       {
         provide: PAYMENT_PORTS,
-        inject: [ProcessContext, EVENT_STORE, DIRECTORY, GATEWAYS],
-        useFactory: (context: ProcessContext, store: EventStore, directory: Directory, gateways: Gateways): PaymentPorts => {
+        inject: [ProcessContext, EVENT_STORE, LOG_GATE, DIRECTORY, GATEWAYS],
+        useFactory: (context: ProcessContext, store: EventStore, ownLog: LogGate, directory: Directory, gateways: Gateways): PaymentPorts => {
           const { clock, ids, keys, log } = context;
           const velocityPool = context.pool({ name: 'velocity', max: VELOCITY_POOL_CONNECTIONS, byKey: true });
           return {
             clock,
             ids,
             log,
+            ownLog,
             gateways,
             directory,
             streams: new PaymentStreams(store, clock, ids),
@@ -159,6 +160,7 @@ const paymentServices = (
     answers,
     list: {
       rows: postgresListRows(pool),
+      ownLog: ports.ownLog,
       keys,
       directory: ports.directory,
       head: () => store.head(),

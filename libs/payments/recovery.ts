@@ -91,6 +91,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
       if (before !== undefined && clock.monotonic() - before < LOOK_AGAIN_MS) return;
       if (looks.size >= REMEMBERED_LOOKS) looks.clear();
       looks.set(paymentId, clock.monotonic());
+      if (ports.ownLog.incident) return;
       void resolve(paymentId).catch((error: unknown) => log.warn({ paymentId, err: error }, 'recovery on reading failed'));
     },
     round: async (stop) => {
@@ -151,7 +152,7 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
         findings.push({ leg: leg.leg, found: 'never' });
       } else if (found.result.kind === 'approved') {
         const { transactionId } = found.result.txn;
-        const undone = await callGateway(clock, deadline, (signal) =>
+        const undone = await callGateway(ports, deadline, null, (signal) =>
           gateway.void(
             {
               ref: leg.references.reversal,

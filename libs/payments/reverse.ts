@@ -2,12 +2,12 @@
  * Refund and void, for partners and staff: intent, gateway call for each leg, end. If a request could not finish its attempt, that attempt is
  * resolved before anything else happens to the payment: every reference that it may have used is finalised at the gateway (C17, C18, C61).
  */
-import { Conflict, type Origin, OutcomeUnknown } from '#eventstore';
+import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
 import { gatewayRef, type PaymentPorts } from './charge.js';
 import type { Executed } from './keys/once-by-key.js';
-import { bounded, callGateway, GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
-import type { Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
+import { bounded, callGateway, GATEWAY_CALL_MS, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
+import type { ChargeTxn, Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
 import {
   attemptOf,
   completedMeanwhile,
@@ -121,6 +121,8 @@ export const reverse = async (
     } catch (error) {
       // No call was made yet: another request changed the payment first. Load and decide again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
+      // The intent was sent, and may be in a log that is not ours (C76).
+      if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(request.paymentId);
       throw error;
     }
   }
@@ -199,12 +201,16 @@ const run = async (
   const { paymentId } = begun;
   const at = () => timestamp(ports.clock.now());
   let loaded = begun;
+  const intent = begun.appendedAt ?? null;
   const attempt = attemptOf(begun.payment, attemptId)!;
   for (const move of attempt.legs) {
     const payment = loaded.payment as Charged;
     const current = attemptOf(payment, attemptId)!;
     if (current.returned.some(({ leg }) => leg === move.leg)) continue;
-    const { outcome, means } = await moveLeg(ports, payment, attempt, move, deadline);
+    const { outcome, means } = await moveLeg(ports, payment, attempt, move, intent, deadline).catch((error: unknown) => {
+      // The intent may be lost, or a call was made (C76).
+      throw error instanceof StoreIncident ? timeout(paymentId) : error;
+    });
 
     if (outcome.kind === 'approved') {
       const last = current.returned.length + 1 === attempt.legs.length;
@@ -249,6 +255,7 @@ const moveLeg = async (
   payment: Charged,
   attempt: ReversalAttempt,
   move: LegMove,
+  intent: Position | null,
   deadline: Deadline,
 ): Promise<{ outcome: Outcome<ReversalTxn>; means: Means }> => {
   const leg = payment.legs.find((charge) => charge.leg === move.leg)!;
@@ -256,7 +263,7 @@ const moveLeg = async (
   const amountCents = move.principalCents + move.feeCents;
   const common = { leg: leg.leg, account: leg.account, chargeTransactionId: leg.transactionId };
   const send = (means: Means) =>
-    callGateway(ports.clock, deadline, (signal) =>
+    callGateway(ports, deadline, intent, (signal) =>
       means === 'void'
         ? gateway.void({ ...common, ref: move.references.void, amountCents, askedBy: attempt.operation }, signal)
         : gateway.refund({ ...common, ref: move.references.refund, amountCents }, signal),
@@ -425,17 +432,21 @@ export const resolveReversal = async (
   return false;
 };
 
-/** Asks within the request's time, and no longer than one gateway call may take. */
-export const finalizeReference = (
+/**
+ * Asks within the request's time, and no longer than one gateway call may take. The log is checked first: what it says of the attempt decides what
+ * follows. Throws {@link StoreIncident}.
+ */
+export const finalizeReference = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,
   call: Parameters<PaymentGateway['finalize']>[0],
   deadline: Deadline,
-): ReturnType<PaymentGateway['finalize']> => {
+): Promise<Finalized<ChargeTxn | ReversalTxn>> => {
   const cannotTell: Finalized<never> = { kind: 'cannot_tell' };
+  if (!(await isVerified(ports, deadline, null))) return cannotTell;
   const limit = Math.min(GATEWAY_CALL_MS, deadline.leftMs);
   return limit <= 0
-    ? Promise.resolve(cannotTell)
+    ? cannotTell
     : bounded(
         ports.clock,
         limit,

@@ -1,6 +1,16 @@
 /** Payment streams. */
 import { type Clock, type Deadline, type Ids, ServiceError } from '#kernel';
-import { defineEvents, type DecidedStreamType, type EventStore, execute, load, type Origin, type Recorded, retryOnConflict } from '#eventstore';
+import {
+  defineEvents,
+  type DecidedStreamType,
+  type EventStore,
+  execute,
+  load,
+  type Origin,
+  type Position,
+  type Recorded,
+  retryOnConflict,
+} from '#eventstore';
 import { payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
 
 export const paymentEvents = defineEvents<PaymentEvent>({
@@ -53,6 +63,8 @@ export interface LoadedPayment {
   readonly payment: Payment;
   /** null: the stream does not exist. */
   readonly revision: bigint | null;
+  /** The event that this process has just appended. null: it has appended none. */
+  readonly appendedAt?: Position | null;
 }
 
 export class PaymentStreams {
@@ -89,7 +101,7 @@ export class PaymentStreams {
     const ports = { store: this.store, clock: this.clock, ids: this.ids };
     const loaded = { id: paymentId, state: payment, revision, position: null };
     const done = await execute(ports, PAYMENT_STREAM, loaded, commands, origin, { forMs: budget(deadline.leftMs) });
-    return { paymentId, payment: done.state, revision: done.revision };
+    return { paymentId, payment: done.state, revision: done.revision, appendedAt: done.position };
   }
 }
 

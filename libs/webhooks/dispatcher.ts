@@ -29,6 +29,8 @@ export interface DispatcherPorts {
   readonly log: Logger;
   readonly watch: DispatcherWatch;
   readonly retrySeconds: number;
+  /** Claims nothing while it says true. Default: never. */
+  readonly paused?: () => boolean;
 }
 
 export interface DispatcherOptions {
@@ -152,7 +154,7 @@ class LeasingDispatcher implements Dispatcher {
     const { deliveries, clock, log } = this.ports;
     while (!signal.aborted) {
       const free = this.options.slots - this.flying.size;
-      if (free > 0) {
+      if (free > 0 && !this.ports.paused?.()) {
         try {
           const claimed = await deliveries.claimDue(free);
           const claimedAt = clock.monotonic();

@@ -1,7 +1,7 @@
 /** Webhooks, for Nest (`#webhooks/module`). */
 import { Global, Module } from '@nestjs/common';
-import type { EventStore } from '#eventstore';
-import { EVENT_STORE, type OpenReactor, REACTOR } from '#eventstore/module';
+import type { EventStore, LogGate } from '#eventstore';
+import { EVENT_STORE, LOG_GATE, type OpenReactor, REACTOR } from '#eventstore/module';
 import type { Config } from '#platform';
 import { ProcessContext } from '#platform/module';
 import { postgresDeliveries } from './deliveries.js';
@@ -37,13 +37,17 @@ export const OUTBOX = Symbol('webhook outbox');
       useFactory: (reactor: OpenReactor, store: EventStore) => reactor(webhookOutbox(store)),
     },
     // It works on tables of the schema, which is there with the event store.
-    { provide: Webhooks, inject: [ProcessContext, EVENT_STORE], useFactory: (context: ProcessContext) => openWebhooks(context) },
+    {
+      provide: Webhooks,
+      inject: [ProcessContext, LOG_GATE],
+      useFactory: (context: ProcessContext, ownLog: LogGate) => openWebhooks(context, ownLog),
+    },
   ],
   exports: [OUTBOX, Webhooks],
 })
 export class WebhooksModule {}
 
-const openWebhooks = (context: ProcessContext): Webhooks => {
+const openWebhooks = (context: ProcessContext, ownLog: LogGate): Webhooks => {
   const { config, keys, clock, ids, log } = context;
   const pool = context.pool({ name: 'webhooks', max: POOL_CONNECTIONS, byKey: true });
   const watchers = new Set<DispatcherWatch>();
@@ -59,6 +63,8 @@ const openWebhooks = (context: ProcessContext): Webhooks => {
       leaseLost: () => watchers.forEach((watcher) => watcher.leaseLost()),
     },
     retrySeconds: config.webhooks.retrySeconds,
+    // The event behind a delivery may be lost (C76).
+    paused: () => ownLog.incident !== null,
   });
   if (config.webhooks.privateTargets.length > 0)
     log.warn({ targets: config.webhooks.privateTargets.map(targetText) }, 'webhooks may be sent to private addresses');

@@ -4,7 +4,16 @@
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
 import { applyUnfinished, type CheckoutPorts, CheckoutSessions, checkoutUnfinishedModel, finishSessions } from '#checkout';
-import { checkpointOf, createSubscriber, type EventStore, memoryEventStore, type Projection, type Subscriber, watchProjection } from '#eventstore';
+import {
+  checkpointOf,
+  createSubscriber,
+  type EventStore,
+  memoryEventStore,
+  OwnLog,
+  type Projection,
+  type Subscriber,
+  watchProjection,
+} from '#eventstore';
 import { type Clock, type Ids, type Json, ServiceError } from '#kernel';
 import {
   applyPaymentList,
@@ -38,6 +47,7 @@ import { KeyRing, type Logger } from '#platform';
 import { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from '#platform/http';
 import { answerEncoder, answerOf } from '../../apps/answers.js';
 import { applyOutbox, type Deliveries, WEBHOOK_OUTBOX, webhookOutbox } from '#webhooks';
+import { INSTALLATION, Marks, writeInstallation } from '../support/mark-book.js';
 import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
 import { type PayerAsk, servePayer } from './checkout.js';
 import { simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
@@ -48,6 +58,7 @@ import {
   memoryIdempotency,
   simulatedDirectory,
   simulatedLog,
+  simulatedMarkBook,
   simulatedRecoveryWork,
   simulatedRegister,
   simulatedStatement,
@@ -172,6 +183,8 @@ export interface Reply extends Answer {
 /** How often the loops of a worker run. The product's 5 s would spend the simulation on polling. */
 const LOOPS_EVERY_MS = { busy: [15_000, 25_000], quiet: [50_000, 70_000] } as const;
 const PURGE_EVERY_MS = 600_000;
+/** The product's one second would spend the simulation on checks. Each call of a gateway is checked in any case. */
+const CHECK_EVERY_MS = 30_000;
 const PROJECTION_LEASE_MS = 120_000;
 
 /** Everything that outlives a process: the stores, the bank, the replicas. */
@@ -180,6 +193,7 @@ export class World {
   readonly bank: Bank;
   readonly keys: KeyTable;
   readonly tables: Tables;
+  readonly marks: Marks;
   readonly velocity = new VelocityCounts();
   readonly directoryChanges: DirectoryChanges = { revoked: new Set() };
   readonly replicas: readonly Replica[];
@@ -200,6 +214,8 @@ export class World {
     this.bank = new Bank(() => sim.now);
     this.keys = new KeyTable(() => sim.now);
     this.tables = new Tables(sim);
+    this.marks = new Marks({ now: () => sim.now });
+    void writeInstallation(this.log, { now: () => sim.now });
     seams.world?.(this);
     this.replicas = processes.map((process) => new Replica(this, process));
   }
@@ -257,7 +273,17 @@ export class Replica {
     const ids = seams.ids?.(drawn, world) ?? drawn;
     const logged = logger(sim, process);
     const bare = simulatedLog(sim, process, world.log);
-    const log = seams.log?.(bare, world) ?? bare;
+    const ownLog = new OwnLog({
+      store: seams.log?.(bare, world) ?? bare,
+      book: simulatedMarkBook(world.marks, process, simulatedStatement(sim, process, 'tables')),
+      installationId: INSTALLATION,
+      clock,
+      log: logged,
+      appendsProve: false,
+      checkEveryMs: CHECK_EVERY_MS,
+    });
+    void ownLog.run(new AbortController().signal);
+    const log: EventStore = ownLog;
     const plain = new PaymentStreams(log, clock, ids);
     const streams = seams.streams?.(plain, world) ?? plain;
     const gateways = (role: string) => {
@@ -275,6 +301,7 @@ export class Replica {
       clock,
       ids,
       streams,
+      ownLog,
       gateways: gateways(''),
       directory: simulatedDirectory(DIRECTORY, simulatedStatement(sim, process, 'directory'), world.directoryChanges),
       velocity: world.velocity.port(statement),
@@ -289,7 +316,8 @@ export class Replica {
       apply: (run, events, log) => applyPaymentList(simulatedListRows(world.tables, run), events, log),
     };
     const checkpoint = simulatedCheckpoint(database, checkpointOf(paymentListModel));
-    const subscriber = createSubscriber(list, { store: log, checkpoint, clock, leaseMs: PROJECTION_LEASE_MS });
+    const verifiedRead = () => ownLog.verifiedRead();
+    const subscriber = createSubscriber(list, { store: log, checkpoint, clock, verifiedRead, leaseMs: PROJECTION_LEASE_MS });
     const watch = watchProjection(checkpoint, clock);
     this.services = {
       ports,
@@ -297,6 +325,7 @@ export class Replica {
       answers: answerEncoder,
       list: {
         rows: simulatedListRows(world.tables, database.run),
+        ownLog,
         keys: RING,
         directory: ports.directory,
         head: () => log.head(),

@@ -3,7 +3,7 @@
  * The first class of each pair holds the state that replicas share. A replica reaches it through the simulator.
  */
 import type { ChargeTerms, Directory, PortalAccess } from '#accounts';
-import { type EventStore, OutcomeUnknown, type Position, type Recorded, type SubscriptionItem, Unavailable } from '#eventstore';
+import { type MarkBook, type EventStore, OutcomeUnknown, type Position, type Recorded, type SubscriptionItem, Unavailable } from '#eventstore';
 import type { Ids } from '#kernel';
 import {
   type BatchName,
@@ -34,6 +34,7 @@ import {
   type Velocity,
 } from '#payments';
 import type { KeyRing } from '#platform';
+import type { Marks } from '../support/mark-book.js';
 import type { Process, Simulator, Store } from './simulator.js';
 import { lostConnection, type Tables } from './tables.js';
 
@@ -91,6 +92,16 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
     missing: (marks) => read('missing', () => log.missing(marks), true),
     eventAt: (position) => read('eventAt', () => log.eventAt(position), true),
     close: async () => undefined,
+  };
+};
+
+/** The marks lie in the database, and go with it. */
+export const simulatedMarkBook = (marks: Marks, process: Process, statement: Statement): MarkBook => {
+  const book = marks.bookOf(process.id);
+  return {
+    read: async () => await statement('marks.read', () => book.read(), true),
+    write: async (own) => await statement('marks.write', () => book.write(own), true),
+    open: async (found) => await statement('incident.open', () => book.open(found)),
   };
 };
 
@@ -264,6 +275,13 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
         else if (row) return classify(row, operation, fp);
         else if (round >= CLAIM_ROUNDS) return { kind: 'in_progress', retryAfterSeconds: 1 };
       }
+    },
+    look: async ({ accountId, key, operation, fingerprintText }) => {
+      const row = await statement('look', () => table.find(name(accountId, key)), true);
+      if (!row) return null;
+      const found = classify(row, operation, keys.mac('fingerprint', fingerprintText, row.fpKid));
+      const mayBeClaimed = row.state === 'released' || (row.leaseUntil !== null && row.leaseUntil < table.now());
+      return found.kind === 'in_progress' && mayBeClaimed ? null : found;
     },
     finish: (at, fence, ending) =>
       statement(`finish.${ending.to}`, () =>

@@ -48,6 +48,7 @@ import { createSimulatorControl, type SimulatorControl } from '../../apps/simula
 import type { Truth } from '../../apps/simulator/processor.js';
 import { type Simulator, type SimulatorOptions, startSimulator } from '../../apps/simulator/server.js';
 import { sent } from './answers.js';
+import { ownLogOver } from './mark-book.js';
 import { MovableClock } from './clock.js';
 import { freshDatabase } from './postgres.js';
 
@@ -266,10 +267,12 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const logged: string[] = [];
   const log = createLogger('debug', 'spec', { write: (line) => logged.push(line) });
   const streams = new PaymentStreams(store, clock, ids);
+  const ownLog = await ownLogOver(bare, clock);
   const ports: PaymentPorts = {
     clock,
     ids,
     streams,
+    ownLog,
     gateways: { find: () => (credentials ? gateway : null) },
     directory,
     velocity: postgresVelocity(ground.pool, ground.keys, clock),
@@ -333,7 +336,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     idempotency: postgresIdempotency(ground.pool, ground.keys, ids),
     answers: answerEncoder,
     // Lists have their own spec.
-    list: { rows: postgresListRows(ground.pool), keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },
+    list: { rows: postgresListRows(ground.pool), ownLog, keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },
     recovery,
     log,
   };

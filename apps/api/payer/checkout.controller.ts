@@ -32,9 +32,9 @@ import {
   Waiting,
 } from '#checkout';
 import { ChangeCheckout, FollowCheckout, PayCheckout } from '#checkout/module';
-import { Conflict, type Origin } from '#eventstore';
+import { Conflict, type Origin, StoreIncident } from '#eventstore';
 import { isUuid, ServiceError } from '#kernel';
-import type { PaymentView } from '#payments';
+import { type PaymentView, storeIncident } from '#payments';
 import { parseFormBody } from '#platform/http';
 import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, isFromOurPage, redirect, sendPage, setCookie } from './http.js';
 import { PayerPages } from './pages.js';
@@ -83,6 +83,7 @@ export class CheckoutController {
   async page(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     let visit = await this.visit(id, request, reply);
     if (!visit) return;
+    if (visit.view === 'pay') this.refuseInIncident();
     // A server may have started the session. Then the first browser that opens it gets the cookie. If two browsers come at once, the append decides.
     // A HEAD comes from a program, so it does not bind.
     if (request.method === 'GET' && visit.cookie === null && visit.view === 'pay' && !visit.session.checkout.opened)
@@ -108,6 +109,7 @@ export class CheckoutController {
   @Post(':id/pay')
   @HttpCode(303)
   async pay(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    this.refuseInIncident();
     const posted = await this.posted(id, request, reply);
     if (!posted) return;
     const { visit, form } = posted;
@@ -147,6 +149,7 @@ export class CheckoutController {
   @Post(':id/extend')
   @HttpCode(303)
   async extend(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    this.refuseInIncident();
     const posted = await this.posted(id, request, reply);
     if (!posted) return;
     const { visit, form } = posted;
@@ -236,6 +239,8 @@ export class CheckoutController {
     const session = await ports.sessions.load(id);
     const portal = session && (await ports.directory.portal(session.checkout.terms.portalId));
     if (!session || !portal) {
+      // The session may be in the part of the log that is lost.
+      this.refuseInIncident();
       this.pages.refuse(request, reply, 'notFound');
       return null;
     }
@@ -300,12 +305,19 @@ export class CheckoutController {
     redirect(reply, `/checkout/${session.checkoutId}${view === 'processing' || view === 'receipt' ? `/${view}` : ''}`);
   }
 
-  /** The result of `change`. If another request changed the session first, or its phase does not allow the change, the session as it is now. */
+  /** While an incident of the event store is open, no card is asked for (C76). */
+  private refuseInIncident(): void {
+    if (this.services.ports.payments.ownLog.incident) throw storeIncident();
+  }
+
+  /** The result of `change`. If another request changed the session first, or its phase or an incident does not allow the change, the session as it is now. */
   private async settled(session: Session, change: () => Promise<Session>): Promise<Session> {
     try {
       return await change();
     } catch (error) {
-      if (!(error instanceof Conflict) && !(error instanceof ServiceError && error.code === 'INVALID_STATE')) throw error;
+      const isRefused =
+        error instanceof Conflict || error instanceof StoreIncident || (error instanceof ServiceError && error.code === 'INVALID_STATE');
+      if (!isRefused) throw error;
       return (await this.services.ports.sessions.load(session.checkoutId)) ?? session;
     }
   }

@@ -8,7 +8,9 @@ import { ApiBody, ApiConsumes, ApiOperation, ApiQuery, ApiResponse, ApiTags } fr
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { Capabilities, type IntakeKind, type IntakeOutcome } from '#checkout';
 import { StartCheckout } from '#checkout/module';
+import { StoreIncident } from '#eventstore';
 import { isUuid, ServiceError } from '#kernel';
+import { storeIncident } from '#payments';
 import { parseForm, parseFormBody, parseStrictJson, RepeatedParameter } from '#platform/http';
 import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
 import { PayerPages } from './pages.js';
@@ -100,7 +102,9 @@ export class IntakeController {
       if (fault) throw fault;
       return intakeContentOf(kind, fields);
     };
-    const outcome = await this.commands.execute(new StartCheckout({ kind, address, pairs, content }, by));
+    const outcome = await this.commands.execute(new StartCheckout({ kind, address, pairs, content }, by)).catch((error: unknown) => {
+      throw error instanceof StoreIncident ? storeIncident() : error;
+    });
     this.send(request, reply, kind, outcome);
   }
 

@@ -7,7 +7,16 @@ import { type ErrorCode, STATUS_OF } from '#kernel';
 import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, redirect, sendPage } from './http.js';
 import { clientAddress } from './rate-limits.js';
 
-const STATUS: Readonly<Record<RefusedRequest, number>> = { notFound: 404, otherBrowser: 403, notFromHere: 403, tooMany: 429, failedInside: 500 };
+const STATUS: Readonly<Record<RefusedRequest, number>> = {
+  notFound: 404,
+  otherBrowser: 403,
+  notFromHere: 403,
+  tooMany: 429,
+  unavailable: 503,
+  failedInside: 500,
+};
+/** After this time a payer may try again (C76). */
+const UNAVAILABLE_RETRY_SECONDS = 60;
 /** The form of a request id. A page repeats nothing else. */
 const SESSION_PATH = /^\/checkout\/(cs_[\w-]{32})(?:[/?]|$)/;
 const REFERENCE = /^[\w.:-]{1,64}$/;
@@ -64,6 +73,10 @@ export class PayerPages {
    * envelope.
    */
   failed(request: FastifyRequest, reply: FastifyReply, status: number): void {
+    if (status === STATUS.unavailable) {
+      void reply.header('retry-after', String(UNAVAILABLE_RETRY_SECONDS));
+      return this.refuse(request, reply, 'unavailable');
+    }
     const code: ErrorCode = status >= 500 ? 'INTERNAL_ERROR' : 'VALIDATION_ERROR';
     if (request.url.startsWith(INTAKE_PATH)) return redirect(reply, this.errorPath(code, request));
     this.refuse(request, reply, status >= 500 ? 'failedInside' : 'notFound', null, status);

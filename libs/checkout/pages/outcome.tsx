@@ -264,7 +264,7 @@ export const CannotStart = ({ frame, code, reference }: CannotStartProps) => {
 };
 
 /** Refusals of a request, not of a payment. The texts hold their titles under these names. */
-export type RefusedRequest = 'notFound' | 'otherBrowser' | 'notFromHere' | 'tooMany' | 'failedInside';
+export type RefusedRequest = 'notFound' | 'otherBrowser' | 'notFromHere' | 'tooMany' | 'unavailable' | 'failedInside';
 
 interface RefusedProps {
   readonly frame: Frame;

@@ -80,6 +80,8 @@ export interface Text {
   readonly notFromHereMore: string;
   readonly tooMany: string;
   readonly tooManyMore: string;
+  readonly unavailable: string;
+  readonly unavailableMore: string;
   readonly failedInside: string;
   readonly failedInsideMore: string;
   readonly toPaymentPage: string;
@@ -193,6 +195,8 @@ const en: Text = {
   notFromHereMore: 'For your safety nothing was done. Open the payment page again and press Pay there. Cookies must be allowed for this site.',
   tooMany: 'Too many requests',
   tooManyMore: 'Please wait a minute and try again.',
+  unavailable: 'Payments are not possible at the moment',
+  unavailableMore: 'Nothing was charged by this attempt. Please try again later. If you have paid before, do not pay again: ask the agency.',
   failedInside: 'Something went wrong on our side',
   failedInsideMore: 'Please try again in a moment. If you had pressed Pay, go back to the payment page first: it knows whether you paid.',
   toPaymentPage: 'Go to the payment page',
@@ -304,6 +308,8 @@ const es: Text = {
     'Por su seguridad no se hizo nada. Abra otra vez la página de pago y pulse Pagar allí. Las cookies deben estar permitidas para este sitio.',
   tooMany: 'Demasiadas solicitudes',
   tooManyMore: 'Espere un minuto e intente de nuevo.',
+  unavailable: 'En este momento no es posible pagar',
+  unavailableMore: 'No se cobró nada con este intento. Intente de nuevo más tarde. Si ya había pagado, no pague otra vez: pregunte a la agencia.',
   failedInside: 'Algo falló de nuestro lado',
   failedInsideMore: 'Intente de nuevo en un momento. Si había pulsado Pagar, vuelva primero a la página de pago: ella sabe si usted pagó.',
   toPaymentPage: 'Ir a la página de pago',

@@ -1,5 +1,6 @@
 /** How a gateway is called: within its time limits (C42), and never with less time than a call needs. */
-import type { Clock, Deadline } from '#kernel';
+import { type LogGate, type Position, StoreIncident, Unavailable } from '#eventstore';
+import { type Clock, type Deadline, within } from '#kernel';
 import type { Outcome } from './gateway.js';
 
 /** C42. The order that must hold: call 20 s < request 28 s < key lease 60 s ≤ start of recovery 60 s. */
@@ -10,11 +11,38 @@ const MIN_CALL_MS = 2_000;
 /** The time that an adapter gets to report the outcome of an aborted call. */
 const LAST_WORD_MS = 250;
 
-/** Runs one call. A call that was not sent is certain not to have been processed. A call that did not answer in time is unknown. */
-export const callGateway = async <T>(clock: Clock, deadline: Deadline, call: (signal: AbortSignal) => Promise<Outcome<T>>): Promise<Outcome<T>> => {
+export interface CallPorts {
+  readonly clock: Clock;
+  readonly ownLog: LogGate;
+}
+
+/**
+ * Runs one call, once the log has been checked: it holds the intent, and everything else that it held. `intent`: the place at which this process has
+ * just appended it; null: it lay there already. A call that was not sent is certain not to have been processed. A call that did not answer in time is
+ * unknown. Throws {@link StoreIncident} if events are lost.
+ */
+export const callGateway = async <T>(
+  ports: CallPorts,
+  deadline: Deadline,
+  intent: Position | null,
+  call: (signal: AbortSignal) => Promise<Outcome<T>>,
+): Promise<Outcome<T>> => {
+  const { clock } = ports;
+  if (!(await isVerified(ports, deadline, intent))) return { kind: 'not_processed', answered: false, raw: 'the event store could not be checked' };
   const limit = Math.min(GATEWAY_CALL_MS, deadline.leftMs);
   if (limit < MIN_CALL_MS) return { kind: 'not_processed', answered: false, raw: 'no time left to call the gateway' };
   return bounded(clock, limit, call, () => ({ kind: 'unknown', cause: 'timeout' }));
+};
+
+/** false: the event store could not be asked in time, as in an outage. Throws {@link StoreIncident}. */
+export const isVerified = async ({ clock, ownLog }: CallPorts, deadline: Deadline, intent: Position | null): Promise<boolean> => {
+  try {
+    await within(clock, Math.max(0, deadline.leftMs), ownLog.verified(intent), () => new Unavailable('no time left to check the event store'));
+    return true;
+  } catch (error) {
+    if (error instanceof StoreIncident) throw error;
+    return false;
+  }
 };
 
 /** Aborts the call after `ms`. If it does not return even then, the answer is `otherwise`. */

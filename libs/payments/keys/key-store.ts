@@ -61,6 +61,8 @@ export interface Bound {
 export interface IdempotencyStore {
   /** Claims or takes over a key in one statement. If the store cannot be asked, it throws: the outcome of the claim is then unknown. */
   claim(request: ClaimRequest): Promise<Claim>;
+  /** The answer that a claim would get now, without claiming. null: a claim would own the key. */
+  look(request: ClaimRequest): Promise<Claim | null>;
   /** Finishes the key as the owner of that fence. false: the row has another owner now (T10). */
   finish(name: KeyName, fence: string, ending: KeyEnding): Promise<boolean>;
   /** Stores a new attempt id under the fence, before the intent of the attempt is appended (C17). false: the fence is lost. */

@@ -1,11 +1,13 @@
 /** The key store on real Postgres (T1–T12), and what `onceByKey` makes of a request's result (C12–C20). */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { memoryEventStore } from '#eventstore';
 import { ServiceError, systemClock } from '#kernel';
 import { createLogger, createPool, KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
 import { answerEncoder } from '../../../apps/answers.js';
 import { read, sent } from '../../../test/support/answers.js';
 import { idempotencyContract, type SeenKey } from '../../../test/support/key-store.contract.js';
+import { ownLogOver } from '../../../test/support/mark-book.js';
 import { freshDatabase } from '../../../test/support/postgres.js';
 import type { ClaimRequest, IdempotencyStore, KeyName, Operation, Owned, StoredAnswer } from './key-store.js';
 import { type KeyedWork, onceByKey } from './once-by-key.js';
@@ -21,6 +23,7 @@ let pools: Pool[];
 let pool: Pool;
 let stores: IdempotencyStore[];
 let store: IdempotencyStore;
+const ownLog = await ownLogOver(memoryEventStore(), systemClock);
 beforeAll(async () => {
   database = await freshDatabase();
   pools = [1, 2].map((replica) => createPool(database.url, { name: `spec ${replica}`, max: 6, statementTimeoutMs: 2_000, lockTimeoutMs: 1_000 }));
@@ -97,7 +100,7 @@ const ask = (
 ) =>
   // prettier-ignore
   onceByKey(
-    { idempotency: from, answers: answerEncoder, ids, log: heard },
+    { idempotency: from, answers: answerEncoder, ownLog, ids, log: heard },
     { ...requestOf(key ?? '', change), key },
     keyed(work),
   );
@@ -384,7 +387,7 @@ describe('onceByKey', () => {
     const executedEarlier = (from: string | null) =>
       sent(
         onceByKey(
-          { idempotency: store, answers: answerEncoder, ids, log },
+          { idempotency: store, answers: answerEncoder, ownLog, ids, log },
           { ...requestOf(from ?? ''), key: from },
           { run: async () => ({ view: { id: 1 }, replayed: true }) },
         ),

@@ -1,4 +1,5 @@
 /** `onceByKey`: claims a request's key, runs the request, finishes the key (C12–C20). */
+import { type LogGate, StoreIncident } from '#eventstore';
 import { type Ids, internalError, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
 import {
@@ -19,6 +20,7 @@ export interface AnswerEncoder {
 }
 
 export interface KeyPorts {
+  readonly ownLog: LogGate;
   readonly idempotency: IdempotencyStore;
   readonly answers: AnswerEncoder;
   readonly ids: Ids;
@@ -54,6 +56,7 @@ export const onceByKey = async <View>(
 ): Promise<Answered<View>> => {
   const { idempotency, answers, ids, log } = ports;
   const { key } = request;
+  if (ports.ownLog.incident) return inIncident(ports, key === null ? null : { ...request, key });
   if (key === null) return valueOf(await resultOf(() => work.run(null), log));
 
   const claim = await idempotency.claim({ ...request, key }).catch((error: unknown) => {
@@ -62,7 +65,7 @@ export const onceByKey = async <View>(
   });
   switch (claim.kind) {
     case 'mismatch':
-      throw new ServiceError('IDEMPOTENCY_MISMATCH', 'This Idempotency-Key was used with a different request.');
+      throw mismatch();
     case 'in_progress':
       throw inProgress(claim.retryAfterSeconds);
     case 'replay':
@@ -88,6 +91,17 @@ export const onceByKey = async <View>(
   const stillBound = owned.tookOver && ending.to === 'given_back';
   await finishOrLeave(ports, name, owned, stillBound ? { to: 'released' } : ending);
   return valueOf(result);
+};
+
+/**
+ * While an incident of the event store is open, nothing begins (C76). An answer that was given is given again. In every other case the log may have
+ * lost what the key stands for.
+ */
+const inIncident = async <View>({ idempotency }: KeyPorts, request: ClaimRequest | null): Promise<Answered<View>> => {
+  const found = request && (await idempotency.look(request).catch(() => null));
+  if (found?.kind === 'replay') return { stored: found.answer };
+  if (found?.kind === 'mismatch') throw mismatch();
+  throw storeIncident();
 };
 
 /** The outcome is durable. If the key cannot be finished now, its lease ends later, and a takeover finishes it from the stream (S5). */
@@ -119,6 +133,18 @@ export const idempotencyUnavailable = () =>
     { retryAfterSeconds: 1 },
   );
 
+/** C76. */
+const INCIDENT_RETRY_SECONDS = 60;
+export const storeIncident = () =>
+  new ServiceError(
+    'IDEMPOTENCY_UNAVAILABLE',
+    'Payments cannot be processed safely at the moment; nothing was charged or refunded by this request.',
+    {},
+    { retryAfterSeconds: INCIDENT_RETRY_SECONDS },
+  );
+
+const mismatch = () => new ServiceError('IDEMPOTENCY_MISMATCH', 'This Idempotency-Key was used with a different request.');
+
 const inProgress = (retryAfterSeconds: number) =>
   new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'The first request with this Idempotency-Key is still being processed.', {}, { retryAfterSeconds });
 
@@ -148,6 +174,8 @@ const resultOf = async <View>(run: () => Promise<Executed<View>>, log: Logger): 
     return await run();
   } catch (error) {
     if (error instanceof ServiceError) return { error };
+    // Nothing was sent: a request that has sent something answers otherwise.
+    if (error instanceof StoreIncident) return { error: storeIncident() };
     log.error({ err: error }, 'a request failed inside');
     return { error: internalError() };
   }

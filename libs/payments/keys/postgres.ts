@@ -105,6 +105,17 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     }
   };
 
+  const look = async (request: ClaimRequest): Promise<Claim | null> => {
+    const { accountId, keyHash } = name(request.accountId, request.key);
+    const { rows } = await pool.query<FoundRow>({ name: 'idempotency-find', text: FIND, values: [accountId, keyHash] });
+    const [row] = rows;
+    if (!row) return null;
+    const fingerprint = keys.kids.includes(row.fp_kid) ? keys.mac('fingerprint', request.fingerprintText, row.fp_kid) : Buffer.alloc(row.fp.length);
+    const found = classify(row, request.operation, fingerprint);
+    const mayBeClaimed = row.state === 'released' || (row.state === 'in_progress' && (row.lease_left ?? 0) <= 0);
+    return found.kind === 'in_progress' && mayBeClaimed ? null : found;
+  };
+
   const finishOnce = batched((rows: readonly FinishRow[]) => finishRows(options.completions ?? pool, rows), CLAIMS);
   const finishDurably = batched((rows: readonly FinishRow[]) => finishRows(pool, rows), CLAIMS);
   const finish = async ({ accountId, keyHash }: KeyName, fence: string, ending: KeyEnding): Promise<boolean> => {
@@ -119,6 +130,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
 
   return {
     claim,
+    look,
     finish,
     name,
     renewAttempt: async ({ accountId, keyHash }, fence, attemptId) => {
