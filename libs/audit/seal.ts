@@ -188,9 +188,15 @@ export const sealedEnd = async (db: Queryable): Promise<SealedPlace | null> => {
   return size === 0 ? null : sealedPlace(db, size, position as Position, 'the seal');
 };
 
-/** The last event that the newest signed head covers, of the database or of the folder. null: nothing is signed. */
+/**
+ * The last event that the newest signed head covers, of the database or of the folder. null: nothing is signed. A head that none of our keys signed
+ * proves nothing about the log.
+ */
 export const signedEnd = async (ports: HeadPorts): Promise<SealedPlace | null> => {
-  const last = await lastHead(ports);
+  const last = await lastHead(ports).catch((error: unknown) => {
+    if (error instanceof ForgedHead) return null;
+    throw error;
+  });
   return last && sealedPlace(ports.db, last.head.size, last.head.position as Position, `the head that was signed at ${last.head.at}`);
 };
 

@@ -111,9 +111,6 @@ export const installationIn = async (store: Pick<EventStore, 'read'>): Promise<s
 
 const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
   const { pool, store, kurrentdbUrl } = ports;
-  // The log first: a process that makes the installation writes the row before the event.
-  const [inLog, head] = [await installationIn(store), await store.head()];
-  const row = await rowOf(pool);
   const { seen, onKurrentdb } = await followed(pool);
   if (seen && onKurrentdb !== (kurrentdbUrl !== null))
     return {
@@ -121,6 +118,9 @@ const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
         ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'
         : 'the events of this database lie in Postgres; unset KURRENTDB_URL, or take another database',
     };
+  // The log before the row: a process that makes the installation writes the row first.
+  const [inLog, head] = [await installationIn(store), await store.head()];
+  const row = await rowOf(pool);
   const where = placeOf(ports);
   if (inLog !== null) {
     if (row?.id === inLog) return { is: 'known' };
