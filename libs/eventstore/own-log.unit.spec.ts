@@ -1,0 +1,215 @@
+/** The guard of the log: it notices another log and lost events, stops every append then, and takes no outage for a loss. */
+import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
+import { createLogger } from '#platform';
+import { newEvents, newStream } from '../../test/support/event-store.contract.js';
+import { earlierCopy, type ExchangeableStore, exchangeableStore } from '../../test/support/exchangeable-store.js';
+import { INSTALLATION, Marks, writeInstallation } from '../../test/support/mark-book.js';
+import { MovableClock } from '../../test/support/clock.js';
+import { type EventStore, type Mark, OutcomeUnknown, type Position, StoreIncident, Unavailable } from './event-store.js';
+import { memoryEventStore } from './memory.js';
+import { OwnLog } from './own-log.js';
+
+let clock: MovableClock;
+let bare: EventStore;
+let store: ExchangeableStore;
+let marks: Marks;
+let errors: string[];
+
+/** Time passes by itself, so that pauses of the guard end. */
+let ticking: NodeJS.Timeout;
+beforeEach(async () => {
+  clock = new MovableClock();
+  ticking = setInterval(() => clock.advance(100), 1);
+  bare = memoryEventStore();
+  store = exchangeableStore(bare);
+  marks = new Marks(clock);
+  errors = [];
+  await writeInstallation(bare, clock);
+});
+afterEach(() => clearInterval(ticking));
+
+const openLog = async ({ process = 'a', appendsProve = false, over = store as EventStore } = {}): Promise<OwnLog> => {
+  const log = { ...createLogger('silent', 'spec'), warn: () => undefined, error: (_fields: unknown, message: string) => void errors.push(message) };
+  const own = new OwnLog({ store: over, book: marks.bookOf(process), installationId: INSTALLATION, clock, log: log as never, appendsProve });
+  await own.begin();
+  return own;
+};
+const append = async (log: EventStore, count = 1): Promise<Position> => (await log.append(newStream(), 'no_stream', newEvents(count))).position;
+const foreignLog = async (events: number): Promise<EventStore> => {
+  const other = memoryEventStore();
+  if (events > 0) await other.append(newStream(), 'no_stream', newEvents(events));
+  return other;
+};
+
+describe('a log that is whole', () => {
+  test('appends of many processes and checks between them open no incident', async () => {
+    const [a, b] = [await openLog(), await openLog({ process: 'b' })];
+    for (let round = 0; round < 20; round++) {
+      await Promise.all([append(a, 3), append(b)]);
+      await Promise.all([a.verified(null), b.verified(null), a.keepMarks(), b.keepMarks()]);
+    }
+    expect([a.incident, b.incident, marks.incident]).toEqual([null, null, null]);
+  });
+
+  test('answers out of order and a repeated append open no incident', async () => {
+    const own = await openLog();
+    const [stream, events] = [newStream(), newEvents(1)];
+    const { position } = await own.append(stream, 'no_stream', events);
+    await append(own, 5);
+    await own.verified(null);
+    expect((await own.append(stream, 'no_stream', events)).position).toBe(position);
+    await own.verified(null);
+    expect(own.incident).toBeNull();
+  });
+
+  test.each([
+    [
+      'cannot be reached',
+      (): never => {
+        throw new Unavailable('away');
+      },
+    ],
+    [
+      'is read from a standby',
+      (): never => {
+        throw new Unavailable('this server is a standby');
+      },
+    ],
+  ])('a store that %s is an outage, and no incident', async (_how, missing) => {
+    const own = await openLog();
+    await append(own);
+    store.exchange({ ...bare, missing });
+    await expect(own.verified(null)).rejects.toThrow(Unavailable);
+    store.exchange(bare);
+    await own.verified(null);
+    expect(own.incident).toBeNull();
+  });
+
+  test('a read that misses an event once is repeated, and opens no incident', async () => {
+    const own = await openLog();
+    await append(own);
+    let misses = 1;
+    store.exchange({ ...bare, missing: async (asked: readonly Mark[]) => (misses-- > 0 ? asked : bare.missing(asked)) });
+    await own.verified(null);
+    expect(own.incident).toBeNull();
+  });
+});
+
+describe('a log that is not ours, or not whole', () => {
+  const LOSSES: readonly [string, () => Promise<EventStore>][] = [
+    ['an empty log', () => foreignLog(0)],
+    ['an earlier copy', () => earlierCopy(bare, 3)],
+    ['a longer log of others', () => foreignLog(50)],
+  ];
+
+  test.each(LOSSES)('%s is found by the check before a call of a gateway', async (_what, other) => {
+    const own = await openLog();
+    await append(own, 9);
+    await own.verified(null);
+    store.exchange(await other());
+    await expect(own.verified(null)).rejects.toThrow(StoreIncident);
+    await expect(append(own)).rejects.toThrow('run payfold log status');
+  });
+
+  test.each(LOSSES)('%s that has taken the intent itself is found before the call', async (_what, other) => {
+    const own = await openLog();
+    await append(own, 9);
+    await own.verified(null);
+    store.exchange(await other());
+    const intent = await append(own, 20);
+    await expect(own.verified(intent)).rejects.toThrow(StoreIncident);
+  });
+
+  test('events are lost that were acknowledged after the last check', async () => {
+    const own = await openLog();
+    await append(own);
+    await own.verified(null);
+    const copy = await earlierCopy(bare, 2);
+    await append(own);
+    store.exchange(copy);
+    // The copy has grown over the lost place.
+    await append(copy, 5);
+    await expect(own.verified(null)).rejects.toThrow(StoreIncident);
+    expect(own.incident).toMatchObject({ kind: 'lost_events' });
+  });
+
+  test('an idle process finds what another process has lost', async () => {
+    const [a, b] = [await openLog(), await openLog({ process: 'b' })];
+    const copy = await earlierCopy(bare, 1);
+    await append(a);
+    await a.verified(null);
+    await a.keepMarks();
+    store.exchange(copy);
+    await expect(b.verified(null)).rejects.toThrow(StoreIncident);
+  });
+
+  test('a start after the loss finds what dead processes knew', async () => {
+    const dead = await openLog();
+    const copy = await earlierCopy(bare, 1);
+    await append(dead, 4);
+    await dead.keepMarks();
+    store.exchange(copy);
+    const next = await openLog({ process: 'b' });
+    expect(next.incident).toMatchObject({ kind: 'lost_events' });
+  });
+
+  test('a checkpoint beyond the end is an incident', async () => {
+    marks = new Marks(clock, () => [{ name: 'payment-list@1', position: '00000000000000000009' as Position }]);
+    const own = await openLog();
+    expect(own.incident).toMatchObject({ kind: 'lost_events', message: expect.stringContaining('payment-list@1') });
+  });
+
+  test('an incident that one process found stops the others, and is reported once a minute', async () => {
+    const [a, b] = [await openLog(), await openLog({ process: 'b' })];
+    const stop = new AbortController();
+    const running = b.run(stop.signal);
+    await append(a);
+    await a.verified(null);
+    store.exchange(await foreignLog(3));
+    await expect(a.verified(null)).rejects.toThrow(StoreIncident);
+    for (let waited = 0; b.incident === null && waited < 200; waited++) await new Promise((wake) => setTimeout(wake, 5));
+    expect(b.incident).toMatchObject({ foundBy: 'a' });
+    expect(errors.length).toBe(2);
+    stop.abort();
+    await running;
+  });
+
+  test('when a person has closed the incident, the guard checks again, and forgets what the other log acknowledged', async () => {
+    const own = await openLog();
+    await append(own);
+    await own.verified(null);
+    store.exchange(await foreignLog(9));
+    await append(own);
+    await expect(own.verified(null)).rejects.toThrow(StoreIncident);
+    marks.incident = null;
+    // The wrong log is still there.
+    await expect(own.begin().then(() => own.refuse())).rejects.toThrow(StoreIncident);
+    store.exchange(bare);
+    marks.incident = null;
+    await own.begin();
+    expect(own.incident).toBeNull();
+    await append(own);
+    await own.verified(null);
+  });
+
+  test('an append that is under way when an incident opens has an unknown outcome at once', async () => {
+    const own = await openLog();
+    await append(own);
+    await own.verified(null);
+    store.exchange({ ...(await foreignLog(0)), append: () => new Promise(() => undefined) });
+    const [hanging, checked] = [append(own), own.verified(null)];
+    await expect(checked).rejects.toThrow(StoreIncident);
+    await expect(hanging).rejects.toThrow(OutcomeUnknown);
+  });
+});
+
+describe('a store whose sessions are checked', () => {
+  test('a new session on a log that lost an event is refused, one on the whole log is not', async () => {
+    const own = await openLog({ appendsProve: true });
+    await append(own, 2);
+    await own.checkSession((asked) => bare.missing(asked));
+    const copy = await earlierCopy(bare, 1);
+    await expect(own.checkSession((asked) => copy.missing(asked))).rejects.toThrow(StoreIncident);
+    await expect(own.verified(null)).rejects.toThrow(StoreIncident);
+  });
+});
