@@ -1,4 +1,5 @@
 /** The start, the metrics endpoint and the end of a process, the same for every role. */
+import { setMaxListeners } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
 import client, { type MetricObjectWithValues, type MetricValue, type Registry } from 'prom-client';
@@ -62,6 +63,13 @@ export interface Answer {
  */
 export type FromChild = { readonly ready: Partial<Addresses> } | { readonly refused: string } | Answer;
 
+export interface StartOptions {
+  /** The id of the parent. null: the role runs by itself. */
+  readonly supervisor: string | null;
+  /** Aborts when the role must end. Every wait of the start hears it: the start then ends at once, and leaves nothing behind. */
+  readonly stop: AbortSignal;
+}
+
 /**
  * Runs a role: reads the configuration, starts the role, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal). A start that fails is one
  * clear line and exit code 1. A second signal, or a shutdown that takes longer than 50 s, ends the process at once.
@@ -69,10 +77,13 @@ export type FromChild = { readonly ready: Partial<Addresses> } | { readonly refu
  * With {@link SUPERVISED} the parent decides when the role ends, by SIGTERM or by ending itself. A Ctrl-C reaches the whole process group, but the
  * parent stops its children in order. Output and metrics of the role go to the parent.
  */
-export const runRole = (name: string, start: (config: Config, log: Logger, supervisor: string | null) => Promise<Running>): void => {
+export const runRole = (name: string, start: (config: Config, log: Logger, options: StartOptions) => Promise<Running>): void => {
   const supervisor = process.argv.find((argument) => argument.startsWith(SUPERVISED))?.slice(SUPERVISED.length) ?? null;
   const supervised = supervisor !== null;
   let stopping = false;
+  const stopStart = new AbortController();
+  // A start has many waits, and each may have a listener on it.
+  setMaxListeners(0, stopStart.signal);
   const run = async (): Promise<void> => {
     const config = readConfig();
     if (config.environment === 'production') refuseMemoryDumps();
@@ -83,8 +94,9 @@ export const runRole = (name: string, start: (config: Config, log: Logger, super
       if (stopping) process.exit(1);
       stopping = true;
       setTimeout(() => process.exit(1), FORCE_AFTER_MS).unref();
+      stopStart.abort();
       const finish = async () => {
-        // A start that is under way must complete before it can be stopped. Else a database would stay behind.
+        // A start that is under way stops what it started, such as a database, before it ends.
         const running = await starting.catch(() => null);
         running?.drain?.();
         const orphaned = supervised && !process.connected;
@@ -112,7 +124,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, super
     for (const output of [process.stdout, process.stderr]) output.on('error', () => undefined);
     // The parent may be gone already.
     if (supervised && !process.connected) return stop(0);
-    const begun = start(config, log, supervisor);
+    const begun = start(config, log, { supervisor, stop: stopStart.signal });
     starting = begun;
     const running = await begun;
     if (supervised) return answerParent(running);

@@ -11,7 +11,7 @@ import { CHECKOUT_PORTS, CheckoutModule } from '#checkout/module';
 import { dropReadModelsOf010, type EventStore, eventStoreMigrations, type OwnLog, type ReadModel, ReadModels, type Subscriber } from '#eventstore';
 import { Appends, EVENT_STORE, EventStoreModule, LOG_GATE, POOL } from '#eventstore/module';
 import { GatewaysModule } from '#gateways/module';
-import type { Clock, Ids } from '#kernel';
+import { type Clock, type Ids, orStopped, within } from '#kernel';
 import { journalModel, type PeriodPorts } from '#ledger';
 import { LedgerModule, PERIOD_PORTS } from '#ledger/module';
 import { idempotencyMigrations, paymentListModel, type PaymentServices, recoveryMigration, velocityMigration } from '#payments';
@@ -90,7 +90,10 @@ const signedEndOf = ({ config, keys, clock }: ProcessContext, db: Pool) =>
 /** After a failed append the process is not ready for this long. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
 
-/** Starts the modules. Throws one clear line if a store cannot be opened; nothing stays open then. */
+/** A start that was stopped waits no longer for its resources to close: a statement may still run, and ends with the process. */
+const STOPPED_CLOSE_MS = 5_000;
+
+/** Starts the modules. Throws one clear line if a store cannot be opened, and the reason of `stop` as soon as it aborts; nothing stays open then. */
 export const openServices = async (config: Config, places: Places, keys: KeyRing, log: Logger, options: ProcessOptions = {}): Promise<Services> => {
   const context = new ProcessContext(config, places, keys, log, options);
   const imports = [
@@ -107,7 +110,10 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
     CqrsModule.forRoot(),
   ];
   try {
-    const app = await NestFactory.createApplicationContext({ module: ServicesModule, imports }, { logger: false, abortOnError: false });
+    const app = await orStopped(
+      NestFactory.createApplicationContext({ module: ServicesModule, imports }, { logger: false, abortOnError: false }),
+      options.stop,
+    );
     const { clock, ids } = context;
     const [store, ownLog] = [app.get<EventStore>(EVENT_STORE), app.get<OwnLog>(LOG_GATE)];
     const [pool, readModels, appends] = [app.get<Pool>(POOL), app.get(ReadModels), app.get(Appends)];
@@ -155,7 +161,8 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
       close: () => app.close(),
     };
   } catch (error) {
-    await context.close().catch(() => undefined);
+    const closed = context.close().catch(() => undefined);
+    await (options.stop?.aborted ? within(context.clock, STOPPED_CLOSE_MS, closed, () => new Error('still open')).catch(() => undefined) : closed);
     throw error;
   }
 };

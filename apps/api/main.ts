@@ -6,8 +6,8 @@ import { openServices, requirePlaces } from '../services.js';
 import { createAudit } from '../audit/audit.js';
 import { createApi } from './api.js';
 
-runRole('api', async (config, log) => {
-  const services = await openServices(config, requirePlaces(config), openKeys(config), log, { role: 'api' });
+runRole('api', async (config, log, { stop }) => {
+  const services = await openServices(config, requirePlaces(config), openKeys(config), log, { role: 'api', stop });
   const metrics = createMetrics(services);
   const api = await createApi({ ...services, publicUrl: config.publicUrl, onAnswer: metrics.answered });
   const url = await api.listen(config.port, config.host);

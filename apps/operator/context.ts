@@ -9,7 +9,7 @@ import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Administration, apiKeyUseMigration, type Directory, directoryModel, openSigningSecret, postgresDirectory } from '#accounts';
 import { eventStoreMigrations, openOwnLog, type OwnLog, type Position, prepareReadModels, ReadModels, searchPathOf } from '#eventstore';
-import { type Clock, type Ids, systemClock } from '#kernel';
+import { type Clock, type Ids, orStopped, systemClock } from '#kernel';
 import {
   type Config,
   createLogger,
@@ -30,6 +30,7 @@ import {
 } from '#platform';
 import { readRuntime, type Runtime, tryLockDataDir } from '../data-dir.js';
 import type { Services } from '../services.js';
+import { onInterrupt } from './interrupt.js';
 import { loginName } from './terminal.js';
 
 /** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
@@ -85,18 +86,10 @@ export const openContext = async (env: Readonly<Record<string, string | undefine
       for (const closer of closers.reverse()) await closer().catch((error: unknown) => logger.warn({ err: error }, 'could not close'));
     })());
 
-  let interrupt: AbortController | null = null;
-  const untilInterrupted = () => (interrupt ??= new AbortController()).signal;
-  const opening = open(config, logger, closers);
-  // An interrupted command stops everything that it started. A start that is under way completes first.
-  for (const [signal, exitCode] of [
-    ['SIGINT', 130],
-    ['SIGTERM', 143],
-  ] as const) {
-    const listener = () => (interrupt ? interrupt.abort() : void opening.then(close, close).then(() => process.exit(exitCode)));
-    process.once(signal, listener);
-    closers.push(async () => process.off(signal, listener));
-  }
+  // An interrupted command stops everything that it started, also what was starting.
+  const { signal: stop, untilInterrupted, ignore } = onInterrupt(() => opening.then(close, close));
+  closers.push(async () => ignore());
+  const opening = open(config, logger, closers, stop);
   try {
     return { ...(await opening), untilInterrupted, close };
   } catch (error) {
@@ -106,16 +99,21 @@ export const openContext = async (env: Readonly<Record<string, string | undefine
   }
 };
 
-const open = async (config: Config, logger: Logger, closers: (() => Promise<unknown>)[]): Promise<Omit<Context, 'untilInterrupted' | 'close'>> => {
+const open = async (
+  config: Config,
+  logger: Logger,
+  closers: (() => Promise<unknown>)[],
+  stop: AbortSignal,
+): Promise<Omit<Context, 'untilInterrupted' | 'close'>> => {
   await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
-  const { url: databaseUrl, runtime, release } = await findDatabase(config);
+  const { url: databaseUrl, runtime, release } = await findDatabase(config, stop);
   closers.push(release);
   const pool = createPool(databaseUrl, { name: 'operator', max: 3, searchPath: searchPathOf([directoryModel]) });
   closers.push(() => pool.end());
   const clock = systemClock;
   const ids = systemIds(() => clock.now());
-  const prepare = (migrations: readonly Migration[]) => prepareSchema(pool, config, migrations);
-  const store = await openOwnLog({
+  const prepare = (migrations: readonly Migration[]) => prepareSchema(pool, config, migrations, stop);
+  const opening = openOwnLog({
     kurrentdbUrl: config.kurrentdbUrl,
     databaseUrl,
     marksDir: config.marksDir,
@@ -127,14 +125,16 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
     // The audit's code is loaded only for a log of 0.1.0.
     sealedEnd: async (db) => (await import('#audit')).sealedEnd(db),
     prepare: () => prepare([...eventStoreMigrations, processMigration, apiKeyUseMigration]),
+    stop,
   });
+  const store = await orStopped(opening, stop);
   closers.push(() => store.close());
   closers.push(() => store.keepMarks());
-  if (config.migrate === 'start' && store.incident === null) await prepareReadModels(pool, [directoryModel], store);
+  if (config.migrate === 'start' && store.incident === null) await orStopped(prepareReadModels(pool, [directoryModel], store), stop);
 
   const directory = postgresDirectory(pool);
-  const keys = await openKeyRing(config, await store.head());
-  await requireRightKeyRing(config, keys, directory);
+  const keys = await openKeyRing(config, await orStopped(store.head(), stop));
+  await orStopped(requireRightKeyRing(config, keys, directory), stop);
 
   const models = new ReadModels([directoryModel], { store, pool, clock });
   const inForce = async (recorded: Position | null) => {
@@ -164,8 +164,8 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
     services: async ({ withGateway = false } = {}) => {
       const { openServices } = await import('../services.js');
       const known = config.simulatorUrl ?? runtime?.simulatorUrl ?? null;
-      const simulatorUrl = known ?? (withGateway && config.environment === 'sandbox' ? await startSimulator(config, closers) : null);
-      const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger);
+      const simulatorUrl = known ?? (withGateway && config.environment === 'sandbox' ? await startSimulator(config, closers, stop) : null);
+      const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger, { stop });
       closers.push(() => services.close());
       return services;
     },
@@ -176,12 +176,12 @@ const open = async (config: Config, logger: Logger, closers: (() => Promise<unkn
  * If the database lacks migrations of this command, brings it to the whole schema. Otherwise the list of migrations is not even loaded. It comes with
  * all libs and would make each command a second slower. Each process of the service has checked it at its start.
  */
-const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: readonly Migration[]) => {
+const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: readonly Migration[], stop: AbortSignal) => {
   const missing = await missingMigrations(pool, needed);
   if (missing.length === 0) return;
   if (when === 'prepare')
     throw new Error(`the database is not prepared for this release (${missing.join(', ')}); run payfold upgrade prepare, or set MIGRATE=start`);
-  await migrate(pool, (await import('../services.js')).MIGRATIONS);
+  await migrate(pool, (await import('../services.js')).MIGRATIONS, { stop });
 };
 
 /**
@@ -224,23 +224,24 @@ interface FoundDatabase {
 }
 
 /** The database of this configuration. It is started for the time of the command if no service runs. */
-export const findDatabase = async ({ databaseUrl, dataDir }: Pick<Config, 'databaseUrl' | 'dataDir'>): Promise<FoundDatabase> => {
+export const findDatabase = async ({ databaseUrl, dataDir }: Pick<Config, 'databaseUrl' | 'dataDir'>, stop: AbortSignal): Promise<FoundDatabase> => {
   if (databaseUrl) return { url: databaseUrl, runtime: null, release: async () => undefined };
   const deadline = systemClock.monotonic() + DATA_DIR_WAIT_MS;
   for (;;) {
+    stop.throwIfAborted();
     const runtime = readRuntime(dataDir);
     if (runtime && (await answers(runtime.databaseUrl))) return { url: runtime.databaseUrl, runtime, release: async () => undefined };
     const lock = tryLockDataDir(dataDir);
-    if ('release' in lock) return startDatabase(dataDir, lock.release);
+    if ('release' in lock) return startDatabase(dataDir, lock.release, stop);
     if (systemClock.monotonic() > deadline)
       throw new Error(`process ${lock.holder} holds ${dataDir} but offers no database; wait for it, or stop it`);
-    await systemClock.sleep(DATA_DIR_POLL_MS);
+    await systemClock.sleep(DATA_DIR_POLL_MS, stop);
   }
 };
 
-const startDatabase = async (dataDir: string, unlock: () => void): Promise<FoundDatabase> => {
+const startDatabase = async (dataDir: string, unlock: () => void, stop: AbortSignal): Promise<FoundDatabase> => {
   try {
-    const postgres = await startEmbeddedPostgres(join(dataDir, 'postgres'));
+    const postgres = await startEmbeddedPostgres(join(dataDir, 'postgres'), { stop });
     return { url: postgres.url, runtime: null, release: () => postgres.stop().finally(unlock) };
   } catch (error) {
     unlock();
@@ -249,12 +250,16 @@ const startDatabase = async (dataDir: string, unlock: () => void): Promise<Found
 };
 
 /** The simulator that runs on the same `DATA_DIR`, else one for the time of the command. */
-const startSimulator = async ({ dataDir, simulatorPort, logLevel }: Config, closers: (() => Promise<unknown>)[]): Promise<string> => {
+const startSimulator = async (
+  { dataDir, simulatorPort, logLevel }: Config,
+  closers: (() => Promise<unknown>)[],
+  stop: AbortSignal,
+): Promise<string> => {
   const { findSimulator } = await import('../simulator/server.js');
   const running = await findSimulator(join(dataDir, 'simulator'));
   if (running) return running;
   const { startSimulatorProcess } = await import('../simulator/child.js');
-  const simulator = await startSimulatorProcess({ dataDir, port: simulatorPort, logLevel, closeBatchesAt: null });
+  const simulator = await startSimulatorProcess({ dataDir, port: simulatorPort, logLevel, closeBatchesAt: null, stop });
   closers.push(() => simulator.stop());
   return simulator.url;
 };

@@ -41,6 +41,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
     .option('--all', 'every read model')
     .action(
       action(async (context, name: string | undefined, { all = false }: { all?: boolean }) => {
+        const stop = context.untilInterrupted();
         const { readModels, store, clock } = await context.services();
         const names = readModels.models.map((model) => model.name);
         if (all === (name !== undefined) || (name !== undefined && !names.includes(name)))
@@ -51,25 +52,19 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
         try {
           for (const model of readModels.models) {
             if (!all && model.name !== name) continue;
-            const { lagEvents, head } = await readModels.of(model).status();
+            let bar: ReturnType<typeof progressBar> | undefined;
             // On Postgres, positions count events. Those of KurrentDB do not, so only the events read so far can be shown.
-            const bar = progressBar(model.name, lagEvents === null || head === null ? null : Number(head));
+            const onProgress = ({ events, position, total }: { events: number; position: string; total: number | null }) =>
+              (bar ??= progressBar(model.name, total)).update(total === null ? events : Number(position));
             try {
-              const onProgress = (done: { events: number; position: string }) => bar.update(lagEvents === null ? done.events : Number(done.position));
-              reports.push(await rebuild(model, { store, pool, now: () => clock.now(), onProgress }));
+              reports.push(await rebuild(model, { store, pool, now: () => clock.now(), stop, onProgress }));
             } finally {
-              bar.stop();
+              bar?.stop();
             }
           }
         } finally {
           await pool.end();
         }
-        const json = await Promise.all(
-          reports.map(async (report) => {
-            const { lagEvents } = await readModels.of(report).status();
-            return { ...report, lagEvents };
-          }),
-        );
         const cells = reports.map((report) => [
           report.name,
           report.position ?? '',
@@ -77,7 +72,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
           report.seconds.toFixed(1),
           report.rows.map(({ table: one, live, rebuilt }) => `${one} ${rebuilt}${live === rebuilt ? '' : ` (was ${live})`}`).join(', '),
         ]);
-        return { json: all ? json : json[0], text: table(['NAME', 'POSITION', 'EVENTS', 'SECONDS', 'ROWS'], cells) };
+        return { json: all ? reports : reports[0], text: table(['NAME', 'POSITION', 'EVENTS', 'SECONDS', 'ROWS'], cells) };
       }),
     );
 };

@@ -10,6 +10,7 @@ import { AuthenticationError, isUuid, ServiceError } from '#kernel';
 import { ConfigError } from '#platform';
 import { Unavailable } from '#eventstore';
 import type { Context } from './context.js';
+import { Interrupted } from './interrupt.js';
 
 /** The resources of a command. */
 export interface Opened {
@@ -63,6 +64,7 @@ export class Terminal<Of extends Opened = Context> {
         // The reader of our output has closed it (`| head`).
         if ((error as NodeJS.ErrnoException).code === 'EPIPE') return;
         await refuse(error, json ?? false);
+        if (error instanceof Interrupted) process.exitCode = error.exitCode;
       }
     };
 }

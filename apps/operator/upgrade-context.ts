@@ -2,10 +2,11 @@
 import { mkdir } from 'node:fs/promises';
 import { sealedEnd } from '#audit';
 import { type EventStore, guardLog, openEventStore, type OwnLog, ReadModels, searchPathOf } from '#eventstore';
-import { systemClock } from '#kernel';
+import { orStopped, systemClock } from '#kernel';
 import { createLogger, createPool, type Pool, readConfig, systemIds } from '#platform';
 import { READ_MODELS } from '../services.js';
 import { findDatabase } from './context.js';
+import { onInterrupt } from './interrupt.js';
 import type { Opened } from './terminal.js';
 
 /** Three load, two follow, one swaps, one answers questions. */
@@ -17,16 +18,29 @@ export interface UpgradeContext extends Opened {
   readonly readModels: ReadModels;
   /** The log, if it is that of the database and whole. Otherwise throws one line. `prepare`: brings the schema up to this release. */
   readonly ownLog: (prepare?: () => Promise<void>) => Promise<OwnLog>;
+  /** As in `Context`. */
+  readonly untilInterrupted: () => AbortSignal;
 }
 
 export const openUpgrade = async (): Promise<UpgradeContext> => {
   const config = readConfig();
   const logger = createLogger(config.logLevel, 'operator');
-  await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
-  const { url, release } = await findDatabase(config);
-  const pool = createPool(url, { name: 'upgrade', max: CONNECTIONS, statementTimeoutMs: 0, searchPath: searchPathOf(READ_MODELS) });
-  try {
-    const store = await openEventStore(config.kurrentdbUrl, url, logger);
+  const closers: (() => Promise<unknown>)[] = [];
+  let closing: Promise<void> | null = null;
+  const close = () =>
+    (closing ??= (async () => {
+      for (const closer of closers.reverse()) await closer();
+    })());
+  const { signal: stop, untilInterrupted, ignore } = onInterrupt(() => opening.then(close, close));
+  closers.push(async () => ignore());
+  const open = async () => {
+    await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
+    const { url, release } = await findDatabase(config, stop);
+    closers.push(release);
+    const pool = createPool(url, { name: 'upgrade', max: CONNECTIONS, statementTimeoutMs: 0, searchPath: searchPathOf(READ_MODELS) });
+    closers.push(() => pool.end());
+    const store = await orStopped(openEventStore(config.kurrentdbUrl, url, logger), stop);
+    closers.push(() => store.close());
     const readModels = new ReadModels(READ_MODELS, {
       store,
       pool,
@@ -35,14 +49,9 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
       onBuild: (building) => logger.info(building, 'a read model is being built'),
       onError: (error, { name }) => logger.warn({ err: error, projection: name }, 'a projection is retrying'),
     });
-    const close = async () => {
-      await store.close();
-      await pool.end();
-      await release();
-    };
     const ids = systemIds(() => systemClock.now());
     const ownLog = async (prepare = async () => undefined as void) => {
-      const log = await guardLog(store, {
+      const guarded = guardLog(store, {
         kurrentdbUrl: config.kurrentdbUrl,
         databaseUrl: url,
         marksDir: config.marksDir,
@@ -54,13 +63,17 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
         sealedEnd,
         prepare,
       });
+      const log = await orStopped(guarded, stop);
       log.refuse();
       return log;
     };
-    return { pool, store, readModels, ownLog, close };
+    return { pool, store, readModels, ownLog };
+  };
+  const opening = open();
+  try {
+    return { ...(await opening), untilInterrupted, close };
   } catch (error) {
-    await pool.end();
-    await release();
+    await close().catch(() => undefined);
     throw error;
   }
 };

@@ -25,12 +25,13 @@ export const addUpgrade = (program: Command, { action }: Terminal<UpgradeContext
     .action(
       action(async (context) => {
         const { MIGRATIONS } = await import('../services.js');
-        const { pool, store, readModels } = context;
-        await context.ownLog(() => migrate(pool, MIGRATIONS));
+        const { pool, store, readModels, untilInterrupted } = context;
+        const stop = untilInterrupted();
+        await context.ownLog(() => migrate(pool, MIGRATIONS, { stop }));
         await prepareReadModels(pool, readModels.models, store);
-        const done = new AbortController();
-        await readModels.follow(done.signal);
+        await readModels.follow(stop);
         await Promise.all(readModels.all().map((subscriber) => subscriber.stop()));
+        stop.throwIfAborted();
         const status = await statusOf(context);
         return { json: status, text: inWords(status) };
       }),

@@ -28,6 +28,8 @@ export interface SimulatorProcessOptions {
   readonly closeBatchesAt?: string | null;
   /** Lines of its log. */
   readonly onLog?: (line: string) => void;
+  /** Ends a start that is under way. */
+  readonly stop?: AbortSignal | undefined;
   /** The built `main.js`; needed only if this file itself was not built. */
   readonly entry?: string;
 }
@@ -53,7 +55,11 @@ export const startSimulatorProcess = async (options: SimulatorProcessOptions): P
     createInterface(child.stdout!).once('line', (line) => resolve(JSON.parse(line) as { url: string }));
   });
   const timeout = setTimeout(() => child.kill('SIGKILL'), START_TIMEOUT_MS);
+  const onStop = () => void child.kill('SIGTERM');
+  options.stop?.addEventListener('abort', onStop, { once: true });
+  if (options.stop?.aborted) onStop();
   const started = await Promise.race([ready, exited.then(() => null)]);
+  options.stop?.removeEventListener('abort', onStop);
   clearTimeout(timeout);
   if (!started) throw new Error(`the simulator did not start: ${said.join(' | ') || 'it said nothing'}`);
 

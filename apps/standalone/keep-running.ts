@@ -23,11 +23,16 @@ const WELL_AFTER_MS = 30_000;
 
 /**
  * `start` gets the child that ended (null at first), so the next one can take its address. Rejects if the first child cannot be started. Later it
- * tries again without end.
+ * tries again without end. The signal of `start` ends a start that is under way: the first one by `stop`, later ones by {@link Kept.stop}.
  */
-export const keepRunning = async <C extends Child>(name: string, log: Logger, start: (before: C | null) => Promise<C>): Promise<Kept<C>> => {
+export const keepRunning = async <C extends Child>(
+  name: string,
+  log: Logger,
+  stop: AbortSignal,
+  start: (before: C | null, stop: AbortSignal) => Promise<C>,
+): Promise<Kept<C>> => {
   const stopping = new AbortController();
-  const first = await start(null);
+  const first = await start(null, stop);
   let current = first;
 
   const watch = async (): Promise<void> => {
@@ -42,9 +47,10 @@ export const keepRunning = async <C extends Child>(name: string, log: Logger, st
         await sleep(pauseMs, undefined, { signal: stopping.signal }).catch(() => undefined);
         if (stopping.signal.aborted) return;
         try {
-          current = await start(current);
+          current = await start(current, stopping.signal);
           running = true;
         } catch (error) {
+          if (stopping.signal.aborted) return;
           log.error({ child: name, err: error }, 'a child process could not be started again; it is tried again');
         }
       }

@@ -6,16 +6,20 @@
  * are ready, the worker makes the sandbox's first account. The first start of each process must succeed. Later, a child that ends is started again at
  * the same address.
  *
+ * A stop during the start ends the children that are starting, then everything that was started.
+ *
  * End: first the API drains, then the worker ends, then the processor and Postgres. If the supervisor itself is killed, the API and the worker drain
  * by themselves. The processor ends within 2 s, and Postgres after the last process that needs it.
  */
 import { existsSync } from 'node:fs';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import client, { type Registry } from 'prom-client';
+import { orStopped } from '#kernel';
 import { type Config, type EmbeddedPostgres, type Logger, openKeys, startEmbeddedPostgres } from '#platform';
 import { tryLockDataDir } from '../data-dir.js';
-import { countMaskedLines, type FirstAccount, type Running, runRole, serveMetrics } from '../lifecycle.js';
+import { countMaskedLines, type FirstAccount, type Running, runRole, serveMetrics, type StartOptions } from '../lifecycle.js';
 import { type SimulatorProcess, startSimulatorProcess } from '../simulator/child.js';
 import { type Kept, keepRunning } from './keep-running.js';
 import { type PostgresGuard, startPostgresGuard } from './postgres-guard.js';
@@ -23,7 +27,7 @@ import { type RoleProcess, startRole } from './role.js';
 
 type Stops = (() => Promise<unknown>)[];
 
-const start = async (config: Config, log: Logger): Promise<Running> => {
+const start = async (config: Config, log: Logger, { stop: stopStart }: StartOptions): Promise<Running> => {
   const stops: Stops = [];
   const stop = async () => {
     const failures: unknown[] = [];
@@ -45,8 +49,8 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
     const metricsServer = await serveMetrics(config.metricsPort, () => allMetrics(roles));
     stops.push(async () => metricsServer.close());
     const [{ databaseUrl, lifeline }, simulatorUrl] = await together(
-      config.databaseUrl === null ? embedded(config, log, stops) : { databaseUrl: config.databaseUrl, lifeline: 'ignore' as const },
-      config.simulatorUrl ?? simulator(config, log, stops),
+      config.databaseUrl === null ? embedded(config, log, stops, stopStart) : { databaseUrl: config.databaseUrl, lifeline: 'ignore' as const },
+      config.simulatorUrl ?? simulator(config, log, stops, stopStart),
     );
 
     const environment = {
@@ -58,13 +62,15 @@ const start = async (config: Config, log: Logger): Promise<Running> => {
       PUBLIC_URL: config.publicUrl,
     };
     const keep = async (role: 'api' | 'worker'): Promise<Kept<RoleProcess>> =>
-      (roles[role] = await keepRunning(role, log, (before: RoleProcess | null) => startRole(role, { ...environment, ...portsOf(before) }, lifeline)));
+      (roles[role] = await keepRunning(role, log, stopStart, (before: RoleProcess | null, stopped) =>
+        startRole(role, { ...environment, ...portsOf(before) }, lifeline, stopped),
+      ));
     for (const role of ['worker', 'api'] as const) stops.push(async () => roles[role]?.stop());
     const [worker, api] = await together(keep('worker'), keep('api'));
     const { url, auditUrl } = api.first.addresses as Required<RoleProcess['addresses']>;
-    await untilReady(url, log);
+    await untilReady(url, log, stopStart);
     // The key is shown only once. So it is made after every step that may refuse to start.
-    const first = config.environment === 'sandbox' ? await worker.current().ask('firstAccount') : null;
+    const first = config.environment === 'sandbox' ? await orStopped(worker.current().ask('firstAccount'), stopStart) : null;
 
     const runtime = join(config.dataDir, 'runtime.json');
     await writeFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, auditUrl, databaseUrl, simulatorUrl }), { mode: 0o600 });
@@ -81,10 +87,10 @@ const READY_WAIT_MS = 30_000;
 const READY_POLL_MS = 50;
 
 /** After an upgrade the worker may still build read models. A long build continues while /readyz reports it. */
-const untilReady = async (url: string, log: Logger): Promise<void> => {
-  for (let waited = 0; waited < READY_WAIT_MS; waited += READY_POLL_MS) {
-    if ((await fetch(`${url}/readyz`).catch(() => null))?.ok) return;
-    await new Promise((wake) => setTimeout(wake, READY_POLL_MS));
+const untilReady = async (url: string, log: Logger, stop: AbortSignal): Promise<void> => {
+  for (const until = performance.now() + READY_WAIT_MS; performance.now() < until;) {
+    if ((await fetch(`${url}/readyz`, { signal: stop }).catch(() => null))?.ok) return;
+    await sleep(READY_POLL_MS, undefined, { signal: stop });
   }
   log.warn('the service is not ready yet; /readyz names the check that fails');
 };
@@ -130,12 +136,18 @@ const refuseHalfDirectory = (config: Config): void => {
     throw new Error(`${config.dataDir} holds data but ${config.masterKeyFile} is missing; restore the key file, or set DATA_DIR to another folder`);
 };
 
-const embedded = async (config: Config, log: Logger, stops: Stops): Promise<{ databaseUrl: string } & Pick<PostgresGuard, 'lifeline'>> => {
+const embedded = async (
+  config: Config,
+  log: Logger,
+  stops: Stops,
+  stop: AbortSignal,
+): Promise<{ databaseUrl: string } & Pick<PostgresGuard, 'lifeline'>> => {
   const cluster = join(config.dataDir, 'postgres');
   const { watch, lifeline, end } = startPostgresGuard(cluster);
   stops.push(end);
-  const postgres = await keepRunning('postgres', log, (before: EmbeddedPostgres | null) =>
+  const postgres = await keepRunning('postgres', log, stop, (before: EmbeddedPostgres | null, stopped) =>
     startEmbeddedPostgres(cluster, {
+      stop: stopped,
       // Other processes use this port.
       ...(before && { port: before.port }),
       // After a Ctrl-C the requests in flight still need it.
@@ -149,11 +161,12 @@ const embedded = async (config: Config, log: Logger, stops: Stops): Promise<{ da
   return { databaseUrl: postgres.first.url, lifeline };
 };
 
-const simulator = async (config: Config, log: Logger, stops: Stops): Promise<string | null> => {
+const simulator = async (config: Config, log: Logger, stops: Stops, stop: AbortSignal): Promise<string | null> => {
   if (config.environment === 'production') return null;
-  const child = await keepRunning('simulator', log, (before: SimulatorProcess | null) =>
-    afterItsPredecessor(() =>
+  const child = await keepRunning('simulator', log, stop, (before: SimulatorProcess | null, stopped) =>
+    afterItsPredecessor(stopped, () =>
       startSimulatorProcess({
+        stop: stopped,
         dataDir: config.dataDir,
         port: before ? Number(new URL(before.url).port) : config.simulatorPort,
         closeBatchesAt: config.simulatorBatchClose,
@@ -169,13 +182,13 @@ const simulator = async (config: Config, log: Logger, stops: Stops): Promise<str
 /** The simulator of a killed service ends within seconds. Until then it holds its journal. */
 const PREDECESSOR_MS = 10_000;
 const PREDECESSOR_POLL_MS = 250;
-const afterItsPredecessor = async <T>(begin: () => Promise<T>): Promise<T> => {
+const afterItsPredecessor = async <T>(stop: AbortSignal, begin: () => Promise<T>): Promise<T> => {
   for (let waited = 0; ; waited += PREDECESSOR_POLL_MS) {
     try {
       return await begin();
     } catch (error) {
       if (waited >= PREDECESSOR_MS || !(error as Error).message.includes('another simulator holds')) throw error;
-      await new Promise((wake) => setTimeout(wake, PREDECESSOR_POLL_MS));
+      await sleep(PREDECESSOR_POLL_MS, undefined, { signal: stop });
     }
   }
 };

@@ -19,8 +19,17 @@ export interface RoleProcess extends Child {
   ask<Name extends keyof Answers>(name: Name): Promise<Answers[Name]>;
 }
 
-/** Starts the role and waits until it is ready. If it does not start, throws its error line. It keeps `lifeline` open as long as it lives. */
-export const startRole = async (role: 'api' | 'worker', env: NodeJS.ProcessEnv, lifeline: Writable | 'ignore'): Promise<RoleProcess> => {
+/**
+ * Starts the role and waits until it is ready. If it does not start, throws its error line. It keeps `lifeline` open as long as it lives. `stop` ends
+ * a start that is under way.
+ */
+export const startRole = async (
+  role: 'api' | 'worker',
+  env: NodeJS.ProcessEnv,
+  lifeline: Writable | 'ignore',
+  stop: AbortSignal,
+): Promise<RoleProcess> => {
+  stop.throwIfAborted();
   const child = fork(fileURLToPath(new URL(`../${role}/main.js`, import.meta.url)), [`${SUPERVISED}${SUPERVISOR_ID}`], {
     env,
     // Figures may be NaN, which JSON cannot express.
@@ -35,7 +44,10 @@ export const startRole = async (role: 'api' | 'worker', env: NodeJS.ProcessEnv, 
   }).finally(() => process.off('exit', kill));
 
   const first = new Promise<FromChild>((resolve) => child.once('message', resolve));
+  const onStop = () => void child.kill('SIGTERM');
+  stop.addEventListener('abort', onStop, { once: true });
   const started = await Promise.race([first, exited.then((how) => ({ refused: `the ${role} ended with ${how} before it was ready` }))]);
+  stop.removeEventListener('abort', onStop);
   if (!('ready' in started)) {
     await exited;
     throw new Error('refused' in started ? started.refused : `the ${role} did not say whether it is ready`);

@@ -25,11 +25,12 @@ const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Ser
   return made && { apiKey: made.apiKey, portalId: made.portalId };
 };
 
-runRole('worker', async (config, log, supervisor) => {
+runRole('worker', async (config, log, { supervisor, stop }) => {
   // A supervisor has one worker at a time, so the leases are in the supervisor's name. If a worker is killed, the next one continues with the same
   // leases at once.
   const services = await openServices(config, requirePlaces(config), openKeys(config), log, {
     role: 'worker',
+    stop,
     ...(supervisor !== null && { leaseOwner: supervisor }),
   });
   const worker = startWorker(services);

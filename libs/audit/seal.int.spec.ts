@@ -89,6 +89,27 @@ test('events that are appended, sealed and signed while the log is verified make
   expect(await verdict()).toMatchObject({ findings: [] });
 });
 
+test('a head that is signed beyond the end of the log is named as failed; only heads that were compared are counted', async () => {
+  const grow = async () => {
+    await store.append(newStream(), 'no_stream', newEvents(10));
+    await sealAll();
+    return (await signLog(seal))!.head;
+  };
+  await grow();
+  const lost = [await grow(), await grow()];
+  double.log.length = 15;
+  const { findings } = await verdict();
+  expect(findings).toHaveLength(2);
+  expect(findings[0]).toMatch(/^events: the log ends after 15 events .*; 30 were sealed/);
+  expect(findings[1]).toMatch(/^heads: /);
+  for (const { size, at } of lost)
+    for (const where of [`the head of ${size} in the database`, `${size}.head`])
+      expect(findings[1]).toContain(`${where} was signed at ${at} over ${size} events; the log shows only 15 now`);
+  expect(findings[1]).not.toContain('the head of 10');
+  double.log.length = 0;
+  expect((await verdict()).findings.at(-1)).toMatch(/^heads: the head of 10 in the database .* the log shows only 0 now/);
+});
+
 test('streams of a newer release are sealed, events of other programs are not; when they are sealed makes no difference', async () => {
   await writeLog();
   await sealAll();

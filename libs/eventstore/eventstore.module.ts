@@ -111,8 +111,9 @@ const open = async (context: ProcessContext, schema: Schema): Promise<Storage> =
     log: logger,
     sealedEnd: schema.sealedEnd,
     signedHead: () => schema.signedEnd(context, pool),
-    prepare: () => (config.migrate === 'start' ? migrate(pool, migrations) : requirePrepared(pool, schema)),
+    prepare: () => (config.migrate === 'start' ? migrate(pool, migrations, { stop: options.stop }) : requirePrepared(pool, schema)),
     wrap: (store) => context.guarded(store),
+    stop: options.stop,
   });
   context.atEnd(() => log.close());
   const stop = new AbortController();

@@ -1,4 +1,5 @@
 /** Which event store a process uses, the tables of this lib, and how a process makes sure that the log is its own. */
+import { orStopped } from '#kernel';
 import type { Logger, Migration, Pool } from '#platform';
 import { projectionCheckpointMigration } from './checkpoint.js';
 import type { EventStore } from './event-store.js';
@@ -30,6 +31,8 @@ export interface GuardOptions extends Omit<InstallationPorts, 'store'>, Pick<Own
 export interface OpenLogOptions extends GuardOptions {
   /** Wraps the adapter, below the guard. */
   readonly wrap?: (store: EventStore) => EventStore;
+  /** Ends the waits of {@link openOwnLog}. Throws its reason then. */
+  readonly stop?: AbortSignal | undefined;
 }
 
 /** The adapter for KurrentDB if its address is configured, else for Postgres. Without a guard, it trusts whatever log it meets. */
@@ -52,10 +55,10 @@ export const openEventStore = async (
  */
 export const openOwnLog = async (options: OpenLogOptions): Promise<OwnLog> => {
   let own: OwnLog | null = null;
-  const { kurrentdbUrl, databaseUrl, log, wrap = (store) => store } = options;
+  const { kurrentdbUrl, databaseUrl, log, stop, wrap = (store) => store } = options;
   const bare = await openEventStore(kurrentdbUrl, databaseUrl, log, async (missing) => own?.checkSession(missing));
   try {
-    return (own = await guardLog(wrap(bare), options));
+    return (own = await orStopped(guardLog(wrap(bare), options), stop));
   } catch (error) {
     await bare.close();
     throw error;

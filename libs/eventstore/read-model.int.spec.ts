@@ -1,5 +1,5 @@
 /** Shapes of read models on a real Postgres: built beside each other, refused, waited for and dropped. */
-import { afterEach, beforeEach, expect, test } from '@jest/globals';
+import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import { systemClock } from '#kernel';
 import { createPool, livingProcesses, migrate, type Pool, processMigration, recordProcess } from '#platform';
@@ -9,7 +9,17 @@ import { freshDatabase } from '../../test/support/postgres.js';
 import type { EventStore, Recorded } from './event-store.js';
 import { eventStoreMigrations } from './open.js';
 import { createPostgresEventStore } from './postgres.js';
-import { dropUnusedShapes, prepareReadModels, type ReadModel, ReadModels, schemaOf, searchPathOf, shapeStatus } from './read-model.js';
+import {
+  checkpointOf,
+  dropUnusedShapes,
+  prepareReadModels,
+  type ReadModel,
+  ReadModels,
+  rebuild,
+  schemaOf,
+  searchPathOf,
+  shapeStatus,
+} from './read-model.js';
 
 const model = (shape: number, change: Partial<ReadModel> = {}): ReadModel => ({
   name: 'seen-events',
@@ -179,4 +189,84 @@ test('a read model that stopped keeps a change from being in force; the answer s
   await expect(readModels(pool, stuck).inForce(stuck, position, 1_000)).rejects.toThrow(
     /^The change is recorded, but requests still read the state before it: .*a row that nobody expected/,
   );
+});
+
+describe('a rebuild', () => {
+  const again = (pool: Pool, of = model(1), stop?: AbortSignal) => rebuild(of, { store, pool, now: () => performance.now(), ...(stop && { stop }) });
+  const placeOf = async (pool: Pool) =>
+    (await pool.query<{ position: string }>('select position from projection_checkpoint where name = $1', [checkpointOf(model(1))])).rows[0]
+      ?.position;
+  const built = async (): Promise<Pool> => {
+    const pool = poolOf(model(1));
+    await prepareReadModels(pool, [model(1)], store);
+    await append();
+    await build(readModels(pool, model(1)));
+    return pool;
+  };
+  const beyond = (pool: Pool) => pool.query(`update projection_checkpoint set position = '00000000000000009999'`);
+  const cutTo = async (pool: Pool, end: number) => {
+    await pool.query('delete from es.events where position > $1', [end]);
+    await pool.query('update es.head set position = $1', [end]);
+  };
+
+  test('ends at the head where the live checkpoint lies beyond the log', async () => {
+    const pool = await built();
+    await beyond(pool);
+    const head = (await store.head())!;
+    expect(await again(pool)).toMatchObject({ position: head, events: 50, lagEvents: 0, rows: [{ table: 'seen', live: 50, rebuilt: 50 }] });
+    expect(await placeOf(pool)).toBe(head);
+    await append();
+    await build(readModels(pool, model(1)));
+    expect(await seen(pool, 1)).toBe(100);
+  });
+
+  test('of a log that lost its tail shows what the log holds, also when nothing is left', async () => {
+    const pool = await built();
+    await cutTo(pool, 30);
+    expect(await again(pool)).toMatchObject({ position: '00000000000000000030', rows: [{ live: 50, rebuilt: 30 }] });
+    expect(await placeOf(pool)).toBe('00000000000000000030');
+    await cutTo(pool, 0);
+    expect(await again(pool)).toMatchObject({ position: null, events: 0, rows: [{ live: 30, rebuilt: 0 }] });
+    expect(await placeOf(pool)).toBe('');
+  });
+
+  test('holds what the live rows hold, though they were ahead of it until the swap', async () => {
+    const pool = await built();
+    // It looks at the head twice before the swap. Events that come after both looks are in the live rows already.
+    const early = await store.head();
+    const looks = [early, early];
+    const seesLess = { ...store, head: async () => looks.shift() ?? (await store.head()) };
+    await append();
+    await build(readModels(pool, model(1)));
+    const report = await rebuild(model(1), { store: seesLess, pool, now: () => performance.now() });
+    expect(report).toMatchObject({ position: await store.head(), rows: [{ live: 100, rebuilt: 100 }] });
+  });
+
+  test.each([
+    ['while an index is built', model(1, { createIndexes: 'select pg_sleep(60)' }), null],
+    ['while the log does not answer', model(1), 'lock table es.events in access exclusive mode'],
+    ['while a row is written', model(1, { apply: async (client) => void (await client.query('select pg_sleep(60)')) }), null],
+  ])('that is stopped %s ends at once, leaves the live rows, and leaves nothing behind', async (_when, stuck, lock) => {
+    const pool = await built();
+    const other = await pool.connect();
+    await other.query('begin');
+    if (lock) await other.query(lock);
+    const stop = new AbortController();
+    const running = again(pool, stuck, stop.signal).catch((error: unknown) => error);
+    await eventually(async () => {
+      const { rows } = await pool.query(
+        `select from pg_stat_activity where datname = current_database() and (query ~ '^select pg_sleep' or wait_event_type = 'Lock') and state = 'active'`,
+      );
+      return rows.length > 0;
+    });
+    const begun = performance.now();
+    stop.abort(new Error('stopped by the spec'));
+    expect(await running).toMatchObject({ message: 'stopped by the spec' });
+    expect(performance.now() - begun).toBeLessThan(2_000);
+    await other.query('rollback');
+    other.release();
+    expect(await seen(pool, 1)).toBe(50);
+    expect((await pool.query(`select from pg_namespace where nspname ~ '_new$'`)).rowCount).toBe(0);
+    expect(await again(pool)).toMatchObject({ events: 50 });
+  });
 });

@@ -5,11 +5,19 @@
  * two releases with different shapes run side by side, and a release can go back. How to add or change a model: docs/changing.md.
  */
 import { createHash } from 'node:crypto';
-import { type Clock, ServiceError } from '#kernel';
+import { type Clock, orStopped, ServiceError } from '#kernel';
 import { type Client, databaseTime, livingProcesses, type Migration, type Pool, type Queryable, transaction } from '#platform';
 import { dropCheckpoint, lockCheckpoint, postgresCheckpoint, resetCheckpoint } from './checkpoint.js';
-import type { EventStore, Position, Recorded } from './event-store.js';
-import { createSubscriber, readAhead, type Projection, type Subscriber, type SubscriberOptions } from './subscriber.js';
+import type { EventStore, Mark, Position, Recorded } from './event-store.js';
+import {
+  createSubscriber,
+  eventsBetween,
+  type Projection,
+  projectionPlace,
+  readAhead,
+  type Subscriber,
+  type SubscriberOptions,
+} from './subscriber.js';
 
 export interface ReadModel extends Projection {
   /** Goes up by one with every change of the tables, or of the rows that `apply` makes from the same events. */
@@ -206,7 +214,7 @@ export class ReadModels {
       if (stop.aborted) return;
       this.of(model).start();
     }
-    while (!stop.aborted && !(await this.areBuilt().catch(() => false))) await this.options.clock.sleep(BUILD_RETRY_MS, stop);
+    while (!stop.aborted && !(await orStopped(this.areBuilt(), stop).catch(() => false))) await this.options.clock.sleep(BUILD_RETRY_MS, stop);
   }
 
   /** True once every shape has reached the end of the log. From then on it counts as built, however far it lags. Records its findings. */
@@ -262,10 +270,9 @@ export class ReadModels {
     const { store, pool, clock, onBuild } = this.options;
     while (!stop.aborted) {
       try {
-        const shape = (await shapeStatus(pool)).find(({ name, shape: number }) => name === model.name && number === model.shape);
-        const { lagEvents, head } = await this.of(model).status();
+        const shape = (await orStopped(shapeStatus(pool), stop)).find(({ name, shape: number }) => name === model.name && number === model.shape);
+        const { lagEvents } = await orStopped(projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model))), stop);
         if (!shape || shape.isBuilt || (lagEvents ?? Number.POSITIVE_INFINITY) <= LOAD_FROM_EVENTS) return;
-        const total = lagEvents === null || head === null ? null : Number(head);
         const started = clock.monotonic();
         let told = started;
         await rebuild(model, {
@@ -273,7 +280,7 @@ export class ReadModels {
           pool,
           now: () => clock.now(),
           stop,
-          onProgress: ({ events }) => {
+          onProgress: ({ events, total }) => {
             if (clock.monotonic() - told < TELL_EVERY_MS) return;
             told = clock.monotonic();
             const secondsLeft = total === null ? null : Math.ceil((((told - started) / 1_000) * (total - events)) / events);
@@ -313,6 +320,8 @@ export interface RebuildReport {
   readonly position: Position | null;
   readonly events: number;
   readonly seconds: number;
+  /** Events of all streams between the position and the head at the swap. null: the store's positions do not count events. */
+  readonly lagEvents: number | null;
   /** Rows per table: live before the swap, and rebuilt. They are equal unless the live one was wrong. */
   readonly rows: readonly { readonly table: string; readonly live: number; readonly rebuilt: number }[];
 }
@@ -335,7 +344,10 @@ export class RebuildRunning extends Error {
  * Makes the shape again beside the live one. The same handlers run from the start of the log into tables of another schema. When they have caught up,
  * the schemas change places in one short transaction. Readers see the old rows or the new ones, never a mixture, and never none.
  *
- * One rebuild at a time per database ({@link RebuildRunning}). Throws the error that stops it; the live tables are unchanged then.
+ * It reads to the head of the log. A live checkpoint beyond the head comes from another log or from a lost part of this one, so it is no bound.
+ *
+ * One rebuild at a time per database ({@link RebuildRunning}). Throws the error that stops it, or the reason of `stop` as soon as it aborts; the live
+ * tables are unchanged then.
  */
 export const rebuild = async (
   model: ReadModel,
@@ -344,7 +356,8 @@ export const rebuild = async (
     pool: Pool;
     now: () => number;
     stop?: AbortSignal;
-    onProgress?: (done: { events: number; position: Position }) => void;
+    /** `total`: events of all streams when the rebuild began; null: positions do not count events. */
+    onProgress?: (done: { events: number; position: Position; total: number | null }) => void;
   },
 ): Promise<RebuildReport> => {
   const { store, pool, now, stop, onProgress } = options;
@@ -358,66 +371,79 @@ export const rebuild = async (
   const client = await pool.connect();
   const late = await pool.connect();
   let events = 0;
+  let last: Mark | null = null;
   let clean = false;
+  const unlessStopped = <T>(work: Promise<T>): Promise<T> => orStopped(work, stop);
+  const sessions: number[] = [];
   try {
     const { rows } = await guard.query<{ free: boolean }>('select pg_try_advisory_lock($1) as free', [REBUILD_LOCK]);
     if (!rows[0]!.free) throw new RebuildRunning();
     // A long load is not one long transaction. If it crashes, the next load drops its tables.
-    for (const connection of [client, late]) await connection.query(`set search_path = ${searchPath}; set statement_timeout = 0`);
-    await client.query(`drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}`);
+    for (const connection of [client, late]) {
+      await connection.query(`set search_path = ${searchPath}; set statement_timeout = 0`);
+      sessions.push((await connection.query<{ pid: number }>('select pg_backend_pid() as pid')).rows[0]!.pid);
+    }
+    await unlessStopped(client.query(`drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}`));
 
-    const head = await store.head();
+    const head = await unlessStopped(store.head());
+    const total = head === null ? null : eventsBetween(null, head);
     const prefixes = model.streamPrefixes ? { streamPrefixes: model.streamPrefixes } : {};
     const counted = async function* () {
       if (head === null) return;
-      for await (const batch of readAhead(store.readAll(null, { until: head, ...prefixes }))) {
-        stop?.throwIfAborted();
+      for await (const batch of readAhead(store.readAll(null, { until: head, ...prefixes }), stop)) {
         events += batch.length;
+        last = { position: batch.at(-1)!.position, id: batch.at(-1)!.id };
         // Folding never leaves its turn of the event loop. Without this pause the next page would be requested only when folding is done.
         await new Promise((turned) => setImmediate(turned));
         yield batch;
-        onProgress?.({ events, position: batch.at(-1)!.position });
+        onProgress?.({ events, position: batch.at(-1)!.position, total });
       }
     };
     if (model.load) {
-      const rest = await model.load(client, late, counted());
-      await client.query(model.createIndexes);
-      for await (const batch of rest) await model.apply(client, batch);
+      const rest = await unlessStopped(model.load(client, late, counted()));
+      await unlessStopped(client.query(model.createIndexes));
+      for await (const batch of rest) await unlessStopped(model.apply(client, batch));
     } else {
-      await client.query(model.createIndexes);
-      for await (const batch of counted()) await model.apply(client, batch);
+      await unlessStopped(client.query(model.createIndexes));
+      for await (const batch of counted()) await unlessStopped(model.apply(client, batch));
     }
-    await client.query(`analyze ${model.tables.join(', ')}`);
-    await transaction(pool, (one) => resetCheckpoint(one, shadow, head));
+    await unlessStopped(client.query(`analyze ${model.tables.join(', ')}`));
+    await unlessStopped(transaction(pool, (one) => resetCheckpoint(one, shadow, head, last)));
 
     const follower = createSubscriber(model, { store, checkpoint: postgresCheckpoint(pool, shadow, { searchPath }) });
     for (let lagMs = Number.POSITIVE_INFINITY; lagMs > SWAP_LAG_MS;) {
-      const target = await store.head();
+      const target = await unlessStopped(store.head());
       if (target === null) break;
       const before = now();
-      await follower.runUntil(target, { timeoutMs: CATCH_UP_MS });
+      await follower.runUntil(target, { timeoutMs: CATCH_UP_MS, stop });
       lagMs = now() - before;
     }
 
     const swapped = await transaction(pool, async (swap) => {
       // From here on nothing is applied to the live tables. Their events are applied to the new tables too; then the schemas change places.
       const before = await lockCheckpoint(swap, checkpoint);
-      if (before?.position) await follower.runUntil(before.position, { timeoutMs: SWAP_MS });
+      const end = await unlessStopped(store.head());
+      const reached = before?.position ?? null;
+      if (reached !== null && end !== null) await follower.runUntil(reached < end ? reached : end, { timeoutMs: SWAP_MS, stop });
       const rebuilt = await lockCheckpoint(swap, shadow);
+      const position = rebuilt?.position ?? head;
       const rows = [];
       for (const table of model.tables)
         rows.push({ table, live: await count(swap, `${live}.${table}`), rebuilt: await count(swap, `${schema}.${table}`) });
       await swap.query(`set local lock_timeout = '5s'; drop schema ${live} cascade; alter schema ${schema} rename to ${live}`);
-      await resetCheckpoint(swap, checkpoint, rebuilt?.position ?? head, rebuilt?.last ?? null);
+      await resetCheckpoint(swap, checkpoint, position, rebuilt?.last ?? null);
       await dropCheckpoint(swap, shadow);
       await markBuilt(swap, model);
-      return { rows, position: rebuilt?.position ?? head };
+      stop?.throwIfAborted();
+      return { rows, position, lagEvents: end === null ? 0 : eventsBetween(position, end) };
     });
     clean = true;
     return { name: model.name, ...swapped, events, seconds: (now() - started) / 1000 };
   } finally {
     // Session settings and the advisory lock must not reach the next user of these connections. First release those that may hold the tables in an
     // interrupted COPY.
+    // A stop leaves a statement running there, such as the build of an index. The server would notice a closed connection only at its end.
+    if (!clean) await guard.query('select pg_terminate_backend(pid) from unnest($1::int[]) pid', [sessions]).catch(() => undefined);
     for (const connection of [client, late]) connection.release(true);
     if (!clean) await guard.query(`drop schema if exists ${schema} cascade`).catch(() => undefined);
     // The server notices a closed connection a moment later; the next rebuild would find the lock taken.

@@ -11,7 +11,7 @@
  * process that only reads, `watchProjection` and `projectionStatus`. A rebuild runs the same `apply` from zero, over another checkpoint into another
  * schema.
  */
-import { systemClock, type Clock } from '#kernel';
+import { orStopped, systemClock, type Clock } from '#kernel';
 import { DatabaseUnavailable, uuidV7, type Client, type Logger } from '#platform';
 import { asPosition, HandlerFault, Moved, type Checkpoint, type CheckpointStatus, type Lease, type Place } from './checkpoint.js';
 import { type EventStore, OutcomeUnknown, type Position, type Recorded, StoreIncident, type SubscriptionItem, Unavailable } from './event-store.js';
@@ -76,6 +76,12 @@ export interface SubscriberOptions<Tx = Client> {
   readonly onError?: (error: Error, what: { readonly name: string; readonly retrying: boolean }) => void;
 }
 
+export interface RunUntilOptions {
+  readonly timeoutMs: number;
+  readonly stop?: AbortSignal | undefined;
+  readonly onProgress?: (position: Position) => void;
+}
+
 /** `standby`: another worker holds the lease. `failed`: stopped at an event until it is started again; not healthy. */
 export type SubscriberState = 'stopped' | 'standby' | 'active' | 'failed';
 
@@ -93,9 +99,9 @@ export interface Subscriber {
   /**
    * Brings the projection up to a position (of an append, or `head()`). Needs no `start()`, and may be called while workers run. It waits as long as
    * a worker makes progress. If none does, it applies the events itself, in this process, with the same compare-and-set as a worker. Throws {@link
-   * ProjectionFailed} at a poison event, and Unavailable when the time is up.
+   * ProjectionFailed} at a poison event, Unavailable when the time is up, and the reason of `stop` as soon as it aborts.
    */
-  runUntil(until: Position, options: { timeoutMs: number; onProgress?: (position: Position) => void }): Promise<void>;
+  runUntil(until: Position, options: RunUntilOptions): Promise<void>;
   /** true as soon as the rows contain all events up to `position`. false when the time is up. It does not matter which process runs the projection. */
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean>;
   status(): Promise<ProjectionStatus>;
@@ -341,16 +347,16 @@ class LogSubscriber<Tx> implements Subscriber {
 
   // ---- working once
 
-  async runUntil(until: Position, { timeoutMs, onProgress }: { timeoutMs: number; onProgress?: (position: Position) => void }): Promise<void> {
+  async runUntil(until: Position, { timeoutMs, stop, onProgress }: RunUntilOptions): Promise<void> {
     const deadline = this.clock.monotonic() + timeoutMs;
-    const late = () => this.clock.monotonic() >= deadline;
+    const late = () => stop?.aborted === true || this.clock.monotonic() >= deadline;
     const never = new AbortController();
     let last: Error | undefined;
     let moving = null as { position: string; at: number } | null;
     let tries = 0;
     do {
       try {
-        const place = await this.checkpoint.look();
+        const place = await orStopped(this.checkpoint.look(), stop);
         if (place.position >= until) return this.watch.passed(place.position as Position);
         const now = this.clock.monotonic();
         if (place.leased) {
@@ -359,20 +365,22 @@ class LogSubscriber<Tx> implements Subscriber {
             if (place.position !== '') onProgress?.(place.position as Position);
             // The worker may be this one.
             this.wakeUp();
-            await this.clock.sleep(WATCH_MS);
+            await this.clock.sleep(WATCH_MS, stop);
             continue;
           }
         }
-        await this.takePart(place, until, late, onProgress);
+        await orStopped(this.takePart(place, until, late, onProgress), stop);
         tries = 0;
       } catch (error) {
+        stop?.throwIfAborted();
         if (error instanceof Lost || error instanceof Moved) continue;
         if (error instanceof StoreIncident) throw error;
         if (!isTransient(error)) throw await this.record(error);
         last = error as Error;
-        await this.pause(last, tries++, never.signal);
+        await this.pause(last, tries++, stop ?? never.signal);
       }
     } while (!late());
+    stop?.throwIfAborted();
     throw new Unavailable(`${this.name} did not reach ${until} within ${timeoutMs} ms${last ? `: ${last.message}` : ''}`, { cause: last });
   }
 
@@ -474,8 +482,8 @@ const causeOf = (error: unknown): Error => {
   return cause instanceof Error ? cause : new Error(String(cause));
 };
 
-/** Reads the next batch while the present one is worked on. */
-export async function* readAhead<T>(pages: AsyncIterable<T>): AsyncGenerator<T, void, void> {
+/** Reads the next batch while the present one is worked on. Throws the reason of `stop` as soon as it aborts. */
+export async function* readAhead<T>(pages: AsyncIterable<T>, stop?: AbortSignal): AsyncGenerator<T, void, void> {
   const items = pages[Symbol.asyncIterator]();
   const pull = () => {
     const item = items.next();
@@ -484,13 +492,16 @@ export async function* readAhead<T>(pages: AsyncIterable<T>): AsyncGenerator<T, 
   };
   try {
     for (let next = pull(); ;) {
-      const item = await next;
+      const item = await orStopped(next, stop);
       if (item.done) return;
       next = pull();
       yield item.value;
     }
   } finally {
-    await items.return?.();
+    const ended = items.return?.();
+    // A read that waits for a server ends by its own limit. A stop does not wait for it.
+    if (stop?.aborted) ended?.catch(() => undefined);
+    else await ended;
   }
 }
 
@@ -602,5 +613,5 @@ export const projectionPlace = async (
 };
 
 /** Positions of one number have no gaps (Postgres, memory), so they count events; KurrentDB's are byte offsets. */
-const eventsBetween = (position: Position | null, head: Position): number | null =>
+export const eventsBetween = (position: Position | null, head: Position): number | null =>
   /^\d+$/.test(head) && /^\d*$/.test(position ?? '') ? Number(BigInt(head) - BigInt(position ?? 0)) : null;

@@ -57,6 +57,21 @@ export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, e
   }
 };
 
+/** Rejects with the reason of `stop` as soon as it aborts; does not stop the promise itself. */
+export const orStopped = async <T>(promise: Promise<T>, stop: AbortSignal | undefined): Promise<T> => {
+  if (!stop) return promise;
+  const over = new AbortController();
+  const stopped = new Promise<never>((_, reject) => {
+    if (stop.aborted) reject(stop.reason as Error);
+    else stop.addEventListener('abort', () => reject(stop.reason as Error), { once: true, signal: over.signal });
+  });
+  try {
+    return await Promise.race([stopped, promise]);
+  } finally {
+    over.abort('done');
+  }
+};
+
 /** The time that a request has left, by the clock that never jumps. */
 export class Deadline {
   private readonly end: number;

@@ -25,6 +25,8 @@ export interface ProcessOptions {
   readonly role?: string;
   /** Of the leases on projections; see `createSubscriber`. */
   readonly leaseOwner?: string;
+  /** Aborts when the process must end, also while it starts. */
+  readonly stop?: AbortSignal;
 }
 
 /** The settings that a process was started with, and the resources that it must close at its end. */
@@ -32,6 +34,7 @@ export class ProcessContext {
   readonly clock: Clock;
   readonly ids: Ids;
   private readonly closers: (() => Promise<unknown>)[] = [];
+  private closed = false;
 
   constructor(
     readonly config: Config,
@@ -46,7 +49,9 @@ export class ProcessContext {
 
   /** `close` runs at the end of the process. The last resource that was opened is closed first. */
   atEnd(close: () => Promise<unknown>): void {
-    this.closers.push(close);
+    // A start that was stopped goes on opening until its next call fails.
+    if (this.closed) void close().catch(() => undefined);
+    else this.closers.push(close);
   }
 
   /** A pool on the database of the installation. */
@@ -62,6 +67,7 @@ export class ProcessContext {
   }
 
   async close(): Promise<void> {
+    this.closed = true;
     for (const close of this.closers.splice(0).reverse()) await close();
   }
 

@@ -193,6 +193,7 @@ test('a later head only appended to an earlier one', async () => {
       await sql('update es.head set position = $1', size - 3);
     });
     expect(found.events).toBe(`the log ends after ${size - 3} events (position ${at(size - 3)}); ${size} were sealed, up to position ${at(size)}`);
+    expect(found.heads).toMatch(new RegExp(`over ${size} events; the log shows only ${size - 3} now`));
   });
   test('a log that was cut short together with its tree and the heads in the database: the files tell', async () => {
     const { found } = await tampered(async () => {

@@ -45,6 +45,8 @@ export const startEmbeddedPostgres = async (
      * Ctrl-C ends both.
      */
     ownSession?: boolean;
+    /** Ends the wait for the server, which is then stopped. Throws its reason. */
+    stop?: AbortSignal | undefined;
   } = {},
 ): Promise<EmbeddedPostgres> => {
   const cluster = resolve(directory);
@@ -56,6 +58,7 @@ export const startEmbeddedPostgres = async (
   await checkVersion(cluster, binaries);
   const password = await readPassword(passwordFile);
   await stopOrphan(cluster);
+  options.stop?.throwIfAborted();
 
   const port = options.port ?? (await freePort());
   const settings: Record<string, string> = {
@@ -78,7 +81,7 @@ export const startEmbeddedPostgres = async (
     if (child.pid !== undefined) options.onSpawn?.(child.pid);
     return child;
   };
-  const server = await serve(spawned, options.onLog);
+  const server = await serve(spawned, options.onLog, options.stop);
 
   const url = (database: string) => `postgres://${SUPERUSER}:${password}@127.0.0.1:${port}/${database}`;
   try {
@@ -93,12 +96,13 @@ export const startEmbeddedPostgres = async (
 type Server = Pick<EmbeddedPostgres, 'pid' | 'exited' | 'stop'>;
 
 /** Starts the server. First it waits until the processes of a killed one are gone. */
-const serve = async (start: () => ChildProcess, onLog: ((line: string) => void) | undefined): Promise<Server> => {
+const serve = async (start: () => ChildProcess, onLog: ((line: string) => void) | undefined, stop: AbortSignal | undefined): Promise<Server> => {
   for (let waited = 0; ; waited += LEFTOVERS_POLL_MS) {
     const said: string[] = [];
     try {
-      return await serveOnce(start(), said, onLog);
+      return await serveOnce(start(), said, onLog, stop);
     } catch (error) {
+      stop?.throwIfAborted();
       const inUse = said.some((line) => line.includes('pre-existing shared memory block'));
       if (!inUse || waited >= LEFTOVERS_TIMEOUT_MS) throw error;
       await new Promise((wake) => setTimeout(wake, LEFTOVERS_POLL_MS));
@@ -106,7 +110,12 @@ const serve = async (start: () => ChildProcess, onLog: ((line: string) => void) 
   }
 };
 
-const serveOnce = async (child: ChildProcess, said: string[], onLog: ((line: string) => void) | undefined): Promise<Server> => {
+const serveOnce = async (
+  child: ChildProcess,
+  said: string[],
+  onLog: ((line: string) => void) | undefined,
+  stopStart: AbortSignal | undefined,
+): Promise<Server> => {
   const exited = new Promise<void>((done) => child.once('exit', () => done()).once('error', () => done()));
   const stop = async () => {
     if (child.exitCode !== null || child.signalCode !== null) return;
@@ -117,8 +126,11 @@ const serveOnce = async (child: ChildProcess, said: string[], onLog: ((line: str
   };
   child.stdout!.resume();
   let timer: NodeJS.Timeout | undefined;
+  let onStop = (): void => undefined;
   try {
     await new Promise<void>((ready, fail) => {
+      onStop = () => fail(stopStart!.reason as Error);
+      stopStart?.addEventListener('abort', onStop, { once: true });
       timer = setTimeout(() => fail(new Error(`Postgres did not start within ${START_TIMEOUT_MS / 1000} s`)), START_TIMEOUT_MS);
       child.once('error', fail);
       // Its last output may arrive after its exit.
@@ -140,6 +152,7 @@ const serveOnce = async (child: ChildProcess, said: string[], onLog: ((line: str
     throw error;
   } finally {
     clearTimeout(timer);
+    stopStart?.removeEventListener('abort', onStop);
   }
   return { pid: child.pid!, exited, stop };
 };

@@ -48,6 +48,8 @@ export interface MigrateOptions {
   /** `contract`: the migrations of that phase too. */
   readonly phase?: 'expand' | 'contract';
   readonly release?: string;
+  /** Ends the wait for another process that migrates, and for locks. Throws its reason then. */
+  readonly stop?: AbortSignal | undefined;
 }
 
 /**
@@ -57,19 +59,19 @@ export interface MigrateOptions {
 export const migrate = async (
   pool: Pool,
   migrations: readonly Migration[],
-  { phase = 'expand', release = RELEASE }: MigrateOptions = {},
+  { phase = 'expand', release = RELEASE, stop }: MigrateOptions = {},
 ): Promise<void> => {
   const client = await pool.connect();
   try {
     // Unqualified tables are made in `public`, for any search path of the pool.
     await client.query('set search_path = public; set statement_timeout = 0; set lock_timeout = 0');
-    await lockMigrations(client);
+    await lockMigrations(client, stop);
     await client.query(
       `create table if not exists payfold_migration (name text primary key, sha256 text not null, applied_at timestamptz not null default now());
        alter table payfold_migration add column if not exists needs text`,
     );
     const missing = missingOf(await appliedMigrations(client), migrations, release);
-    for (const migration of missing) if (phase === 'contract' || migration.phase !== 'contract') await apply(client, migration);
+    for (const migration of missing) if (phase === 'contract' || migration.phase !== 'contract') await apply(client, migration, stop);
   } finally {
     // The lock and the settings of this session must not reach the next user of the connection.
     client.release(true);
@@ -80,8 +82,9 @@ export const migrate = async (
  * Asks again and again, without waiting for the lock. A statement that waits for the lock would block `create index concurrently` of the lock's
  * holder, which is a deadlock.
  */
-const lockMigrations = async (client: Client): Promise<void> => {
+const lockMigrations = async (client: Client, stop: AbortSignal | undefined): Promise<void> => {
   for (;;) {
+    stop?.throwIfAborted();
     const { rows } = await client.query<{ locked: boolean }>('select pg_try_advisory_lock($1) as locked', [MIGRATION_LOCK]);
     if (rows[0]!.locked) return;
     await sleep(MIGRATION_LOCK_POLL_MS);
@@ -111,7 +114,12 @@ const missingOf = (applied: ReadonlyMap<string, Applied>, migrations: readonly M
   return [...migrations].sort((a, b) => (a.name < b.name ? -1 : 1)).filter(({ name }) => !applied.has(name));
 };
 
-const apply = async (client: Client, { name, sql, needs = FIRST_RELEASE, run = 'transaction' }: Migration): Promise<void> => {
+const apply = async (
+  client: Client,
+  { name, sql, needs = FIRST_RELEASE, run = 'transaction' }: Migration,
+  stop: AbortSignal | undefined,
+): Promise<void> => {
+  stop?.throwIfAborted();
   const record = () => client.query('insert into payfold_migration (name, sha256, needs) values ($1, $2, $3)', [name, sha256Of(sql), needs]);
   if (run === 'transaction')
     return withLockRetries(async () => {
@@ -125,8 +133,8 @@ const apply = async (client: Client, { name, sql, needs = FIRST_RELEASE, run = '
         await client.query('rollback');
         throw error;
       }
-    });
-  if (run === 'batches') while (((await client.query(sql)).rowCount ?? 0) > 0);
+    }, stop);
+  if (run === 'batches') while (((await client.query(sql)).rowCount ?? 0) > 0) stop?.throwIfAborted();
   else {
     await dropInvalidIndexes(client);
     await client.query(sql);
@@ -142,13 +150,13 @@ const dropInvalidIndexes = async (client: Client): Promise<void> => {
   for (const { name } of rows) await client.query(`drop index concurrently if exists ${name}`);
 };
 
-const withLockRetries = async (work: () => Promise<void>): Promise<void> => {
+const withLockRetries = async (work: () => Promise<void>, stop: AbortSignal | undefined): Promise<void> => {
   for (let tries = 1; ; tries++) {
     try {
       return await work();
     } catch (error) {
       if (!isLockTimeout(error) || tries >= LOCK_TRIES) throw error;
-      await sleep(LOCK_PAUSE_MS);
+      await sleep(LOCK_PAUSE_MS, undefined, { signal: stop });
     }
   }
 };

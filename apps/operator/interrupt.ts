@@ -1,0 +1,48 @@
+/** Ctrl-C and SIGTERM of a command: it ends at once, whatever it waits for, and stops everything that it started. */
+
+const EXIT_CODES = { SIGINT: 130, SIGTERM: 143 } as const;
+/** What does not close in this time, such as a pool with a statement that still runs, ends with the process. */
+const CLOSE_MS = 10_000;
+
+export class Interrupted extends Error {
+  constructor(readonly exitCode: number) {
+    super('interrupted');
+    this.name = 'Interrupted';
+  }
+}
+
+export interface Interruption {
+  /** Aborts with {@link Interrupted}. */
+  readonly signal: AbortSignal;
+  /** From now on the command ends by itself when the signal aborts. Else `close` is called, and the process ends. */
+  readonly untilInterrupted: () => AbortSignal;
+  /** The signals have their default effect again. */
+  readonly ignore: () => void;
+}
+
+export const onInterrupt = (close: () => Promise<unknown>): Interruption => {
+  const interrupted = new AbortController();
+  let endsByItself = false;
+  const listeners = Object.entries(EXIT_CODES).map(([name, exitCode]) => {
+    const listener = () => {
+      interrupted.abort(new Interrupted(exitCode));
+      if (endsByItself) return;
+      setTimeout(() => process.exit(exitCode), CLOSE_MS).unref();
+      void close()
+        .catch(() => undefined)
+        .then(() => process.exit(exitCode));
+    };
+    process.once(name, listener);
+    return () => process.off(name, listener);
+  });
+  return {
+    signal: interrupted.signal,
+    untilInterrupted: () => {
+      endsByItself = true;
+      return interrupted.signal;
+    },
+    ignore: () => {
+      for (const off of listeners) off();
+    },
+  };
+};
