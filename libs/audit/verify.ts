@@ -4,7 +4,7 @@
  *
  * The result names each difference: the first event that was changed, removed, inserted or swapped; the tile; the head.
  */
-import { BeyondTheEnd, type EventStore, LogGap, type Position, type Recorded } from '#eventstore';
+import { type EventStore, LogGap, NotInTheLog, type Position, type Recorded } from '#eventstore';
 import type { Check } from '#ledger';
 import type { KeyRing, Queryable } from '#platform';
 import { headFiles, headKeys, openHead, readHeadFile } from './head.js';
@@ -111,7 +111,7 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
       }
   } catch (error) {
     if (error instanceof LogGap) events.add(`the event at position ${error.missing} was removed (of ${size} that are sealed)`);
-    else if (error instanceof BeyondTheEnd) events.add(error.message);
+    else if (error instanceof NotInTheLog) events.add(error.message);
     else throw error;
   }
   await flush();

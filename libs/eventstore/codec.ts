@@ -97,14 +97,28 @@ export class LogGap extends Error {
   }
 }
 
-/** A position behind the end of the log: the store was wiped, restored or replaced. A subscription there would stay silent for ever. */
-export class BeyondTheEnd extends Error {
+/** The log is not the one that a position was taken from: the store was wiped, restored or replaced. A repeat would not help. */
+export abstract class NotInTheLog extends Error {
   constructor(
     readonly after: Position,
-    head: Position | null,
+    message: string,
   ) {
-    super(`position ${after} lies beyond the end of the log (${head ?? 'empty'}): this is not the event store that the checkpoint was taken from`);
-    this.name = 'BeyondTheEnd';
+    super(`${message}: this is not the event store that the checkpoint was taken from`);
+    this.name = new.target.name;
+  }
+}
+
+/** A position behind the end of the log. A subscription there would stay silent for ever. */
+export class BeyondTheEnd extends NotInTheLog {
+  constructor(after: Position, head: Position | null) {
+    super(after, `position ${after} lies beyond the end of the log (${head ?? 'empty'})`);
+  }
+}
+
+/** No event begins at the position, or another one than `id`. */
+export class NoEventThere extends NotInTheLog {
+  constructor(after: Position, id?: string) {
+    super(after, id === undefined ? `no event begins at position ${after}` : `another event than ${id} lies at position ${after}`);
   }
 }
 

@@ -1,5 +1,5 @@
 export { type Checkpoint, HandlerFault, type Lease, Moved, type Place, postgresCheckpoint, resetCheckpoint, runHandler } from './checkpoint.js';
-export { BeyondTheEnd, LogGap } from './codec.js';
+export { LogGap, NotInTheLog } from './codec.js';
 export {
   type Actor,
   Conflict,

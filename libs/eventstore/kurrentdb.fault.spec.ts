@@ -9,6 +9,7 @@ import { systemClock } from '#kernel';
 import { createPool, migrate, type Client } from '#platform';
 import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
 import { postgresCheckpoint } from './checkpoint.js';
+import { NotInTheLog } from './codec.js';
 import { requireOwnLog } from './installation.js';
 import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
 import { createSubscriber } from './subscriber.js';
@@ -313,6 +314,85 @@ describe('following', () => {
     cleanUps.push(() => reader.close());
     await eventually(() => reader.failure());
     expect(String(reader.failure())).toContain('beyond the end');
+  });
+
+  /** Another server stands at the address at once, with the log that `exchange` makes. */
+  const exchanged = async (exchange: () => void) => {
+    double.kill();
+    exchange();
+    await double.start();
+  };
+  const foreignEvents = (count: number) => {
+    for (let n = 0; n < count; n++) double.write(newStream(), [{ type: 'PaymentInitiated', data: {} }]);
+  };
+  const logs: [string, () => void][] = [
+    ['an empty log', () => double.wipe()],
+    ['an earlier copy', () => double.keep(15)],
+    ['an earlier copy that has grown past the place', () => (double.keep(15), foreignEvents(30))],
+    ['an earlier copy without the last event, which has grown', () => (double.keep(29), foreignEvents(30))],
+    ['a longer log of others, whose events begin at the same places', () => (double.wipe(), foreignEvents(60))],
+    ['a longer log of others, whose events begin at other places', () => ((double.bytesPerEvent = 149), double.wipe(), foreignEvents(60))],
+  ];
+  test.each(logs)('the store is exchanged for %s under a running reader: it stops, and hands out no event of it', async (_, exchange) => {
+    const readers = [following(store, null), following(store, (await store.append(newStream(), 'no_stream', newEvents(1))).position)];
+    cleanUps.push(...readers.map((reader) => () => reader.close()));
+    await appendTen();
+    await appendTen();
+    await store.append(newStream(), 'no_stream', newEvents(9));
+    const before = ids();
+    await eventually(() => readers[0]!.events().length === 30 && readers[1]!.events().length === 29);
+    await exchanged(exchange);
+    await eventually(() => readers.every((reader) => reader.failure()));
+    for (const reader of readers) {
+      expect(reader.failure()).toBeInstanceOf(NotInTheLog);
+      expect(String(reader.failure())).toContain('not the event store that the checkpoint was taken from');
+    }
+    const handedOut = readers.map(({ items }) => items.flatMap((item) => (item.kind === 'events' ? item.events.map(({ id }) => id) : [])));
+    expect(handedOut).toEqual([before, before.slice(1)]);
+  });
+
+  test.each(logs)('the store is exchanged for %s under a reader that has met no event yet: the same', async (_, exchange) => {
+    await appendTen();
+    await appendTen();
+    await appendTen();
+    const reader = following(store, await store.head());
+    cleanUps.push(() => reader.close());
+    await eventually(() => isLevel(reader));
+    await exchanged(exchange);
+    await eventually(() => reader.failure());
+    expect(reader.failure()).toBeInstanceOf(NotInTheLog);
+    expect(reader.items.filter(({ kind }) => kind !== 'caught_up')).toEqual([]);
+  });
+
+  test('a reader whose connection outlives an exchange looks at its place again once the log ends before it', async () => {
+    await appendTen();
+    const reader = following(store, null);
+    cleanUps.push(() => reader.close());
+    await eventually(() => reader.events().length === 10);
+    double.keep(5);
+    await eventually(() => reader.failure());
+    expect(String(reader.failure())).toContain('beyond the end');
+  });
+
+  test('a server that refuses reads for a while is an outage, at any place', async () => {
+    await appendTen();
+    const events = (await collect(store.readAll(null))).flat();
+    double.nextReads.push('unavailable', 'unavailable');
+    expect(await store.eventAt(events[3]!.position)).toEqual(events[3]);
+    double.everyRead = 'unavailable';
+    expect(await outcome(store.missing(events.map(({ position, id }) => ({ position, id }))))).toBeInstanceOf(Unavailable);
+  });
+
+  test('thousands of marks cost a read for some hundred of them; a gap between them is not read', async () => {
+    for (let round = 0; round < 20; round++) await store.append(newStream(), 'no_stream', newEvents(100));
+    const first = (await collect(store.readAll(null))).flat();
+    for (let round = 0; round < 40; round++) await store.append(newStream('case-'), 'no_stream', newEvents(100));
+    const last = await store.append(newStream(), 'no_stream', [newEvent()]);
+    const marks = [...first.map(({ position, id }) => ({ position, id })), { position: last.position, id: (await store.eventAt(last.position))!.id }];
+    const before = double.calls.read;
+    expect(await store.missing(marks)).toEqual([]);
+    // Four pages of the 2,000 marks, one read of the last.
+    expect(double.calls.read - before).toBeLessThanOrEqual(6);
   });
 
   test('a checkpoint of another kind of store is refused too', async () => {

@@ -1,7 +1,11 @@
 /** The contract on KurrentDB: against the double always, against the server at KURRENTDB_URL when one is named. */
+import type { Position } from './event-store.js';
 import { createKurrentDbEventStore } from './kurrentdb.js';
 import { eventStoreContract } from '../../test/support/event-store.contract.js';
 import { KurrentDbDouble } from '../../test/support/kurrentdb-double.js';
+
+/** Positions are byte offsets. */
+const between = (position: Position) => position.replace(/\d+/g, (half) => String(BigInt(half) + 1n).padStart(half.length, '0')) as Position;
 
 eventStoreContract('KurrentDB (double)', async () => {
   const double = await new KurrentDbDouble().start();
@@ -12,6 +16,7 @@ eventStoreContract('KurrentDB (double)', async () => {
     store,
     another,
     fresh: true,
+    between,
     close: async () => {
       clearInterval(stranger);
       await Promise.all([store.close(), another.close()]);
@@ -24,6 +29,6 @@ const url = process.env.KURRENTDB_URL;
 if (url)
   eventStoreContract('KurrentDB (server)', async () => {
     const [store, another] = await Promise.all([createKurrentDbEventStore(url), createKurrentDbEventStore(url)]);
-    return { store, another, fresh: false, close: async () => void (await Promise.all([store.close(), another.close()])) };
+    return { store, another, fresh: false, between, close: async () => void (await Promise.all([store.close(), another.close()])) };
   });
 else process.stdout.write('KURRENTDB_URL is not set: the event store contract ran against the KurrentDB double only\n');

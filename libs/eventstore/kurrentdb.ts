@@ -11,13 +11,15 @@
  * - A client that fails several times in a row, reads included, is replaced. It does not find a new leader by itself (K7, K8).
  * - After a conflict the stream is read, and the events are compared by id. The conflict may be our own earlier attempt (K12).
  * - Reads ask for an exact number and take all of it (K9). Positions of reads are inclusive, positions of subscriptions exclusive (K10).
- * - One supervised subscription with one queue. After any end, a new subscription begins behind the last event that was handed on (K3, K4, K13).
+ * - A read from a place where no event begins is refused with an error that looks like an outage. A subscription there gets the reason (K15).
+ * - One supervised subscription with one queue. After any end, a new subscription begins with the last event that was handed on, and drops it (K3, K4,
+ *   K13). If it begins with another event, the log was exchanged.
  * - Errors that the client throws outside of any call, or leaves rejected, do not end the process (K2, K6, K13).
  */
-import type { EventData, KurrentDBClient, Position as LogPosition, ResolvedEvent } from '@kurrent/kurrentdb-client';
+import type { EventData, KurrentDBClient, Position as LogPosition, ReadAllOptions, ResolvedEvent } from '@kurrent/kurrentdb-client';
 import { Writable } from 'node:stream';
 import { systemClock, within, type Clock } from '#kernel';
-import { BeyondTheEnd, matchesPrefix, serialise, sizeOf, type Serialised } from './codec.js';
+import { BeyondTheEnd, matchesPrefix, NoEventThere, NotInTheLog, serialise, sizeOf, type Serialised } from './codec.js';
 import {
   Conflict,
   OutcomeUnknown,
@@ -84,6 +86,12 @@ const BYTES_IN_FLIGHT = 8_000_000;
 const QUEUED_APPENDS = 4_096;
 /** Events per read. */
 const PAGE_EVENTS = 500;
+/** Marks that lie closer together than this many bytes are read in one page, others by a read each. One read costs about as much as 32 KiB of events. */
+const MARKS_APART_BYTES = 32n * 1024n;
+/** Events that a page reads for each mark that is left: between the events of this process lie those of others. */
+const EVENTS_PER_MARK = 2;
+/** Reads of marks at the same time. */
+const PARALLEL_MARK_READS = 8;
 /** A subscription is paused when this many events wait for their reader, and resumed at half of that. */
 const QUEUED_EVENTS = 1_000;
 const FOREIGN_EVERY_MS = 60_000;
@@ -146,14 +154,21 @@ const BY_TYPE: Readonly<Record<string, Verdict>> = {
   'deadline-exceeded': 'lost',
   unknown: 'lost',
 };
+const GRPC_INVALID_ARGUMENT = 3;
 const GRPC_LOST = [1, 2, 4, 8, 10, 13, 14, 15];
 const NEVER_CONNECTED = /Failed to discover|Channel has been shut down|No connection established|ECONNREFUSED|ENOTFOUND|Name resolution failed/i;
+
+/** How a subscription is refused at a place where no event begins. A read there gets an `unavailable` without a word. */
+const isNoBoundary = (error: unknown): boolean => {
+  const { code, message } = error as { code?: unknown; message?: string };
+  return code === GRPC_INVALID_ARGUMENT && /invalid position/i.test(message ?? '');
+};
 
 const judge = (error: unknown): Verdict => {
   const { type, code, message } = error as { type?: string; code?: unknown; message?: string };
   if (NEVER_CONNECTED.test(message ?? '')) return 'unsent';
   if (error instanceof NoAnswer) return 'lost';
-  if (error instanceof Fault || error instanceof BeyondTheEnd || error instanceof TypeError) return 'fault';
+  if (error instanceof Fault || error instanceof NotInTheLog || error instanceof TypeError) return 'fault';
   // "BadRequest" is the one unknown answer that is a fault of ours. "Server Is Not Ready" and the like pass by themselves.
   if (/BadRequest/.test(message ?? '')) return 'fault';
   if (type !== undefined) return BY_TYPE[type] ?? 'fault';
@@ -177,6 +192,23 @@ const fromText = (position: Position): LogPosition => {
   return { commit: BigInt(commit), prepare: BigInt(prepare) };
 };
 
+/** Positions in the order of the log, split where the next one lies too far away for the same page. */
+const runsOf = (positions: readonly Position[]): Position[][] => {
+  const runs: Position[][] = [];
+  for (const position of [...new Set(positions)].sort()) {
+    const run = runs.at(-1);
+    if (run && fromText(position).commit - fromText(run.at(-1)!).commit <= MARKS_APART_BYTES) run.push(position);
+    else runs.push([position]);
+  }
+  return runs;
+};
+
+/** Instead of {@link NoEventThere}: a question about a place has an answer then. */
+const noneAt = (error: unknown): null => {
+  if (error instanceof NoEventThere) return null;
+  throw error;
+};
+
 /** System streams begin with `$`. A filter by our prefixes would hide the streams of a newer release from an older worker, and from its seal for ever. */
 const NOT_A_SYSTEM_STREAM = '^[^$]';
 
@@ -193,13 +225,14 @@ const isOurs = ({ type, isJson, metadata }: LogEvent): boolean => {
 /** One event of the log. `event` null: Payfold did not write it. */
 interface Logged {
   readonly stream: string;
+  readonly id: string;
   readonly position: Position;
   readonly event: Recorded | null;
 }
 
 const logged = (resolved: ResolvedEvent): Logged => {
   const event = eventOf(resolved);
-  return { stream: event.streamId, position: toText(event.position), event: isOurs(event) ? toRecorded(event) : null };
+  return { stream: event.streamId, id: event.id.toLowerCase(), position: toText(event.position), event: isOurs(event) ? toRecorded(event) : null };
 };
 
 type LogEvent = ReturnType<typeof eventOf>;
@@ -543,12 +576,10 @@ class KurrentDbEventStore implements EventStore {
       if (until !== undefined && position !== null && position >= until) return;
       // The position is inclusive: ask for one more, and drop the known one.
       const count = Math.min(left, PAGE_EVENTS) + (position === null ? 0 : 1);
-      const fromPosition = position === null ? this.driver.START : fromText(position);
-      const read = await this.raw((client) =>
-        client.readAll({ fromPosition, maxCount: count, filter, requiresLeader: true, ...this.connection.user }),
-      );
+      const page = (await this.readLog(position, { maxCount: count, filter })).map(logged);
       const known = position ?? '';
-      const page = read.map(logged);
+      // The event at the position itself may not pass the filter.
+      if (page.length === 0 && position !== null) await this.headBehind(position);
       const events = page.filter((event) => event.position > known && (until === undefined || event.position <= until)).slice(0, left);
       yield events;
       left -= events.length;
@@ -566,7 +597,9 @@ class KurrentDbEventStore implements EventStore {
         connection: this.connection,
         onTrouble: this.onTrouble,
         onForeign: (stream) => this.foreign(stream),
+        headBehind: (position, signal) => this.headBehind(position, signal),
         head: () => this.head(),
+        placeOf: (position) => this.placeOf(position),
       },
       after,
       streamPrefixes,
@@ -577,15 +610,59 @@ class KurrentDbEventStore implements EventStore {
   }
 
   async missing(marks: readonly Mark[]): Promise<readonly Mark[]> {
-    const found = await Promise.all(marks.map(async (mark) => ((await this.eventAt(mark.position))?.id === mark.id ? [] : [mark])));
-    return found.flat();
+    const runs = runsOf(marks.map(({ position }) => position));
+    const idAt = new Map<Position, string>();
+    const readRuns = async () => {
+      for (let run = runs.pop(); run; run = runs.pop()) await this.readRun(run, idAt);
+    };
+    await Promise.all(Array.from({ length: PARALLEL_MARK_READS }, readRuns));
+    return marks.filter(({ position, id }) => idAt.get(position) !== id);
+  }
+
+  /** Writes down the id of each event of these positions. Each page begins at the next position that is left, so a gap is never read. */
+  private async readRun(positions: readonly Position[], idAt: Map<Position, string>): Promise<void> {
+    for (let next = 0; next < positions.length;) {
+      const left = positions.length - next;
+      const page = await this.eventsFrom(positions[next]!, left === 1 ? 1 : Math.min(PAGE_EVENTS, left * EVENTS_PER_MARK)).catch(noneAt);
+      for (const { position, id } of page ?? []) idAt.set(position, id);
+      if (page?.length === 0) return;
+      const last = page?.at(-1)?.position ?? '';
+      next += 1;
+      while (next < positions.length && positions[next]! <= last) next += 1;
+    }
   }
 
   async eventAt(position: Position): Promise<Recorded | null> {
-    const fromPosition = fromText(position);
-    const [first] = await this.raw((client) => client.readAll({ fromPosition, maxCount: 1, requiresLeader: true, ...this.connection.user }));
-    const found = first && logged(first);
-    return found?.position === position ? found.event : null;
+    const first = (await this.eventsFrom(position, 1).catch(noneAt))?.[0];
+    return first?.position === position ? first.event : null;
+  }
+
+  /** The event of ours at a position. null: another program wrote it, or it was removed since. Throws NoEventThere. */
+  private async placeOf(position: Position): Promise<Place | null> {
+    const [first] = await this.eventsFrom(position, 1);
+    if (first?.position !== position || first.event === null) return null;
+    const { BACKWARDS, streamNameFilter } = this.driver;
+    const filter = streamNameFilter({ regex: NOT_A_SYSTEM_STREAM });
+    const [before] = await this.readLog(position, { direction: BACKWARDS, maxCount: 1, filter });
+    return { position, id: first.id, before: before ? logged(before).position : null };
+  }
+
+  /**
+   * Events of the log from a place on. Those of the server are among them, because a read with a filter takes several times as long. Empty: the place
+   * lies beyond the end. Throws NoEventThere.
+   */
+  private async eventsFrom(position: Position, maxCount: number): Promise<readonly Logged[]> {
+    return (await this.readLog(position, { maxCount })).map(logged);
+  }
+
+  /** The head, at or behind the position. Looks twice, so that a node which is about to lose its leadership cannot stop a reader. */
+  private async headBehind(position: Position, signal?: AbortSignal): Promise<Position> {
+    for (let look = 1; ; look++) {
+      const head = await this.head();
+      if (head !== null && position <= head) return head;
+      if (look === 2) throw new BeyondTheEnd(position, head);
+      await this.clock.sleep(this.timings.retryMs, signal);
+    }
   }
 
   /** One read in flight and one queued. Later callers share the queued one. So each answer comes from a read that began after the call. */
@@ -602,9 +679,7 @@ class KurrentDbEventStore implements EventStore {
   private async readHead(): Promise<Position | null> {
     const filter = this.driver.streamNameFilter({ regex: NOT_A_SYSTEM_STREAM });
     const { END, BACKWARDS } = this.driver;
-    const [last] = await this.raw((client) =>
-      client.readAll({ fromPosition: END, direction: BACKWARDS, maxCount: 1, filter, requiresLeader: true, ...this.connection.user }),
-    );
+    const [last] = await this.readLog(null, { fromPosition: END, direction: BACKWARDS, maxCount: 1, filter });
     return last?.event?.position ? toText(last.event.position) : null;
   }
 
@@ -636,7 +711,14 @@ class KurrentDbEventStore implements EventStore {
     return events.map(recorded);
   }
 
-  private async raw(read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<ResolvedEvent[]> {
+  /** A bounded read of the log from a place on; null: from its start. Throws NoEventThere if no event begins there. */
+  private readLog(from: Position | null, options: ReadAllOptions & { maxCount: number }): Promise<ResolvedEvent[]> {
+    const place = from === null ? {} : { fromPosition: fromText(from) };
+    return this.raw((client) => client.readAll({ ...place, ...options, requiresLeader: true, ...this.connection.user }), from);
+  }
+
+  /** `from`: the place in the log from which it reads. Throws NoEventThere if no event begins there. */
+  private async raw(read: (client: Client) => AsyncIterable<ResolvedEvent>, from: Position | null = null): Promise<ResolvedEvent[]> {
     const deadline = this.clock.monotonic() + this.timings.readMs;
     for (;;) {
       this.open();
@@ -653,10 +735,30 @@ class KurrentDbEventStore implements EventStore {
           return [];
         }
         if (!isTransport(verdict)) throw new Fault(`KurrentDB refused the read: ${describe(error)}`, { cause: error });
+        if (from !== null && (error as { type?: string }).type === 'unavailable' && (await this.isRefused(client, from))) {
+          this.connection.succeeded(client);
+          throw new NoEventThere(from);
+        }
         this.connection.failed(client, begun, error);
         if (this.clock.monotonic() + this.timings.retryMs >= deadline) throw new Unavailable(`KurrentDB: ${describe(error)}`, { cause: error });
         await this.clock.sleep(this.timings.retryMs);
       }
+    }
+  }
+
+  /** True if the server refuses the place itself. Another answer, or none in time, says nothing about the place. */
+  private async isRefused(client: Client, place: Position): Promise<boolean> {
+    const subscription = client.subscribeToAll({ fromPosition: fromText(place), requiresLeader: true, ...this.connection.user });
+    const answer = new Promise<boolean>((resolve) => {
+      for (const accepted of ['data', 'caughtUp', 'end', 'close'] as const) subscription.on(accepted, () => resolve(false));
+      // This listener stays for good: an error after the end would end the process.
+      subscription.on('error', (error) => resolve(isNoBoundary(error)));
+    });
+    try {
+      return await within(this.clock, this.timings.readStallMs, answer, () => new NoAnswer()).catch(() => false);
+    } finally {
+      void subscription.unsubscribe().catch(() => undefined);
+      subscription.destroy();
     }
   }
 
@@ -751,6 +853,13 @@ interface FollowerPorts {
   readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>;
   readonly onForeign: (stream: string) => void;
   readonly head: () => Promise<Position | null>;
+  readonly headBehind: (position: Position, signal: AbortSignal) => Promise<Position>;
+  readonly placeOf: (position: Position) => Promise<Place | null>;
+}
+
+/** An event of ours, and the place of the event before it (null: it is the first). A subscription behind `before` begins with the event. */
+interface Place extends Mark {
+  readonly before: Position | null;
 }
 
 /**
@@ -758,14 +867,16 @@ interface FollowerPorts {
  *
  * Every event of our streams passes through one queue, also those that the reader did not ask for. Those move the reader's position on, as a
  * `checkpoint` behind the events that it covers. The server's own checkpoint frames are not used: they can run ahead of events that are still on
- * their way, and some servers send wrong ones (KurrentDB #4892, #4970). After any end, the next subscription begins behind the last event that
- * entered the queue. Events that arrive twice are dropped.
+ * their way, and some servers send wrong ones (KurrentDB #4892, #4970). After any end, the next subscription begins with the last event of ours that
+ * entered the queue. So the server that sends the next events has shown that it holds that one. Events that arrive twice are dropped.
  */
 class Follower implements Subscription {
   private readonly queue: Logged[] = [];
   private readonly stop = new AbortController();
   private wake = new AbortController();
   private seen: Position | null;
+  /** The last event of ours up to `seen`. null: not known yet, or there is none. */
+  private place: Place | null = null;
   /** The head when the present subscription began. A reader that reaches it has caught up. undefined: not known yet. */
   private target: Position | null | undefined;
   private failure: Error | null = null;
@@ -821,7 +932,6 @@ class Follower implements Subscription {
     for (let failures = 0; !this.stop.signal.aborted;) {
       const before = this.seen;
       try {
-        if (this.seen !== null) fromText(this.seen);
         await this.checkPlace();
         await this.session();
       } catch (error) {
@@ -839,18 +949,14 @@ class Follower implements Subscription {
   }
 
   /**
-   * If a position lies beyond the end, the server confirms it and stays silent for ever, so it is refused here. It is checked twice, so that a node
-   * which is about to lose its leadership cannot stop a projection.
+   * If a position lies beyond the end, the server confirms it and stays silent for ever, so it is refused here. If no event begins at the position,
+   * it is refused too.
    */
   private async checkPlace(): Promise<void> {
-    for (let look = 1; ; look++) {
-      const head = await this.ports.head();
-      this.target = head;
-      this.wake.abort();
-      if (this.seen === null || (head !== null && this.seen <= head)) return;
-      if (look === 2) throw new BeyondTheEnd(this.seen, head);
-      await this.ports.clock.sleep(this.ports.timings.retryMs, this.stop.signal);
-    }
+    const { head, headBehind, placeOf } = this.ports;
+    if (this.seen !== null) this.place ??= await placeOf(this.seen);
+    this.target = this.seen === null ? await head() : await headBehind(this.seen, this.stop.signal);
+    this.wake.abort();
   }
 
   /** One subscription of the client, to its end. */
@@ -861,8 +967,11 @@ class Follower implements Subscription {
     const over = new AbortController();
     let confirmed = false;
     let heard = begun;
+    const { place } = this;
+    const after = place ? place.before : this.seen;
+    let isSameLog = place === null;
     const subscription = client.subscribeToAll({
-      fromPosition: this.seen === null ? driver.START : fromText(this.seen),
+      fromPosition: after === null ? driver.START : fromText(after),
       filter: driver.streamNameFilter({ regex: NOT_A_SYSTEM_STREAM }),
       ...connection.user,
     });
@@ -879,7 +988,10 @@ class Follower implements Subscription {
           confirmed = true;
           heard = clock.monotonic();
           try {
-            this.take(logged(resolved));
+            const next = logged(resolved);
+            if (!isSameLog && (next.position !== place!.position || next.id !== place!.id)) throw new NoEventThere(place!.position, place!.id);
+            isSameLog = true;
+            this.take(next);
           } catch (error) {
             reject(asError(error));
           }
@@ -895,7 +1007,7 @@ class Follower implements Subscription {
         .on('end', () => reject(new NoAnswer('the server ended the subscription')))
         .on('close', () => reject(new NoAnswer('the subscription was closed')))
         // This listener stays for good: an error after the end would end the process.
-        .on('error', reject);
+        .on('error', (error) => reject(isNoBoundary(error) ? new NoEventThere(after!) : error));
     });
     const watched = async () => {
       for (;;) {
@@ -903,8 +1015,10 @@ class Follower implements Subscription {
         if (over.signal.aborted) return;
         if (!confirmed) throw new NoAnswer('a subscription was not confirmed');
         if (this.resume || clock.monotonic() - heard < timings.silenceMs) continue;
-        const [seen, head] = [this.seen, await this.ports.head().catch(() => null)];
-        if (head === null || (seen !== null && seen >= head)) continue;
+        const [seen, head] = [this.seen, await this.ports.head().catch(() => undefined)];
+        if (head === undefined || seen === head) continue;
+        // Its place is looked at again.
+        if (seen !== null && (head === null || seen > head)) throw new NoAnswer(`a subscription stands at ${seen}, and the log ends before it`);
         // The log has an event that this subscription has not delivered yet. It gets one more pause (`retryMs`).
         await clock.sleep(timings.retryMs, over.signal);
         if (over.signal.aborted) return;
@@ -929,8 +1043,9 @@ class Follower implements Subscription {
 
   private take(next: Logged): void {
     if (this.seen !== null && next.position <= this.seen) return;
-    this.seen = next.position;
     if (next.event === null) this.ports.onForeign(next.stream);
+    else this.place = { position: next.position, id: next.id, before: this.seen };
+    this.seen = next.position;
     this.queue.push(next);
     this.wake.abort();
   }

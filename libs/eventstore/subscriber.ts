@@ -15,7 +15,7 @@ import { orStopped, systemClock, type Clock } from '#kernel';
 import { DatabaseUnavailable, uuidV7, type Client, type Logger } from '#platform';
 import { asPosition, HandlerFault, Moved, type Checkpoint, type CheckpointStatus, type Lease, type Place } from './checkpoint.js';
 import { type EventStore, OutcomeUnknown, type Position, type Recorded, StoreIncident, type SubscriptionItem, Unavailable } from './event-store.js';
-import { BeyondTheEnd } from './codec.js';
+import { NotInTheLog } from './codec.js';
 
 /** Events per transaction; 200 to 1000 measured best, 5000 slower. */
 const BATCH_EVENTS = 500;
@@ -211,7 +211,7 @@ class LogSubscriber<Tx> implements Subscriber {
         tries = 0;
         await this.follow(place, signal);
       } catch (thrown) {
-        const error = thrown instanceof BeyondTheEnd ? await this.lostOr(thrown) : thrown;
+        const error = thrown instanceof NotInTheLog ? await this.lostOr(thrown) : thrown;
         if (error instanceof Lost || error instanceof Moved) {
           this.watch.forget();
           continue;
@@ -235,10 +235,10 @@ class LogSubscriber<Tx> implements Subscriber {
     if (this.state === 'failed') this.running = null;
   }
 
-  /** The log ends before our position. If the checkpoint is before it too, database and log were restored together, and the checkpoint counts. */
-  private lostOr(beyond: BeyondTheEnd): Promise<unknown> {
+  /** Our position is not in the log. If the checkpoint is before it, database and log were restored together, and the checkpoint counts. */
+  private lostOr(gone: NotInTheLog): Promise<unknown> {
     return this.checkpoint.look().then(
-      ({ position }) => (position < beyond.after ? new Lost() : beyond),
+      ({ position }) => (position < gone.after ? new Lost() : gone),
       (error: unknown) => error,
     );
   }

@@ -11,7 +11,9 @@ import {
   MAX_EVENTS_PER_APPEND,
   type EventStore,
   type Expected,
+  type Mark,
   type NewEvent,
+  NotInTheLog,
   type Position,
   type Recorded,
   type SubscriptionItem,
@@ -61,6 +63,9 @@ export const following = (store: EventStore, after: Position | null, options?: {
 };
 
 const idsOf = (events: readonly { id: string }[]) => events.map(({ id }) => id);
+/** As a log that lost its tail, or another one, has it. */
+const beyond = (position: Position) => position.replace(/(^|:)\d{3}/g, '$1008') as Position;
+const markOf = ({ position, id }: Recorded): Mark => ({ position, id });
 const outcome = (work: Promise<unknown>): Promise<unknown> => work.catch((error: unknown) => error);
 
 export interface ContractSubject {
@@ -69,6 +74,8 @@ export interface ContractSubject {
   readonly another: EventStore;
   /** True when nothing was ever written to it. */
   readonly fresh: boolean;
+  /** A place at which no event can begin, behind one at which an event does. Absent where every place up to the head holds an event. */
+  readonly between?: (position: Position) => Position;
   readonly close: () => Promise<void>;
 }
 
@@ -307,11 +314,84 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
     test('a checkpoint beyond the end is refused: the store was replaced under it', async () => {
       await store.append(newStream(), 'no_stream', newEvents(1));
       const head = (await store.head())!;
-      const beyond = head.replace(/(^|:)\d{3}/g, '$1008') as Position;
-      const reader = following(store, beyond);
+      const reader = following(store, beyond(head));
       await eventually(() => reader.failure());
+      expect(reader.failure()).toBeInstanceOf(NotInTheLog);
       expect(String(reader.failure())).toContain('beyond the end');
       await reader.close();
+    });
+
+    test('reading after a place beyond the end is refused, with a filter too', async () => {
+      await store.append(newStream(), 'no_stream', newEvents(1));
+      const head = (await store.head())!;
+      expect(await outcome(logAfter(store, beyond(head)))).toBeInstanceOf(NotInTheLog);
+      expect(await outcome(logAfter(store, beyond(head), { streamPrefixes: ['case-'] }))).toBeInstanceOf(NotInTheLog);
+      expect(await logAfter(store, head, { streamPrefixes: ['case-'] })).toEqual([]);
+    });
+
+    test('a place between two events is refused to readers, and no event lies there', async () => {
+      if (!subject.between) return;
+      const start = await store.head();
+      const stream = newStream();
+      await store.append(stream, 'no_stream', newEvents(3));
+      const [, second] = await logAfter(store, start);
+      const place = subject.between(second!.position);
+      expect(place > second!.position).toBe(true);
+      expect(await store.eventAt(place)).toBeNull();
+      expect(await store.missing([{ position: place, id: second!.id }, markOf(second!)])).toEqual([{ position: place, id: second!.id }]);
+      expect(await outcome(logAfter(store, place))).toBeInstanceOf(NotInTheLog);
+      const reader = following(store, place);
+      await eventually(() => reader.failure());
+      expect(reader.failure()).toBeInstanceOf(NotInTheLog);
+      await reader.close();
+      // The store has not taken it for an outage.
+      expect(await collect(store.read(stream))).toHaveLength(3);
+    });
+
+    test('the event at a place is found, by every client, and only there', async () => {
+      const start = await store.head();
+      const stream = newStream();
+      await store.append(stream, 'no_stream', newEvents(2));
+      const events = await logAfter(store, start);
+      for (const event of events) expect(await subject.another.eventAt(event.position)).toEqual(event);
+      expect(await store.eventAt(beyond(events[1]!.position))).toBeNull();
+    });
+
+    test('marks: an event at its place is found; another id, another place, and a place beyond the end are missing', async () => {
+      const start = await store.head();
+      await store.append(newStream(), 'no_stream', newEvents(3));
+      const events = await logAfter(store, start);
+      const marks = events.map(markOf);
+      expect(await store.missing([])).toEqual([]);
+      expect(await subject.another.missing(marks)).toEqual([]);
+      const [first, second, third] = marks as [Mark, Mark, Mark];
+      const wrong = [
+        { position: first.position, id: second.id },
+        { position: second.position, id: randomUUID() },
+        { position: beyond(third.position), id: third.id },
+      ];
+      for (const mark of wrong) expect(await store.missing([mark])).toEqual([mark]);
+      // In any order, and with two marks of one place.
+      const sorted = (found: readonly Mark[]) => [...found].sort((a, b) => a.position.localeCompare(b.position));
+      expect(sorted(await store.missing([third, ...wrong, second, first]))).toEqual(sorted(wrong));
+    });
+
+    test('a thousand marks close together and a few far apart, one of each missing: exactly those are named', async () => {
+      const start = await store.head();
+      for (let round = 0; round < 12; round++) {
+        await store.append(newStream(), 'no_stream', newEvents(100));
+        await store.append(newStream('case-'), 'no_stream', [newEvent('x'.repeat(100_000))]);
+      }
+      const log = await logAfter(store, start);
+      const [dense, sparse] = [log.filter(({ stream }) => stream.startsWith('payment-')), log.filter(({ stream }) => stream.startsWith('case-'))];
+      expect([dense.length, sparse.length]).toEqual([1_200, 12]);
+      const marks = [...sparse, ...dense].map(markOf);
+      expect(await store.missing(marks)).toEqual([]);
+      const changed = [marks[7]!, marks[612]!];
+      const named = await store.missing(marks.map((mark) => (changed.includes(mark) ? { ...mark, id: randomUUID() } : mark)));
+      expect(named.map(({ position }) => position).sort()).toEqual(changed.map(({ position }) => position).sort());
+      // One event of each hundred, as where several processes write.
+      expect(await store.missing(marks.filter((_, index) => index % 100 === 0))).toEqual([]);
     });
 
     test('one bad append beside good ones: only the bad one fails', async () => {

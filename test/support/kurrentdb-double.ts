@@ -62,8 +62,6 @@ export type ReadFault = 'hang' | 'stall' | 'unavailable' | 'not_leader';
  */
 export type SubscriptionFault = 'unconfirmed' | 'silent_end' | 'stall' | 'duplicate' | 'early_checkpoint' | 'error';
 
-/** Positions are byte offsets on a real server: they rise, with gaps. */
-const BYTES_PER_EVENT = 137;
 const TICKS_PER_MS = 10_000n;
 const NO_STREAM = -1;
 
@@ -79,6 +77,8 @@ export class KurrentDbDouble {
   leaderPort: number | null = null;
   members: number[] = [];
   readonly calls = { append: 0, batchAppend: 0, read: 0, subscribe: 0, features: 0, gossip: 0, requiresLeader: 0, authorization: new Set<string>() };
+  /** Positions are byte offsets on a real server: they rise, with gaps. */
+  bytesPerEvent = 137;
   readonly log: StoredEvent[];
   private readonly streams: Map<string, StoredEvent[]>;
   private readonly live: Set<(event: StoredEvent) => void>;
@@ -160,8 +160,14 @@ export class KurrentDbDouble {
 
   /** Forgets everything, as a server whose disk was replaced. */
   wipe(): void {
-    this.log.length = 0;
+    this.keep(0);
+  }
+
+  /** Forgets all but the first events, as a server whose disk was put back to an earlier copy. */
+  keep(events: number): void {
+    const kept = this.log.splice(0).slice(0, events);
     this.streams.clear();
+    for (const event of kept) this.add(event);
   }
 
   // ---- appends
@@ -268,15 +274,21 @@ export class KurrentDbDouble {
   }
 
   private store(stream: string, events: readonly ProposedEvent[]): StoredEvent {
-    const present = this.streams.get(stream) ?? [];
     for (const event of events) {
-      const stored = { ...event, stream, revision: present.length, position: (this.log.length + 1) * BYTES_PER_EVENT, createdMs: Date.now() };
-      present.push(stored);
-      this.log.push(stored);
+      const revision = this.streams.get(stream)?.length ?? 0;
+      const position = (this.log.at(-1)?.position ?? 0) + this.bytesPerEvent;
+      const stored = { ...event, stream, revision, position, createdMs: Date.now() };
+      this.add(stored);
       this.live.forEach((deliver) => deliver(stored));
     }
-    this.streams.set(stream, present);
-    return present.at(-1)!;
+    return this.log.at(-1)!;
+  }
+
+  private add(event: StoredEvent): void {
+    const present = this.streams.get(event.stream);
+    if (present) present.push(event);
+    else this.streams.set(event.stream, [event]);
+    this.log.push(event);
   }
 
   // ---- reads
@@ -292,6 +304,11 @@ export class KurrentDbDouble {
     if (fault === 'unavailable') return void call.emit('error', { code: grpc.status.UNAVAILABLE, details: 'no' });
     if (fault === 'not_leader')
       return void call.emit('error', { code: grpc.status.NOT_FOUND, details: 'Leader info available', metadata: this.notLeader() });
+    if (this.isRefused(options))
+      return void call.emit('error', {
+        code: grpc.status.UNKNOWN,
+        details: `Unexpected ${options.hasFilter() ? 'Filtered' : ''}ReadAllResult: InvalidPosition`,
+      });
     const found = this.select(options);
     if (!found) {
       const response = new messages.ReadResp();
@@ -315,9 +332,20 @@ export class KurrentDbDouble {
     }
     const all = options.getAll()!;
     const passes = this.filter(options);
-    if (backwards) return [...this.log].reverse().filter(passes);
     const from = all.hasPosition() ? Number(all.getPosition()!.getCommitPosition()) : 0;
+    if (backwards) return [...this.log].reverse().filter((event) => (all.hasEnd() || event.position < from) && passes(event));
     return this.log.filter((event) => event.position >= from && passes(event));
+  }
+
+  /** The log is read only from the first byte of an event, or from beyond its last event. Backwards it is read only from an event. */
+  private isRefused(options: NonNullable<ReturnType<ReadReq['getOptions']>>): boolean {
+    const position = options.getAll()?.getPosition();
+    if (!position) return false;
+    const [commit, prepare] = [Number(position.getCommitPosition()), Number(position.getPreparePosition())];
+    const isBackwards = options.getReadDirection() === messages.ReadReq.Options.ReadDirection.BACKWARDS;
+    const isBeyond = commit > (this.log.at(-1)?.position ?? 0);
+    const isEvent = commit === 0 || this.log.some((event) => event.position === commit);
+    return prepare > commit || (isBeyond ? isBackwards : !isEvent);
   }
 
   private filter(options: NonNullable<ReturnType<ReadReq['getOptions']>>): (event: StoredEvent) => boolean {
@@ -341,6 +369,8 @@ export class KurrentDbDouble {
     const all = call.request.getOptions()!.getAll()!;
     const after = all.hasPosition() ? Number(all.getPosition()!.getCommitPosition()) : 0;
     const passes = this.filter(call.request.getOptions()!);
+    if (this.isRefused(call.request.getOptions()!))
+      return void call.emit('error', { code: grpc.status.INVALID_ARGUMENT, details: 'Trying to read from an invalid position.' });
     // A position beyond the end is confirmed and then stays silent, as on the real server.
     if (after > (this.log.at(-1)?.position ?? 0)) return;
     if (fault === 'early_checkpoint') this.checkpoint(call);
