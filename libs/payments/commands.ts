@@ -4,7 +4,7 @@ import type { Logger } from '#platform';
 import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
-import type { IdempotencyStore, Operation } from './keys/key-store.js';
+import type { IdempotencyStore, Operation, RequestText } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
 import type { PaymentListPorts, PaymentRow } from './list.js';
 import { isVisible, openOf, payment as decider, type Payment } from './payment.js';
@@ -27,9 +27,8 @@ export interface PaymentServices {
 }
 
 /** How a request arrived: its key, the text that the key is bound to, and the correlation id of its events. */
-export interface Received {
+export interface Received extends RequestText {
   readonly idempotencyKey: string | null;
-  readonly fingerprintText: string;
   readonly requestId: string;
 }
 
@@ -41,7 +40,8 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
   return keyed(services, request.accountId, 'create', received, {
     run: async (owned) => {
       const attempt = owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() };
-      return { view: await charge(ports, request, attempt, origin, deadline), replayed: false };
+      const idempotency = owned?.recorded ?? null;
+      return { view: await charge(ports, request, { ...attempt, idempotency }, origin, deadline), replayed: false };
     },
     takeOver: (owned) => finishCreate(ports, owned, request.accountId, origin, deadline),
     reconciliationRequired: async (paymentId) => {
@@ -117,11 +117,8 @@ export const reverseByStaff = async (
   const origin = staff(by, services.ports.ids.uuid());
   refuseStaffText('reason', reason);
   if (amountCents !== null && !isCents(amountCents)) throw new ServiceError('VALIDATION_ERROR', `amountCents must be 1 to ${MAX_AMOUNT_CENTS}.`);
-  const received: Received = {
-    idempotencyKey,
-    fingerprintText: `STAFF\n${operation} ${request.paymentId.toLowerCase()}\n${canonicalJson({ amountCents, includeFee, reason })}`,
-    requestId: origin.correlationId,
-  };
+  const text = `STAFF\n${operation} ${request.paymentId.toLowerCase()}\n${canonicalJson({ amountCents, includeFee, reason })}`;
+  const received: Received = { idempotencyKey, fingerprintText: text, loggedText: text, requestId: origin.correlationId };
   return reverseKeyed(services, { ...request, accountId: null, initiatedBy: 'staff' }, received, STAFF_KEY_SPACE, origin);
 };
 
@@ -150,12 +147,12 @@ const keyed = <View>(
   { ports, idempotency, answers, log }: PaymentServices,
   accountId: string,
   operation: Operation,
-  { idempotencyKey: key, fingerprintText, requestId }: Received,
+  { idempotencyKey: key, fingerprintText, loggedText, requestId }: Received,
   work: KeyedWork<View>,
 ): Promise<Answered<View>> =>
   onceByKey(
     { idempotency, answers, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
-    { accountId, key, operation, fingerprintText },
+    { accountId, key, operation, fingerprintText, loggedText },
     work,
   );
 

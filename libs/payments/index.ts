@@ -49,10 +49,11 @@ export {
   LEASE_SECONDS,
   type Operation,
   type Owned,
+  type RequestText,
   type StoredAnswer,
 } from './keys/key-store.js';
 export { type Answered, type AnswerEncoder, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
-export { idempotencyMigrations, postgresIdempotency } from './keys/postgres.js';
+export { idempotencyMigrations, postgresIdempotency, recordedKey } from './keys/postgres.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
 export { type ListFilters, NO_FILTERS } from './list-filters.js';
 export {
@@ -77,6 +78,7 @@ export {
   DISPUTE_STATUSES,
   disputedCents,
   type DisputeStatus,
+  type Intent,
   isVisible,
   type LegMove,
   type LegTerms,
@@ -90,6 +92,7 @@ export {
   type PaymentEvent,
   type PaymentStatus,
   type PaymentTerms,
+  type RecordedKey,
   remaining,
   type RequestRefund,
   type RequestVoid,
@@ -111,5 +114,5 @@ export {
 export { resolvePayment, type ResolveRequest } from './resolve.js';
 export { reverse, type ReverseRequest } from './reverse.js';
 export { operator, raiseStaffTask, refuseStaffText, staff, staffTasks } from './staff.js';
-export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts } from './stream.js';
+export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent } from './stream.js';
 export { postgresVelocity, purgeVelocity, type Velocity, velocityMigration } from './velocity.js';

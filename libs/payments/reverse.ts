@@ -14,11 +14,13 @@ import {
   type Charged,
   type ChargedLeg,
   type Initiator,
+  type Intent,
   isVisible,
   type LegMove,
   type Means,
   openAttempt,
   type PaymentCommand,
+  type RecordedKey,
   remaining,
   resultOf,
   type ReversalAttempt,
@@ -50,6 +52,8 @@ export interface ReverseRequest {
 /** The attempt that a key is bound to, and how to bind it to a new one before that attempt begins (C17). null: a request without a key. */
 export interface KeyBinding {
   readonly attemptId: string;
+  /** The key, as the intent of each of its attempts records it. */
+  readonly recorded: RecordedKey;
   renew(): Promise<string>;
 }
 
@@ -116,7 +120,13 @@ export const reverse = async (
       }
     }
     try {
-      const next = await streams.execute(loaded, [command(ports, request, loaded, attemptId, at())], origin, deadline, INTENT);
+      const next = await streams.execute(
+        loaded,
+        [command(ports, request, loaded, { attemptId, idempotency: key?.recorded ?? null }, at())],
+        origin,
+        deadline,
+        INTENT,
+      );
       return executed(await run(ports, next, attemptId, origin, deadline, false));
     } catch (error) {
       // No call was made yet: another request changed the payment first. Load and decide again.
@@ -166,10 +176,10 @@ const result = (paymentId: string, payment: Charged, attemptId: string): Reversa
   return attempt.operation === 'void' ? voidView(paymentId, payment, attempt) : refundView(paymentId, payment, attempt);
 };
 
-const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: LoadedPayment, attemptId: string, at: string): PaymentCommand => {
+const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: LoadedPayment, intent: Intent, at: string): PaymentCommand => {
   const { initiatedBy, reason } = request;
-  const references = (leg: Leg) => ({ void: gatewayRef(attemptId, leg, 'void'), refund: gatewayRef(attemptId, leg, 'refund') });
-  const common = { at, attemptId, initiatedBy, reason, references };
+  const references = (leg: Leg) => ({ void: gatewayRef(intent.attemptId, leg, 'void'), refund: gatewayRef(intent.attemptId, leg, 'refund') });
+  const common = { at, ...intent, initiatedBy, reason, references };
   if (request.operation === 'void') return { type: 'RequestVoid', ...common };
   const capabilities = (leg: Leg) =>
     gatewayOf(

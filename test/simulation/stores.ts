@@ -29,6 +29,7 @@ import {
   type Owned,
   paymentEvents,
   paymentIdOf,
+  recordedKey,
   type RecoveryWork,
   type StoredAnswer,
   type Velocity,
@@ -262,6 +263,7 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
   };
   return {
     name,
+    recorded: (request) => recordedKey(keys, name(request.accountId, request.key), request),
     claim: async ({ accountId, key, operation, fingerprintText }: ClaimRequest) => {
       const at = name(accountId, key);
       let kid = keys.current;

@@ -61,11 +61,13 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
     /** The state of a key after a 5xx. */
     const afterFailure = (operation: Operation) => (operation === 'create' ? 'reserved' : 'released');
 
+    const BODY = 'POST\n/payments\n{}';
     const requestOf = (key: string, change: Partial<ClaimRequest> = {}): ClaimRequest => ({
       accountId: ACCOUNT,
       key,
       operation: 'create',
-      fingerprintText: 'POST\n/payments\n{}',
+      fingerprintText: BODY,
+      loggedText: `${change.fingerprintText ?? BODY} as logged`,
       ...change,
     });
     const claim = (key: string, change: Partial<ClaimRequest> = {}, from = store) => from.claim(requestOf(key, change));

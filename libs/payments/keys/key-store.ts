@@ -1,5 +1,7 @@
 /** The port of the key store: one row for each idempotency key, claimed with a lease and a fence (C12–C20). The payment's own stream says what was executed. */
 
+import type { RecordedKey } from '../payment.js';
+
 /** Longer than a request may take (28 s). So no other request can take over a key while its owner still runs (C42). */
 export const LEASE_SECONDS = 60;
 /** Specification, Limits; operators may keep keys longer (C20). */
@@ -10,12 +12,17 @@ export const MAX_RETRY_AFTER_SECONDS = 5;
 /** `create`, `refund:<paymentId>` or `void:<paymentId>`: a key belongs to one operation on one path (C12). */
 export type Operation = 'create' | `refund:${string}` | `void:${string}`;
 
-export interface ClaimRequest {
+/** The text that a key is bound to, without the cvv (C13). Only keyed hashes of it are kept. */
+export interface RequestText {
+  readonly fingerprintText: string;
+  /** The same with the card's last four digits instead of its number, for the hash that the log keeps for ever. */
+  readonly loggedText: string;
+}
+
+export interface ClaimRequest extends RequestText {
   readonly accountId: string;
   readonly key: string;
   readonly operation: Operation;
-  /** The request as text, without the cvv (C13). The store keeps a keyed hash of it, never the text. */
-  readonly fingerprintText: string;
 }
 
 /** The row is ours until the lease ends. `tookOver`: an earlier owner vanished, or its key was released. */
@@ -69,6 +76,8 @@ export interface IdempotencyStore {
   renewAttempt(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
   /** The hashed name of a key. */
   name(accountId: string, key: string): KeyName;
+  /** The key as an intent records it. */
+  recorded(request: ClaimRequest): RecordedKey;
   /** Claims rows of creates whose lease is over, for the sweeper (T7). */
   takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
   /** Deletes expired rows, `limit` at once; a `reserved` row only if its payment is resolved (C16, T12). `stop` ends it after the rows at hand. */

@@ -73,11 +73,13 @@ const REFUND: Operation = `refund:${PAYMENT}`;
 const VOID: Operation = `void:${PAYMENT}`;
 const OPERATIONS: Operation[] = ['create', REFUND, VOID];
 
+const BODY = 'POST\n/payments\n{}';
 const requestOf = (key: string, change: Partial<ClaimRequest> = {}): ClaimRequest => ({
   accountId: ACCOUNT,
   key,
   operation: 'create',
-  fingerprintText: 'POST\n/payments\n{}',
+  fingerprintText: BODY,
+  loggedText: `${change.fingerprintText ?? BODY} as logged`,
   ...change,
 });
 const claim = (key: string, change: Partial<ClaimRequest> = {}, from = store) => from.claim(requestOf(key, change));

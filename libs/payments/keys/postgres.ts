@@ -2,6 +2,7 @@
 import { timingSafeEqual } from 'node:crypto';
 import { type Ids, systemClock } from '#kernel';
 import { batched, type KeyRing, type Migration, type Pool } from '#platform';
+import type { RecordedKey } from '../payment.js';
 import {
   type Claim,
   type ClaimRequest,
@@ -133,6 +134,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     look,
     finish,
     name,
+    recorded: (request) => recordedKey(keys, name(request.accountId, request.key), request),
     renewAttempt: async ({ accountId, keyHash }, fence, attemptId) => {
       const { rowCount } = await pool.query(
         `update idempotency_key set attempt_id = $4 where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`,
@@ -182,6 +184,15 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     },
   };
 };
+
+/** {@link IdempotencyStore.recorded}, of every key store. */
+export const recordedKey = (keys: KeyRing, { accountId, keyHash }: KeyName, { operation, loggedText }: ClaimRequest): RecordedKey => ({
+  keySpace: accountId,
+  keyHash: keyHash.toString('hex'),
+  fingerprint: keys.mac('fingerprint', loggedText).toString('hex'),
+  kid: keys.current,
+  operation,
+});
 
 interface BoundRow {
   api_account_id: string;
