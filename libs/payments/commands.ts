@@ -7,7 +7,7 @@ import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { IdempotencyStore, Operation, RequestText } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
 import type { PaymentListPorts, PaymentRow } from './list.js';
-import { isVisible, openOf, payment as decider, type Payment } from './payment.js';
+import { isVisible, openOf, payment as decider, type Payment, type PaymentEvent } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
 import { reverse, type ReverseRequest } from './reverse.js';
@@ -65,9 +65,8 @@ export const finishCreate = async (
 ): Promise<Result<PaymentView> | 'reserved'> => {
   const recorded = await ports.streams.events(paymentId);
   const events = recorded.map(paymentEvents.read);
-  const outcome = events[1];
-  if (outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined')
-    return resultOf(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2))));
+  const found = createResult(paymentId, events);
+  if (found) return found;
   const loaded = { paymentId, payment: fold(decider, events), revision: recorded.at(-1)?.revision ?? null };
   const at = new Date(ports.clock.now()).toISOString();
   if (loaded.revision === null)
@@ -80,6 +79,14 @@ export const finishCreate = async (
   else if (loaded.payment.phase === 'pending')
     await ports.streams.execute(loaded, [{ type: 'StartReconciliation', at, attemptId }], origin, deadline);
   return 'reserved';
+};
+
+/** The answer of C15 that the stream of a create holds, as its request made it. null: it holds none. */
+export const createResult = (paymentId: string, events: readonly PaymentEvent[]): Result<PaymentView> | null => {
+  const outcome = events[1];
+  return outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined'
+    ? resultOf(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2))))
+    : null;
 };
 
 const resultOf = (view: () => PaymentView): Result<PaymentView> => {

@@ -43,17 +43,30 @@ export {
 export {
   type Claim,
   type ClaimRequest,
+  type FoundKey,
   type IdempotencyStore,
   KEEP_HOURS,
   type KeyName,
+  keyNameOf,
+  type KeyRows,
   LEASE_SECONDS,
   type Operation,
   type Owned,
   type RequestText,
+  type RestoredKey,
   type StoredAnswer,
 } from './keys/key-store.js';
+export {
+  type ComparedKeys,
+  compareKeys,
+  keysFromLog,
+  type KeysFromLogPorts,
+  KEYS_FROM_LOG,
+  keysFromLogMigration,
+  rebuildKeys,
+} from './keys/from-log.js';
 export { type Answered, type AnswerEncoder, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
-export { idempotencyMigrations, postgresIdempotency, recordedKey } from './keys/postgres.js';
+export { idempotencyMigrations, postgresIdempotency, postgresKeyRows, recordedKey } from './keys/postgres.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
 export { type ListFilters, NO_FILTERS } from './list-filters.js';
 export {

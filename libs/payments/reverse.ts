@@ -168,10 +168,11 @@ const tell = (
     const toldAs = how === 'again' ? null : how.as;
     const acknowledge: PaymentCommand = { type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId, toldAs };
     const { payment } = await ports.streams.execute(loaded, [acknowledge], origin, deadline);
-    return result(request.paymentId, payment as Charged, attemptId);
+    return reversalResult(request.paymentId, payment as Charged, attemptId);
   });
 
-const result = (paymentId: string, payment: Charged, attemptId: string): ReversalView => {
+/** The answer to an attempt that succeeded. */
+export const reversalResult = (paymentId: string, payment: Charged, attemptId: string): ReversalView => {
   const attempt = attemptOf(payment, attemptId)!;
   return attempt.operation === 'void' ? voidView(paymentId, payment, attempt) : refundView(paymentId, payment, attempt);
 };
@@ -256,7 +257,7 @@ const run = async (
     const uncertain = again && outcome.kind === 'not_processed' && !outcome.answered;
     throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);
   }
-  return result(paymentId, loaded.payment as Charged, attemptId);
+  return reversalResult(paymentId, loaded.payment as Charged, attemptId);
 };
 
 /** Void or refund of one leg. If the gateway says that the other operation is needed, switch to it (C23, C24). */
@@ -384,7 +385,8 @@ const failure = (
 
 const timeout = (id: string) =>
   new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the request is unknown; retry it with the same Idempotency-Key.', { id });
-const rejectedVoid = () => voidFailed('The gateway rejected the void; refund the payment instead.');
+/** The final answer to a void that the gateway rejected (C15). */
+export const rejectedVoid = () => voidFailed('The gateway rejected the void; refund the payment instead.');
 /** The error of C67 (settlement rejected), if the gateway reports the rejection before our stream has recorded it. */
 const settlementRejected = () => new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.');
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');

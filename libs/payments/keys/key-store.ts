@@ -68,8 +68,11 @@ export interface Bound {
 export interface IdempotencyStore {
   /** Claims or takes over a key in one statement. If the store cannot be asked, it throws: the outcome of the claim is then unknown. */
   claim(request: ClaimRequest): Promise<Claim>;
-  /** The answer that a claim would get now, without claiming. null: a claim would own the key. */
-  look(request: ClaimRequest): Promise<Claim | null>;
+  /**
+   * The finding of a claim, without claiming. null: a claim would own the key, since there is no row, it begins anew, or it is taken over. If the store
+   * cannot be asked, it throws.
+   */
+  look(request: ClaimRequest): Promise<Exclude<Claim, Owned> | null>;
   /** Finishes the key as the owner of that fence. false: the row has another owner now (T10). */
   finish(name: KeyName, fence: string, ending: KeyEnding): Promise<boolean>;
   /** Stores a new attempt id under the fence, before the intent of the attempt is appended (C17). false: the fence is lost. */
@@ -85,3 +88,37 @@ export interface IdempotencyStore {
   /** True when the store can be written. */
   ping(): Promise<boolean>;
 }
+
+/** A row that was made from the log: the newest attempt of a key, and the end that the payment's stream says. */
+export interface RestoredKey {
+  readonly key: RecordedKey;
+  readonly paymentId: string;
+  readonly attemptId: string;
+  /** RFC 3339: when the intent was recorded. The key is kept from then on. */
+  readonly at: string;
+  readonly state: 'in_progress' | 'completed' | 'reserved' | 'released';
+  /** Of a completed key. */
+  readonly answer: StoredAnswer | null;
+}
+
+/** A row as it is compared with the log. */
+export interface FoundKey {
+  readonly fence: string;
+  readonly attemptId: string;
+  readonly state: RestoredKey['state'];
+  /** A request may be running under it. */
+  readonly isLeased: boolean;
+  /** The next claim begins anew. */
+  readonly isFree: boolean;
+}
+
+/** The rows of keys, a port: compared with the log, and made from it. Postgres and the simulation keep one contract (test/support/key-store.contract.ts). */
+export interface KeyRows {
+  /** In the order of the names. null: there is no row. */
+  find(names: readonly KeyName[]): Promise<readonly (FoundKey | null)[]>;
+  /** Makes rows, each in the place of the row with that fence; null: of none. Returns how many it made. A row that has changed meanwhile stays as it is. */
+  restore(rows: readonly { readonly row: RestoredKey; readonly replaces: string | null }[]): Promise<number>;
+}
+
+/** The identity of the row of a key in the log. */
+export const keyNameOf = ({ keySpace, keyHash }: RecordedKey): KeyName => ({ accountId: keySpace, keyHash: Buffer.from(keyHash, 'hex') });
