@@ -124,7 +124,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
       action(async ({ store }, id: string, { asOf, revision, events: withEvents = false }: ShowOptions) => {
         if (asOf !== undefined && revision !== undefined) throw new UsageError('--as-of and --revision exclude each other');
         if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw new UsageError('--revision must be a whole number');
-        const { isVisible, payment: decider, paymentStream, paymentView, paymentEvents } = await import('#payments');
+        const { isVisible, payment: decider, paymentStream, paymentView, paymentEvents, shownEvent } = await import('#payments');
         const events = [];
         for await (const event of store.read(paymentStream(id))) {
           if (revision !== undefined && event.revision > BigInt(revision)) break;
@@ -140,7 +140,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
           type: event.type,
           version: event.v,
           ...event.meta,
-          data: event.data,
+          data: shownEvent(event).data,
         }));
         const text = fields([
           ['payment', id],

@@ -6,6 +6,7 @@
 import { hash } from 'node:crypto';
 import type { Recorded } from '#eventstore';
 import { canonicalJson } from '#kernel';
+import { shownEvent } from '#payments';
 
 export const TILE_HASHES = 256;
 const TILE_HEIGHT = 8;
@@ -32,16 +33,10 @@ export const nodeHash = (left: Uint8Array, right: Uint8Array): Buffer => {
 export const EMPTY_ROOT = sha256(Buffer.alloc(0));
 
 /** The sealed content of an event: everything that a reader is shown. The store's own clock is not sealed. */
-export const leafOf = ({ position, stream, revision, type, id, v, data, meta }: Recorded) => ({
-  position,
-  stream,
-  revision: Number(revision),
-  type,
-  id,
-  version: v,
-  data,
-  metadata: meta,
-});
+export const leafOf = (event: Recorded) => {
+  const { position, stream, revision, type, id, v, data, meta } = shownEvent(event);
+  return { position, stream, revision: Number(revision), type, id, version: v, data, metadata: meta };
+};
 
 export const eventHash = (event: Recorded): Buffer => leafHash(Buffer.from(canonicalJson(leafOf(event)), 'utf8'));
 

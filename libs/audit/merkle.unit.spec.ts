@@ -2,9 +2,23 @@
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { createHash } from 'node:crypto';
+import type { Recorded } from '#eventstore';
+import type { Json } from '#kernel';
 import { newKeyRing } from '#platform';
 import { ForgedHead, headKeys, openHead, signHead } from './head.js';
-import { consistencyProof, EMPTY_ROOT, type FetchTile, GrowingTree, inclusionProof, leafHash, rootOf, TILE_HASHES, tileRoot } from './merkle.js';
+import {
+  consistencyProof,
+  EMPTY_ROOT,
+  eventHash,
+  type FetchTile,
+  GrowingTree,
+  inclusionProof,
+  leafHash,
+  leafOf,
+  rootOf,
+  TILE_HASHES,
+  tileRoot,
+} from './merkle.js';
 
 // The standalone verifier knows nothing of us, and the spec nothing of its types.
 interface Verifier {
@@ -120,6 +134,42 @@ describe('trees of any size, over tiles', () => {
       }),
       { numRuns: 40 },
     );
+  });
+});
+
+describe('the leaf of an intent', () => {
+  const KEY = { keySpace: 'a', keyHash: 'b'.repeat(64), fingerprint: 'c'.repeat(64), kid: 'k1', operation: 'create' };
+  const intent = (v: number, data: Json, type = 'PaymentInitiated') =>
+    ({
+      position: '1',
+      stream: 'payment-1',
+      revision: 0n,
+      type,
+      id: 'e',
+      v,
+      data,
+      meta: { recordedAt: 't', actor: { type: 'partner', id: 'a' }, correlationId: 'c' },
+    }) as unknown as Recorded;
+  const shown = (event: Recorded) => verifier.canonical(leafOf(event));
+
+  test('without a key it is made from the event as it is stored', () => {
+    for (const event of [intent(1, { amountCents: 1 }), intent(2, { amountCents: 1, idempotency: null })])
+      expect(shown(event)).toContain(verifier.canonical(event.data));
+    expect(shown(intent(1, { idempotency: KEY }, 'PortalCreated'))).toContain(KEY.keyHash);
+  });
+  test.each(['PaymentInitiated', 'VoidRequested', 'RefundRequested'])('of the key it shows one hash: %s', (type) => {
+    const event = intent(2, { amountCents: 1, idempotency: KEY }, type);
+    const sha256 = createHash('sha256').update(verifier.canonical(KEY)).digest('hex');
+    expect(leafOf(event).data).toEqual({ amountCents: 1, idempotency: sha256 });
+    expect(verifier.leafHash(Buffer.from(shown(event)))).toEqual(eventHash(event));
+  });
+  test('any change of the key changes the leaf, also one to the hash that is shown', () => {
+    const event = intent(2, { idempotency: KEY });
+    const others = [null, leafOf(event).data, ...Object.keys(KEY).map((name) => ({ ...KEY, [name]: 'x' }))];
+    const leaves = others.map((idempotency) => eventHash(intent(2, { idempotency })).toString('hex'));
+    leaves.push(eventHash(intent(2, leafOf(event).data)).toString('hex'));
+    expect(leaves).not.toContain(eventHash(event).toString('hex'));
+    expect(new Set(leaves).size).toBe(leaves.length);
   });
 });
 

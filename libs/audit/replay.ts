@@ -14,6 +14,7 @@ import {
   type PaymentView,
   statusOf,
   paymentEvents,
+  shownEvent,
 } from '#payments';
 import type { Queryable } from '#platform';
 import { type Books, journalise, policyAt, type PostingRules, rulePolicies } from '#ledger';
@@ -109,7 +110,7 @@ export const timeline = async (store: EventStore, paymentId: string, end: Until 
       status: isVisible(payment) ? statusOf(payment) : null,
       feeVersion: event.type === 'PaymentInitiated' ? event.data.feeVersion : null,
       rules: posted.entries.map(({ rule }) => rule),
-      data: event.data as unknown as Json,
+      data: shownEvent(event).data as unknown as Json,
     });
   }
   if (moments.length === 0) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');

@@ -67,7 +67,7 @@ export const pay = async (ports: CheckoutPorts, session: Session, request: PayRe
   const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, origin).catch(refuseIncident);
   let refused: Refusal | null = null;
   try {
-    await charge(payments, chargeRequestOf(terms, request), { paymentId, attemptId }, origin, deadline);
+    await charge(payments, chargeRequestOf(terms, request), { paymentId, attemptId, idempotency: null }, origin, deadline);
   } catch (error) {
     // Nothing was sent. The worker ends the attempt when the incident is over.
     if (error instanceof StoreIncident) return refuseIncident(error);

@@ -118,7 +118,7 @@ const CASE = fc.record({
 const live = ({ principal, fee, mode, ending, steps }: typeof CASE extends fc.Arbitrary<infer T> ? T : never): Life => {
   const life = new Life();
   const terms = termsOf(principal, fee, mode);
-  life.run({ type: 'Initiate', at: AT, attemptId: 'a0', terms });
+  life.run({ type: 'Initiate', at: AT, attemptId: 'a0', idempotency: null, terms });
   const charge = {
     confirmationNumber: 'X',
     legs: terms.legs.map(({ leg }) => ({ leg, transactionId: `t-${leg}`, authCode: '1', avs: null, cvv: null })),
@@ -153,7 +153,7 @@ const live = ({ principal, fee, mode, ending, steps }: typeof CASE extends fc.Ar
       case 'void':
       case 'refund': {
         const attemptId = `a${++attempts}`;
-        const common = { at: AT, attemptId, initiatedBy: 'partner' as const, reason: null, references };
+        const common = { at: AT, attemptId, idempotency: null, initiatedBy: 'partner' as const, reason: null, references };
         const asked =
           step.do === 'void'
             ? life.run({ type: 'RequestVoid', ...common })

@@ -4,7 +4,7 @@ import fc from 'fast-check';
 import { format, inspect } from 'node:util';
 import { canonicalJson } from '#kernel';
 import { createLogger, maskedLines } from '#platform';
-import { fingerprintText } from '../../apps/api/partner/http.js';
+import { requestText } from '../../apps/api/partner/http.js';
 import { Secret } from './gateway/gateway.js';
 
 const NUMBER = '4242424242424242';
@@ -47,7 +47,8 @@ describe('the fingerprint of a request (C13)', () => {
     ...rest,
     paymentMethod: { type: 'card', cardNumber: NUMBER, expirationDate: '12/30', cvv: '987', ...method },
   });
-  const print = (value: Record<string, unknown>, method = 'POST', path = '/api/partner/v1/payments') => fingerprintText(method, path, value);
+  const print = (value: Record<string, unknown>, method = 'POST', path = '/api/partner/v1/payments') =>
+    requestText(method, path, value).fingerprintText;
 
   test('method, path and canonical body, one under the other', () =>
     expect(print(body({}))).toBe(
@@ -74,6 +75,14 @@ describe('the fingerprint of a request (C13)', () => {
     ['null is not absent', print(body({}, { payer: null }))],
     ['spaces elsewhere', print(body({}, { referenceId: 'a b' }))],
   ])('%s', (_, other) => expect(other).not.toBe(print(body({}))));
+  test('the log gets a hash of the last four digits, and of no more', () => {
+    const logged = (value: Record<string, unknown>) => requestText('POST', '/payments', value).loggedText;
+    expect(logged(body({ cardNumber: '4242 4242 4242 4242' }))).toBe(
+      'POST\n/payments\n{"amountCents":100,"paymentMethod":{"cardNumber":"4242","expirationDate":"12/30","type":"card"}}',
+    );
+    expect(logged(body({ cardNumber: Number(NUMBER) }))).not.toContain('4242');
+    expect(logged({ reason: 'x' })).toBe('POST\n/payments\n{"reason":"x"}');
+  });
   test('a body without a card is taken as it is', () => {
     expect(print({})).toBe('POST\n/api/partner/v1/payments\n{}');
     expect(print({ reason: 'x' })).toMatch(/\{"reason":"x"\}$/);

@@ -23,6 +23,7 @@ import type {
 } from './gateway/gateway.js';
 import {
   type ChargeOutcome,
+  type Intent,
   isVisible,
   type LegTerms,
   type LineItem,
@@ -66,9 +67,8 @@ export interface ChargeRequest {
 }
 
 /** The ids of the attempt. With a key they are drawn at the claim, so the stream's name is known before the attempt begins. */
-export interface ChargeAttempt {
+export interface ChargeAttempt extends Intent {
   readonly paymentId: string;
-  readonly attemptId: string;
 }
 
 /** Our reference of one movement: 20 characters of Crockford base32 over attempt, leg and operation (docs/contract.md#gateway). */
@@ -92,10 +92,11 @@ export const charge = async (
   await velocity.admit(subject, limits, attempt.attemptId);
 
   const at = () => timestamp(clock.now());
+  const { attemptId, idempotency } = attempt;
   let loaded: LoadedPayment;
   try {
     const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
-    loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId: attempt.attemptId, terms: plan }], origin, deadline, INTENT);
+    loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId, idempotency, terms: plan }], origin, deadline, INTENT);
   } catch (error) {
     // A takeover of our key has fenced the stream: this request must never begin (docs/contract.md#streams-and-appends).
     if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });

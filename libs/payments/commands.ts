@@ -4,10 +4,10 @@ import type { Logger } from '#platform';
 import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
-import type { IdempotencyStore, Operation } from './keys/key-store.js';
+import type { IdempotencyStore, Operation, RequestText } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
 import type { PaymentListPorts, PaymentRow } from './list.js';
-import { isVisible, openOf, payment as decider, type Payment } from './payment.js';
+import { isVisible, openOf, payment as decider, type Payment, type PaymentEvent } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
 import { reverse, type ReverseRequest } from './reverse.js';
@@ -27,9 +27,8 @@ export interface PaymentServices {
 }
 
 /** How a request arrived: its key, the text that the key is bound to, and the correlation id of its events. */
-export interface Received {
+export interface Received extends RequestText {
   readonly idempotencyKey: string | null;
-  readonly fingerprintText: string;
   readonly requestId: string;
 }
 
@@ -41,7 +40,8 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
   return keyed(services, request.accountId, 'create', received, {
     run: async (owned) => {
       const attempt = owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() };
-      return { view: await charge(ports, request, attempt, origin, deadline), replayed: false };
+      const idempotency = owned?.recorded ?? null;
+      return { view: await charge(ports, request, { ...attempt, idempotency }, origin, deadline), replayed: false };
     },
     takeOver: (owned) => finishCreate(ports, owned, request.accountId, origin, deadline),
     reconciliationRequired: async (paymentId) => {
@@ -65,9 +65,8 @@ export const finishCreate = async (
 ): Promise<Result<PaymentView> | 'reserved'> => {
   const recorded = await ports.streams.events(paymentId);
   const events = recorded.map(paymentEvents.read);
-  const outcome = events[1];
-  if (outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined')
-    return resultOf(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2))));
+  const found = createResult(paymentId, events);
+  if (found) return found;
   const loaded = { paymentId, payment: fold(decider, events), revision: recorded.at(-1)?.revision ?? null };
   const at = new Date(ports.clock.now()).toISOString();
   if (loaded.revision === null)
@@ -80,6 +79,14 @@ export const finishCreate = async (
   else if (loaded.payment.phase === 'pending')
     await ports.streams.execute(loaded, [{ type: 'StartReconciliation', at, attemptId }], origin, deadline);
   return 'reserved';
+};
+
+/** The answer of C15 that the stream of a create holds, as its request made it. null: it holds none. */
+export const createResult = (paymentId: string, events: readonly PaymentEvent[]): Result<PaymentView> | null => {
+  const outcome = events[1];
+  return outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined'
+    ? resultOf(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2))))
+    : null;
 };
 
 const resultOf = (view: () => PaymentView): Result<PaymentView> => {
@@ -117,11 +124,8 @@ export const reverseByStaff = async (
   const origin = staff(by, services.ports.ids.uuid());
   refuseStaffText('reason', reason);
   if (amountCents !== null && !isCents(amountCents)) throw new ServiceError('VALIDATION_ERROR', `amountCents must be 1 to ${MAX_AMOUNT_CENTS}.`);
-  const received: Received = {
-    idempotencyKey,
-    fingerprintText: `STAFF\n${operation} ${request.paymentId.toLowerCase()}\n${canonicalJson({ amountCents, includeFee, reason })}`,
-    requestId: origin.correlationId,
-  };
+  const text = `STAFF\n${operation} ${request.paymentId.toLowerCase()}\n${canonicalJson({ amountCents, includeFee, reason })}`;
+  const received: Received = { idempotencyKey, fingerprintText: text, loggedText: text, requestId: origin.correlationId };
   return reverseKeyed(services, { ...request, accountId: null, initiatedBy: 'staff' }, received, STAFF_KEY_SPACE, origin);
 };
 
@@ -150,12 +154,12 @@ const keyed = <View>(
   { ports, idempotency, answers, log }: PaymentServices,
   accountId: string,
   operation: Operation,
-  { idempotencyKey: key, fingerprintText, requestId }: Received,
+  { idempotencyKey: key, fingerprintText, loggedText, requestId }: Received,
   work: KeyedWork<View>,
 ): Promise<Answered<View>> =>
   onceByKey(
     { idempotency, answers, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
-    { accountId, key, operation, fingerprintText },
+    { accountId, key, operation, fingerprintText, loggedText },
     work,
   );
 

@@ -43,16 +43,30 @@ export {
 export {
   type Claim,
   type ClaimRequest,
+  type FoundKey,
   type IdempotencyStore,
   KEEP_HOURS,
   type KeyName,
+  keyNameOf,
+  type KeyRows,
   LEASE_SECONDS,
   type Operation,
   type Owned,
+  type RequestText,
+  type RestoredKey,
   type StoredAnswer,
 } from './keys/key-store.js';
+export {
+  type ComparedKeys,
+  compareKeys,
+  keysFromLog,
+  type KeysFromLogPorts,
+  KEYS_FROM_LOG,
+  keysFromLogMigration,
+  rebuildKeys,
+} from './keys/from-log.js';
 export { type Answered, type AnswerEncoder, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
-export { idempotencyMigrations, postgresIdempotency } from './keys/postgres.js';
+export { idempotencyMigrations, postgresIdempotency, postgresKeyRows, recordedKey } from './keys/postgres.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
 export { type ListFilters, NO_FILTERS } from './list-filters.js';
 export {
@@ -77,6 +91,7 @@ export {
   DISPUTE_STATUSES,
   disputedCents,
   type DisputeStatus,
+  type Intent,
   isVisible,
   type LegMove,
   type LegTerms,
@@ -90,6 +105,7 @@ export {
   type PaymentEvent,
   type PaymentStatus,
   type PaymentTerms,
+  type RecordedKey,
   remaining,
   type RequestRefund,
   type RequestVoid,
@@ -111,5 +127,5 @@ export {
 export { resolvePayment, type ResolveRequest } from './resolve.js';
 export { reverse, type ReverseRequest } from './reverse.js';
 export { operator, raiseStaffTask, refuseStaffText, staff, staffTasks } from './staff.js';
-export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts } from './stream.js';
+export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent } from './stream.js';
 export { postgresVelocity, purgeVelocity, type Velocity, velocityMigration } from './velocity.js';

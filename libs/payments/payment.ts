@@ -14,7 +14,7 @@ import type { Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gat
 type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
 
 export type PaymentEvent =
-  | Fact<'PaymentInitiated', PaymentTerms & { readonly attemptId: string }>
+  | Fact<'PaymentInitiated', PaymentTerms & Intent>
   | Fact<'PaymentCreated', { readonly attemptId: string } & Charge>
   | Fact<
       'PaymentDeclined',
@@ -31,8 +31,8 @@ export type PaymentEvent =
   | Fact<'PaymentOutcomeUnknown', { readonly attemptId: string; readonly leg: Leg; readonly cause: string }>
   | Fact<'PaymentAbandoned', { readonly attemptId: string; readonly accountId: string; readonly reason: string }>
   | Fact<'ReconciliationStarted', { readonly attemptId: string }>
-  | Fact<'VoidRequested', ReversalRequest>
-  | Fact<'RefundRequested', ReversalRequest>
+  | Fact<'VoidRequested', ReversalRequest & Intent>
+  | Fact<'RefundRequested', ReversalRequest & Intent>
   | Fact<'PaymentVoided', LegReturned>
   | Fact<'PaymentRefunded', LegReturned>
   | Fact<'FeeRefunded', LegReturned>
@@ -63,6 +63,26 @@ export type PaymentEvent =
         readonly forced: boolean;
       }
     >;
+
+/** The attempt that an event announces, and the key of its request. `idempotency` null: a request without a key. */
+export interface Intent {
+  readonly attemptId: string;
+  readonly idempotency: RecordedKey | null;
+}
+
+/**
+ * The key of a request, so that a key store that lost its row can make it again from the log. Only keyed hashes, as hex, since the log is never
+ * deleted. The fingerprint holds the card's last four digits instead of its number.
+ */
+export interface RecordedKey {
+  /** The account, or the key space of staff. */
+  readonly keySpace: string;
+  readonly keyHash: string;
+  readonly fingerprint: string;
+  /** Of the fingerprint. */
+  readonly kid: string;
+  readonly operation: string;
+}
 
 export interface LineItem {
   readonly id: string;
@@ -283,7 +303,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
   switch (event.type) {
     case 'PaymentInitiated': {
       if (payment.phase !== 'none') throw impossible(payment, event);
-      const { attemptId, ...terms } = event.data;
+      const { attemptId, idempotency: _, ...terms } = event.data;
       return { phase: 'pending', terms, attemptId, createdAt: at, updatedAt: at, fenced: false };
     }
     case 'PaymentAbandoned':
@@ -327,8 +347,9 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
       )
         throw new Error(`${event.type}: the lines do not sum to the legs`);
       const operation = event.type === 'VoidRequested' ? 'void' : 'refund';
+      const { idempotency: _, ...request } = event.data;
       const attempt: ReversalAttempt = {
-        ...event.data,
+        ...request,
         operation,
         requestedAt: at,
         fenced: false,
@@ -626,7 +647,7 @@ export const untoldAttempt = (
 // Commands. The caller provides times, ids, references, and what the gateway can do.
 
 export type PaymentCommand =
-  | { readonly type: 'Initiate'; readonly at: string; readonly attemptId: string; readonly terms: PaymentTerms }
+  | ({ readonly type: 'Initiate'; readonly at: string; readonly terms: PaymentTerms } & Intent)
   | { readonly type: 'RecordChargeOutcome'; readonly at: string; readonly attemptId: string; readonly outcome: ChargeOutcome }
   | { readonly type: 'Abandon'; readonly at: string; readonly attemptId: string; readonly accountId: string; readonly reason: string }
   /** `untold`: the request could not learn whether the end of its attempt was recorded, and answered 5xx. */
@@ -694,9 +715,8 @@ export type ChargeFinding = { readonly leg: Leg } & (
   | { readonly found: 'never' }
 );
 
-interface ReversalCommand {
+interface ReversalCommand extends Intent {
   readonly at: string;
-  readonly attemptId: string;
   readonly initiatedBy: Initiator;
   readonly reason: string | null;
   readonly references: (leg: Leg) => { readonly void: Ref; readonly refund: Ref };
@@ -766,7 +786,7 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
   }
 };
 
-const initiate = (payment: Payment, { at, attemptId, terms }: Ask<'Initiate'>): PaymentEvent[] => {
+const initiate = (payment: Payment, { at, attemptId, idempotency, terms }: Ask<'Initiate'>): PaymentEvent[] => {
   if (payment.phase !== 'none') throw new Error('the payment was begun before');
   // These are our own sums over validated input. A difference is a fault, not a refusal.
   if (sumCents(terms.lineItems, (line) => line.amountCents) !== terms.amountCents) throw new Error('the lines do not sum to the principal');
@@ -774,7 +794,7 @@ const initiate = (payment: Payment, { at, attemptId, terms }: Ask<'Initiate'>): 
     throw new Error('the fee was not shared out to the last cent');
   if (sumCents(terms.legs, (leg) => leg.principalCents + leg.feeCents) !== terms.amountCents + terms.serviceFeeCents)
     throw new Error('the legs do not sum to the charge');
-  return [{ type: 'PaymentInitiated', at, data: { attemptId, ...terms } }];
+  return [{ type: 'PaymentInitiated', at, data: { attemptId, ...terms, idempotency } }];
 };
 
 const recordChargeOutcome = (payment: Payment, { at, attemptId, outcome }: Ask<'RecordChargeOutcome'>): PaymentEvent[] => {
@@ -894,7 +914,7 @@ const request = (
   asked: ReversalRequest['asked'],
   legs: readonly LegMove[],
   completes: string | null,
-): ReversalRequest => {
+): ReversalRequest & Intent => {
   const principalCents = sumCents(legs, (leg) => leg.principalCents);
   const feeCents = sumCents(legs, (leg) => leg.feeCents);
   // Principal is spread over the lines' remaining principal (C34). A fee goes back whole, each line its own share.
@@ -908,8 +928,8 @@ const request = (
     feeCents: feeCents > 0 ? line.serviceFeeCents - payment.lines[index]!.feeReturnedCents : 0,
   }));
   if (sumCents(lines, (line) => line.feeCents) !== feeCents) throw new Error('a fee goes back whole or not at all');
-  const { attemptId, initiatedBy, reason } = command;
-  return { attemptId, initiatedBy, reason, asked, legs, lines, completes };
+  const { attemptId, initiatedBy, reason, idempotency } = command;
+  return { attemptId, initiatedBy, reason, asked, legs, lines, completes, idempotency };
 };
 
 const recordLegReturned = (payment: Payment, { at, attemptId, leg, means, transactionId }: Ask<'RecordLegReturned'>): PaymentEvent[] => {

@@ -70,7 +70,7 @@ const voidFailed = { retryable: false, suggestedAction: 'refund' };
 const exceeds = (cents: number) => new RegExp(`^Refund exceeds remaining principal: ${cents} cents remain$`);
 
 describe('creating a payment', () => {
-  const initiate = { type: 'Initiate', at: LATER, attemptId: ATTEMPT, terms: separate } as const;
+  const initiate = { type: 'Initiate', at: LATER, attemptId: ATTEMPT, idempotency: null, terms: separate } as const;
   test('the intent comes first, and names every reference that the attempt may ever use (C61)', () => {
     given().when(initiate).then(initiated());
     for (const { references } of separate.legs) expect(references).toEqual({ charge: expect.any(String), reversal: expect.any(String) });

@@ -14,11 +14,13 @@ import {
   type Charged,
   type ChargedLeg,
   type Initiator,
+  type Intent,
   isVisible,
   type LegMove,
   type Means,
   openAttempt,
   type PaymentCommand,
+  type RecordedKey,
   remaining,
   resultOf,
   type ReversalAttempt,
@@ -50,6 +52,8 @@ export interface ReverseRequest {
 /** The attempt that a key is bound to, and how to bind it to a new one before that attempt begins (C17). null: a request without a key. */
 export interface KeyBinding {
   readonly attemptId: string;
+  /** The key, as the intent of each of its attempts records it. */
+  readonly recorded: RecordedKey;
   renew(): Promise<string>;
 }
 
@@ -116,7 +120,13 @@ export const reverse = async (
       }
     }
     try {
-      const next = await streams.execute(loaded, [command(ports, request, loaded, attemptId, at())], origin, deadline, INTENT);
+      const next = await streams.execute(
+        loaded,
+        [command(ports, request, loaded, { attemptId, idempotency: key?.recorded ?? null }, at())],
+        origin,
+        deadline,
+        INTENT,
+      );
       return executed(await run(ports, next, attemptId, origin, deadline, false));
     } catch (error) {
       // No call was made yet: another request changed the payment first. Load and decide again.
@@ -158,18 +168,19 @@ const tell = (
     const toldAs = how === 'again' ? null : how.as;
     const acknowledge: PaymentCommand = { type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId, toldAs };
     const { payment } = await ports.streams.execute(loaded, [acknowledge], origin, deadline);
-    return result(request.paymentId, payment as Charged, attemptId);
+    return reversalResult(request.paymentId, payment as Charged, attemptId);
   });
 
-const result = (paymentId: string, payment: Charged, attemptId: string): ReversalView => {
+/** The answer to an attempt that succeeded. */
+export const reversalResult = (paymentId: string, payment: Charged, attemptId: string): ReversalView => {
   const attempt = attemptOf(payment, attemptId)!;
   return attempt.operation === 'void' ? voidView(paymentId, payment, attempt) : refundView(paymentId, payment, attempt);
 };
 
-const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: LoadedPayment, attemptId: string, at: string): PaymentCommand => {
+const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: LoadedPayment, intent: Intent, at: string): PaymentCommand => {
   const { initiatedBy, reason } = request;
-  const references = (leg: Leg) => ({ void: gatewayRef(attemptId, leg, 'void'), refund: gatewayRef(attemptId, leg, 'refund') });
-  const common = { at, attemptId, initiatedBy, reason, references };
+  const references = (leg: Leg) => ({ void: gatewayRef(intent.attemptId, leg, 'void'), refund: gatewayRef(intent.attemptId, leg, 'refund') });
+  const common = { at, ...intent, initiatedBy, reason, references };
   if (request.operation === 'void') return { type: 'RequestVoid', ...common };
   const capabilities = (leg: Leg) =>
     gatewayOf(
@@ -246,7 +257,7 @@ const run = async (
     const uncertain = again && outcome.kind === 'not_processed' && !outcome.answered;
     throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);
   }
-  return result(paymentId, loaded.payment as Charged, attemptId);
+  return reversalResult(paymentId, loaded.payment as Charged, attemptId);
 };
 
 /** Void or refund of one leg. If the gateway says that the other operation is needed, switch to it (C23, C24). */
@@ -374,7 +385,8 @@ const failure = (
 
 const timeout = (id: string) =>
   new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the request is unknown; retry it with the same Idempotency-Key.', { id });
-const rejectedVoid = () => voidFailed('The gateway rejected the void; refund the payment instead.');
+/** The final answer to a void that the gateway rejected (C15). */
+export const rejectedVoid = () => voidFailed('The gateway rejected the void; refund the payment instead.');
 /** The error of C67 (settlement rejected), if the gateway reports the rejection before our stream has recorded it. */
 const settlementRejected = () => new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.');
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');

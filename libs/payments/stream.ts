@@ -1,5 +1,6 @@
 /** Payment streams. */
-import { type Clock, type Deadline, type Ids, ServiceError } from '#kernel';
+import { hash } from 'node:crypto';
+import { canonicalJson, type Clock, type Deadline, type Ids, type Json, ServiceError } from '#kernel';
 import {
   defineEvents,
   type DecidedStreamType,
@@ -11,18 +12,21 @@ import {
   type Recorded,
   retryOnConflict,
 } from '#eventstore';
-import { payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
+import { type Intent, payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
+
+/** Before version 2 an intent did not name the key of its request. */
+const withoutKey = <Data extends Intent>(data: Omit<Data, 'idempotency'>): Data => ({ ...data, idempotency: null }) as Data;
 
 export const paymentEvents = defineEvents<PaymentEvent>({
-  PaymentInitiated: [],
+  PaymentInitiated: [withoutKey],
   PaymentCreated: [],
   PaymentDeclined: [],
   PaymentFailed: [],
   PaymentOutcomeUnknown: [],
   PaymentAbandoned: [],
   ReconciliationStarted: [],
-  VoidRequested: [],
-  RefundRequested: [],
+  VoidRequested: [withoutKey],
+  RefundRequested: [withoutKey],
   PaymentVoided: [],
   PaymentRefunded: [],
   FeeRefunded: [],
@@ -34,6 +38,19 @@ export const paymentEvents = defineEvents<PaymentEvent>({
   PaymentDisputed: [],
   PaymentResolved: [],
 });
+
+const INTENTS: ReadonlySet<string> = new Set<PaymentEvent['type']>(['PaymentInitiated', 'VoidRequested', 'RefundRequested']);
+
+/**
+ * The event as readers are shown it. The key of its request is replaced by a SHA-256 over it, so proofs can be checked without the hashes of the key
+ * store (docs/decisions/0030-keys-in-events.md). Every other event is unchanged.
+ */
+export const shownEvent = <Shown extends { readonly type: string; readonly data: unknown }>(event: Shown): Shown => {
+  if (!INTENTS.has(event.type)) return event;
+  const { idempotency } = event.data as { readonly idempotency?: Json };
+  if (idempotency === undefined || idempotency === null) return event;
+  return { ...event, data: { ...(event.data as object), idempotency: hash('sha256', canonicalJson(idempotency)) } };
+};
 
 const PREFIX = 'payment-';
 export const paymentStream = (paymentId: string): string => PREFIX + paymentId;

@@ -84,7 +84,7 @@ beforeAll(async () => {
       payer: null,
       instrument: { type: 'card', number: new Secret('4242424242424242'), expiry: { month: 12, year: 2040 }, cvv: new Secret('987') },
     },
-    { paymentId, attemptId: ids.uuid() },
+    { paymentId, attemptId: ids.uuid(), idempotency: null },
     { actor, correlationId: ids.uuid() },
     new Deadline(clock, 20_000),
   );

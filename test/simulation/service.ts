@@ -33,6 +33,7 @@ import {
   type PaymentServices,
   PaymentStreams,
   purgeKeys,
+  type Received,
   type ResolveRequest,
   resolvePayment,
   reverseByStaff,
@@ -179,6 +180,13 @@ export interface Reply extends Answer {
   /** Of a list: true if it showed everything. */
   readonly complete?: boolean;
 }
+
+const receivedOf = ({ key, fingerprint }: { readonly key: string | null; readonly fingerprint: string }, requestId: string): Received => ({
+  idempotencyKey: key,
+  fingerprintText: fingerprint,
+  loggedText: `${fingerprint} as logged`,
+  requestId,
+});
 
 /** How often the loops of a worker run. The product's 5 s would spend the simulation on polling. */
 const LOOPS_EVERY_MS = { busy: [15_000, 25_000], quiet: [50_000, 70_000] } as const;
@@ -422,9 +430,9 @@ export class Replica {
     const { services } = this;
     switch (ask.kind) {
       case 'create':
-        return answerOf(await chargeOnce(services, ask.request, { idempotencyKey: ask.key, fingerprintText: ask.fingerprint, requestId }));
+        return answerOf(await chargeOnce(services, ask.request, receivedOf(ask, requestId)));
       case 'reverse':
-        return answerOf(await reverseOnce(services, ask.request, { idempotencyKey: ask.key, fingerprintText: ask.fingerprint, requestId }));
+        return answerOf(await reverseOnce(services, ask.request, receivedOf(ask, requestId)));
       case 'staff':
         return answerOf(await reverseByStaff(services, ask.request, ask.key));
       case 'resolve':

@@ -20,16 +20,21 @@ import {
 import {
   type Claim,
   type ClaimRequest,
+  type FoundKey,
   type GatewayAccount,
   type IdempotencyStore,
   KEEP_HOURS,
   type KeyName,
+  keyNameOf,
+  type KeyRows,
   LEASE_SECONDS,
   type LegTerms,
   type Owned,
   paymentEvents,
   paymentIdOf,
+  recordedKey,
   type RecoveryWork,
+  type RestoredKey,
   type StoredAnswer,
   type Velocity,
 } from '#payments';
@@ -120,6 +125,7 @@ export interface KeyRow {
   operation: string;
   fp: Buffer;
   fpKid: string;
+  fpFromLog: boolean;
   state: 'in_progress' | 'completed' | 'reserved' | 'released';
   fence: number;
   leaseUntil: number | null;
@@ -131,7 +137,7 @@ export interface KeyRow {
   expiresAt: number;
 }
 
-type ClaimRow = Pick<KeyRow, 'accountId' | 'keyHash' | 'operation' | 'fp' | 'fpKid' | 'paymentId' | 'attemptId'>;
+type ClaimRow = Pick<KeyRow, 'accountId' | 'keyHash' | 'operation' | 'fp' | 'fpKid' | 'fpFromLog' | 'paymentId' | 'attemptId'>;
 
 const HOUR_MS = 3_600_000;
 const rowName = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
@@ -160,7 +166,8 @@ export class KeyTable {
     const now = this.now();
     if (before && !anew) {
       const free = before.state === 'released' || (before.state === 'in_progress' && before.leaseUntil! < now);
-      if (!free || !before.fp.equals(claimed.fp) || before.operation !== claimed.operation) return null;
+      const same = before.fp.equals(claimed.fp) && before.fpFromLog === claimed.fpFromLog && before.operation === claimed.operation;
+      if (!free || !same) return null;
     }
     const row: KeyRow = {
       ...claimed,
@@ -199,6 +206,38 @@ export class KeyTable {
     const row = this.owned(name, fence);
     if (row) row.attemptId = attemptId;
     return row !== undefined;
+  }
+
+  look(name: KeyName): FoundKey | null {
+    const row = this.find(name);
+    if (!row) return null;
+    const { fence, attemptId, state, leaseUntil } = row;
+    return { fence: String(fence), attemptId, state, isLeased: leaseUntil !== null && leaseUntil >= this.now(), isFree: this.beginsAnew(row) };
+  }
+
+  /** true: made, in the place of the row with that fence, or of none. */
+  restore({ key, paymentId, attemptId, at, state, answer }: RestoredKey, replaces: string | null): boolean {
+    const name = keyNameOf(key);
+    const before = this.find(name);
+    if (before && String(before.fence) !== replaces) return false;
+    const createdAt = Date.parse(at);
+    this.rows.set(rowName(name), {
+      ...name,
+      operation: key.operation,
+      fp: Buffer.from(key.fingerprint, 'hex'),
+      fpKid: key.kid,
+      fpFromLog: true,
+      state,
+      fence: ++this.fences,
+      leaseUntil: state === 'in_progress' ? createdAt + this.leaseSeconds * 1000 : null,
+      paymentId,
+      attemptId,
+      status: answer?.status ?? null,
+      body: answer?.body ?? null,
+      createdAt,
+      expiresAt: createdAt + this.keepHours * HOUR_MS,
+    });
+    return true;
   }
 
   takeOverStale(limit: number): KeyRow[] {
@@ -253,7 +292,9 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
     paymentId: row.paymentId,
     attemptId: row.attemptId,
   });
-  const classify = (row: KeyRow, operation: string, fp: Buffer): Claim => {
+  const fingerprintOf = ({ fingerprintText, loggedText }: ClaimRequest, { kid, fromLog }: { kid: string; fromLog: boolean }) =>
+    keys.mac('fingerprint', fromLog ? loggedText : fingerprintText, kid);
+  const classify = (row: KeyRow, operation: string, fp: Buffer): Exclude<Claim, Owned> => {
     if (!row.fp.equals(fp) || row.operation !== operation) return { kind: 'mismatch' };
     if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };
     if (row.state === 'reserved') return { kind: 'reserved', paymentId: row.paymentId };
@@ -262,26 +303,29 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
   };
   return {
     name,
-    claim: async ({ accountId, key, operation, fingerprintText }: ClaimRequest) => {
+    recorded: (request) => recordedKey(keys, name(request.accountId, request.key), request),
+    look: async (request) => {
+      const row = await statement('look', () => table.find(name(request.accountId, request.key)), true);
+      if (!row || table.beginsAnew(row)) return null;
+      const form = { kid: row.fpKid, fromLog: row.fpFromLog };
+      const found = keys.kids.includes(form.kid) ? classify(row, request.operation, fingerprintOf(request, form)) : ({ kind: 'mismatch' } as const);
+      return found.kind === 'in_progress' && (row.leaseUntil ?? 0) < table.now() ? null : found;
+    },
+    claim: async (request: ClaimRequest) => {
+      const { accountId, key, operation } = request;
       const at = name(accountId, key);
-      let kid = keys.current;
+      let form = { kid: keys.current, fromLog: false };
       for (let round = 1; ; round++) {
-        const fp = keys.mac('fingerprint', fingerprintText, kid);
-        const claimed: ClaimRow = { ...at, operation, fp, fpKid: kid, paymentId: ids.uuid(), attemptId: ids.uuid() };
+        const fp = fingerprintOf(request, form);
+        const claimed: ClaimRow = { ...at, operation, fp, fpKid: form.kid, fpFromLog: form.fromLog, paymentId: ids.uuid(), attemptId: ids.uuid() };
         const won = await statement('claim', () => table.claim(claimed));
         if (won) return owned(won.row, won.tookOver);
         const row = await statement('claim.find', () => table.find(at));
-        if (row && row.fpKid !== kid && keys.kids.includes(row.fpKid) && round < CLAIM_ROUNDS) kid = row.fpKid;
+        const isOther = row && (row.fpKid !== form.kid || row.fpFromLog !== form.fromLog);
+        if (isOther && keys.kids.includes(row.fpKid) && round < CLAIM_ROUNDS) form = { kid: row.fpKid, fromLog: row.fpFromLog };
         else if (row) return classify(row, operation, fp);
         else if (round >= CLAIM_ROUNDS) return { kind: 'in_progress', retryAfterSeconds: 1 };
       }
-    },
-    look: async ({ accountId, key, operation, fingerprintText }) => {
-      const row = await statement('look', () => table.find(name(accountId, key)), true);
-      if (!row) return null;
-      const found = classify(row, operation, keys.mac('fingerprint', fingerprintText, row.fpKid));
-      const mayBeClaimed = row.state === 'released' || (row.leaseUntil !== null && row.leaseUntil < table.now());
-      return found.kind === 'in_progress' && mayBeClaimed ? null : found;
     },
     finish: (at, fence, ending) =>
       statement(`finish.${ending.to}`, () =>
@@ -308,6 +352,12 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
     ping: () => statement('ping', () => true, true),
   };
 };
+
+/** The same rows, as the subscriber compares them with the log. */
+export const simulatedKeyRows = (table: KeyTable, statement: Statement): KeyRows => ({
+  find: (names) => statement('rows.find', () => names.map((name) => table.look(name)), true),
+  restore: (rows) => statement('rows.restore', () => rows.filter(({ row, replaces }) => table.restore(row, replaces)).length),
+});
 
 /** A statement whose client is gone may still run, for as long as the server allows. */
 const LATE_STATEMENT_MS = [50, 2_000] as const;

@@ -15,7 +15,7 @@ import { webhookRowsContract } from '../support/webhook-rows.contract.js';
 import { Bank, bankGateway, CARDS, directWire, type GatewayName } from './bank.js';
 import { simulatedDeliveries, simulatedDueSignal, simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
 import { NO_FAULTS, Process, Simulator } from './simulator.js';
-import { directStatement, KeyTable, memoryIdempotency } from './stores.js';
+import { directStatement, KeyTable, memoryIdempotency, simulatedKeyRows } from './stores.js';
 import { Database, type Run, simulatedCheckpoint, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
 
 idempotencyContract('the simulation’s', async () => {
@@ -25,6 +25,7 @@ idempotencyContract('the simulation’s', async () => {
   const store = () => memoryIdempotency(table, ring, ids, directStatement);
   return {
     stores: [store(), store()],
+    rows: simulatedKeyRows(table, directStatement),
     withRing: (other) => memoryIdempotency(table, other, ids, directStatement),
     rowOf: async (name) => {
       const row = table.find(name);
@@ -185,7 +186,16 @@ deliveriesContract(
 test('a reserved key of a create never expires by itself', () => {
   let now = 0;
   const table = new KeyTable(() => now);
-  const row = { accountId: 'a', keyHash: Buffer.from('k'), operation: 'create', fp: Buffer.from('f'), fpKid: 'k', paymentId: 'p', attemptId: 't' };
+  const row = {
+    accountId: 'a',
+    keyHash: Buffer.from('k'),
+    operation: 'create',
+    fp: Buffer.from('f'),
+    fpKid: 'k',
+    fpFromLog: false,
+    paymentId: 'p',
+    attemptId: 't',
+  };
   const owned = table.claim(row)!;
   table.finish(row, String(owned.row.fence), 'reserved', null);
   now = 48 * 3_600_000;

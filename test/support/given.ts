@@ -6,6 +6,7 @@ import { type Cents, fold, ServiceError } from '#kernel';
 import {
   type Charged,
   type Dispute,
+  type Intent,
   type Leg,
   type LegMove,
   type LegTerms,
@@ -99,7 +100,7 @@ export const withLines = (amounts: readonly Cents[], chargeMode: PaymentTerms['c
 export const initiated = (terms: PaymentTerms = separate, at = AT): PaymentEvent => ({
   type: 'PaymentInitiated',
   at,
-  data: { attemptId: ATTEMPT, ...terms },
+  data: { attemptId: ATTEMPT, ...terms, idempotency: null },
 });
 
 export const chargeOf = (terms: PaymentTerms) => ({
@@ -163,8 +164,9 @@ type Asked = Partial<Omit<ReversalRequest, 'attemptId' | 'lines'>> & {
   readonly legs: readonly LegMove[];
   readonly lines: readonly (readonly [Cents, Cents])[];
 };
-const requestOf = (attemptId: string, { lines, ...asked }: Asked): ReversalRequest => ({
+const requestOf = (attemptId: string, { lines, ...asked }: Asked): ReversalRequest & Intent => ({
   attemptId,
+  idempotency: null,
   initiatedBy: 'partner',
   reason: null,
   asked: { amountCents: null, includeFee: false },
@@ -252,6 +254,7 @@ export const requestVoid = (attemptId: string, change: Partial<RequestVoid> = {}
   type: 'RequestVoid',
   at: LATER,
   attemptId,
+  idempotency: null,
   initiatedBy: 'partner',
   reason: null,
   references: referencesOf(attemptId),
@@ -262,6 +265,7 @@ export const requestRefund = (attemptId: string, change: Partial<RequestRefund> 
   type: 'RequestRefund',
   at: LATER,
   attemptId,
+  idempotency: null,
   initiatedBy: 'partner',
   reason: null,
   references: referencesOf(attemptId),

@@ -6,7 +6,17 @@ import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { systemClock } from '#kernel';
 import { KeyRing, systemIds } from '#platform';
-import { type ClaimRequest, type IdempotencyStore, type KeyName, LEASE_SECONDS, type Operation, type Owned, type StoredAnswer } from '#payments';
+import {
+  type ClaimRequest,
+  type IdempotencyStore,
+  type KeyName,
+  type KeyRows,
+  LEASE_SECONDS,
+  type Operation,
+  type Owned,
+  type RestoredKey,
+  type StoredAnswer,
+} from '#payments';
 
 /** The fields of a row that tests check. Times in milliseconds since the epoch of the store's clock. */
 export interface SeenKey {
@@ -26,6 +36,7 @@ export interface SeenKey {
 export interface KeysUnderTest {
   /** Two replicas over the same rows. */
   readonly stores: readonly [IdempotencyStore, IdempotencyStore];
+  readonly rows: KeyRows;
   /** The same rows under another key ring. */
   withRing(ring: KeyRing): IdempotencyStore;
   rowOf(name: KeyName): Promise<SeenKey | undefined>;
@@ -61,11 +72,13 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
     /** The state of a key after a 5xx. */
     const afterFailure = (operation: Operation) => (operation === 'create' ? 'reserved' : 'released');
 
+    const BODY = 'POST\n/payments\n{}';
     const requestOf = (key: string, change: Partial<ClaimRequest> = {}): ClaimRequest => ({
       accountId: ACCOUNT,
       key,
       operation: 'create',
-      fingerprintText: 'POST\n/payments\n{}',
+      fingerprintText: BODY,
+      loggedText: `${change.fingerprintText ?? BODY} as logged`,
       ...change,
     });
     const claim = (key: string, change: Partial<ClaimRequest> = {}, from = store) => from.claim(requestOf(key, change));
@@ -394,6 +407,162 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         }
         expect(swept.flat().some(({ paymentId }) => paymentId === PAYMENT)).toBe(false);
         expect(await stateOf(refund)).toBe('in_progress');
+      });
+    });
+
+    describe('a look', () => {
+      const look = (key: string, change: Partial<ClaimRequest> = {}) => store.look(requestOf(key, change));
+
+      test.each(OPERATIONS)('finds the same as a claim, and claims nothing: %s', async (operation) => {
+        const key = newKey();
+        expect(await look(key, { operation })).toBeNull();
+        expect(await rowOf(key)).toBeUndefined();
+        const { fence } = await own(key, { operation });
+        expect(await look(key, { operation })).toMatchObject({ kind: 'in_progress' });
+        expect(await look(key, { operation, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+        expect(await look(key, { operation: operation === VOID ? REFUND : VOID })).toEqual({ kind: 'mismatch' });
+        await store.finish(name(key), fence, { to: 'completed', answer: ANSWER });
+        const before = await rowOf(key);
+        expect(await look(key, { operation })).toEqual({ kind: 'replay', answer: ANSWER });
+        expect(await look(key, { operation, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+        expect(await rowOf(key)).toEqual(before);
+      });
+
+      test('finds nothing where a claim would own the key, and still finds a mismatch', async () => {
+        const [expired, stale, released] = [newKey(), newKey(), newKey()];
+        await store.finish(name(expired), (await own(expired)).fence, { to: 'completed', answer: ANSWER });
+        await expires(expired);
+        expect(await look(expired, { fingerprintText: 'another body' })).toBeNull();
+        await own(stale);
+        await leaseEnds(stale);
+        await store.finish(name(released), (await own(released, { operation: VOID })).fence, { to: 'released' });
+        for (const [key, operation] of [
+          [expired, 'create'],
+          [stale, 'create'],
+          [released, VOID],
+        ] as const) {
+          // prettier-ignore
+          const before = await rowOf(key);
+          expect(await look(key, { operation })).toBeNull();
+          expect(await rowOf(key)).toEqual(before);
+        }
+        expect(await look(stale, { fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+        expect(await look(released, { operation: VOID, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+      });
+
+      test('finds a reserved key, for ever', async () => {
+        const key = newKey();
+        const { fence, paymentId } = await own(key);
+        await store.finish(name(key), fence, { to: 'reserved' });
+        await expires(key);
+        expect(await look(key)).toEqual({ kind: 'reserved', paymentId });
+      });
+    });
+
+    describe('rows from the log', () => {
+      const hourAgo = () => new Date(under.now() - 3_600_000).toISOString();
+      const logged = (key: string, change: Partial<RestoredKey> = {}, asked: Partial<ClaimRequest> = {}): RestoredKey => ({
+        key: store.recorded(requestOf(key, asked)),
+        paymentId: ids.uuid(),
+        attemptId: ids.uuid(),
+        at: hourAgo(),
+        state: 'completed',
+        answer: change.state === undefined || change.state === 'completed' ? ANSWER : null,
+        ...change,
+      });
+      const restore = (row: RestoredKey, replaces: string | null = null) => under.rows.restore([{ row, replaces }]);
+
+      test('an absent row is made: the next claim finds it, in the form of the log', async () => {
+        const key = newKey();
+        const row = logged(key);
+        expect(await under.rows.find([name(key)])).toEqual([null]);
+        expect(await restore(row)).toBe(1);
+        expect(await rowOf(key)).toMatchObject({ state: 'completed', paymentId: row.paymentId, attemptId: row.attemptId, ...ANSWER });
+        expect(await claim(key)).toEqual({ kind: 'replay', answer: ANSWER });
+        expect(await store.look(requestOf(key))).toEqual({ kind: 'replay', answer: ANSWER });
+        // The log knows the last four digits only.
+        expect(await claim(key, { fingerprintText: 'another card', loggedText: requestOf(key).loggedText })).toMatchObject({ kind: 'replay' });
+        expect(await claim(key, { fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+        expect(await store.look(requestOf(key, { fingerprintText: 'another body' }))).toEqual({ kind: 'mismatch' });
+        expect(await claim(key, { operation: REFUND })).toEqual({ kind: 'mismatch' });
+      });
+
+      test('it is kept for 24 hours from its intent on, and then free', async () => {
+        const key = newKey();
+        const row = logged(key);
+        await restore(row);
+        expect((await rowOf(key))!.expiresAt).toBeCloseTo(Date.parse(row.at) + 24 * 3_600_000, -3);
+        await expires(key);
+        expect(await own(key, { fingerprintText: 'another body' })).toMatchObject({ tookOver: false });
+      });
+
+      test.each([
+        ['in_progress', 'create'],
+        ['in_progress', REFUND],
+        ['released', VOID],
+      ] as const)('%s, it is taken over: %s', async (state, operation) => {
+        const key = newKey();
+        const row = logged(key, { state }, { operation });
+        await restore(row);
+        expect(await claim(key, { operation, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
+        const owned = await own(key, { operation });
+        expect(owned).toMatchObject({ tookOver: true, paymentId: row.paymentId, attemptId: row.attemptId });
+        // From now on the row is like any other.
+        expect(await store.finish(name(key), owned.fence, { to: 'completed', answer: ANSWER })).toBe(true);
+        expect(await claim(key, { operation })).toEqual({ kind: 'replay', answer: ANSWER });
+      });
+
+      test('of a young intent it has a lease: its request may still be running', async () => {
+        const key = newKey();
+        await restore(logged(key, { state: 'in_progress', at: new Date(under.now()).toISOString() }));
+        expect(await under.rows.find([name(key)])).toMatchObject([{ isLeased: true }]);
+        expect(await claim(key)).toMatchObject({ kind: 'in_progress' });
+      });
+
+      test('a reserved one stays reserved, under the id of the log', async () => {
+        const key = newKey();
+        const row = logged(key, { state: 'reserved' });
+        await restore(row);
+        expect(await claim(key)).toEqual({ kind: 'reserved', paymentId: row.paymentId });
+      });
+
+      test('a row is replaced only as it was found, and its owner has lost it then', async () => {
+        const key = newKey();
+        const { fence, attemptId } = await own(key, { operation: REFUND });
+        expect(await under.rows.find([name(key)])).toEqual([{ fence, attemptId, state: 'in_progress', isLeased: true, isFree: false }]);
+        const row = logged(key, { state: 'released' }, { operation: REFUND });
+        expect(await restore(row)).toBe(0);
+        expect(await restore(row, String(BigInt(fence) + 1_000n))).toBe(0);
+        expect(await rowOf(key)).toMatchObject({ fence, attemptId });
+        expect(await restore(row, fence)).toBe(1);
+        expect(await rowOf(key)).toMatchObject({ state: 'released', attemptId: row.attemptId });
+        expect(await store.finish(name(key), fence, { to: 'completed', answer: ANSWER })).toBe(false);
+        expect(await store.renewAttempt(name(key), fence, ids.uuid())).toBe(false);
+        expect(await own(key, { operation: REFUND })).toMatchObject({ tookOver: true, attemptId: row.attemptId });
+      });
+
+      test('many at once, in the order of their names; one that changed meanwhile is left alone', async () => {
+        const [absent, claimed, expired] = [newKey(), newKey(), newKey()];
+        const { fence } = await own(claimed);
+        await store.finish(name(expired), (await own(expired)).fence, { to: 'completed', answer: ANSWER });
+        await expires(expired);
+        const found = await under.rows.find([name(absent), name(claimed), name(expired)]);
+        expect(found).toMatchObject([null, { fence, isFree: false }, { isLeased: false, isFree: true }]);
+        const rows = [absent, claimed, expired].map((key) => logged(key, { state: 'reserved' }));
+        expect(await under.rows.restore(rows.map((row, index) => ({ row, replaces: index === 1 ? null : (found[index]?.fence ?? null) })))).toBe(2);
+        expect(await Promise.all([absent, claimed, expired].map(stateOf))).toEqual(['reserved', 'in_progress', 'reserved']);
+        expect(await under.rows.restore([])).toBe(0);
+      });
+
+      test('after a rotation of the key ring it is still recognised', async () => {
+        const old = randomBytes(32);
+        const before = under.withRing(new KeyRing('old', new Map([['old', old]])));
+        const after = under.withRing(new KeyRing('new', new Map([['old', old], ['new', randomBytes(32)]]))); // prettier-ignore
+        const key = newKey();
+        await restore({ ...logged(key), key: before.recorded(requestOf(key)) });
+        expect(await claim(key, {}, after)).toEqual({ kind: 'replay', answer: ANSWER });
+        expect(await claim(key, { fingerprintText: 'another body' }, after)).toEqual({ kind: 'mismatch' });
+        expect(after.recorded(requestOf(key))).toMatchObject({ kid: 'new', keyHash: before.recorded(requestOf(key)).keyHash });
       });
     });
 

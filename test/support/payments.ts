@@ -368,6 +368,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const received = (idempotencyKey: string, text: unknown): Received => ({
     idempotencyKey,
     fingerprintText: JSON.stringify(text),
+    loggedText: JSON.stringify(text),
     requestId: ids.uuid(),
   });
   const reverseWithKey = (operation: 'refund' | 'void', key: string, paymentId: string, asked: Partial<ReverseRequest>) => {
@@ -399,7 +400,8 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     setCredentials: (present) => {
       credentials = present;
     },
-    charge: (asked, paymentId = ids.uuid()) => charge(ports, request(asked), { paymentId, attemptId: ids.uuid() }, owner(), deadline()),
+    charge: (asked, paymentId = ids.uuid()) =>
+      charge(ports, request(asked), { paymentId, attemptId: ids.uuid(), idempotency: null }, owner(), deadline()),
     chargeWithKey: (key, asked = {}) => sent(chargeOnce(services, request(asked), received(key, asked))),
     refund: async (paymentId, asked = {}) =>
       (await reverse(ports, reverseRequest('refund', paymentId, asked), null, owner(), deadline())).view as RefundView,

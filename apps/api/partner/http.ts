@@ -15,7 +15,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify';
 import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
 import { AUTHENTICATION } from '#accounts/module';
 import { canonicalJson } from '#kernel';
-import { idempotencyUnavailable, type Received } from '#payments';
+import { idempotencyUnavailable, type Received, type RequestText } from '#payments';
 import { Convoy, DatabaseUnavailable } from '#platform';
 import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
 import { ErrorEnvelope } from './resources.js';
@@ -66,11 +66,10 @@ export const CallerOf = createParamDecorator(
   (_: unknown, context: ExecutionContext): Caller => context.switchToHttp().getRequest<AuthenticatedRequest>().caller!,
 );
 
-export interface PartnerRequest {
+/** Its text for a key is method, path (ids in lower case: they name the same payment) and canonical body (C13). */
+export interface PartnerRequest extends RequestText {
   readonly body: JsonObject;
   readonly idempotencyKey: string | null;
-  /** Method, path (ids in lower case: they name the same payment) and canonical body, for the fingerprint of a key (C13). */
-  readonly fingerprintText: string;
   readonly requestId: string;
 }
 
@@ -83,24 +82,36 @@ export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { empt
   return {
     body,
     idempotencyKey: idempotencyKeyOf(request.raw.rawHeaders),
-    fingerprintText: fingerprintText(request.method, request.url.split('?')[0]!.toLowerCase(), body),
+    ...requestText(request.method, request.url.split('?')[0]!.toLowerCase(), body),
     requestId: String(request.id),
   };
 });
 
-/** C13: of the card number the digits, of the cvv nothing, of everything else the text as sent. The result is only the input of a keyed hash. */
-export const fingerprintText = (method: string, path: string, body: JsonObject): string => {
+/**
+ * C13: of the card number the digits, of the cvv nothing, of everything else the text as sent. The log gets the last four digits. The texts are only
+ * the input of keyed hashes.
+ */
+export const requestText = (method: string, path: string, body: JsonObject): RequestText => {
+  const textOf = (canonical: JsonObject) => `${method}\n${path}\n${canonicalJson(canonical)}`;
   const { paymentMethod } = body;
-  if (paymentMethod === null || typeof paymentMethod !== 'object') return `${method}\n${path}\n${canonicalJson(body)}`;
-  const { cvv: _, ...instrument } = paymentMethod as JsonObject;
-  if (typeof instrument.cardNumber === 'string') instrument.cardNumber = instrument.cardNumber.replaceAll(' ', '');
-  return `${method}\n${path}\n${canonicalJson({ ...body, paymentMethod: instrument })}`;
+  if (paymentMethod === null || typeof paymentMethod !== 'object') {
+    const text = textOf(body);
+    return { fingerprintText: text, loggedText: text };
+  }
+  const { cvv: _, cardNumber, ...instrument } = paymentMethod as JsonObject;
+  const digits = typeof cardNumber === 'string' ? cardNumber.replaceAll(' ', '') : cardNumber;
+  const withCard = (shown: unknown) => textOf({ ...body, paymentMethod: shown === undefined ? instrument : { ...instrument, cardNumber: shown } });
+  return { fingerprintText: withCard(digits), loggedText: withCard(typeof digits === 'string' ? digits.slice(-CARD_DIGITS_IN_LOG) : undefined) };
 };
 
+/** PCI DSS 3.4.1 lets anybody see the last four digits. */
+const CARD_DIGITS_IN_LOG = 4;
+
 /** The origin of the request, for the functions that answer it once per key. */
-export const receivedOf = ({ idempotencyKey, fingerprintText, requestId }: PartnerRequest): Received => ({
+export const receivedOf = ({ idempotencyKey, fingerprintText, loggedText, requestId }: PartnerRequest): Received => ({
   idempotencyKey,
   fingerprintText,
+  loggedText,
   requestId,
 });
 

@@ -11,7 +11,7 @@ import { ownLogOver } from '../../../test/support/mark-book.js';
 import { freshDatabase } from '../../../test/support/postgres.js';
 import type { ClaimRequest, IdempotencyStore, KeyName, Operation, Owned, StoredAnswer } from './key-store.js';
 import { type KeyedWork, onceByKey } from './once-by-key.js';
-import { idempotencyMigrations, postgresIdempotency } from './postgres.js';
+import { idempotencyMigrations, postgresIdempotency, postgresKeyRows } from './postgres.js';
 
 const ids = systemIds(() => systemClock.now());
 const keys = newKeyRing();
@@ -73,11 +73,13 @@ const REFUND: Operation = `refund:${PAYMENT}`;
 const VOID: Operation = `void:${PAYMENT}`;
 const OPERATIONS: Operation[] = ['create', REFUND, VOID];
 
+const BODY = 'POST\n/payments\n{}';
 const requestOf = (key: string, change: Partial<ClaimRequest> = {}): ClaimRequest => ({
   accountId: ACCOUNT,
   key,
   operation: 'create',
-  fingerprintText: 'POST\n/payments\n{}',
+  fingerprintText: BODY,
+  loggedText: `${change.fingerprintText ?? BODY} as logged`,
   ...change,
 });
 const claim = (key: string, change: Partial<ClaimRequest> = {}, from = store) => from.claim(requestOf(key, change));
@@ -127,6 +129,7 @@ const expires = (key: string, agoSeconds = 1) => moveBack('expires_at', name(key
 
 idempotencyContract('Postgres', async () => ({
   stores: [stores[0]!, stores[1]!],
+  rows: postgresKeyRows(pool),
   withRing: (ring) => postgresIdempotency(pool, ring, ids),
   rowOf: async ({ accountId, keyHash }) => {
     const { rows } = await pool.query<SeenKey>(

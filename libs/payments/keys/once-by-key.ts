@@ -2,6 +2,7 @@
 import { type LogGate, StoreIncident } from '#eventstore';
 import { type Ids, internalError, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
+import type { RecordedKey } from '../payment.js';
 import {
   type ClaimRequest,
   type IdempotencyStore,
@@ -38,10 +39,13 @@ export type Answered<View> = Executed<View> | { readonly stored: StoredAnswer };
 
 export type Result<View> = { readonly view: View } | { readonly error: ServiceError };
 
+/** A claimed request. `recorded`: its key, for the intent. `renew` binds the key to a new attempt. */
+export type Owner = Owned & { readonly recorded: RecordedKey; renew(): Promise<string> };
+
 /** The work of a claimed request. It throws refusals as ServiceErrors. */
 export interface KeyedWork<View> {
   /** Executes the request. With a key, `owner` names the payment and attempt of the claim; without one it is null. */
-  run(owner: (Owned & { renew(): Promise<string> }) | null): Promise<Executed<View>>;
+  run(owner: Owner | null): Promise<Executed<View>>;
   /** A create whose owner vanished: finished from the stream, never executed again (T7). Refunds and voids go on in `run`. */
   takeOver?(owner: Owned): Promise<Result<View> | 'reserved' | 'cannot_tell'>;
   /** The refusal for a reserved key (C16, C64). */
@@ -84,7 +88,7 @@ export const onceByKey = async <View>(
     if (!(await idempotency.renewAttempt(name, owned.fence, renewed))) throw inProgress(MAX_RETRY_AFTER_SECONDS);
     return renewed;
   };
-  const result = await resultOf(() => work.run({ ...owned, renew }), log);
+  const result = await resultOf(() => work.run({ ...owned, recorded: idempotency.recorded({ ...request, key }), renew }), log);
   const ending = endingOf(request.operation, result, answers);
   // If a retry is refused, the key stays bound to the attempt of the first try (C17). If the key were given back, the next retry would return money a
   // second time.

@@ -1,22 +1,26 @@
 /** The key store on Postgres: each step of a key is one statement (C12–C20, T1–T12). */
 import { timingSafeEqual } from 'node:crypto';
 import { type Ids, systemClock } from '#kernel';
-import { batched, type KeyRing, type Migration, type Pool } from '#platform';
+import { batched, type KeyRing, type Migration, type Pool, type Queryable } from '#platform';
+import type { RecordedKey } from '../payment.js';
 import {
   type Claim,
   type ClaimRequest,
+  type FoundKey,
   type IdempotencyStore,
   KEEP_HOURS,
   type KeyName,
+  type KeyRows,
   LEASE_SECONDS,
   MAX_RETRY_AFTER_SECONDS,
+  keyNameOf,
   type Operation,
   type Owned,
   type KeyEnding,
   type StoredAnswer,
 } from './key-store.js';
 
-/** How often a claim is repeated if its row vanished between two statements, or stands under an older fingerprint key. */
+/** How often a claim is repeated if its row vanished between two statements, or holds a fingerprint of another form. */
 const CLAIM_ROUNDS = 3;
 
 export const idempotencyMigrations: readonly Migration[] = [
@@ -58,6 +62,11 @@ export const idempotencyMigrations: readonly Migration[] = [
       create index idempotency_key_lease on idempotency_key (lease_until) where lease_until is not null;
     `,
   },
+  {
+    name: '0032-idempotency-from-log',
+    // The log holds another form of the fingerprint: with the last four digits of the card.
+    sql: 'alter table idempotency_key add column fp_from_log boolean not null default false',
+  },
 ];
 
 export interface IdempotencyOptions {
@@ -77,43 +86,35 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
   const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
 
   const claimOnce = batched((rows: readonly ClaimRow[]) => claimRows(pool, rows), CLAIMS);
+  const find = async ({ accountId, keyHash }: KeyName): Promise<FoundRow | undefined> => {
+    const { rows } = await pool.query<FoundRow>({ name: 'idempotency-find', text: FIND, values: [accountId, keyHash] });
+    return rows[0];
+  };
   const claim = async (request: ClaimRequest): Promise<Claim> => {
     const { accountId, keyHash } = name(request.accountId, request.key);
-    let kid = keys.current;
+    let form: FingerprintForm = { kid: keys.current, fromLog: false };
     for (let round = 1; ; round++) {
-      const fingerprint = keys.mac('fingerprint', request.fingerprintText, kid);
+      const fingerprint = fingerprintOf(keys, request, form);
       const won = await claimOnce({
         accountId,
         keyHash,
         operation: request.operation,
         fingerprint,
-        kid,
+        ...form,
         paymentId: ids.uuid(),
         attemptId: ids.uuid(),
         keepHours,
       });
       if (won) return won;
-      const { rows: found } = await pool.query<FoundRow>({ name: 'idempotency-find', text: FIND, values: [accountId, keyHash] });
-      const [row] = found;
-      if (row && row.fp_kid !== kid && keys.kids.includes(row.fp_kid) && round < CLAIM_ROUNDS) {
-        kid = row.fp_kid;
+      const row = await find({ accountId, keyHash });
+      if (row && (row.fp_kid !== form.kid || row.fp_from_log !== form.fromLog) && keys.kids.includes(row.fp_kid) && round < CLAIM_ROUNDS) {
+        form = { kid: row.fp_kid, fromLog: row.fp_from_log };
         continue;
       }
       if (row) return classify(row, request.operation, fingerprint);
       // The row was given back or purged between the two statements: claim again.
       if (round >= CLAIM_ROUNDS) return { kind: 'in_progress', retryAfterSeconds: 1 };
     }
-  };
-
-  const look = async (request: ClaimRequest): Promise<Claim | null> => {
-    const { accountId, keyHash } = name(request.accountId, request.key);
-    const { rows } = await pool.query<FoundRow>({ name: 'idempotency-find', text: FIND, values: [accountId, keyHash] });
-    const [row] = rows;
-    if (!row) return null;
-    const fingerprint = keys.kids.includes(row.fp_kid) ? keys.mac('fingerprint', request.fingerprintText, row.fp_kid) : Buffer.alloc(row.fp.length);
-    const found = classify(row, request.operation, fingerprint);
-    const mayBeClaimed = row.state === 'released' || (row.state === 'in_progress' && (row.lease_left ?? 0) <= 0);
-    return found.kind === 'in_progress' && mayBeClaimed ? null : found;
   };
 
   const finishOnce = batched((rows: readonly FinishRow[]) => finishRows(options.completions ?? pool, rows), CLAIMS);
@@ -128,11 +129,22 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     return (ending.unrecorded ? finishDurably : finishOnce)({ ...row, answer: ending.answer });
   };
 
+  const look = async (request: ClaimRequest): Promise<Exclude<Claim, Owned> | null> => {
+    const row = await find(name(request.accountId, request.key));
+    if (!row || row.begins_anew) return null;
+    const form = { kid: row.fp_kid, fromLog: row.fp_from_log };
+    const found = keys.kids.includes(form.kid)
+      ? classify(row, request.operation, fingerprintOf(keys, request, form))
+      : ({ kind: 'mismatch' } as const);
+    return found.kind === 'in_progress' && (row.lease_left ?? 0) <= 0 ? null : found;
+  };
+
   return {
     claim,
     look,
     finish,
     name,
+    recorded: (request) => recordedKey(keys, name(request.accountId, request.key), request),
     renewAttempt: async ({ accountId, keyHash }, fence, attemptId) => {
       const { rowCount } = await pool.query(
         `update idempotency_key set attempt_id = $4 where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`,
@@ -183,6 +195,18 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
   };
 };
 
+/** The order in which rows are locked. */
+const nameOf = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
+
+/** {@link IdempotencyStore.recorded}, of every key store. */
+export const recordedKey = (keys: KeyRing, { accountId, keyHash }: KeyName, { operation, loggedText }: ClaimRequest): RecordedKey => ({
+  keySpace: accountId,
+  keyHash: keyHash.toString('hex'),
+  fingerprint: keys.mac('fingerprint', loggedText).toString('hex'),
+  kid: keys.current,
+  operation,
+});
+
 interface BoundRow {
   api_account_id: string;
   key_hash: Buffer;
@@ -191,19 +215,30 @@ interface BoundRow {
   attempt_id: string;
 }
 
+/** The ways to make a fingerprint: the master key, and the text. */
+interface FingerprintForm {
+  readonly kid: string;
+  readonly fromLog: boolean;
+}
+
+const fingerprintOf = (keys: KeyRing, { fingerprintText, loggedText }: ClaimRequest, { kid, fromLog }: FingerprintForm): Buffer =>
+  keys.mac('fingerprint', fromLog ? loggedText : fingerprintText, kid);
+
 interface FoundRow {
   operation: string;
   fp: Buffer;
   fp_kid: string;
+  fp_from_log: boolean;
   state: 'in_progress' | 'completed' | 'reserved' | 'released';
   lease_left: number | null;
+  begins_anew: boolean;
   payment_id: string;
   status: number | null;
   body: string | null;
 }
 
 /** T2–T5; the fingerprint is compared before the state is looked at. */
-const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Claim => {
+const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Exclude<Claim, Owned> => {
   if (!timingSafeEqual(row.fp, fingerprint) || row.operation !== operation) return { kind: 'mismatch' };
   if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };
   if (row.state === 'reserved') return { kind: 'reserved', paymentId: row.payment_id };
@@ -216,10 +251,9 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Cla
  */
 const CLAIMS = { maxItems: 100, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
-interface ClaimRow extends KeyName {
+interface ClaimRow extends KeyName, FingerprintForm {
   readonly operation: Operation;
   readonly fingerprint: Buffer;
-  readonly kid: string;
   readonly paymentId: string;
   readonly attemptId: string;
   readonly keepHours: number;
@@ -230,7 +264,6 @@ interface ClaimRow extends KeyName {
  * of the keys, so two statements cannot deadlock.
  */
 const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned | null)[]> => {
-  const nameOf = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
   const first = new Map<string, ClaimRow>();
   for (const row of rows) if (!first.has(nameOf(row))) first.set(nameOf(row), row);
   const ordered = [...first.keys()].sort().map((name) => first.get(name)!);
@@ -253,6 +286,7 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
       ordered.map(({ paymentId }) => paymentId),
       ordered.map(({ attemptId }) => attemptId),
       ordered.map(({ keepHours }) => keepHours),
+      ordered.map(({ fromLog }) => fromLog),
     ],
   });
   const owned = new Map(
@@ -271,26 +305,28 @@ const BEGINS_ANEW = `k.expires_at <= clock_timestamp() and k.state in ('complete
 
 /** Only the database's clock counts. A reserved row is never taken over; only the purge removes it. */
 const CLAIM = `
-  insert into idempotency_key as k (api_account_id, key_hash, operation, fp, fp_kid, state, lease_until, payment_id, attempt_id, expires_at)
-  select r.account_id, r.key_hash, r.operation, r.fp, r.kid, 'in_progress', clock_timestamp() + make_interval(secs => $6), r.payment_id, r.attempt_id,
-         clock_timestamp() + make_interval(hours => r.keep_hours)
-  from unnest($1::uuid[], $2::bytea[], $3::text[], $4::bytea[], $5::text[], $7::uuid[], $8::uuid[], $9::int[])
-    r (account_id, key_hash, operation, fp, kid, payment_id, attempt_id, keep_hours)
+  insert into idempotency_key as k
+    (api_account_id, key_hash, operation, fp, fp_kid, fp_from_log, state, lease_until, payment_id, attempt_id, expires_at)
+  select r.account_id, r.key_hash, r.operation, r.fp, r.kid, r.from_log, 'in_progress', clock_timestamp() + make_interval(secs => $6),
+         r.payment_id, r.attempt_id, clock_timestamp() + make_interval(hours => r.keep_hours)
+  from unnest($1::uuid[], $2::bytea[], $3::text[], $4::bytea[], $5::text[], $7::uuid[], $8::uuid[], $9::int[], $10::boolean[])
+    r (account_id, key_hash, operation, fp, kid, payment_id, attempt_id, keep_hours, from_log)
   on conflict (api_account_id, key_hash) do update set
-    operation = excluded.operation, fp = excluded.fp, fp_kid = excluded.fp_kid, state = 'in_progress', fence = excluded.fence,
+    operation = excluded.operation, fp = excluded.fp, fp_kid = excluded.fp_kid, fp_from_log = excluded.fp_from_log, state = 'in_progress', fence = excluded.fence,
     lease_until = excluded.lease_until, status = null, body = null,
     payment_id = case when ${BEGINS_ANEW} then excluded.payment_id else k.payment_id end,
     attempt_id = case when ${BEGINS_ANEW} then excluded.attempt_id else k.attempt_id end,
     created_at = case when ${BEGINS_ANEW} then excluded.created_at else k.created_at end,
     expires_at = case when ${BEGINS_ANEW} then excluded.expires_at else k.expires_at end
   where (${BEGINS_ANEW})
-     or (k.fp = excluded.fp and k.operation = excluded.operation
+     or (k.fp = excluded.fp and k.fp_from_log = excluded.fp_from_log and k.operation = excluded.operation
          and (k.state = 'released' or (k.state = 'in_progress' and k.lease_until < clock_timestamp())))
   returning api_account_id, key_hash, fence::text, payment_id, attempt_id`;
 
 const FIND = `
-  select operation, fp, fp_kid, state, extract(epoch from lease_until - clock_timestamp())::float8 as lease_left, payment_id, status, body
-  from idempotency_key where api_account_id = $1 and key_hash = $2`;
+  select operation, fp, fp_kid, fp_from_log, state, extract(epoch from lease_until - clock_timestamp())::float8 as lease_left,
+         ${BEGINS_ANEW} as begins_anew, payment_id, status, body
+  from idempotency_key k where api_account_id = $1 and key_hash = $2`;
 
 interface FinishRow extends KeyName {
   readonly fence: string;
@@ -347,3 +383,60 @@ const TAKE_OVER_STALE = `
         order by lease_until limit $2 for update skip locked) stale
   where k.api_account_id = stale.api_account_id and k.key_hash = stale.key_hash
   returning k.api_account_id, k.key_hash, k.fence::text, k.payment_id, k.attempt_id`;
+
+/** Of many keys at once, by the index. */
+const FIND_ROWS = `
+  select k.fence::text, k.attempt_id, k.state, coalesce(k.lease_until >= clock_timestamp(), false) as is_leased, ${BEGINS_ANEW} as is_free
+  from unnest($1::uuid[], $2::bytea[]) with ordinality r (account_id, key_hash, number)
+  left join idempotency_key k on k.api_account_id = r.account_id and k.key_hash = r.key_hash
+  order by r.number`;
+
+/** Rows are locked in the order in which claims lock them. The fence is a new one, so the owner of the row before can change nothing. */
+const RESTORE = `
+  insert into idempotency_key as k
+    (api_account_id, key_hash, operation, fp, fp_kid, fp_from_log, state, lease_until, payment_id, attempt_id, status, body, created_at, expires_at)
+  select r.account_id, r.key_hash, r.operation, r.fp, r.kid, true, r.state,
+         case r.state when 'in_progress' then r.at + make_interval(secs => $12) end,
+         r.payment_id, r.attempt_id, r.status, r.body, r.at, r.at + make_interval(hours => $13)
+  from unnest($1::uuid[], $2::bytea[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::uuid[], $8::uuid[], $9::timestamptz[], $10::int[], $11::text[])
+    r (account_id, key_hash, operation, fp, kid, state, payment_id, attempt_id, at, status, body)
+  on conflict (api_account_id, key_hash) do update set
+    operation = excluded.operation, fp = excluded.fp, fp_kid = excluded.fp_kid, fp_from_log = true, state = excluded.state, fence = excluded.fence,
+    lease_until = excluded.lease_until, payment_id = excluded.payment_id, attempt_id = excluded.attempt_id, status = excluded.status,
+    body = excluded.body, created_at = excluded.created_at, expires_at = excluded.expires_at
+  where k.fence = any ($14::bigint[])`;
+
+/** Through the transaction that moves the checkpoint of the subscriber. */
+export const postgresKeyRows = (db: Queryable, keepHours = KEEP_HOURS): KeyRows => ({
+  find: async (names) => {
+    const { rows } = await db.query<{ fence: string | null; attempt_id: string; state: FoundKey['state']; is_leased: boolean; is_free: boolean }>({
+      name: 'idempotency-find-rows',
+      text: FIND_ROWS,
+      values: [names.map(({ accountId }) => accountId), names.map(({ keyHash }) => keyHash)],
+    });
+    return rows.map(({ fence, attempt_id: attemptId, state, is_leased: isLeased, is_free: isFree }) =>
+      fence === null ? null : { fence, attemptId, state, isLeased, isFree },
+    );
+  },
+  restore: async (restored) => {
+    const rows = restored.map(({ row }) => ({ ...row, name: keyNameOf(row.key) })).sort((a, b) => (nameOf(a.name) < nameOf(b.name) ? -1 : 1));
+    const { rowCount } = await db.query(RESTORE, [
+      rows.map(({ name }) => name.accountId),
+      rows.map(({ name }) => name.keyHash),
+      rows.map(({ key }) => key.operation),
+      rows.map(({ key }) => Buffer.from(key.fingerprint, 'hex')),
+      rows.map(({ key }) => key.kid),
+      rows.map(({ state }) => state),
+      rows.map(({ paymentId }) => paymentId),
+      rows.map(({ attemptId }) => attemptId),
+      rows.map(({ at }) => at),
+      rows.map(({ answer }) => answer?.status ?? null),
+      rows.map(({ answer }) => answer?.body ?? null),
+      LEASE_SECONDS,
+      keepHours,
+      // A fence is used once, so it names the row that is replaced.
+      restored.flatMap(({ replaces }) => replaces ?? []),
+    ]);
+    return rowCount ?? 0;
+  },
+});

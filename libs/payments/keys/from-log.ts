@@ -1,0 +1,199 @@
+/**
+ * Keys from the log: every intent names the key of its request, so a row that the database lost is made again.
+ *
+ * The subscriber compares each intent with its row. Its checkpoint lies in the database of the keys and goes back with it. So after a restore it
+ * reads again every intent that the rows may lack. While nothing is lost it only moves.
+ *
+ * A row of the newest attempt is right, whatever its state: a claim goes on by the stream (T6 to T8). Some intents have no row in ordinary operation
+ * either: those that gave their key back, and those whose key has expired. No row is made for them.
+ */
+import { type EventStore, type Projection, readStreams, type Recorded, Unavailable } from '#eventstore';
+import { type Clock, fold } from '#kernel';
+import type { Logger, Migration, Pool } from '#platform';
+import { transaction } from '#platform';
+import { createResult } from '../commands.js';
+import { attemptOf, payment as decider, type PaymentEvent, type ReversalAttempt } from '../payment.js';
+import { rejectedVoid, reversalResult } from '../reverse.js';
+import { type FoundKey, KEEP_HOURS, keyNameOf, type KeyRows, LEASE_SECONDS, type RestoredKey } from './key-store.js';
+import { type AnswerEncoder, encode } from './once-by-key.js';
+import { paymentEvents, paymentIdOf, paymentStream } from '../stream.js';
+import { postgresKeyRows } from './postgres.js';
+
+/** Name of the subscriber and of its checkpoint. */
+export const KEYS_FROM_LOG = 'keys';
+
+/** An intent is compared with its row a moment later. Until then intents are gathered, so that one statement reads many rows. */
+const GATHER_MS = 1_000;
+
+/**
+ * An installation that is older than the subscriber begins at the reactor that is furthest behind. Its checkpoint lies in the same database, so every
+ * key before it has its row.
+ */
+export const keysFromLogMigration: Migration = {
+  name: '0033-keys-from-log',
+  sql: `
+    insert into projection_checkpoint (name, position, epoch)
+    select '${KEYS_FROM_LOG}', min(position), 0 from projection_checkpoint where name in ('webhook-outbox', 'log-seal') having count(*) = 2
+    on conflict do nothing;
+  `,
+};
+
+export interface KeysFromLogPorts {
+  readonly store: Pick<EventStore, 'read' | 'readStreams'>;
+  /** Of the key store: the same bytes for the same result. */
+  readonly answers: AnswerEncoder;
+  readonly clock: Clock;
+  /** As the key store keeps them. */
+  readonly keepHours?: number;
+  readonly log: Pick<Logger, 'warn'>;
+}
+
+export const keysFromLog = (ports: KeysFromLogPorts): Projection => ({
+  name: KEYS_FROM_LOG,
+  streamPrefixes: [paymentStream('')],
+  gatherMs: GATHER_MS,
+  apply: async (client, events) => {
+    await compareKeys(ports, postgresKeyRows(client, ports.keepHours), events);
+  },
+});
+
+/** Keys that were made, that were bound to another attempt, and that were right. */
+export interface ComparedKeys {
+  readonly restored: number;
+  readonly corrected: number;
+  readonly unchanged: number;
+}
+
+type LoggedKey = Pick<RestoredKey, 'key' | 'paymentId' | 'attemptId' | 'at'>;
+
+/**
+ * Makes the rows that the intents of these events lack. Throws Unavailable, and changes nothing, if a request with such a key is running: its row
+ * cannot be judged before its end.
+ */
+export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events: readonly Recorded[]): Promise<ComparedKeys> => {
+  const logged = newestOfEachKey(events);
+  if (logged.length === 0) return { restored: 0, corrected: 0, unchanged: 0 };
+  const found = await rows.find(logged.map(({ key }) => keyNameOf(key)));
+  const suspects = logged.flatMap((one, index) => (found[index]?.attemptId === one.attemptId ? [] : [{ ...one, found: found[index] ?? null }]));
+  if (suspects.length === 0) return { restored: 0, corrected: 0, unchanged: logged.length };
+
+  const streams = await readStreams(
+    ports.store as EventStore,
+    suspects.map(({ paymentId }) => paymentStream(paymentId)),
+  );
+  const wrong = suspects.flatMap(({ found: before, ...one }, index) => {
+    const row = rowOf(ports, one, streams[index]!.map(paymentEvents.read));
+    if (!row || (before && !isOlder(row, before, streams[index]!))) return [];
+    return [{ row, replaces: before?.fence ?? null }];
+  });
+  const made = await rows.restore(wrong);
+  if (made < wrong.length) throw new Unavailable('a key was claimed while its row was made from the log');
+  const corrected = wrong.filter(({ replaces }) => replaces !== null).length;
+  const restored = wrong.length - corrected;
+  if (wrong.length > 0) ports.log.warn({ restored, corrected }, 'keys were made again from the log');
+  return { restored, corrected, unchanged: logged.length - wrong.length };
+};
+
+/** The intents with a key. Of one key the newest counts. */
+const newestOfEachKey = (events: readonly Recorded[]): readonly LoggedKey[] => {
+  const newest = new Map<string, LoggedKey>();
+  for (const recorded of events) {
+    const one = loggedKey(recorded);
+    if (one) newest.set(`${one.key.keySpace}/${one.key.keyHash}`, one);
+  }
+  return [...newest.values()];
+};
+
+const loggedKey = (recorded: Recorded): LoggedKey | null => {
+  const { type } = recorded;
+  if (type !== 'PaymentInitiated' && type !== 'VoidRequested' && type !== 'RefundRequested') return null;
+  const event = paymentEvents.read(recorded) as PaymentEvent & { type: typeof type };
+  const { idempotency: key, attemptId } = event.data;
+  return key && { key, attemptId, paymentId: paymentIdOf(recorded.stream), at: recorded.meta.recordedAt };
+};
+
+/** The row that the stream asks for. null: in ordinary operation there is none. */
+const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one: LoggedKey, events: readonly PaymentEvent[]): RestoredKey | null => {
+  const { key, paymentId, attemptId } = one;
+  const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, state, answer });
+  const isOld = clock.now() - Date.parse(one.at) > keepHours * HOUR_MS;
+
+  if (key.operation === 'create') {
+    const result = createResult(paymentId, events);
+    const payment = fold(decider, events);
+    if (isOld && payment.phase !== 'pending' && payment.phase !== 'unknown') return null;
+    if (result) return row('completed', encode(result, answers));
+    return row(events.length === 1 ? 'in_progress' : 'reserved');
+  }
+
+  // A later attempt of the same key has an event of its own.
+  if (events.findLast((event) => isIntentOf(event, one))?.data.attemptId !== attemptId) return null;
+  const payment = fold(decider, events);
+  const attempt = attemptOf(payment, attemptId);
+  if (payment.phase !== 'charged' || !attempt) return null;
+  if (isOld && attempt.ended) return null;
+  if (gaveKeyBack(attempt, payment.legs.some(({ settlementRejected }) => settlementRejected))) return null; // prettier-ignore
+  // The request got a 5xx, or vanished. A repeat finds the result in the stream (C17).
+  if (attempt.fenced || attempt.ended?.outcome === 'never_executed' || attempt.ended?.outcome === 'partial') return row('released');
+  if (!attempt.ended) return row('in_progress');
+  if (attempt.ended.outcome === 'rejected') return row('completed', answers.failure(rejectedVoid()));
+  const end = events.findIndex((event) => event.type === 'ReversalEnded' && event.data.attemptId === attemptId);
+  const then = fold(decider, events.slice(0, end + 1));
+  if (then.phase !== 'charged') throw new Error(`${paymentId} is not charged at the end of ${attemptId}`);
+  return row('completed', answers.success(reversalResult(paymentId, then, attemptId)));
+};
+
+const HOUR_MS = 3_600_000;
+
+type ReversalIntent = PaymentEvent & { readonly type: 'VoidRequested' | 'RefundRequested' };
+
+const isIntentOf = (event: PaymentEvent, { key }: LoggedKey): event is ReversalIntent =>
+  (event.type === 'VoidRequested' || event.type === 'RefundRequested') &&
+  event.data.idempotency?.keyHash === key.keyHash &&
+  event.data.idempotency.keySpace === key.keySpace;
+
+/** The answers 422 to a request that reached the gateway: a refund that it refused, and a void that is to be retried (C15). */
+const gaveKeyBack = ({ operation, toldPartial, ended, fenced }: ReversalAttempt, settlementRejected: boolean): boolean =>
+  operation === 'void'
+    ? toldPartial || ended?.outcome === 'partial' || (ended?.outcome === 'rejected' && settlementRejected && !fenced)
+    : ended?.outcome === 'rejected' && !fenced;
+
+/**
+ * True if a row of another attempt is an earlier one: the database went back. Otherwise a later request holds the key. Such a request may have
+ * renewed its attempt and not yet appended its intent, so a running one is waited for.
+ */
+const isOlder = ({ key, attemptId }: RestoredKey, before: FoundKey, stream: readonly Recorded[]): boolean => {
+  if (before.isFree) return true;
+  if (before.isLeased) throw new Unavailable(`the key of attempt ${attemptId} belongs to a running request`);
+  if (key.operation === 'create' || before.state === 'in_progress') return true;
+  // The row of a refund or void has ended under another attempt. If that attempt never began, no event names it, and it is a later one.
+  return stream.some(({ data }) => (data as { readonly attemptId?: string }).attemptId === before.attemptId);
+};
+
+/** A request with a key runs no longer than its lease. */
+const WAIT_FOR_REQUEST_MS = LEASE_SECONDS * 1_000 + 5_000;
+const LOOK_AGAIN_MS = 500;
+
+/** `payfold keys rebuild`: compares every intent of the last hours, in transactions of their own. */
+export const rebuildKeys = async (ports: KeysFromLogPorts & { readonly store: EventStore }, pool: Pool, hours: number): Promise<ComparedKeys> => {
+  const { clock } = ports;
+  const total = { restored: 0, corrected: 0, unchanged: 0 };
+  const since = new Date(clock.now() - hours * HOUR_MS).toISOString();
+  const until = await ports.store.head();
+  if (until === null) return total;
+  const compare = async (events: readonly Recorded[]): Promise<ComparedKeys> => {
+    for (const giveUpAt = clock.monotonic() + WAIT_FOR_REQUEST_MS; ; await clock.sleep(LOOK_AGAIN_MS))
+      try {
+        return await transaction(pool, (client) => compareKeys(ports, postgresKeyRows(client, ports.keepHours), events));
+      } catch (error) {
+        if (!(error instanceof Unavailable) || clock.monotonic() >= giveUpAt) throw error;
+      }
+  };
+  for await (const events of ports.store.readAll(null, { until, streamPrefixes: [paymentStream('')] })) {
+    const found = await compare(events.filter(({ meta }) => meta.recordedAt >= since));
+    total.restored += found.restored;
+    total.corrected += found.corrected;
+    total.unchanged += found.unchanged;
+  }
+  return total;
+};
