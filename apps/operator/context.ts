@@ -136,7 +136,7 @@ const open = async (
   const keys = await openKeyRing(config, await orStopped(store.head(), stop));
   await orStopped(requireRightKeyRing(config, keys, directory), stop);
 
-  const models = new ReadModels([directoryModel], { store, pool, clock });
+  const models = new ReadModels([directoryModel], { store, pool, clock, ownLog: store });
   const inForce = async (recorded: Position | null) => {
     const position = recorded ?? (await store.head());
     if (position !== null) await models.inForce(directoryModel, position, PROJECT_TIMEOUT_MS);

@@ -42,7 +42,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
     .action(
       action(async (context, name: string | undefined, { all = false }: { all?: boolean }) => {
         const stop = context.untilInterrupted();
-        const { readModels, store, clock } = await context.services();
+        const { readModels, store, ownLog, clock } = await context.services();
         const names = readModels.models.map((model) => model.name);
         if (all === (name !== undefined) || (name !== undefined && !names.includes(name)))
           throw new UsageError(`name one of ${names.join(', ')}, or --all`);
@@ -57,7 +57,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
             const onProgress = ({ events, position, total }: { events: number; position: string; total: number | null }) =>
               (bar ??= progressBar(model.name, total)).update(total === null ? events : Number(position));
             try {
-              reports.push(await rebuild(model, { store, pool, now: () => clock.now(), stop, onProgress }));
+              reports.push(await rebuild(model, { store, pool, now: () => clock.now(), ownLog, stop, onProgress }));
             } finally {
               bar?.stop();
             }

@@ -164,7 +164,7 @@ const subscribing = (context: ProcessContext, store: EventStore, guard: OwnLog, 
   const { clock, log, options } = context;
   return {
     store,
-    verifiedRead: () => guard.verifiedRead(),
+    ownLog: guard,
     clock,
     log,
     pool: context.pool({ name: 'projections', max: PROJECTION_POOL_CONNECTIONS, byKey: true, searchPath: searchPathOf(readModels) }),

@@ -45,7 +45,7 @@ export interface OwnLogOptions {
   readonly signedHead?: () => Promise<SealedPlace | null>;
 }
 
-/** The part of it that payments need. */
+/** The part of it that other work needs. */
 export interface LogGate {
   /** The open incident. null: there is none that this process knows of. */
   readonly incident: Incident | null;
@@ -54,6 +54,10 @@ export interface LogGate {
    * Unavailable} or the error of the database if the check could not be made.
    */
   verified(intent: Position | null): Promise<void>;
+  /** For rows that are made of events that were just read: those events are ours. Throws as {@link verified}. */
+  verifiedRead(): Promise<void>;
+  /** Throws {@link StoreIncident} while an incident is open. For work that must not begin then. */
+  refuse(): void;
 }
 
 export class OwnLog implements EventStore, LogGate {
@@ -124,7 +128,6 @@ export class OwnLog implements EventStore, LogGate {
     this.refuse();
   }
 
-  /** For rows that are made of events that were just read: those events are ours. Throws as {@link verified}. */
   async verifiedRead(): Promise<void> {
     this.refuse();
     // On Postgres events and rows lie in one database, and go back together.
@@ -133,7 +136,6 @@ export class OwnLog implements EventStore, LogGate {
     this.refuse();
   }
 
-  /** Throws {@link StoreIncident} while an incident is open. For work that must not run then. */
   refuse(): void {
     if (this.incident) throw storeIncident(this.incident);
   }

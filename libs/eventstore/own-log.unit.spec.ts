@@ -28,7 +28,7 @@ beforeEach(async () => {
 });
 afterEach(() => clearInterval(ticking));
 
-const openLog = async ({ process = 'a', appendsProve = false, over = store as EventStore } = {}): Promise<OwnLog> => {
+const openLog = async ({ process = 'a', appendsProve = false, over = store } = {}): Promise<OwnLog> => {
   const log = { ...createLogger('silent', 'spec'), warn: () => undefined, error: (_fields: unknown, message: string) => void errors.push(message) };
   const own = new OwnLog({ store: over, book: marks.bookOf(process), installationId: INSTALLATION, clock, log: log as never, appendsProve });
   await own.begin();

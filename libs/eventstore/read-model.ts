@@ -9,6 +9,7 @@ import { type Clock, orStopped, ServiceError } from '#kernel';
 import { type Client, databaseTime, livingProcesses, type Migration, type Pool, type Queryable, transaction } from '#platform';
 import { dropCheckpoint, lockCheckpoint, postgresCheckpoint, resetCheckpoint } from './checkpoint.js';
 import type { EventStore, Mark, Position, Recorded } from './event-store.js';
+import type { LogGate } from './own-log.js';
 import {
   createSubscriber,
   eventsBetween,
@@ -278,6 +279,7 @@ export class ReadModels {
         await rebuild(model, {
           store,
           pool,
+          ...(this.options.ownLog && { ownLog: this.options.ownLog }),
           now: () => clock.now(),
           stop,
           onProgress: ({ events, total }) => {
@@ -355,12 +357,15 @@ export const rebuild = async (
     store: EventStore;
     pool: Pool;
     now: () => number;
+    /** Refuses to begin and to swap while an incident of the event store is open. */
+    ownLog?: LogGate;
     stop?: AbortSignal;
     /** `total`: events of all streams when the rebuild began; null: positions do not count events. */
     onProgress?: (done: { events: number; position: Position; total: number | null }) => void;
   },
 ): Promise<RebuildReport> => {
-  const { store, pool, now, stop, onProgress } = options;
+  const { store, pool, now, ownLog, stop, onProgress } = options;
+  await ownLog?.verified(null);
   const live = schemaOf(model);
   const schema = `${live}_new`;
   const checkpoint = checkpointOf(model);
@@ -410,7 +415,7 @@ export const rebuild = async (
     await unlessStopped(client.query(`analyze ${model.tables.join(', ')}`));
     await unlessStopped(transaction(pool, (one) => resetCheckpoint(one, shadow, head, last)));
 
-    const follower = createSubscriber(model, { store, checkpoint: postgresCheckpoint(pool, shadow, { searchPath }) });
+    const follower = createSubscriber(model, { store, checkpoint: postgresCheckpoint(pool, shadow, { searchPath }), ...(ownLog && { ownLog }) });
     for (let lagMs = Number.POSITIVE_INFINITY; lagMs > SWAP_LAG_MS;) {
       const target = await unlessStopped(store.head());
       if (target === null) break;
@@ -435,6 +440,7 @@ export const rebuild = async (
       await dropCheckpoint(swap, shadow);
       await markBuilt(swap, model);
       stop?.throwIfAborted();
+      await ownLog?.verified(null);
       return { rows, position, lagEvents: end === null ? 0 : eventsBetween(position, end) };
     });
     clean = true;

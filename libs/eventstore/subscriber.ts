@@ -16,6 +16,7 @@ import { DatabaseUnavailable, uuidV7, type Client, type Logger } from '#platform
 import { asPosition, HandlerFault, Moved, type Checkpoint, type CheckpointStatus, type Lease, type Place } from './checkpoint.js';
 import { type EventStore, OutcomeUnknown, type Position, type Recorded, StoreIncident, type SubscriptionItem, Unavailable } from './event-store.js';
 import { NotInTheLog } from './codec.js';
+import type { LogGate } from './own-log.js';
 
 /** Events per transaction; 200 to 1000 measured best, 5000 slower. */
 const BATCH_EVENTS = 500;
@@ -63,11 +64,8 @@ export interface SubscriberOptions<Tx = Client> {
   readonly clock?: Clock;
   readonly batchEvents?: number;
   readonly leaseMs?: number;
-  /**
-   * Resolves if the events that were just read belong to our log. Called before rows are made of them. While it throws {@link StoreIncident}, the
-   * projection waits.
-   */
-  readonly verifiedRead?: () => Promise<void>;
+  /** Checks that the events that were just read belong to our log, before rows are made of them. While it throws {@link StoreIncident}, the projection waits. */
+  readonly ownLog?: LogGate;
   /** For what `apply` logs. */
   readonly log?: ProjectionLog;
   /** A UUID. Never that of another process that may be alive. Default: a new one. */
@@ -235,12 +233,19 @@ class LogSubscriber<Tx> implements Subscriber {
     if (this.state === 'failed') this.running = null;
   }
 
-  /** Our position is not in the log. If the checkpoint is before it, database and log were restored together, and the checkpoint counts. */
-  private lostOr(gone: NotInTheLog): Promise<unknown> {
-    return this.checkpoint.look().then(
-      ({ position }) => (position < gone.after ? new Lost() : gone),
-      (error: unknown) => error,
-    );
+  /**
+   * Our position is not in the log. If the checkpoint is before it, database and log were restored together, and the checkpoint counts. If the log has
+   * lost events, the projection waits until that is over.
+   */
+  private async lostOr(gone: NotInTheLog): Promise<unknown> {
+    try {
+      const { position } = await this.checkpoint.look();
+      if (position < gone.after) return new Lost();
+      await this.options.ownLog?.verified(null);
+      return gone;
+    } catch (error) {
+      return error;
+    }
   }
 
   private async follow(place: Place, stop: AbortSignal): Promise<void> {
@@ -436,7 +441,7 @@ class LogSubscriber<Tx> implements Subscriber {
   }
 
   private async commit(place: Place, events: readonly Recorded[], to: Position): Promise<Place> {
-    await this.options.verifiedRead?.();
+    await this.options.ownLog?.verifiedRead();
     const last = events.at(-1) ?? null;
     await this.checkpoint.commit(place, to, this.lease, last && ((tx) => this.projection.apply(tx, events, this.options.log)), last);
     this.retrying = null;

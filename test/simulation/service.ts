@@ -324,8 +324,7 @@ export class Replica {
       apply: (run, events, log) => applyPaymentList(simulatedListRows(world.tables, run), events, log),
     };
     const checkpoint = simulatedCheckpoint(database, checkpointOf(paymentListModel));
-    const verifiedRead = () => ownLog.verifiedRead();
-    const subscriber = createSubscriber(list, { store: log, checkpoint, clock, verifiedRead, leaseMs: PROJECTION_LEASE_MS });
+    const subscriber = createSubscriber(list, { store: log, checkpoint, clock, ownLog, leaseMs: PROJECTION_LEASE_MS });
     const watch = watchProjection(checkpoint, clock);
     this.services = {
       ports,
