@@ -7,6 +7,7 @@ import { addCases } from './cases.js';
 import { addDisputes } from './disputes.js';
 import { addKeys } from './keys.js';
 import { addLedger } from './ledger.js';
+import { addLog } from './log.js';
 import { addPayments } from './payments.js';
 import { addPortals } from './portals.js';
 import { addProjections } from './projections.js';
@@ -41,7 +42,9 @@ addWebhooks(program, terminal);
 addAudit(program, terminal);
 addProjections(program, terminal);
 // An upgrade works on a database that other commands cannot use yet.
-addUpgrade(program, new Terminal(async () => (await import('./upgrade-context.js')).openUpgrade()));
+const stores = new Terminal(async () => (await import('./upgrade-context.js')).openUpgrade());
+addUpgrade(program, stores);
+addLog(program, stores, terminal);
 
 // Each write gets its own error. Without a listener a closed pipe would end the process in the middle.
 process.stdout.on('error', () => undefined);

@@ -1,9 +1,9 @@
 /** The stores of `payfold upgrade`: the database and the event store, whichever release used them last. Opening them changes nothing. */
 import { mkdir } from 'node:fs/promises';
 import { sealedEnd } from '#audit';
-import { type EventStore, guardLog, openEventStore, type OwnLog, ReadModels, searchPathOf } from '#eventstore';
+import { type EventStore, guardLog, openEventStore, type OwnLog, ReadModels, searchPathOf, storeAddress } from '#eventstore';
 import { orStopped, systemClock } from '#kernel';
-import { createLogger, createPool, type Pool, readConfig, systemIds } from '#platform';
+import { type Config, createLogger, createPool, type Pool, readConfig, systemIds } from '#platform';
 import { READ_MODELS } from '../services.js';
 import { findDatabase } from './context.js';
 import { onInterrupt } from './interrupt.js';
@@ -13,6 +13,10 @@ import type { Opened } from './terminal.js';
 const CONNECTIONS = 7;
 
 export interface UpgradeContext extends Opened {
+  readonly config: Config;
+  readonly databaseUrl: string;
+  /** The variable and the hosts of the event store. */
+  readonly where: string;
   readonly pool: Pool;
   readonly store: EventStore;
   readonly readModels: ReadModels;
@@ -67,7 +71,7 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
       log.refuse();
       return log;
     };
-    return { pool, store, readModels, ownLog };
+    return { config, databaseUrl: url, where: storeAddress(config.kurrentdbUrl, url), pool, store, readModels, ownLog };
   };
   const opening = open();
   try {

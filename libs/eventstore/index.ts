@@ -18,10 +18,21 @@ export {
   Unavailable,
   UnreadableStream,
 } from './event-store.js';
+export { type Examined, examineLog } from './examine.js';
 export { defineEvents, type DomainEvent, type EventTypes } from './events.js';
 export { hostsOf, storeAddress } from './hosts.js';
 export { INSTALLATION_STREAM, installationEvents, installationIn, type SealedPlace } from './installation.js';
-export { type Finding, type Incident, type Known, type KnownMark, type MarkBook, type OwnMarks, postgresMarkBook } from './marks.js';
+export {
+  closeIncident,
+  type Finding,
+  type Incident,
+  type Known,
+  type KnownMark,
+  type MarkBook,
+  type MarkBookOptions,
+  type OwnMarks,
+  postgresMarkBook,
+} from './marks.js';
 export { memoryEventStore } from './memory.js';
 export { eventStoreMigrations, guardLog, type GuardOptions, openEventStore, openOwnLog } from './open.js';
 export { type LogGate, OwnLog } from './own-log.js';

@@ -129,6 +129,28 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
   };
 };
 
+/**
+ * Closes the open incident. `lost`: events that no check has found, which a log of others acknowledged. Nothing remembers them from here on. false: no
+ * incident was open.
+ */
+export const closeIncident = async (
+  { pool, folder, processId }: MarkBookOptions,
+  lost: readonly Mark[],
+  { by, reason }: { readonly by: string; readonly reason: string },
+): Promise<boolean> => {
+  for (const { file, held } of await readFiles(folder, processId))
+    if (lost.some(({ id }) => id === held.acknowledged?.id)) await replaceFile(file, { ...held, acknowledged: held.confirmed });
+  await pool.query(
+    `update log_mark set acknowledged_position = confirmed_position, acknowledged_id = confirmed_id where acknowledged_id = any ($1::uuid[])`,
+    [lost.map(({ id }) => id)],
+  );
+  const { rowCount } = await pool.query(
+    'update store_incident set closed_at = clock_timestamp(), closed_by = $1, reason = $2 where closed_at is null',
+    [by, reason],
+  );
+  return rowCount === 1;
+};
+
 // ---- the database
 
 interface Row {
@@ -198,7 +220,13 @@ interface MarkFile extends OwnMarks {
   readonly generation: number;
 }
 
-const readFiles = async (folder: string, processId: string): Promise<{ readonly file: string; readonly marks: KnownMark[] }[]> => {
+interface FoundFile {
+  readonly file: string;
+  readonly held: MarkFile;
+  readonly marks: readonly KnownMark[];
+}
+
+const readFiles = async (folder: string, processId: string): Promise<FoundFile[]> => {
   const names = await readdir(folder).catch(() => []);
   const files = await Promise.all(
     names
@@ -211,7 +239,7 @@ const readFiles = async (folder: string, processId: string): Promise<{ readonly 
           const mark = held[what];
           return mark ? { where: `the ${what} event in ${file} (${held.name})`, mark, confirmed: what === 'confirmed' } : [];
         });
-        return { file, marks };
+        return { file, held, marks };
       }),
   );
   return files.filter((file) => file !== null);
@@ -229,7 +257,10 @@ const readMarkFile = async (file: string): Promise<MarkFile | null> => {
 
 const writeFileOf = async (folder: string, processId: string, content: MarkFile): Promise<void> => {
   await mkdir(folder, { recursive: true, mode: 0o700 });
-  const file = join(folder, processId + EXTENSION);
+  await replaceFile(join(folder, processId + EXTENSION), content);
+};
+
+const replaceFile = async (file: string, content: MarkFile): Promise<void> => {
   await writeFile(`${file}.new`, JSON.stringify(content), { mode: 0o600, flush: true });
   await rename(`${file}.new`, file);
 };

@@ -218,7 +218,8 @@ export class OwnLog implements EventStore, LogGate {
     const { store, clock, signedHead } = this.options;
     const end = checkpoints.length > 0 ? await store.head() : null;
     const beyond = checkpoints.find(({ position }) => end === null || position > end);
-    if (beyond) {
+    // A node that is about to lose its leadership may name an earlier end. Its answer about a place is not believed at once.
+    if (beyond && !(await store.eventAt(beyond.position))) {
       const message = `it ends at ${end ?? 'its start'}, before ${beyond.position}, where the checkpoint ${beyond.name} stands`;
       return { kind: 'lost_events', message, mark: null };
     }

@@ -269,6 +269,9 @@ const accountOf = ({ feeMerchantAccount, merchantAccount, ...account }: PortalGa
   merchantAccount: leg === 'fee' ? feeMerchantAccount : merchantAccount,
 });
 
+/** The merchant accounts at which a charge of such a portal may stand. */
+export const gatewayAccountsOf = (gateway: PortalGateway): readonly GatewayAccount[] => [accountOf(gateway, 'principal'), accountOf(gateway, 'fee')];
+
 const methodOf = (instrument: PaymentInstrument): PaymentTerms['paymentMethod'] => {
   // A token does not show its card here; only the processor knows it.
   if (instrument.type === 'card_token') return { type: 'card_token', brand: 'unknown', last4: '' };

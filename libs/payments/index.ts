@@ -1,4 +1,13 @@
-export { charge, chargeAnswer, type ChargeRequest, gatewayRef, type PaymentPorts, refuseByTerms, refuseExpiredCard } from './charge.js';
+export {
+  charge,
+  chargeAnswer,
+  type ChargeRequest,
+  gatewayAccountsOf,
+  gatewayRef,
+  type PaymentPorts,
+  refuseByTerms,
+  refuseExpiredCard,
+} from './charge.js';
 export {
   chargeOnce,
   type FeeQuote,
@@ -65,6 +74,7 @@ export {
   keysFromLogMigration,
   rebuildKeys,
 } from './keys/from-log.js';
+export { abandonEmptyCreates, type EmptyCreate, unborne, type Unborne } from './incident.js';
 export { type Answered, type AnswerEncoder, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency, postgresKeyRows, recordedKey } from './keys/postgres.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';

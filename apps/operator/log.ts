@@ -1,0 +1,153 @@
+/** `payfold log`: is the event store the log of this installation, and is it whole? What to do first: docs/operations.md. */
+import type { Command } from 'commander';
+import { headFolder, signedEnd } from '#audit';
+import {
+  closeIncident,
+  type Examined,
+  examineLog,
+  type Incident,
+  installationIn,
+  type KnownMark,
+  type MarkBookOptions,
+  postgresMarkBook,
+} from '#eventstore';
+import { ServiceError, systemClock } from '#kernel';
+import { openKeys, systemIds } from '#platform';
+import type { Unborne } from '#payments';
+import { fields, table, type Terminal } from './terminal.js';
+import type { UpgradeContext } from './upgrade-context.js';
+
+interface ResumeOptions {
+  readonly by: string;
+  readonly reason: string;
+}
+
+/** `stores`: opened as they are, since the log may be one that other commands refuse. `terminal`: for work of the whole service. */
+export const addLog = (program: Command, stores: Terminal<UpgradeContext>, terminal: Terminal): void => {
+  const log = program.command('log').description('the event store: whether it is ours, and whole');
+
+  log
+    .command('status')
+    .description('ids, head, checkpoints, marks and the open incident')
+    .action(
+      stores.action(async (context) => {
+        const { book } = bookOf(context);
+        const known = await book.read();
+        const { rows } = await context.pool.query<{ id: string; generation: number }>('select id, generation from installation');
+        const status = {
+          installationId: rows[0]?.id ?? null,
+          installationInLog: await installationIn(context.store),
+          generation: rows[0]?.generation ?? null,
+          store: context.where,
+          head: await context.store.head(),
+          incident: known.incident && incidentOf(known.incident),
+          checkpoints: known.checkpoints,
+          marks: known.marks.map(markOf),
+        };
+        const head = fields([
+          ['installation', status.installationId ?? 'none'],
+          ['in the log', status.installationInLog ?? 'none'],
+          ['generation', String(status.generation ?? '')],
+          ['event store', status.store],
+          ['head', status.head ?? 'empty'],
+          ['incident', status.incident ? `${status.incident.message}; since ${status.incident.since}, found by ${status.incident.foundBy}` : 'none'],
+        ]);
+        const checkpoints = table(
+          ['CHECKPOINT', 'POSITION'],
+          status.checkpoints.map(({ name, position }) => [name, position]),
+        );
+        const marks = table(
+          ['MARK', 'POSITION', 'EVENT', 'CONFIRMED'],
+          status.marks.map((mark) => [mark.where, mark.position, mark.eventId, mark.confirmed ? 'yes' : 'no']),
+        );
+        return { json: status, text: [head, checkpoints, marks].join('\n\n') };
+      }),
+    );
+
+  log
+    .command('check')
+    .description('whether the log has every mark, checkpoint and signed head, and bears out every list row and stored answer')
+    .action(
+      stores.action(async (context) => {
+        const checked = await check(context);
+        const ok = isWhole(checked.places) && !speaksOfLost(checked);
+        return { json: { ok, ...checked }, text: inWords(checked), exitCode: ok ? 0 : 1 };
+      }),
+    );
+
+  log
+    .command('resume')
+    .description('close the incident, once the right event store is back and holds everything')
+    .requiredOption('--by <name>', 'who decides; recorded')
+    .requiredOption('--reason <reason>', 'what was wrong; recorded')
+    .action(
+      terminal.action(async (context, { by, reason }: ResumeOptions) => {
+        const { config, databaseUrl, pool, store } = context;
+        const { book, options } = bookOf({ config, databaseUrl, pool });
+        const { incident } = await book.read();
+        if (!incident) throw new ServiceError('INVALID_STATE', 'No incident of the event store is open.');
+        const services = await context.services({ withGateway: true });
+        const checked = await check({ config, databaseUrl, pool: services.pool, store });
+        if (!isWhole(checked.places) || speaksOfLost(checked))
+          throw new ServiceError('INVALID_STATE', `The event store does not hold everything that it held; nothing was changed.\n${inWords(checked)}`);
+        const unconfirmed = checked.places.flatMap(({ held, position, eventId }) => (held || eventId === null ? [] : [{ position, id: eventId }]));
+        await closeIncident(options, unconfirmed, { by, reason });
+        await services.ownLog.begin();
+        services.ownLog.refuse();
+        const { abandonEmptyCreates, gatewayAccountsOf } = await import('#payments');
+        const accountsOf = async () => (await services.directory.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
+        const emptyCreates = await abandonEmptyCreates(services.payments, services.pool, accountsOf);
+        const json = { closed: incidentOf(incident), forgotten: unconfirmed, emptyCreates };
+        const lines = emptyCreates.map(
+          ({ paymentId, found }) =>
+            `payment ${paymentId}: ${found === 'abandoned' ? 'never charged; abandoned' : 'the gateway charged it, or cannot tell'}`,
+        );
+        return { json, text: [`closed: ${incident.message}`, inWords(checked), ...lines].join('\n') };
+      }),
+    );
+};
+
+type Stores = Pick<UpgradeContext, 'config' | 'databaseUrl' | 'pool' | 'store'>;
+
+const bookOf = ({ config, pool }: Omit<Stores, 'store'>) => {
+  const processId = systemIds(() => systemClock.now()).uuid();
+  const options: MarkBookOptions = { pool, folder: config.marksDir, processId, name: 'command', pid: process.pid, clock: systemClock };
+  return { book: postgresMarkBook(options), options };
+};
+
+interface Checked extends Unborne {
+  readonly places: readonly Examined[];
+}
+
+const check = async (stores: Stores): Promise<Checked> => {
+  const { config, pool, store } = stores;
+  const { unborne } = await import('#payments');
+  const head = () => signedEnd({ db: pool, keys: openKeys(config), folder: headFolder(config.dataDir), now: () => systemClock.now() });
+  return { places: await examineLog({ store, book: bookOf(stores).book, signedHead: head }), ...(await unborne(pool, store)) };
+};
+
+/** An event that no check has found may be of a log that was not ours. It is lost only if something of ours speaks of it. */
+const isWhole = (places: readonly Examined[]): boolean => places.every(({ held, confirmed }) => held || !confirmed);
+const speaksOfLost = ({ listRows, storedAnswers }: Unborne): boolean => listRows.length + storedAnswers.length > 0;
+
+const inWords = ({ places, listRows, storedAnswers }: Checked): string =>
+  [
+    table(
+      ['REMEMBERED BY', 'POSITION', 'EVENT', 'IN THE LOG'],
+      places.map(({ where, position, eventId, confirmed, held }) => [
+        where,
+        position,
+        eventId ?? '',
+        held ? 'yes' : confirmed ? 'LOST' : 'no; no check had found it',
+      ]),
+    ),
+    `list rows that their streams do not bear out: ${listRows.length}${named(listRows)}`,
+    `stored answers that their streams do not bear out: ${storedAnswers.length}${named(storedAnswers)}`,
+  ].join('\n');
+
+const NAMED_PAYMENTS = 20;
+const named = (paymentIds: readonly string[]): string =>
+  paymentIds.length === 0 ? '' : ` (${paymentIds.slice(0, NAMED_PAYMENTS).join(', ')}${paymentIds.length > NAMED_PAYMENTS ? ', …' : ''})`;
+
+const incidentOf = ({ kind, message, mark, since, foundBy }: Incident) => ({ kind, message, position: mark?.position ?? null, since, foundBy });
+const markOf = ({ where, mark, confirmed }: KnownMark) => ({ where, position: mark.position, eventId: mark.id, confirmed });

@@ -1,0 +1,37 @@
+/** What a log holds of everything that is known to have been in it, for a person who looks at an incident. */
+import type { EventStore, Position } from './event-store.js';
+import type { SealedPlace } from './installation.js';
+import type { MarkBook } from './marks.js';
+
+/** One thing that remembers a place of the log, and whether the log bears it out. */
+export interface Examined {
+  readonly where: string;
+  readonly position: Position;
+  /** null: only the place is known. */
+  readonly eventId: string | null;
+  /** false: an append was told of it, and no check has found it since. A log that is not ours may have told so. */
+  readonly confirmed: boolean;
+  readonly held: boolean;
+}
+
+export interface ExaminePorts {
+  readonly store: EventStore;
+  readonly book: MarkBook;
+  readonly signedHead: () => Promise<SealedPlace | null>;
+}
+
+/** Marks of processes, files and checkpoints, the places of checkpoints, and the newest signed head. */
+export const examineLog = async ({ store, book, signedHead }: ExaminePorts): Promise<readonly Examined[]> => {
+  const [known, end, head] = [await book.read(), await store.head(), await signedHead()];
+  const missing = new Set((await store.missing(known.marks.map(({ mark }) => mark))).map(({ position, id }) => `${position}/${id}`));
+  const event = head && (await store.eventAt(head.position));
+  return [
+    ...known.marks.map(({ where, mark: { position, id }, confirmed }) => {
+      return { where, position, eventId: id, confirmed, held: !missing.has(`${position}/${id}`) };
+    }),
+    ...known.checkpoints.map(({ name, position }) => {
+      return { where: `the place of the checkpoint ${name}`, position, eventId: null, confirmed: true, held: end !== null && position <= end };
+    }),
+    ...(head ? [{ where: head.where, position: head.position, eventId: null, confirmed: true, held: event !== null && head.isEvent(event) }] : []),
+  ];
+};

@@ -1,0 +1,108 @@
+/**
+ * After an incident of the event store: what the rows and stored answers say that their streams do not bear out, and the requests that the incident
+ * left between their key and their intent (C64, C76).
+ */
+import { type EventStore, readStreams } from '#eventstore';
+import { Deadline, timestamp } from '#kernel';
+import type { Pool } from '#platform';
+import { gatewayRef, type PaymentPorts } from './charge.js';
+import type { PaymentServices } from './commands.js';
+import type { GatewayAccount, Leg } from './gateway/gateway.js';
+import { finalizeReference } from './reverse.js';
+import { paymentStream } from './stream.js';
+
+/** Rows of one page of a comparison. */
+const PAGE_ROWS = 500;
+
+export interface Unborne {
+  /** Payments whose row of the list is further than their stream. */
+  readonly listRows: readonly string[];
+  /** Payments of stored answers whose attempt is not in their stream. */
+  readonly storedAnswers: readonly string[];
+}
+
+/** Compares every row of the list, and every stored 200, with its stream. Memory grows only with what it finds. */
+export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> => {
+  const lastRevisions = async (paymentIds: readonly string[]) =>
+    (await readStreams(store, paymentIds.map(paymentStream), { skipUnreadable: true })).map((events) => ({
+      revision: events.at(-1)?.revision ?? -1n,
+      attempts: new Set(events.map(({ data }) => (data as { readonly attemptId?: string }).attemptId)),
+    }));
+  const listRows: string[] = [];
+  for (let after = '00000000-0000-0000-0000-000000000000'; ;) {
+    const { rows } = await pool.query<{ payment_id: string; revision: string }>(
+      'select payment_id, revision from payment_list where payment_id > $1 order by payment_id limit $2',
+      [after, PAGE_ROWS],
+    );
+    const streams = await lastRevisions(rows.map((row) => row.payment_id));
+    for (const [index, row] of rows.entries()) if (streams[index]!.revision < BigInt(row.revision)) listRows.push(row.payment_id);
+    if (rows.length < PAGE_ROWS) break;
+    after = rows.at(-1)!.payment_id;
+  }
+  const storedAnswers: string[] = [];
+  for (let after: readonly [string, Buffer] = ['00000000-0000-0000-0000-000000000000', Buffer.alloc(0)]; ;) {
+    const { rows } = await pool.query<{ api_account_id: string; key_hash: Buffer; operation: string; payment_id: string; attempt_id: string }>(
+      `select api_account_id, key_hash, operation, payment_id, attempt_id from idempotency_key
+       where state = 'completed' and status = 200 and (api_account_id, key_hash) > ($1, $2) order by api_account_id, key_hash limit $3`,
+      [...after, PAGE_ROWS],
+    );
+    // The row of a create names its payment; that of a refund or void names it in its operation.
+    const paymentIds = rows.map(({ operation, payment_id: own }) => (operation === 'create' ? own : operation.slice(operation.indexOf(':') + 1)));
+    const streams = await lastRevisions(paymentIds);
+    for (const [index, row] of rows.entries()) if (!streams[index]!.attempts.has(row.attempt_id)) storedAnswers.push(paymentIds[index]!);
+    const last = rows.at(-1);
+    if (!last || rows.length < PAGE_ROWS) return { listRows, storedAnswers };
+    after = [last.api_account_id, last.key_hash];
+  }
+};
+
+export interface EmptyCreate {
+  readonly paymentId: string;
+  /** `abandoned`: the gateway never charged it, and the stream is fenced. `open`: the gateway charged it, or cannot tell. */
+  readonly found: 'abandoned' | 'open';
+}
+
+const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
+const FINALISE_MS = 60_000;
+
+/**
+ * Reserved creates whose stream is empty: their intent went to a log that was not ours. Every reference that such an attempt could have used is
+ * finalised at every merchant account that its portals use. If none was executed, the stream is fenced, so the key's answer is true (C64).
+ */
+export const abandonEmptyCreates = async (
+  { ports }: Pick<PaymentServices, 'ports'>,
+  pool: Pool,
+  accountsOf: (accountId: string) => Promise<readonly GatewayAccount[]>,
+): Promise<readonly EmptyCreate[]> => {
+  const { rows } = await pool.query<{ api_account_id: string; payment_id: string; attempt_id: string }>(
+    `select api_account_id, payment_id, attempt_id from idempotency_key where operation = 'create' and state = 'reserved' order by created_at`,
+  );
+  const found: EmptyCreate[] = [];
+  for (const { api_account_id: accountId, payment_id: paymentId, attempt_id: attemptId } of rows) {
+    const loaded = await ports.streams.load(paymentId);
+    if (loaded.revision !== null) continue;
+    const deadline = new Deadline(ports.clock, FINALISE_MS);
+    if (!(await wasNeverCharged(ports, attemptId, await accountsOf(accountId), deadline))) {
+      ports.log.error({ paymentId, attemptId }, 'a charge without an intent: the gateway executed it, or cannot tell; a person must decide');
+      found.push({ paymentId, found: 'open' });
+      continue;
+    }
+    const origin = { actor: { type: 'recovery' as const, id: 'log-resume' }, correlationId: ports.ids.uuid() };
+    const reason = 'the intent went to a log that was not ours';
+    await ports.streams.execute(loaded, [{ type: 'Abandon', at: timestamp(ports.clock.now()), attemptId, accountId, reason }], origin, deadline);
+    found.push({ paymentId, found: 'abandoned' });
+  }
+  return found;
+};
+
+const wasNeverCharged = async (ports: PaymentPorts, attemptId: string, accounts: readonly GatewayAccount[], deadline: Deadline): Promise<boolean> => {
+  for (const account of accounts) {
+    const gateway = ports.gateways.find(account);
+    if (!gateway) return false;
+    for (const leg of LEGS) {
+      const { kind } = await finalizeReference(ports, gateway, { ref: gatewayRef(attemptId, leg, 'charge'), account, op: 'charge' }, deadline);
+      if (kind !== 'never') return false;
+    }
+  }
+  return accounts.length > 0;
+};
