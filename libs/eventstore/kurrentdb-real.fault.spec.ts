@@ -1,6 +1,6 @@
 /**
  * A real KurrentDB, or EventStoreDB, killed and stalled under load: nothing that was acknowledged is missing, nothing is there twice, a reader misses nothing,
- * and writes come back. Runs where a server is named together with the commands that harm it; anybody with a server can run it:
+ * no check takes an acknowledged event for missing, and writes come back. Runs where a server is named together with the commands that harm it; anybody with a server can run it:
  *
  *   KURRENTDB_URL=kurrentdb://…        one node or several, which nobody else uses meanwhile (`--runInBand`)
  *   KURRENTDB_KILL='…'                 kills the node (with several: the present leader) without a farewell (SIGKILL)
@@ -11,7 +11,7 @@
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
-import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Position } from './event-store.js';
+import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Mark, type Position } from './event-store.js';
 import { createKurrentDbEventStore } from './kurrentdb.js';
 import { following, newEvent, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
@@ -47,6 +47,26 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
       const acknowledged = new Map<string, { stream: string; revision: bigint; position: Position }>();
       const acknowledgedAt: number[] = [];
       const errors = { unknown: 0, unavailable: 0, conflict: 0 };
+      const checks = { made: 0, marks: 0, longestMs: 0, falselyMissing: 0 };
+      /** As the process does it: the newest event that was found, and all that were acknowledged since. */
+      const checking = (async () => {
+        let confirmed: Mark[] = [];
+        for (let from = 0; running; await sleep(20)) {
+          const told = [...acknowledged].slice(from).map(([id, { position }]) => ({ id, position }));
+          const begun = performance.now();
+          try {
+            checks.falselyMissing += (await store.missing([...confirmed, ...told])).length;
+          } catch (error) {
+            if (error instanceof Unavailable) continue;
+            throw error;
+          }
+          checks.made += 1;
+          checks.marks += told.length;
+          checks.longestMs = Math.max(checks.longestMs, performance.now() - begun);
+          from += told.length;
+          confirmed = told.length > 0 ? told.slice(-1) : confirmed;
+        }
+      })();
       const done = Promise.all(
         Array.from({ length: WRITERS }, async (_, writer) => {
           for (let round = 0; running; round++) {
@@ -80,9 +100,10 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
         acknowledged,
         acknowledgedAt,
         errors,
+        checks,
         stop: async () => {
           running = false;
-          await done;
+          await Promise.all([done, checking]);
         },
       };
     };
@@ -96,7 +117,7 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
       return { longestMs, endedAt };
     };
 
-    const verify = async ({ acknowledged, errors }: ReturnType<typeof load>, reader: ReturnType<typeof following>) => {
+    const verify = async ({ acknowledged, errors, checks }: ReturnType<typeof load>, reader: ReturnType<typeof following>) => {
       const places = new Map<string, { stream: string; revision: bigint; position: Position }>();
       let doubled = 0;
       for await (const events of store.readAll(start))
@@ -111,14 +132,17 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
       print(
         `acknowledged ${acknowledged.size}, missing ${missing.length}, doubled ${doubled}, elsewhere than told ${moved.length}; ` +
           `read by the subscriber ${seen.length}; callers were told unknown ${errors.unknown}, unavailable ${errors.unavailable}, conflict ${errors.conflict}; ` +
+          `${checks.made} checks of ${checks.marks} marks, the longest ${Math.round(checks.longestMs)} ms, ${checks.falselyMissing} falsely missing; ` +
           [...troubles].map(([what, times]) => `${what}: ${times}`).join(', '),
       );
-      expect({ missing: missing.length, doubled, moved: moved.length, conflicts: errors.conflict }).toEqual({
+      expect({ missing: missing.length, doubled, moved: moved.length, conflicts: errors.conflict, checks: checks.falselyMissing }).toEqual({
         missing: 0,
         doubled: 0,
         moved: 0,
         conflicts: 0,
+        checks: 0,
       });
+      expect(checks.marks).toBeGreaterThan(0);
       expect(seen.map(({ id }) => id)).toEqual([...places.keys()]);
     };
     const text = (_: string, value: unknown) => (typeof value === 'bigint' ? String(value) : value);

@@ -31,6 +31,7 @@ const QUICK = {
   confirmMs: 400,
   silenceMs: 300,
   replaceMs: 300,
+  deposedMs: 1_000,
   backoffMs: 10,
   backoffMostMs: 100,
 };
@@ -539,6 +540,48 @@ describe('a cluster', () => {
     await eventually(() => reader.events().length === 2);
     expect(second.calls.append).toBeGreaterThan(0);
     expect(await logAfter(cluster, null)).toHaveLength(2);
+  });
+});
+
+describe('a node that was deposed and does not know it', () => {
+  /** Both say that they lead. The log of the first ends before the last event. */
+  const deposed = async () => {
+    const stream = newStream();
+    await store.append(stream, 'no_stream', newEvents(3));
+    const next = await node();
+    next.log.push(...double.log);
+    const { length } = double.log;
+    next.write(stream, [{ type: 'PaymentCaptured', data: {} }]);
+    double.members = next.members = [double.port, next.port];
+    double.leaderPort = double.port;
+    next.leaderPort = next.port;
+    const last = next.log[length]!;
+    const position = String(last.position).padStart(20, '0');
+    return { mark: { position: `${position}:${position}` as Position, id: last.id }, next };
+  };
+
+  test('an event beyond the end of its log is not missing: the answer comes from the present leader', async () => {
+    const { mark, next } = await deposed();
+    const reader = following(store, mark.position);
+    cleanUps.push(() => reader.close());
+    const asked = store.missing([mark]);
+    const read = store.eventAt(mark.position);
+    setTimeout(() => {
+      double.everyRead = 'not_leader';
+      double.leaderPort = next.port;
+    }, 300);
+    expect(await asked).toEqual([]);
+    expect(await read).toMatchObject({ id: mark.id });
+    await eventually(() => reader.items.some(({ kind }) => kind === 'caught_up'));
+    expect(reader.failure()).toBeUndefined();
+  });
+
+  test('an event that the log of a cluster still does not hold after that time is missing', async () => {
+    const { mark } = await deposed();
+    const [missing, took] = await timed(store.missing([mark, ...Array.from({ length: 40 }, () => ({ ...mark, id: randomUUID() }))]));
+    expect(missing).toHaveLength(41);
+    expect(took).toBeGreaterThanOrEqual(QUICK.deposedMs);
+    expect(took).toBeLessThan(QUICK.deposedMs + 2_000);
   });
 });
 

@@ -11,11 +11,13 @@
  * - A client that fails several times in a row, reads included, is replaced. It does not find a new leader by itself (K7, K8).
  * - After a conflict the stream is read, and the events are compared by id. The conflict may be our own earlier attempt (K12).
  * - Reads ask for an exact number and take all of it (K9). Positions of reads are inclusive, positions of subscriptions exclusive (K10).
+ * - A log that ends before a known event is looked at again for a while. The node may have been deposed without knowing it (K16).
  * - A read from a place where no event begins is refused with an error that looks like an outage. A subscription there gets the reason (K15).
  * - One supervised subscription with one queue. After any end, a new subscription begins with the last event that was handed on, and drops it (K3, K4,
  *   K13). If it begins with another event, the log was exchanged.
  * - Errors that the client throws outside of any call, or leaves rejected, do not end the process (K2, K6, K13).
  */
+import type { GossipClient } from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js';
 import type { EventData, KurrentDBClient, Position as LogPosition, ReadAllOptions, ResolvedEvent } from '@kurrent/kurrentdb-client';
 import { Writable } from 'node:stream';
 import { systemClock, within, type Clock } from '#kernel';
@@ -59,6 +61,11 @@ export interface KurrentDbTimings {
   readonly silenceMs: number;
   /** A client is replaced once it has failed for this long without a success. The next replacement waits at least as long. */
   readonly replaceMs: number;
+  /**
+   * A node of a cluster that was deposed answers as the leader until it learns of it, at the latest 3 s after it lost its followers. So a log that ends
+   * too early must do so for this long.
+   */
+  readonly deposedMs: number;
   readonly backoffMs: number;
   readonly backoffMostMs: number;
 }
@@ -73,6 +80,7 @@ const TIMINGS: KurrentDbTimings = {
   confirmMs: 5_000,
   silenceMs: 5_000,
   replaceMs: 2_000,
+  deposedMs: 5_000,
   backoffMs: 100,
   backoffMostMs: 2_000,
 };
@@ -370,6 +378,21 @@ class Connection {
     return this.retire(this.client);
   }
 
+  /** False if the server says that it is alone. Then no other node can have been elected. */
+  async isCluster(): Promise<boolean> {
+    const asking = async () => {
+      const [{ default: gossip }, { default: shared }] = await Promise.all([
+        import('@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js'),
+        import('@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/shared_pb.js'),
+      ]);
+      const service = await (this.client as unknown as Internals).getGRPCClient(gossip.GossipClient, 'gossip');
+      return new Promise<boolean>((resolve, reject) =>
+        (service as GossipClient).read(new shared.Empty(), (error, info) => (error ? reject(error) : resolve(info.getMembersList().length > 1))),
+      );
+    };
+    return within(this.clock, this.timings.graceMs, asking(), () => new NoAnswer()).catch(() => true);
+  }
+
   private open(): Client {
     const client = this.connect();
     const internals = client as unknown as Internals;
@@ -610,26 +633,35 @@ class KurrentDbEventStore implements EventStore {
   }
 
   async missing(marks: readonly Mark[]): Promise<readonly Mark[]> {
-    const runs = runsOf(marks.map(({ position }) => position));
+    const runs = runsOf(marks.map(({ position }) => position)).reverse();
     const idAt = new Map<Position, string>();
+    let end: Position | null = null;
     const readRuns = async () => {
-      for (let run = runs.pop(); run; run = runs.pop()) await this.readRun(run, idAt);
+      for (let run = runs.pop(); run; run = runs.pop()) {
+        if (end !== null && run[0]! > end) continue;
+        const beyond = await this.readRun(run, idAt);
+        if (beyond !== null && (end === null || beyond < end)) end = beyond;
+      }
     };
     await Promise.all(Array.from({ length: PARALLEL_MARK_READS }, readRuns));
     return marks.filter(({ position, id }) => idAt.get(position) !== id);
   }
 
-  /** Writes down the id of each event of these positions. Each page begins at the next position that is left, so a gap is never read. */
-  private async readRun(positions: readonly Position[], idAt: Map<Position, string>): Promise<void> {
+  /**
+   * Writes down the id of each event of these positions. Each page begins at the next position that is left, so a gap is never read. Resolves with the
+   * first position beyond the end. null: there is none.
+   */
+  private async readRun(positions: readonly Position[], idAt: Map<Position, string>): Promise<Position | null> {
     for (let next = 0; next < positions.length;) {
       const left = positions.length - next;
       const page = await this.eventsFrom(positions[next]!, left === 1 ? 1 : Math.min(PAGE_EVENTS, left * EVENTS_PER_MARK)).catch(noneAt);
+      if (page?.length === 0) return positions[next]!;
       for (const { position, id } of page ?? []) idAt.set(position, id);
-      if (page?.length === 0) return;
-      const last = page?.at(-1)?.position ?? '';
+      const last = page?.at(-1)!.position ?? '';
       next += 1;
       while (next < positions.length && positions[next]! <= last) next += 1;
     }
+    return null;
   }
 
   async eventAt(position: Position): Promise<Recorded | null> {
@@ -652,17 +684,28 @@ class KurrentDbEventStore implements EventStore {
    * lies beyond the end. Throws NoEventThere.
    */
   private async eventsFrom(position: Position, maxCount: number): Promise<readonly Logged[]> {
-    return (await this.readLog(position, { maxCount })).map(logged);
+    const begun = this.clock.monotonic();
+    for (;;) {
+      const page = await this.readLog(position, { maxCount });
+      if (page.length > 0 || !(await this.mayBeDeposed(begun))) return page.map(logged);
+      await this.clock.sleep(this.timings.retryMs);
+    }
   }
 
-  /** The head, at or behind the position. Looks twice, so that a node which is about to lose its leadership cannot stop a reader. */
+  /** The head, at or behind the position. Looks at least twice. */
   private async headBehind(position: Position, signal?: AbortSignal): Promise<Position> {
+    const begun = this.clock.monotonic();
     for (let look = 1; ; look++) {
       const head = await this.head();
       if (head !== null && position <= head) return head;
-      if (look === 2) throw new BeyondTheEnd(position, head);
+      if (signal?.aborted || (look > 1 && !(await this.mayBeDeposed(begun)))) throw new BeyondTheEnd(position, head);
       await this.clock.sleep(this.timings.retryMs, signal);
     }
+  }
+
+  /** True while an answer that the log ends too early may come from a node that was deposed. `since`: the first such answer. */
+  private async mayBeDeposed(since: number): Promise<boolean> {
+    return this.clock.monotonic() - since < this.timings.deposedMs && (await this.connection.isCluster());
   }
 
   /** One read in flight and one queued. Later callers share the queued one. So each answer comes from a read that began after the call. */
