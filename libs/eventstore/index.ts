@@ -19,7 +19,7 @@ export {
   UnreadableStream,
 } from './event-store.js';
 export { defineEvents, type DomainEvent, type EventTypes } from './events.js';
-export { hostsOf, storeAddress } from './hosts.js';
+export { hostsOf, storeAddress, withAddress } from './hosts.js';
 export { INSTALLATION_STREAM, installationEvents, installationIn, type SealedPlace } from './installation.js';
 export { type Finding, type Incident, type Known, type KnownMark, type MarkBook, type OwnMarks, postgresMarkBook } from './marks.js';
 export { memoryEventStore } from './memory.js';
