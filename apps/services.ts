@@ -8,7 +8,16 @@ import { auditKeyModel, driftMigration, headFolder, logSealMigration, type Prove
 import { AuditModule, SEAL, SEALER } from '#audit/module';
 import { type CheckoutPorts, checkoutUnfinishedModel } from '#checkout';
 import { CHECKOUT_PORTS, CheckoutModule } from '#checkout/module';
-import { dropReadModelsOf010, type EventStore, eventStoreMigrations, type OwnLog, type ReadModel, ReadModels, type Subscriber } from '#eventstore';
+import {
+  dropReadModelsOf010,
+  type EventStore,
+  eventStoreMigrations,
+  type OwnLog,
+  type ReadModel,
+  ReadModels,
+  type Subscriber,
+  withAddress,
+} from '#eventstore';
 import { Appends, EVENT_STORE, EventStoreModule, LOG_GATE, POOL } from '#eventstore/module';
 import { GatewaysModule } from '#gateways/module';
 import { type Clock, type Ids, orStopped, within } from '#kernel';
@@ -163,7 +172,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
   } catch (error) {
     const closed = context.close().catch(() => undefined);
     await (options.stop?.aborted ? within(context.clock, STOPPED_CLOSE_MS, closed, () => new Error('still open')).catch(() => undefined) : closed);
-    throw error;
+    throw withAddress(error, config.kurrentdbUrl, places.databaseUrl);
   }
 };
 

@@ -8,13 +8,12 @@ import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Administration, apiKeyUseMigration, type Directory, directoryModel, openSigningSecret, postgresDirectory } from '#accounts';
-import { eventStoreMigrations, openOwnLog, type OwnLog, type Position, prepareReadModels, ReadModels, searchPathOf } from '#eventstore';
+import { eventStoreMigrations, openOwnLog, type OwnLog, type Position, prepareReadModels, ReadModels, searchPathOf, withAddress } from '#eventstore';
 import { type Clock, type Ids, orStopped, systemClock } from '#kernel';
 import {
   type Config,
   createLogger,
   createPool,
-  DatabaseUnavailable,
   type KeyRing,
   type Logger,
   migrate,
@@ -78,7 +77,7 @@ export interface Context {
 export const openContext = async (env: Readonly<Record<string, string | undefined>> = process.env): Promise<Context> => {
   const config = readConfig(env);
   const logger = createLogger(config.logLevel, 'operator');
-  const closers: (() => Promise<unknown>)[] = [];
+  const closers: Closers = [];
   let closing: Promise<void> | null = null;
   // The last resource is closed first. A failure to close one must not leave the next one open.
   const close = () =>
@@ -94,20 +93,29 @@ export const openContext = async (env: Readonly<Record<string, string | undefine
     return { ...(await opening), untilInterrupted, close };
   } catch (error) {
     await close();
-    if (!(error instanceof DatabaseUnavailable)) throw error;
-    throw new Error(`the database cannot be reached (${error.code ?? error.message})`, { cause: error });
+    throw error;
   }
 };
 
-const open = async (
+type Closers = (() => Promise<unknown>)[];
+type Opened = Omit<Context, 'untilInterrupted' | 'close'>;
+
+const open = async (config: Config, logger: Logger, closers: Closers, stop: AbortSignal): Promise<Opened> => {
+  await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
+  const found = await findDatabase(config, stop);
+  closers.push(found.release);
+  return openStores(config, logger, closers, stop, found).catch((error: unknown) => {
+    throw withAddress(error, config.kurrentdbUrl, found.url);
+  });
+};
+
+const openStores = async (
   config: Config,
   logger: Logger,
-  closers: (() => Promise<unknown>)[],
+  closers: Closers,
   stop: AbortSignal,
-): Promise<Omit<Context, 'untilInterrupted' | 'close'>> => {
-  await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
-  const { url: databaseUrl, runtime, release } = await findDatabase(config, stop);
-  closers.push(release);
+  { url: databaseUrl, runtime }: FoundDatabase,
+): Promise<Opened> => {
   const pool = createPool(databaseUrl, { name: 'operator', max: 3, searchPath: searchPathOf([directoryModel]) });
   closers.push(() => pool.end());
   const clock = systemClock;
@@ -250,11 +258,7 @@ const startDatabase = async (dataDir: string, unlock: () => void, stop: AbortSig
 };
 
 /** The simulator that runs on the same `DATA_DIR`, else one for the time of the command. */
-const startSimulator = async (
-  { dataDir, simulatorPort, logLevel }: Config,
-  closers: (() => Promise<unknown>)[],
-  stop: AbortSignal,
-): Promise<string> => {
+const startSimulator = async ({ dataDir, simulatorPort, logLevel }: Config, closers: Closers, stop: AbortSignal): Promise<string> => {
   const { findSimulator } = await import('../simulator/server.js');
   const running = await findSimulator(join(dataDir, 'simulator'));
   if (running) return running;

@@ -1,7 +1,7 @@
 /** The stores of `payfold upgrade`: the database and the event store, whichever release used them last. Opening them changes nothing. */
 import { mkdir } from 'node:fs/promises';
 import { sealedEnd } from '#audit';
-import { type EventStore, guardLog, openEventStore, type OwnLog, ReadModels, searchPathOf, storeAddress } from '#eventstore';
+import { type EventStore, guardLog, openEventStore, type OwnLog, ReadModels, searchPathOf, storeAddress, withAddress } from '#eventstore';
 import { orStopped, systemClock } from '#kernel';
 import { type Config, createLogger, createPool, type Pool, readConfig, systemIds } from '#platform';
 import { READ_MODELS } from '../services.js';
@@ -37,9 +37,11 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
     })());
   const { signal: stop, untilInterrupted, ignore } = onInterrupt(() => opening.then(close, close));
   closers.push(async () => ignore());
+  let databaseUrl = config.databaseUrl ?? '';
   const open = async () => {
     await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
     const { url, release } = await findDatabase(config, stop);
+    databaseUrl = url;
     closers.push(release);
     const pool = createPool(url, { name: 'upgrade', max: CONNECTIONS, statementTimeoutMs: 0, searchPath: searchPathOf(READ_MODELS) });
     closers.push(() => pool.end());
@@ -67,7 +69,9 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
         sealedEnd,
         prepare,
       });
-      const log = await orStopped(guarded, stop);
+      const log = await orStopped(guarded, stop).catch((error: unknown) => {
+        throw withAddress(error, config.kurrentdbUrl, url);
+      });
       log.refuse();
       return log;
     };
@@ -78,6 +82,6 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
     return { ...(await opening), untilInterrupted, close };
   } catch (error) {
     await close().catch(() => undefined);
-    throw error;
+    throw withAddress(error, config.kurrentdbUrl, databaseUrl);
   }
 };

@@ -1,4 +1,6 @@
 /** The hosts of a store's URL, for messages. A URL may hold a password, so no message repeats it. */
+import { DatabaseUnavailable } from '#platform';
+import { Unavailable } from './event-store.js';
 
 const KURRENTDB_PORT = '2113';
 const POSTGRES_PORT = '5432';
@@ -27,3 +29,12 @@ const postgresHosts = (url: string): string => {
 /** The variable and the hosts of the event store: Postgres where there is no URL of KurrentDB. */
 export const storeAddress = (kurrentdbUrl: string | null, databaseUrl: string): string =>
   kurrentdbUrl === null ? `DATABASE_URL (${hostsOf(databaseUrl)})` : `KURRENTDB_URL (${hostsOf(kurrentdbUrl)})`;
+
+/** The error of a start. If a store could not be used, one line that names the variable and the hosts. Any other error is returned unchanged. */
+export const withAddress = (error: unknown, kurrentdbUrl: string | null, databaseUrl: string): unknown => {
+  if (error instanceof Unavailable)
+    return new Error(`the event store at ${storeAddress(kurrentdbUrl, databaseUrl)} cannot be reached: ${error.message}`, { cause: error });
+  if (error instanceof DatabaseUnavailable)
+    return new Error(`the database at ${storeAddress(null, databaseUrl)} cannot be used: ${error.message}`, { cause: error });
+  return error;
+};

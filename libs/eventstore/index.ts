@@ -20,7 +20,7 @@ export {
 } from './event-store.js';
 export { type Examined, examineLog } from './examine.js';
 export { defineEvents, type DomainEvent, type EventTypes } from './events.js';
-export { hostsOf, storeAddress } from './hosts.js';
+export { hostsOf, storeAddress, withAddress } from './hosts.js';
 export { INSTALLATION_STREAM, installationEvents, installationIn, type SealedPlace } from './installation.js';
 export {
   closeIncident,

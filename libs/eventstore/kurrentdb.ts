@@ -20,7 +20,7 @@
 import type { GossipClient } from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js';
 import type { EventData, KurrentDBClient, Position as LogPosition, ReadAllOptions, ResolvedEvent } from '@kurrent/kurrentdb-client';
 import { Writable } from 'node:stream';
-import { systemClock, within, type Clock } from '#kernel';
+import { orStopped, systemClock, within, type Clock } from '#kernel';
 import { BeyondTheEnd, matchesPrefix, NoEventThere, NotInTheLog, serialise, sizeOf, type Serialised } from './codec.js';
 import {
   Conflict,
@@ -975,7 +975,7 @@ class Follower implements Subscription {
     for (let failures = 0; !this.stop.signal.aborted;) {
       const before = this.seen;
       try {
-        await this.checkPlace();
+        await orStopped(this.checkPlace(), this.stop.signal);
         await this.session();
       } catch (error) {
         if (this.stop.signal.aborted) return;

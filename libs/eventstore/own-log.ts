@@ -5,7 +5,7 @@
  * told of since, and those that other processes, checkpoints and signed heads remember. Checks run at the start, once a second, and before each call
  * of a gateway. A store that cannot be asked, or a standby that lags, is an outage and proves nothing (docs/decisions/0031-marks.md).
  */
-import { type Clock, timestamp } from '#kernel';
+import { type Clock, orStopped, timestamp } from '#kernel';
 import type { Logger } from '#platform';
 import {
   type EventStore,
@@ -98,8 +98,8 @@ export class OwnLog implements EventStore, LogGate {
       await clock.sleep(this.checkEveryMs, stop);
       if (stop.aborted) break;
       // An outage of a store is reported where work fails. The next check comes in a second.
-      await this.check().catch((error: unknown) => {
-        if (!(error instanceof Unavailable)) log.warn({ err: error }, 'the event store could not be checked');
+      await orStopped(this.check(), stop).catch((error: unknown) => {
+        if (!stop.aborted && !(error instanceof Unavailable)) log.warn({ err: error }, 'the event store could not be checked');
       });
       await this.keepMarks();
     }

@@ -386,7 +386,7 @@ export const rebuild = async (
     // A long load is not one long transaction. If it crashes, the next load drops its tables.
     for (const connection of [client, late]) {
       await connection.query(`set search_path = ${searchPath}; set statement_timeout = 0`);
-      sessions.push((await connection.query<{ pid: number }>('select pg_backend_pid() as pid')).rows[0]!.pid);
+      sessions.push(await sessionOf(connection));
     }
     await unlessStopped(client.query(`drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}`));
 
@@ -424,7 +424,8 @@ export const rebuild = async (
       lagMs = now() - before;
     }
 
-    const swapped = await transaction(pool, async (swap) => {
+    const swapping = transaction(pool, async (swap) => {
+      sessions.push(await sessionOf(swap));
       // From here on nothing is applied to the live tables. Their events are applied to the new tables too; then the schemas change places.
       const before = await lockCheckpoint(swap, checkpoint);
       const end = await unlessStopped(store.head());
@@ -439,10 +440,10 @@ export const rebuild = async (
       await resetCheckpoint(swap, checkpoint, position, rebuilt?.last ?? null);
       await dropCheckpoint(swap, shadow);
       await markBuilt(swap, model);
-      stop?.throwIfAborted();
       await ownLog?.verified(null);
       return { rows, position, lagEvents: end === null ? 0 : eventsBetween(position, end) };
     });
+    const swapped = await unlessStopped(swapping);
     clean = true;
     return { name: model.name, ...swapped, events, seconds: (now() - started) / 1000 };
   } finally {
@@ -457,6 +458,8 @@ export const rebuild = async (
     guard.release(true);
   }
 };
+
+const sessionOf = async (client: Client): Promise<number> => (await client.query<{ pid: number }>('select pg_backend_pid() as pid')).rows[0]!.pid;
 
 const count = async (client: Client, table: string): Promise<number> => {
   const { rows } = await client.query<{ count: string }>(`select count(*) as count from ${table}`);

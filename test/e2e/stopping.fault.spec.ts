@@ -1,0 +1,158 @@
+/**
+ * A stop while the event store is away: during the start, of a running service and of a command. Everything ends within the grace of an orchestrator
+ * (30 s is the usual one; these limits are shorter), and no process stays behind.
+ */
+import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
+import { createPool } from '#platform';
+import { eventually } from '../support/eventually.js';
+import { KurrentDbDouble } from '../support/kurrentdb-double.js';
+import { freshDatabase } from '../support/postgres.js';
+import {
+  DataDir,
+  type Ended,
+  isAlive,
+  launch,
+  newKey,
+  postmasterOf,
+  type RunningProcess,
+  start,
+  systemProcesses,
+  welcomeOf,
+} from '../support/processes.js';
+import { paymentOf, PAYMENTS } from '../support/service.js';
+import { type SilentServer, silentServer } from '../support/silent-server.js';
+
+const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
+/** A start that is stopped, and a command. */
+const START_ENDS_MS = 10_000;
+/** A running service, which first ends what it has begun. */
+const SERVICE_ENDS_MS = 25_000;
+const TEST_MS = 90_000;
+/** Nothing listens there. */
+const REFUSING = 9;
+
+let dataDir: DataDir;
+let silent: SilentServer;
+beforeEach(async () => {
+  dataDir = await DataDir.create();
+  silent = await silentServer();
+});
+afterEach(async () => {
+  await dataDir.remove();
+  await silent.close();
+});
+
+/** What it said to people; its log is JSON. */
+const complaint = ({ stderr }: Ended): string[] => stderr.split('\n').filter((line) => line !== '' && !line.startsWith('{"level"'));
+/** Stops it, and makes sure that it and all of its children are gone in time. */
+const endsWithin = async (ms: number, process: Pick<RunningProcess, 'signal' | 'exited' | 'children'>): Promise<Ended> => {
+  const children = process.children();
+  const begun = performance.now();
+  process.signal('SIGTERM');
+  const ended = await process.exited;
+  expect(performance.now() - begun).toBeLessThan(ms);
+  // The guard of Postgres ends when the last process has.
+  await eventually(() => children.every(({ pid }) => !isAlive(pid)), { timeoutMs: 2_000 });
+  expect(systemProcesses().filter(({ args }) => args.includes(dataDir.data))).toEqual([]);
+  return ended;
+};
+const roleOf = ({ args }: { readonly args: string }) => /apps\/(api|worker|simulator)\/main/.exec(args)?.[1] ?? null;
+
+describe.each<[what: string, port: () => number]>([
+  ['refuses connections', () => REFUSING],
+  ['accepts them and never answers', () => silent.port],
+])('an event store that %s', (_what, port) => {
+  const env = () => ({ KURRENTDB_URL: `kurrentdb://ops:very-secret@127.0.0.1:${port()}?tls=false` });
+
+  test(
+    'a start is refused in one line that names the variable and the host; nothing stays behind',
+    async () => {
+      const begun = launch('standalone', dataDir, env());
+      const ended = await begun.exited;
+      expect(ended).toMatchObject({ code: 1, stdout: '' });
+      expect(complaint(ended)).toEqual([
+        expect.stringMatching(`^the event store at KURRENTDB_URL \\(127\\.0\\.0\\.1:${port()}\\) cannot be reached: `),
+      ]);
+      expect(ended.stderr).not.toContain('very-secret');
+      expect(systemProcesses().filter(({ args }) => args.includes(dataDir.data))).toEqual([]);
+    },
+    TEST_MS,
+  );
+
+  test(
+    'SIGTERM during the start ends it, its children and its Postgres',
+    async () => {
+      const begun = launch('standalone', dataDir, env());
+      // Both roles have come to their wait for the event store.
+      await eventually(() => ['api', 'worker', 'simulator'].every((role) => begun.children().some((child) => roleOf(child) === role)), {
+        timeoutMs: 30_000,
+      });
+      expect(postmasterOf(dataDir.data)).not.toBeNull();
+      await eventually(() => begun.stderr().includes('KurrentDB does not answer yet'), { timeoutMs: 30_000 });
+      expect(await endsWithin(START_ENDS_MS, begun)).toMatchObject({ code: 0, stdout: '' });
+    },
+    TEST_MS,
+  );
+
+  test(
+    'SIGTERM of a service whose event store went away ends it',
+    async () => {
+      const double = await new KurrentDbDouble().start();
+      const service = await start('standalone', dataDir, { KURRENTDB_URL: double.url() });
+      const { apiKey, portalId } = welcomeOf(service.stdout())!;
+      const pay = async (): Promise<number> => {
+        const answer = await fetch(`${service.url}${PAYMENTS}`, {
+          method: 'POST',
+          headers: { authorization: `ApiKey ${apiKey}`, 'content-type': 'application/json', 'idempotency-key': newKey() },
+          body: JSON.stringify(paymentOf(portalId)),
+        });
+        return answer.status;
+      };
+      expect(await pay()).toBe(200);
+      double.kill();
+      const gone = port() === REFUSING ? null : await silentServer(double.port);
+      try {
+        expect(await pay()).toBeGreaterThanOrEqual(500);
+        expect(await endsWithin(SERVICE_ENDS_MS, service)).toMatchObject({ code: 0 });
+      } finally {
+        await gone?.close();
+      }
+    },
+    TEST_MS,
+  );
+
+  test(
+    'SIGTERM of a command that waits for it ends the command and the Postgres that it started',
+    async () => {
+      const command = launch([LAUNCHER, 'projections', 'rebuild', '--all'], dataDir, env());
+      await eventually(() => command.stderr().includes('KurrentDB does not answer yet'), { timeoutMs: 30_000 });
+      expect(postmasterOf(dataDir.data)).not.toBeNull();
+      expect(await endsWithin(START_ENDS_MS, command)).toMatchObject({ code: 143 });
+    },
+    TEST_MS,
+  );
+});
+
+test(
+  'SIGTERM during a rebuild ends it, and leaves the live rows alone',
+  async () => {
+    const database = await freshDatabase();
+    const pool = createPool(database.url, { name: 'spec', max: 2 });
+    const env = { DATABASE_URL: database.url };
+    await (await start('standalone', dataDir, env)).stop();
+    const other = await pool.connect();
+    // The swap of the directory waits for this row.
+    await other.query(`begin; select from projection_checkpoint where name like 'directory@%' for update`);
+    const command = launch([LAUNCHER, 'projections', 'rebuild', 'directory'], dataDir, env);
+    await eventually(async () => (await pool.query(`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)).rowCount === 1); // prettier-ignore
+    const ended = await endsWithin(START_ENDS_MS, command);
+    expect([ended.code, complaint(ended)]).toEqual([143, ['error: interrupted']]);
+    await other.query('rollback');
+    other.release();
+    expect((await pool.query(`select from pg_namespace where nspname ~ '_new$'`)).rowCount).toBe(0);
+    expect((await pool.query(`select from pg_namespace where nspname ~ '^rm_directory'`)).rowCount).toBe(1);
+    await pool.end();
+    await database.drop();
+  },
+  TEST_MS,
+);
