@@ -1,6 +1,6 @@
 /**
  * The identity of an installation. Its id lies in its database and in the first event of its log, so that a database and a log that do not belong
- * together are refused before anything is done (docs/decisions/0030-a-log-has-an-identity.md).
+ * together are refused before anything is done (docs/decisions/0031-a-log-has-an-identity.md).
  */
 import { type Clock, timestamp } from '#kernel';
 import type { Migration, Pool, Queryable } from '#platform';

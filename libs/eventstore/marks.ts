@@ -1,6 +1,6 @@
 /**
  * Marks: events that are known to have been in the log, as processes, checkpoints and signed heads remember them. Also the open incident. All lie
- * outside the log, so that a log which was exchanged or cut can be noticed (docs/decisions/0031-marks.md).
+ * outside the log, so that a log which was exchanged or cut can be noticed (docs/decisions/0032-marks-and-checks.md).
  *
  * {@link MarkBook} is a port. Processes keep their marks in the database and in a folder, since the database may go back too.
  */

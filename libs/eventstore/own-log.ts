@@ -3,7 +3,7 @@
  *
  * A check asks the log for events that are known to have been in it: the newest one that an earlier check has found, every one that this process was
  * told of since, and those that other processes, checkpoints and signed heads remember. Checks run at the start, once a second, and before each call
- * of a gateway. A store that cannot be asked, or a standby that lags, is an outage and proves nothing (docs/decisions/0031-marks.md).
+ * of a gateway. A store that cannot be asked, or a standby that lags, is an outage and proves nothing (docs/decisions/0032-marks-and-checks.md).
  */
 import { type Clock, orStopped, timestamp } from '#kernel';
 import type { Logger } from '#platform';
