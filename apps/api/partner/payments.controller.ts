@@ -31,7 +31,7 @@ export class PaymentsController {
   @Get(':id')
   @ApiOperation({ summary: 'Read a payment', operationId: 'getPayment' })
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
-  @Answers({ result: Payment, errors: [404] })
+  @Answers({ result: Payment, errors: [404, 503] })
   async find(@CallerOf() caller: Caller, @Param('id') id: string, @Res() reply: FastifyReply): Promise<void> {
     sendAnswer(reply, successAnswer(await this.queries.execute(new FindPayment(caller.accountId, id))));
   }
