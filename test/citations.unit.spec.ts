@@ -91,8 +91,11 @@ test.each(DOCS)('%s cites only existing passages', (path) => {
   expect(dead).toEqual([]);
 });
 
-test('each ruling stands once, from C1 to C71, and each other number once', () => {
-  expect([...CONTRACT.matchAll(/^### (C\d+)$/gm)].map(([, number]) => number)).toEqual(Array.from({ length: 71 }, (_, index) => `C${index + 1}`));
+/** C72 to C75, C77 and C78 stand there once they are built. */
+const RULINGS = [...Array.from({ length: 71 }, (_, index) => `C${index + 1}`), 'C76'];
+
+test('each ruling that is built stands once, and each other number once', () => {
+  expect([...CONTRACT.matchAll(/^### (C\d+)$/gm)].map(([, number]) => number)).toEqual(RULINGS);
   const cells = [...CONTRACT.matchAll(/^\| ([ESTAK]\d+) /gm)].map(([, number]) => number);
   expect(cells).toEqual([...new Set(cells)]);
 });
