@@ -19,6 +19,7 @@ import { eventually } from '../../test/support/eventually.js';
 import { authority, certificate, privateKey } from '../../test/support/kurrentdb-double-certificate.js';
 import { freshDatabase } from '../../test/support/postgres.js';
 import { KurrentDbDouble, type AppendFault } from '../../test/support/kurrentdb-double.js';
+import { silentServer } from '../../test/support/silent-server.js';
 
 /** A tenth of the real waits, so that the suite takes seconds. */
 const QUICK = {
@@ -583,6 +584,50 @@ describe('a node that was deposed and does not know it', () => {
     expect(took).toBeGreaterThanOrEqual(QUICK.deposedMs);
     expect(took).toBeLessThan(QUICK.deposedMs + 2_000);
   });
+});
+
+describe('a list of addresses with one that accepts connections and never answers', () => {
+  /** An address that does not answer may cost this much more. The order in which the client asks is random, so it is tried several times. */
+  const ALLOWED_MS = 2_000;
+  const ROUNDS = 4;
+  const usable = async (one: EventStore) => {
+    const stream = newStream();
+    await eventually(() => one.append(stream, 'no_stream', newEvents(1)));
+    await eventually(async () => (await collect(one.read(stream))).length === 1);
+  };
+  /** From the start to the first append and read, and from the death of the leader to the next ones. */
+  const times = async (addresses: (good: string) => string) => {
+    const leader = await node();
+    const follower = await node(undefined, leader);
+    const led = ({ port }: KurrentDbDouble, ...members: KurrentDbDouble[]) => {
+      for (const one of members) Object.assign(one, { members: members.map((member) => member.port), leaderPort: port });
+    };
+    led(leader, leader, follower);
+    const good = `127.0.0.1:${leader.port},127.0.0.1:${follower.port}`;
+    const [cluster, started] = await timed(open(`kurrentdb://${addresses(good)}?tls=false`, {}));
+    const [, used] = await timed(usable(cluster));
+    leader.kill();
+    led(follower, follower);
+    const [, over] = await timed(usable(cluster));
+    return { start: started + used, over };
+  };
+
+  test('start and fail-over take no longer than with good addresses only (K17)', async () => {
+    const silent = await silentServer();
+    cleanUps.push(() => silent.close());
+    const worst = { good: { start: 0, over: 0 }, silent: { start: 0, over: 0 } };
+    for (let round = 0; round < ROUNDS; round++)
+      for (const [list, addresses] of [
+        ['good', (good: string) => good],
+        ['silent', (good: string) => `127.0.0.1:${silent.port},${good}`],
+      ] as const) {
+        const { start, over } = await times(addresses);
+        worst[list] = { start: Math.max(worst[list].start, start), over: Math.max(worst[list].over, over) };
+      }
+    expect(silent.accepted()).toBeGreaterThan(0);
+    expect(worst.silent.start).toBeLessThan(worst.good.start + ALLOWED_MS);
+    expect(worst.silent.over).toBeLessThan(worst.good.over + ALLOWED_MS);
+  }, 180_000);
 });
 
 describe('opening', () => {

@@ -37,6 +37,7 @@ import {
   type Subscription,
   type SubscriptionItem,
 } from './event-store.js';
+import { silentSeeds, withoutSeeds } from './seeds.js';
 
 type Client = KurrentDBClient;
 type Credentials = { readonly username: string; readonly password: string };
@@ -318,6 +319,8 @@ class Connection {
   private failingSince: number | null = null;
   private replacedAt = Number.NEGATIVE_INFINITY;
   private readonly url: string;
+  private silent: readonly string[] = [];
+  private askedAt = Number.NEGATIVE_INFINITY;
   /** The credentials of the URL. They go with every call, because the client does not decode `%40` and the like in the URL for its reads. */
   readonly user: { credentials?: Credentials } = {};
   /** With credentials the client appends over the unary call. It never sends them over plaintext, so any credentials will do. */
@@ -338,6 +341,12 @@ class Connection {
     this.unary =
       this.user.credentials || !/[?&]tls=false/i.test(url) ? this.user : { credentials: { username: 'plaintext', password: 'never sent' } };
     this.client = this.open();
+  }
+
+  /** For the first client, before its first call: leaves out addresses that never answer. */
+  async begin(): Promise<void> {
+    await this.askSeeds();
+    if (this.silent.length > 0) this.replace();
   }
 
   get current(): Client {
@@ -361,17 +370,31 @@ class Connection {
     const now = this.clock.monotonic();
     this.failures += 1;
     this.failingSince ??= since;
+    // The next client needs to know it.
+    if (now - this.askedAt >= this.timings.replaceMs) void this.askSeeds();
     if (this.failures < REPLACE_AFTER_FAILURES && now - this.failingSince < this.timings.replaceMs) return;
     if (now - this.replacedAt < this.timings.replaceMs) return;
     this.replacedAt = now;
     this.failures = 0;
     this.failingSince = null;
     this.onTrouble('the KurrentDB client is replaced', asError(error));
-    const { retirement } = this;
+    this.replace();
+  }
+
+  private replace(): void {
+    const { client, retirement } = this;
     this.retirement = new AbortController();
     this.client = this.open();
     retirement.abort();
     void this.retire(client);
+  }
+
+  private async askSeeds(): Promise<void> {
+    this.askedAt = this.clock.monotonic();
+    const before = this.silent;
+    this.silent = await silentSeeds(this.url, this.clock);
+    if (this.silent.length > 0 && this.silent.join() !== before.join())
+      this.onTrouble(`${this.silent.join(', ')} of KURRENTDB_URL does not answer; it is left out until the next client`);
   }
 
   close(): Promise<void> {
@@ -410,7 +433,7 @@ class Connection {
   private connect(): Client {
     let what: string;
     try {
-      return this.driver.KurrentDBClient.connectionString(this.url);
+      return this.driver.KurrentDBClient.connectionString(withoutSeeds(this.url, this.silent));
     } catch (error) {
       // Neither the client's message nor the error is passed on: both repeat the URL with its password.
       const { name, message } = error as Error;
@@ -456,6 +479,7 @@ class KurrentDbEventStore implements EventStore {
   }
 
   async warmUp(): Promise<void> {
+    await this.connection.begin();
     await this.head().catch((error: unknown) => this.onTrouble('KurrentDB does not answer yet', asError(error)));
   }
 

@@ -27,7 +27,7 @@ const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pat
 const START_ENDS_MS = 10_000;
 /** A running service, which first ends what it has begun. */
 const SERVICE_ENDS_MS = 25_000;
-const TEST_MS = 90_000;
+const TEST_MS = 180_000;
 /** Nothing listens there. */
 const REFUSING = 9;
 
