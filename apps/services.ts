@@ -23,8 +23,17 @@ import { GatewaysModule } from '#gateways/module';
 import { type Clock, type Ids, orStopped, within } from '#kernel';
 import { journalModel, type PeriodPorts } from '#ledger';
 import { LedgerModule, PERIOD_PORTS } from '#ledger/module';
-import { idempotencyMigrations, paymentListModel, type PaymentServices, recoveryMigration, velocityMigration } from '#payments';
-import { PAYMENT_SERVICES, PaymentsModule } from '#payments/module';
+import {
+  type Claims,
+  claimsMigration,
+  idempotencyMigrations,
+  keysFromLogMigration,
+  paymentListModel,
+  type PaymentServices,
+  recoveryMigration,
+  velocityMigration,
+} from '#payments';
+import { KEYS, PAYMENT_SERVICES, PaymentsModule } from '#payments/module';
 import { type Config, isMigrated, type KeyRing, type Logger, type Migration, type Pool, processMigration } from '#platform';
 import { type Places, PlatformModule, ProcessContext, type ProcessOptions } from '#platform/module';
 import { exceptionModel, paymentRegisterModel, type SettlementPorts } from '#settlement';
@@ -38,6 +47,8 @@ export const MIGRATIONS: readonly Migration[] = [
   processMigration,
   apiKeyUseMigration,
   ...idempotencyMigrations,
+  keysFromLogMigration,
+  claimsMigration,
   velocityMigration,
   recoveryMigration,
   ...webhookMigrations,
@@ -78,13 +89,14 @@ export interface Services {
   readonly directory: Directory;
   readonly authentication: AuthenticationDeps;
   readonly payments: PaymentServices;
+  readonly claims: Claims;
   readonly checkout: CheckoutPorts;
   readonly settlement: SettlementPorts;
   readonly openExceptions: OpenExceptions;
   readonly periods: PeriodPorts;
   readonly readModels: ReadModels;
   /** Subscribers whose effects the log cannot make again: they are never rebuilt. */
-  readonly reactors: { readonly webhookOutbox: Subscriber; readonly logSeal: Subscriber };
+  readonly reactors: { readonly webhookOutbox: Subscriber; readonly logSeal: Subscriber; readonly keys: Subscriber };
   readonly webhooks: Webhooks;
   readonly seal: ProvePorts;
   /** Each throws if a part that payments need cannot be used. */
@@ -141,12 +153,13 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
       directory: app.get(DIRECTORY),
       authentication: app.get(AUTHENTICATION),
       payments,
+      claims: payments.claims,
       checkout: app.get(CHECKOUT_PORTS),
       settlement: app.get(SETTLEMENT_PORTS),
       openExceptions: app.get(OPEN_EXCEPTIONS),
       periods: app.get(PERIOD_PORTS),
       readModels,
-      reactors: { webhookOutbox: app.get(OUTBOX), logSeal: app.get(SEALER) },
+      reactors: { webhookOutbox: app.get(OUTBOX), logSeal: app.get(SEALER), keys: app.get(KEYS) },
       webhooks: app.get(Webhooks),
       seal: app.get(SEAL),
       readiness: {

@@ -8,6 +8,7 @@ import type { AuthenticationDeps } from '#accounts';
 import { AUTHENTICATION } from '#accounts/module';
 import type { CheckoutPorts } from '#checkout';
 import type { Clock } from '#kernel';
+import type { Claims } from '#payments';
 import { type Config, Convoy, type KeyRing, type Logger } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
 import { gracefulClose } from '../graceful-close.js';
@@ -31,6 +32,7 @@ export interface ApiParts {
   readonly checkout: CheckoutPorts;
   readonly keys: KeyRing;
   readonly readiness: ReadinessChecks;
+  readonly claims: Claims;
   readonly readModels: { areBuilt(): Promise<boolean> };
   readonly clock: Clock;
   readonly log: Logger;
@@ -95,6 +97,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     clock,
     config.webhooks.privateTargets.length > 0 ? { webhookPrivateTargets: true } : {},
     parts.checkout.payments.ownLog,
+    parts.claims,
   );
   const adapter = createHttpAdapter({
     log,
@@ -123,6 +126,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
   app.useGlobalGuards(untilBuilt(parts.readModels));
   serveOpenApi(app, buildOpenApi(app, publicUrl));
   await app.init();
+  await parts.claims.begun();
   await adapter.getInstance<FastifyInstance>().ready();
   return {
     app,

@@ -2,6 +2,7 @@
 import { monitorEventLoopDelay } from 'node:perf_hooks';
 import type { LogGate } from '#eventstore';
 import { type Clock, within } from '#kernel';
+import type { Claims } from '#payments';
 
 export interface HealthReport {
   readonly ok: boolean;
@@ -10,6 +11,8 @@ export interface HealthReport {
   readonly webhookPrivateTargets?: true;
   /** Set only while an incident of the event store is open. The process answers as C76 says, so it stays ready. */
   readonly storeIncident?: true;
+  /** Set only while no key is claimed: requests with a new key get 503 (C76). */
+  readonly claimsClosed?: true;
 }
 
 /** Each check resolves if all is well, and throws otherwise. */
@@ -28,6 +31,7 @@ export class Health {
     private readonly clock: Clock,
     private readonly flags: Pick<HealthReport, 'webhookPrivateTargets'> = {},
     private readonly ownLog: Pick<LogGate, 'incident'> = { incident: null },
+    private readonly claims: Pick<Claims, 'isOpen'> = { isOpen: true },
   ) {
     this.loop.enable();
   }
@@ -60,6 +64,10 @@ export class Health {
     // The drain may have begun during the checks.
     if (this.draining) return DRAINING;
     const report = { ok: results.every(([, result]) => result === 'ok'), checks: Object.fromEntries(results) };
-    return this.ownLog.incident ? { ...report, storeIncident: true } : report;
+    return {
+      ...report,
+      ...(this.ownLog.incident && { storeIncident: true }),
+      ...(!this.claims.isOpen && { claimsClosed: true }),
+    };
   }
 }

@@ -73,6 +73,8 @@ export const startWorker = (services: Services): Worker => {
   ];
 
   for (const reactor of Object.values(reactors)) reactor.start();
+  // No request comes here, but the keys are finished over the same connections.
+  void payments.claims.begun();
   const following = readModels.follow(stop.signal);
   webhooks.dispatcher.start();
   const running = loops.map(async (loop) => {

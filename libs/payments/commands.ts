@@ -4,6 +4,7 @@ import type { Logger } from '#platform';
 import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
+import type { Claims } from './keys/claims.js';
 import type { IdempotencyStore, Operation, RequestText } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
 import type { PaymentListPorts, PaymentRow } from './list.js';
@@ -19,6 +20,7 @@ import { type Origin, StoreIncident } from '#eventstore';
 export interface PaymentServices {
   readonly ports: PaymentPorts;
   readonly idempotency: IdempotencyStore;
+  readonly claims: Claims;
   /** One encoding for every process: a worker stores an answer for a key, and the API replays it. */
   readonly answers: AnswerEncoder;
   readonly list: PaymentListPorts;
@@ -151,14 +153,14 @@ const reverseKeyed = (
 };
 
 const keyed = <View>(
-  { ports, idempotency, answers, log }: PaymentServices,
+  { ports, idempotency, claims, answers, log }: PaymentServices,
   accountId: string,
   operation: Operation,
   { idempotencyKey: key, fingerprintText, loggedText, requestId }: Received,
   work: KeyedWork<View>,
 ): Promise<Answered<View>> =>
   onceByKey(
-    { idempotency, answers, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
+    { idempotency, claims, answers, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
     { accountId, key, operation, fingerprintText, loggedText },
     work,
   );

@@ -3,8 +3,8 @@ import { type DynamicModule, Global, Module } from '@nestjs/common';
 import { Command, Query } from '@nestjs/cqrs';
 import type { Directory } from '#accounts';
 import { DIRECTORY } from '#accounts/module';
-import { checkpointOf, type EventStore, type LogGate, postgresCheckpoint, ReadModels, watchProjection } from '#eventstore';
-import { EVENT_STORE, LOG_GATE, POOL } from '#eventstore/module';
+import { checkpointOf, type EventStore, type LogGate, postgresCheckpoint, ReadModels, type Subscriber, watchProjection } from '#eventstore';
+import { EVENT_STORE, LOG_GATE, type OpenReactor, POOL, REACTOR } from '#eventstore/module';
 import type { Pool } from '#platform';
 import { commandHandler, ProcessContext, queryHandler } from '#platform/module';
 import type { ChargeRequest, PaymentPorts } from './charge.js';
@@ -21,6 +21,8 @@ import {
   type StaffReverseRequest,
 } from './commands.js';
 import type { Gateways } from './gateway/gateway.js';
+import { ClaimsGate } from './keys/claims.js';
+import { keysFromLog } from './keys/from-log.js';
 import type { AnswerEncoder, Answered } from './keys/once-by-key.js';
 import { postgresIdempotency } from './keys/postgres.js';
 import { type ListedPage, listPayments, type ListRequest, paymentListModel, postgresListRows } from './list.js';
@@ -39,6 +41,8 @@ const VELOCITY_POOL_CONNECTIONS = 4;
 export const GATEWAYS = Symbol('gateways');
 export const PAYMENT_PORTS = Symbol('payment ports');
 export const PAYMENT_SERVICES = Symbol('payment services');
+/** The subscriber that makes lost keys again from the log. */
+export const KEYS = Symbol('keys from the log');
 
 /** Charges a partner's request, once for its key. */
 export class ChargePayment extends Command<Answered<PaymentView>> {
@@ -128,13 +132,18 @@ export class PaymentsModule {
       },
       {
         provide: PAYMENT_SERVICES,
-        inject: [ProcessContext, PAYMENT_PORTS, EVENT_STORE, POOL, ReadModels],
-        useFactory: (context: ProcessContext, ports: PaymentPorts, store: EventStore, pool: Pool, readModels: ReadModels) =>
-          paymentServices(context, ports, store, pool, readModels, answers),
+        inject: [ProcessContext, PAYMENT_PORTS, EVENT_STORE, POOL, ReadModels, KEYS],
+        useFactory: (context: ProcessContext, ports: PaymentPorts, store: EventStore, pool: Pool, readModels: ReadModels, keys: Subscriber) =>
+          paymentServices(context, ports, store, pool, readModels, keys, answers),
+      },
+      {
+        provide: KEYS,
+        inject: [ProcessContext, REACTOR, EVENT_STORE],
+        useFactory: ({ clock, log }: ProcessContext, reactor: OpenReactor, store: EventStore) => reactor(keysFromLog({ store, answers, clock, log })),
       },
       ...HANDLERS,
     ];
-    return { module: PaymentsModule, providers, exports: [PAYMENT_PORTS, PAYMENT_SERVICES] };
+    return { module: PaymentsModule, providers, exports: [PAYMENT_PORTS, PAYMENT_SERVICES, KEYS] };
   }
 }
 
@@ -144,13 +153,17 @@ const paymentServices = (
   store: EventStore,
   pool: Pool,
   readModels: ReadModels,
+  subscriber: Subscriber,
   answers: AnswerEncoder,
 ): PaymentServices => {
-  const { keys, ids, clock, log } = context;
-  const keyPool = context.pool({ name: 'keys', ...KEY_POOL });
+  const { config, keys, ids, clock, log } = context;
+  const claims = new ClaimsGate({ store, keys: subscriber, ownLog: ports.ownLog, clock, log, folder: config.marksDir });
+  const keyPool = context.pool({ name: 'keys', ...KEY_POOL, verify: claims.verify });
   // A claim must survive a crash of Postgres that its owner survives. If it were lost, the key would charge again. A completion may be lost: the
   // takeover makes it again from the stream (T7).
-  const completionPool = context.pool({ name: 'keys, completed', ...KEY_POOL, synchronousCommit: 'off' });
+  const completionPool = context.pool({ name: 'keys, completed', ...KEY_POOL, synchronousCommit: 'off', verify: claims.verify });
+  claims.guard([keyPool, completionPool]);
+  context.atEnd(() => claims.stop());
   // A process that runs the projection learns of its progress at once. Another process polls the checkpoint.
   const list = readModels.of(paymentListModel);
   const watch = watchProjection(postgresCheckpoint(pool, checkpointOf(paymentListModel)), clock);
@@ -158,6 +171,7 @@ const paymentServices = (
     ports,
     idempotency: context.guarded(postgresIdempotency(keyPool, keys, ids, { completions: completionPool })),
     answers,
+    claims,
     list: {
       rows: postgresListRows(pool),
       ownLog: ports.ownLog,

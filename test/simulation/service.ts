@@ -47,6 +47,7 @@ import { openDispute, recordSettlements, type SettlementPorts, updateDispute } f
 import { KeyRing, type Logger } from '#platform';
 import { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from '#platform/http';
 import { answerEncoder, answerOf } from '../../apps/answers.js';
+import { OPEN_CLAIMS } from '../support/payments.js';
 import { applyOutbox, type Deliveries, WEBHOOK_OUTBOX, webhookOutbox } from '#webhooks';
 import { INSTALLATION, Marks, writeInstallation } from '../support/mark-book.js';
 import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
@@ -329,6 +330,7 @@ export class Replica {
     this.services = {
       ports,
       idempotency: keys,
+      claims: OPEN_CLAIMS,
       answers: answerEncoder,
       list: {
         rows: simulatedListRows(world.tables, database.run),

@@ -12,6 +12,7 @@ import {
   charge,
   chargeOnce,
   type ChargeRequest,
+  type Claims,
   createRecovery,
   idempotencyMigrations,
   type Leg,
@@ -51,6 +52,9 @@ import { sent } from './answers.js';
 import { ownLogOver } from './mark-book.js';
 import { MovableClock } from './clock.js';
 import { freshDatabase } from './postgres.js';
+
+/** Claims of a process whose keys were compared with the log. */
+export const OPEN_CLAIMS: Claims = { isOpen: true, begun: async () => undefined };
 
 type Step = () => unknown;
 
@@ -334,6 +338,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const services: PaymentServices = {
     ports,
     idempotency: postgresIdempotency(ground.pool, ground.keys, ids),
+    claims: OPEN_CLAIMS,
     answers: answerEncoder,
     // Lists have their own spec.
     list: { rows: postgresListRows(ground.pool), ownLog, keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },

@@ -8,7 +8,9 @@ import { answerEncoder } from '../../../apps/answers.js';
 import { read, sent } from '../../../test/support/answers.js';
 import { idempotencyContract, type SeenKey } from '../../../test/support/key-store.contract.js';
 import { ownLogOver } from '../../../test/support/mark-book.js';
+import { OPEN_CLAIMS } from '../../../test/support/payments.js';
 import { freshDatabase } from '../../../test/support/postgres.js';
+import type { Claims } from './claims.js';
 import type { ClaimRequest, IdempotencyStore, KeyName, Operation, Owned, StoredAnswer } from './key-store.js';
 import { type KeyedWork, onceByKey } from './once-by-key.js';
 import { idempotencyMigrations, postgresIdempotency, postgresKeyRows } from './postgres.js';
@@ -98,11 +100,16 @@ const keyed = ({ run, ...work }: Work): KeyedWork<unknown> => ({ ...work, run: a
 const ask = (
   key: string | null,
   work: Work,
-  { from = store, heard = log, ...change }: Partial<ClaimRequest> & { from?: IdempotencyStore; heard?: typeof log } = {},
+  {
+    from = store,
+    heard = log,
+    claims = OPEN_CLAIMS,
+    ...change
+  }: Partial<ClaimRequest> & { from?: IdempotencyStore; heard?: typeof log; claims?: Claims } = {},
 ) =>
   // prettier-ignore
   onceByKey(
-    { idempotency: from, answers: answerEncoder, ownLog, ids, log: heard },
+    { idempotency: from, claims, answers: answerEncoder, ownLog, ids, log: heard },
     { ...requestOf(key ?? '', change), key },
     keyed(work),
   );
@@ -390,7 +397,7 @@ describe('onceByKey', () => {
     const executedEarlier = (from: string | null) =>
       sent(
         onceByKey(
-          { idempotency: store, answers: answerEncoder, ownLog, ids, log },
+          { idempotency: store, claims: OPEN_CLAIMS, answers: answerEncoder, ownLog, ids, log },
           { ...requestOf(from ?? ''), key: from },
           { run: async () => ({ view: { id: 1 }, replayed: true }) },
         ),
@@ -434,6 +441,47 @@ describe('onceByKey', () => {
     await once(failing, work);
     const { payment_id: id } = (await rowOf(failing))!;
     expect((await refusal(ask(failing, work)))?.details).toEqual({ id });
+  });
+
+  describe('claims are closed (C76)', () => {
+    const closed: Claims = { isOpen: false, begun: async () => undefined };
+    test('a stored answer is replayed, another body is a mismatch; everything else is 503, and nothing is claimed', async () => {
+      const [done, running, fresh, failed] = [newKey(), newKey(), newKey(), newKey()];
+      const first = await once(done, counted);
+      await own(running);
+      await once(failed, { run: () => Promise.reject(new ServiceError('PAYMENT_TIMEOUT', 'x')) });
+      expect(await once(done, counted, { claims: closed })).toEqual({ ...first, replayed: true });
+      expect((await refusal(ask(done, counted, { claims: closed, fingerprintText: 'another body' })))?.code).toBe('IDEMPOTENCY_MISMATCH');
+      for (const key of [running, fresh, failed]) {
+        const before = await rowOf(key);
+        const error = await refusal(ask(key, counted, { claims: closed }));
+        expect([error?.code, error?.status, error?.options.retryAfterSeconds]).toEqual(['IDEMPOTENCY_UNAVAILABLE', 503, 1]);
+        expect(await rowOf(key)).toEqual(before);
+      }
+      expect(runs).toBe(1);
+    });
+    test('a request without a key goes on (C19)', async () => {
+      expect((await once(null, counted, { claims: closed })).status).toBe(200);
+    });
+    test('the first request of a process waits until claims were opened', async () => {
+      const opening = { isOpen: false, begun: async () => void (opening.isOpen = true) };
+      expect((await once(newKey(), counted, { claims: opening })).status).toBe(200);
+    });
+    test.each([
+      [false, undefined],
+      [true, 'in_progress'],
+    ] as const)('they close while a claim is under way (taken over: %s): nothing runs', async (tookOver, state) => {
+      // prettier-ignore
+      const key = newKey();
+      if (tookOver) {
+        await own(key, { operation: REFUND });
+        await leaseEnds(key);
+      }
+      const closing = { ...OPEN_CLAIMS } as { -readonly [Name in keyof Claims]: Claims[Name] };
+      const from: IdempotencyStore = { ...store, claim: (request) => ((closing.isOpen = false), store.claim(request)) };
+      expect((await refusal(ask(key, counted, { from, claims: closing, operation: REFUND })))?.code).toBe('IDEMPOTENCY_UNAVAILABLE');
+      expect([runs, await stateOf(key)]).toEqual([0, state]);
+    });
   });
 
   describe('the store fails', () => {

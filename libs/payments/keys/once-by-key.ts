@@ -3,6 +3,7 @@ import { type LogGate, StoreIncident } from '#eventstore';
 import { type Ids, internalError, ServiceError } from '#kernel';
 import type { Logger } from '#platform';
 import type { RecordedKey } from '../payment.js';
+import type { Claims } from './claims.js';
 import {
   type ClaimRequest,
   type IdempotencyStore,
@@ -22,6 +23,7 @@ export interface AnswerEncoder {
 
 export interface KeyPorts {
   readonly ownLog: LogGate;
+  readonly claims: Claims;
   readonly idempotency: IdempotencyStore;
   readonly answers: AnswerEncoder;
   readonly ids: Ids;
@@ -58,11 +60,13 @@ export const onceByKey = async <View>(
   request: Omit<ClaimRequest, 'key'> & { readonly key: string | null },
   work: KeyedWork<View>,
 ): Promise<Answered<View>> => {
-  const { idempotency, answers, ids, log } = ports;
+  const { idempotency, answers, claims, ids, log } = ports;
   const { key } = request;
-  if (ports.ownLog.incident) return inIncident(ports, key === null ? null : { ...request, key });
+  if (ports.ownLog.incident) return lookOnly(ports, key === null ? null : { ...request, key }, storeIncident);
   if (key === null) return valueOf(await resultOf(() => work.run(null), log));
 
+  if (!claims.isOpen) await claims.begun();
+  if (!claims.isOpen) return lookOnly(ports, { ...request, key }, idempotencyUnavailable);
   const claim = await idempotency.claim({ ...request, key }).catch((error: unknown) => {
     log.warn({ err: error }, 'the idempotency store did not answer a claim');
     throw idempotencyUnavailable();
@@ -81,6 +85,11 @@ export const onceByKey = async <View>(
   }
   const name = idempotency.name(request.accountId, key);
   const owned = claim;
+  if (!claims.isOpen) {
+    // They were closed while the claim waited for a connection, so the row may hide one that was lost. A row that was there before stays as it is.
+    if (!owned.tookOver) await finishOrLeave(ports, name, owned, { to: 'given_back' });
+    throw idempotencyUnavailable();
+  }
   if (owned.tookOver && work.takeOver) return finishTakenOver(ports, name, owned, work);
 
   const renew = async (): Promise<string> => {
@@ -98,14 +107,14 @@ export const onceByKey = async <View>(
 };
 
 /**
- * While an incident of the event store is open, nothing begins (C76). An answer that was given is given again. In every other case the log may have
- * lost what the key stands for.
+ * While an incident of the event store is open or claims are closed, nothing begins (C76). An answer that was given is given again. In every other
+ * case the log or the key store may have lost what the key stands for.
  */
-const inIncident = async <View>({ idempotency }: KeyPorts, request: ClaimRequest | null): Promise<Answered<View>> => {
+const lookOnly = async <View>({ idempotency }: KeyPorts, request: ClaimRequest | null, otherwise: () => ServiceError): Promise<Answered<View>> => {
   const found = request && (await idempotency.look(request).catch(() => null));
   if (found?.kind === 'replay') return { stored: found.answer };
   if (found?.kind === 'mismatch') throw mismatch();
-  throw storeIncident();
+  throw otherwise();
 };
 
 /** The outcome is durable. If the key cannot be finished now, its lease ends later, and a takeover finishes it from the stream (S5). */

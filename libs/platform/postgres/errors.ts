@@ -23,6 +23,8 @@ export class StatementTimeout extends DatabaseUnavailable {
 const QUERY_CANCELED = '57014';
 const LOCK_NOT_AVAILABLE = '55P03';
 const READ_ONLY = '25006';
+const INSUFFICIENT_PRIVILEGE = '42501';
+const UNDEFINED_FUNCTION = '42883';
 const IDLE_IN_TRANSACTION_TIMEOUT = '25P03';
 const INTERNAL_ERROR = 'XX000';
 /** Connection, transaction rollback, resources, shutdown, system. */
@@ -67,6 +69,9 @@ const codeOf = (error: unknown): string => {
 
 /** The session may only read: it leads to a standby, as happens after a failover. */
 export const isReadOnly = (error: unknown): boolean => codeOf(error) === READ_ONLY;
+
+/** The user may not run the statement, or the server does not know a function of it. */
+export const isRefused = (error: unknown): boolean => codeOf(error) === INSUFFICIENT_PRIVILEGE || codeOf(error) === UNDEFINED_FUNCTION;
 
 /** The statement waited too long for a lock. */
 export const isLockTimeout = (error: unknown): boolean => codeOf(error) === LOCK_NOT_AVAILABLE;

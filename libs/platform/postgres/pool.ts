@@ -39,6 +39,8 @@ export interface PoolOptions {
    * was empty would scan the whole table for as long as the connection lives.
    */
   readonly byKey?: boolean;
+  /** Runs on each new connection before its first use. If it throws, the connection is thrown away, and its caller gets the error. */
+  readonly verify?: (connection: Queryable) => Promise<void>;
 }
 
 const BY_KEY = ['-c enable_seqscan=off', '-c enable_hashjoin=off', '-c enable_mergejoin=off'];
@@ -48,7 +50,7 @@ const BY_KEY = ['-c enable_seqscan=off', '-c enable_hashjoin=off', '-c enable_me
  * short statements of this service.
  */
 export const createPool = (url: string, options: PoolOptions): Pool => {
-  const { statementTimeoutMs = STATEMENT_TIMEOUT_MS } = options;
+  const { statementTimeoutMs = STATEMENT_TIMEOUT_MS, verify } = options;
   const settings = [
     '-c jit=off',
     `-c statement_timeout=${statementTimeoutMs}`,
@@ -67,11 +69,16 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
     ...(statementTimeoutMs > 0 ? { query_timeout: statementTimeoutMs + QUERY_TIMEOUT_MARGIN_MS } : {}),
     options: settings.join(' '),
     keepAlive: true,
+    ...(verify && { verify: (client, done) => void verify(client).then(() => done(), done) }),
   });
   // An idle connection that dies is replaced at the next query; without a listener it would end the process.
   pool.on('error', () => undefined);
   // The same holds for one in use: its statement fails, and it may report its end once more when there is no listener.
+  const open = new Set<Client>();
+  connections.set(pool, open);
+  pool.on('remove', (client) => open.delete(client));
   pool.on('connect', (client) => {
+    open.add(client);
     client.on('error', () => undefined);
     client.query = withTypedErrors(client.query.bind(client), (error) => {
       // A kept connection would lead to the standby for ever. A client that was ended is thrown away at its release.
@@ -81,6 +88,13 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   pool.connect = withTypedErrors(pool.connect.bind(pool));
   pool.query = withTypedErrors(pool.query.bind(pool));
   return pool;
+};
+
+const connections = new WeakMap<Pool, ReadonlySet<Client>>();
+
+/** Ends every connection of the pool, each after its present statement. The pool makes new ones. */
+export const endConnections = (pool: Pool): void => {
+  for (const client of connections.get(pool) ?? []) void client.end();
 };
 
 /** The same function, but its promise fails with the types of `errors.ts`. A result that is no promise, such as a stream, passes unchanged. */

@@ -1,0 +1,241 @@
+/**
+ * Whether keys may be claimed. After a start, and after the database of the keys went back or was exchanged, rows may be missing whose intents lie in
+ * the log. Until the subscriber `keys` has made them, nothing is claimed (C76).
+ *
+ * A place in the log says when that is so, never a time alone: the checkpoint of the subscriber lies in the same database and goes back with it.
+ * After a start it must pass the head that was read then. After the database went back, requests that were claimed before may still append intents
+ * for as long as their lease runs. So the head is read when the lease is over.
+ *
+ * Every new connection is compared before its first use, and one of them once a second. A connection to a database that did not follow the place that
+ * this process saw last closes the claims of all processes. All connections are then made anew, since old ones may lead to a server that was
+ * replaced.
+ */
+import { readFileSync } from 'node:fs';
+import { mkdir, rename, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { pid } from 'node:process';
+import type { EventStore, LogGate, Position, Subscriber } from '#eventstore';
+import type { Clock } from '#kernel';
+import {
+  type DatabasePlace,
+  databasePlace,
+  DatabaseUnavailable,
+  endConnections,
+  follows,
+  type Logger,
+  type Migration,
+  type Pool,
+  type Queryable,
+} from '#platform';
+import { LEASE_SECONDS } from './key-store.js';
+import { KEYS_FROM_LOG } from './from-log.js';
+
+/** Between two looks at the database while claims are open, and while they are closed. */
+const LOOK_EVERY_MS = { open: 1_000, closed: 250 } as const;
+/** A start waits this long for its first opening. Then it goes on with closed claims. */
+const START_WAIT_MS = 3_000;
+/** One try to bring the subscriber to the head. The next one goes on where it ended. */
+const CATCH_UP_MS = 2_000;
+/** Between two error lines about the same. */
+const REPORT_EVERY_MS = 60_000;
+/** In `MARKS_DIR`, so that it outlives the process and does not go back with the database. */
+const PLACE_FILE = 'keys-database';
+
+export const claimsMigration: Migration = {
+  name: '0034-key-claims',
+  sql: `
+    -- When a process last noticed that the database went back. Every process closes its claims then.
+    create table key_claims (one bool primary key default true check (one), noticed_at timestamptz);
+    insert into key_claims default values;
+  `,
+};
+
+export interface Claims {
+  /** true: a key may be claimed. */
+  readonly isOpen: boolean;
+  /** Resolves after the first try to open claims in this process. */
+  begun(): Promise<void>;
+}
+
+export interface ClaimsGateOptions {
+  readonly store: Pick<EventStore, 'head'>;
+  /** The subscriber that makes keys from the log. */
+  readonly keys: Pick<Subscriber, 'runUntil'>;
+  readonly ownLog: Pick<LogGate, 'incident'>;
+  readonly clock: Clock;
+  readonly log: Pick<Logger, 'info' | 'warn' | 'error'>;
+  /** `MARKS_DIR`. */
+  readonly folder: string;
+}
+
+export class ClaimsGate implements Claims {
+  isOpen = false;
+  /** The furthest place of the database that this process knows. */
+  private seen: DatabasePlace | null;
+  private written = '';
+  /** Rises with every notice of this process. */
+  private notices = 0;
+  /** Notices that the database does not know yet. */
+  private untold = false;
+  /** The shared notice after which claims were opened. */
+  private openedAfter: string | null = null;
+  private pools: readonly Pool[] = [];
+  private readonly stopped = new AbortController();
+  private running: { readonly begun: Promise<void>; readonly done: Promise<void> } | null = null;
+  private readonly reportedAt = new Map<string, number>();
+
+  constructor(private readonly options: ClaimsGateOptions) {
+    this.seen = readPlace(options.folder);
+  }
+
+  /** The pools of the keys, the one for claims first. Each verifies its connections with {@link verify}. */
+  guard(pools: readonly [Pool, ...Pool[]]): void {
+    this.pools = pools;
+  }
+
+  /** Compares a new connection of the keys. Throws if it must not be used. */
+  readonly verify = async (connection: Queryable): Promise<void> => {
+    if (!(await this.isSameDatabase(connection))) throw new DatabaseUnavailable('the database of the keys went back');
+  };
+
+  begun(): Promise<void> {
+    if (!this.running) {
+      let begun: () => void = () => undefined;
+      const opening = new Promise<void>((resolve) => (begun = resolve));
+      this.running = { begun: opening, done: this.run(begun) };
+    }
+    return this.running.begun;
+  }
+
+  async stop(): Promise<void> {
+    this.stopped.abort();
+    await this.running?.done;
+  }
+
+  private async run(begun: () => void): Promise<void> {
+    const { clock } = this.options;
+    const { signal } = this.stopped;
+    const until = clock.monotonic() + START_WAIT_MS;
+    const timer = new AbortController();
+    void clock.sleep(START_WAIT_MS, timer.signal).then(begun);
+    while (!signal.aborted) {
+      await this.look().catch((error: unknown) => this.report('the keys cannot be compared with the log', { err: error }, 'warn'));
+      if (this.isOpen || clock.monotonic() >= until) {
+        begun();
+        timer.abort();
+      }
+      await this.keepPlace().catch((error: unknown) => this.report('the place of the database could not be kept', { err: error }, 'warn'));
+      await clock.sleep(this.isOpen ? LOOK_EVERY_MS.open : LOOK_EVERY_MS.closed, signal);
+    }
+    begun();
+    timer.abort();
+    await this.keepPlace().catch(() => undefined);
+  }
+
+  // ---- the database
+
+  /** false: the database went back, or is another one. Claims are closed then. */
+  private async isSameDatabase(db: Queryable): Promise<boolean> {
+    // Connections are compared at the same time. Each must follow the place that was known when it was asked.
+    const before = this.seen;
+    const place = await databasePlace(db);
+    if (place === 'standby') throw new DatabaseUnavailable('the database of the keys is a standby');
+    if (place === 'hidden') {
+      this.report(
+        'the database does not tell its place, so a restored or promoted one is noticed at a start only: grant pg_control_system()',
+        {},
+        'error',
+      );
+      return true;
+    }
+    const isSame = before === null || follows(place, before);
+    if (!isSame) this.notice(before, place);
+    if (this.seen === null || follows(place, this.seen) || !isSame) this.seen = place;
+    return isSame;
+  }
+
+  private notice(before: DatabasePlace, now: DatabasePlace): void {
+    this.isOpen = false;
+    this.notices += 1;
+    this.untold = true;
+    for (const pool of this.pools) endConnections(pool);
+    this.report(
+      `the database of the keys went back or was exchanged: requests with a key get 503 until their keys are made from the log, for at least ${LEASE_SECONDS} s`,
+      { before, now },
+      'error',
+    );
+  }
+
+  /** Opens claims if that is safe now. Closes them if another process has noticed something. */
+  private async look(): Promise<void> {
+    const { store, keys, ownLog, log } = this.options;
+    const [pool] = this.pools as [Pool];
+    if (!(await this.isSameDatabase(pool))) return;
+    const { notices } = this;
+    if (this.untold) {
+      await pool.query('update key_claims set noticed_at = clock_timestamp()');
+      if (notices === this.notices) this.untold = false;
+    }
+    const noticed = await noticeIn(pool);
+    if (this.isOpen && noticed.at === this.openedAfter) return;
+    if (this.isOpen) log.warn('another process noticed that the database of the keys went back: claims are closed');
+    this.isOpen = false;
+    if (noticed.secondsAgo !== null && noticed.secondsAgo < LEASE_SECONDS) return;
+    if (ownLog.incident) return;
+    const head = await store.head();
+    if (head !== null && !(await hasPassed(pool, head))) {
+      await keys.runUntil(head, { timeoutMs: CATCH_UP_MS });
+      if (!(await hasPassed(pool, head))) return;
+    }
+    if (notices !== this.notices || (await noticeIn(pool)).at !== noticed.at) return;
+    this.openedAfter = noticed.at;
+    this.isOpen = true;
+    if (noticed.at !== null || notices > 0) log.info({ head }, 'keys are claimed again: the log holds no other');
+  }
+
+  private async keepPlace(): Promise<void> {
+    const text = JSON.stringify(this.seen);
+    // Until other processes know of a notice, the next start must notice it again.
+    if (this.seen === null || this.untold || text === this.written) return;
+    const { folder } = this.options;
+    await mkdir(folder, { recursive: true, mode: 0o700 });
+    const file = join(folder, PLACE_FILE);
+    await writeFile(`${file}.${pid}`, text, { mode: 0o600 });
+    await rename(`${file}.${pid}`, file);
+    this.written = text;
+  }
+
+  private report(message: string, fields: object, level: 'warn' | 'error'): void {
+    const { clock, log } = this.options;
+    if (clock.monotonic() - (this.reportedAt.get(message) ?? Number.NEGATIVE_INFINITY) < REPORT_EVERY_MS) return;
+    this.reportedAt.set(message, clock.monotonic());
+    log[level](fields, message);
+  }
+}
+
+const noticeIn = async (db: Queryable): Promise<{ readonly at: string | null; readonly secondsAgo: number | null }> => {
+  const { rows } = await db.query<{ at: string | null; seconds_ago: number | null }>({
+    name: 'key-claims',
+    text: 'select noticed_at::text as at, extract(epoch from clock_timestamp() - noticed_at)::float8 as seconds_ago from key_claims',
+  });
+  return { at: rows[0]!.at, secondsAgo: rows[0]!.seconds_ago };
+};
+
+/** Asks over a connection of the keys: another pool may lead to another server. */
+const hasPassed = async (db: Queryable, head: Position): Promise<boolean> => {
+  const { rows } = await db.query<{ position: string }>({
+    name: 'key-checkpoint',
+    text: 'select position from projection_checkpoint where name = $1',
+    values: [KEYS_FROM_LOG],
+  });
+  return (rows[0]?.position ?? '') >= head;
+};
+
+const readPlace = (folder: string): DatabasePlace | null => {
+  try {
+    return JSON.parse(readFileSync(join(folder, PLACE_FILE), 'utf8')) as DatabasePlace;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return null;
+    throw new Error(`${join(folder, PLACE_FILE)} cannot be read: ${(error as Error).message}; if it is damaged, remove it`, { cause: error });
+  }
+};
