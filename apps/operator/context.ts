@@ -8,7 +8,17 @@ import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Administration, apiKeyUseMigration, type Directory, directoryModel, openSigningSecret, postgresDirectory } from '#accounts';
-import { eventStoreMigrations, openOwnLog, type OwnLog, type Position, prepareReadModels, ReadModels, searchPathOf, withAddress } from '#eventstore';
+import {
+  eventStoreMigrations,
+  INSTALLATION_STREAM,
+  openOwnLog,
+  type OwnLog,
+  type Position,
+  prepareReadModels,
+  ReadModels,
+  searchPathOf,
+  withAddress,
+} from '#eventstore';
 import { type Clock, type Ids, orStopped, systemClock } from '#kernel';
 import {
   type Config,
@@ -130,6 +140,7 @@ const openStores = async (
     newId: () => ids.uuid(),
     process: { id: ids.uuid(), name: 'command', pid: process.pid },
     log: logger,
+    reportsIncident: false,
     // The audit's code is loaded only for a log of 0.1.0.
     sealedEnd: async (db) => (await import('#audit')).sealedEnd(db),
     prepare: () => prepare([...eventStoreMigrations, processMigration, apiKeyUseMigration]),
@@ -141,7 +152,7 @@ const openStores = async (
   if (config.migrate === 'start' && store.incident === null) await orStopped(prepareReadModels(pool, [directoryModel], store), stop);
 
   const directory = postgresDirectory(pool);
-  const keys = await openKeyRing(config, await orStopped(store.head(), stop));
+  const keys = await orStopped(openKeyRing(config, store), stop);
   await orStopped(requireRightKeyRing(config, keys, directory), stop);
 
   const models = new ReadModels([directoryModel], { store, pool, clock, ownLog: store });
@@ -196,10 +207,10 @@ const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: read
  * The key ring. It is made at the very first use of a sandbox, by a command or by the service, and only if no data exists that would need another
  * ring.
  */
-const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, head: Position | null): Promise<KeyRing> => {
+const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, store: OwnLog): Promise<KeyRing> => {
   if (!masterKeyMayBeCreated) return readKeyRing(masterKeyFile);
   const existed = existsSync(masterKeyFile);
-  if (!existed && head !== null)
+  if (!existed && (await holdsData(store)))
     throw new Error(
       `the database holds data but ${masterKeyFile} is missing; restore it, or set DATA_DIR to the folder that belongs to the database`,
     );
@@ -212,6 +223,12 @@ const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, hea
       await systemClock.sleep(KEY_RING_RETRY_MS);
     }
   }
+};
+
+/** False for a log that holds only the event of its own installation. */
+const holdsData = async (store: OwnLog): Promise<boolean> => {
+  for await (const events of store.readAll(null, { max: 2 })) if (events.some(({ stream }) => stream !== INSTALLATION_STREAM)) return true;
+  return false;
 };
 
 /** A key that was issued under another ring would never be accepted. A clear line here is better than a 401 later. */

@@ -109,6 +109,8 @@ const open = async (context: ProcessContext, schema: Schema): Promise<Storage> =
     newId: () => ids.uuid(),
     process: { id, name: options.role ?? 'command', pid },
     log: logger,
+    // A command says it in its one line.
+    reportsIncident: options.role !== undefined,
     sealedEnd: schema.sealedEnd,
     signedHead: () => schema.signedEnd(context, pool),
     prepare: () => (config.migrate === 'start' ? migrate(pool, migrations, { stop: options.stop }) : requirePrepared(pool, schema)),

@@ -19,7 +19,7 @@ export const eventStoreMigrations: readonly Migration[] = [
   markMigration,
 ];
 
-export interface GuardOptions extends Omit<InstallationPorts, 'store'>, Pick<OwnLogOptions, 'signedHead' | 'log'> {
+export interface GuardOptions extends Omit<InstallationPorts, 'store'>, Pick<OwnLogOptions, 'signedHead' | 'log' | 'reportsIncident'> {
   /** `MARKS_DIR`. */
   readonly marksDir: string;
   /** Of the process, for its marks. */
@@ -79,6 +79,7 @@ export const guardLog = async (store: EventStore, options: GuardOptions): Promis
     log,
     appendsProve: kurrentdbUrl === null,
     ...(signedHead && { signedHead }),
+    ...(options.reportsIncident !== undefined && { reportsIncident: options.reportsIncident }),
   });
   await own.begin();
   return own;

@@ -41,6 +41,8 @@ export interface OwnLogOptions {
    */
   readonly appendsProve: boolean;
   readonly checkEveryMs?: number;
+  /** false: the caller says itself that an incident refuses its work. Default: an error line every minute. */
+  readonly reportsIncident?: boolean;
   /** The newest signed head. null: nothing is signed. */
   readonly signedHead?: () => Promise<SealedPlace | null>;
 }
@@ -250,7 +252,7 @@ export class OwnLog implements EventStore, LogGate {
     const { clock, log } = this.options;
     this.incident = incident;
     this.opened.abort();
-    if (clock.monotonic() - this.reportedAt < REPORT_EVERY_MS) return;
+    if (this.options.reportsIncident === false || clock.monotonic() - this.reportedAt < REPORT_EVERY_MS) return;
     this.reportedAt = clock.monotonic();
     log.error({ kind: incident.kind, since: incident.since, foundBy: incident.foundBy }, storeIncident(incident).message);
   }

@@ -28,6 +28,11 @@ export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> =
       revision: events.at(-1)?.revision ?? -1n,
       attempts: new Set(events.map(({ data }) => (data as { readonly attemptId?: string }).attemptId)),
     }));
+  // A database that only commands have used has neither.
+  const { rows: tables } = await pool.query<{ found: boolean }>(
+    `select to_regclass('payment_list') is not null and to_regclass('idempotency_key') is not null as found`,
+  );
+  if (!tables[0]!.found) return { listRows: [], storedAnswers: [] };
   const listRows: string[] = [];
   for (let after = '00000000-0000-0000-0000-000000000000'; ;) {
     const { rows } = await pool.query<{ payment_id: string; revision: string }>(

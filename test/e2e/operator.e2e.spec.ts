@@ -311,6 +311,52 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
   });
 });
 
+describe('payfold log (C76)', () => {
+  const incident = () =>
+    pool.query(`insert into store_incident (kind, message, found_by) values ('lost_events', 'it does not hold an event', 'a process')`);
+
+  test('status names the ids, the store, the head, the checkpoints and the marks', async () => {
+    await anAccount();
+    const status = await json<Record<string, unknown>>('log', 'status');
+    const { rows } = await pool.query<{ id: string }>('select id from installation');
+    expect(status).toMatchObject({ installationId: rows[0]!.id, installationInLog: rows[0]!.id, generation: 1, incident: null });
+    expect(status.store).toMatch(/^DATABASE_URL \(/);
+    expect(status.checkpoints).toContainEqual({ name: 'directory@1', position: expect.any(String) });
+    // The command that made the account kept its event where it outlives the process: in the database and in a file.
+    expect((status.marks as { where: string }[]).map(({ where }) => where)).toEqual(
+      expect.arrayContaining([expect.stringMatching(/^the acknowledged event of the command on /), expect.stringMatching(/marks\/.*\.json/)]),
+    );
+    expect(await json('log', 'check')).toMatchObject({ ok: true, listRows: [], storedAnswers: [] });
+  });
+
+  test('without an incident there is nothing to resume', async () => {
+    expect((await refused(1, 'log', 'resume', '--by', 'Dana', '--reason', 'none')).message).toBe('No incident of the event store is open.');
+  });
+
+  test('while one is open, a command that changes something is refused in one line that names payfold log status; resume closes it', async () => {
+    await incident();
+    const { message } = await refused(1, 'accounts', 'create', '--name', 'Late');
+    expect(message).toMatch(/the event store has lost events: it does not hold an event; .* run payfold log status/);
+    expect((await refused(1, 'projections', 'rebuild', 'directory')).message).toContain('run payfold log status');
+    expect((await refused(1, 'upgrade', 'finish')).message).toContain('run payfold log status');
+    expect(await json('log', 'status')).toMatchObject({ incident: { kind: 'lost_events' } });
+    expect(await json('log', 'resume', '--by', 'Dana', '--reason', 'a wrong address')).toMatchObject({ forgotten: [], emptyCreates: [] });
+    const { rows } = await pool.query('select closed_by, reason from store_incident');
+    expect(rows).toEqual([{ closed_by: 'Dana', reason: 'a wrong address' }]);
+    await anAccount('On time');
+  });
+
+  test('resume is refused, and says what is lost, while a checkpoint lies beyond the log', async () => {
+    await incident();
+    await pool.query(`insert into projection_checkpoint (name, position, epoch) values ('a lost one', '00000000000000009999', 1)`);
+    const ran = await payfold(['log', 'resume', '--by', 'Dana', '--reason', 'none']);
+    expect([ran.code, ran.stderr]).toEqual([1, expect.stringMatching(/does not hold everything that it held[^]*the checkpoint a lost one.*LOST/)]);
+    expect((await payfold(['log', 'check'])).code).toBe(1);
+    await pool.query(`delete from projection_checkpoint where name = 'a lost one'`);
+    await json('log', 'resume', '--by', 'Dana', '--reason', 'none');
+  });
+});
+
 describe('payfold cases (C70, Errors 2)', () => {
   test('block, hold, allow: {portalId, referenceId, restriction}', async () => {
     const portalId = await aPortal('--account', await anAccount());
