@@ -37,8 +37,12 @@ export const createMetrics = (services: Services): Metrics => {
     labelNames: ['projection'],
     registers: [shared],
     async collect() {
-      for (const projection of [...services.readModels.all(), ...Object.values(services.reactors)])
-        this.set({ projection: projection.name }, (await projection.status()).lagMs);
+      for (const projection of [...services.readModels.all(), ...Object.values(services.reactors)]) {
+        const { lagMs } = await projection.status();
+        // Unknown: the checkpoint is not in the log. That is an incident.
+        if (lagMs === null) this.remove({ projection: projection.name });
+        else this.set({ projection: projection.name }, lagMs);
+      }
     },
   });
   new client.Gauge({
@@ -175,7 +179,9 @@ const addLedgerMetrics = (shared: Registry, { reactors, pool }: Services): void 
     help: 'Age of the oldest event that is not in the sealed log',
     registers,
     async collect() {
-      this.set((await reactors.logSeal.status()).lagMs / 1_000);
+      const { lagMs } = await reactors.logSeal.status();
+      if (lagMs === null) this.remove();
+      else this.set(lagMs / 1_000);
     },
   });
   new client.Gauge({

@@ -8,7 +8,8 @@ import {
   type Incident,
   installationIn,
   type KnownMark,
-  type MarkBookOptions,
+  type LogGate,
+  type MarkBook,
   postgresMarkBook,
 } from '#eventstore';
 import { ServiceError, systemClock } from '#kernel';
@@ -31,8 +32,7 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
     .description('ids, head, checkpoints, marks and the open incident')
     .action(
       stores.action(async (context) => {
-        const { book } = bookOf(context);
-        const known = await book.read();
+        const known = await (await bookOf(context)).read();
         const { rows } = await context.pool.query<{ id: string; generation: number }>('select id, generation from installation');
         const status = {
           installationId: rows[0]?.id ?? null,
@@ -83,25 +83,28 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
     .action(
       terminal.action(async (context, { by, reason }: ResumeOptions) => {
         const { config, databaseUrl, pool, store } = context;
-        const { book, options } = bookOf({ config, databaseUrl, pool });
-        const { incident } = await book.read();
+        const { incident } = await (await bookOf({ config, pool })).read();
         if (!incident) throw new ServiceError('INVALID_STATE', 'No incident of the event store is open.');
-        const services = await context.services({ withGateway: true });
+        const { payments, directory, ownLog, ...services } = await context.services({ withGateway: true });
         const checked = await check({ config, databaseUrl, pool: services.pool, store });
-        if (!isWhole(checked.places) || speaksOfLost(checked))
-          throw new ServiceError('INVALID_STATE', `The event store does not hold everything that it held; nothing was changed.\n${inWords(checked)}`);
-        const unconfirmed = checked.places.flatMap(({ held, position, eventId }) => (held || eventId === null ? [] : [{ position, id: eventId }]));
-        await closeIncident(options, unconfirmed, { by, reason });
-        await services.ownLog.begin();
-        services.ownLog.refuse();
-        const { abandonEmptyCreates, gatewayAccountsOf } = await import('#payments');
-        const accountsOf = async () => (await services.directory.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
-        const emptyCreates = await abandonEmptyCreates(services.payments, services.pool, accountsOf);
-        const json = { closed: incidentOf(incident), forgotten: unconfirmed, emptyCreates };
-        const lines = emptyCreates.map(
-          ({ paymentId, found }) =>
-            `payment ${paymentId}: ${found === 'abandoned' ? 'never charged; abandoned' : 'the gateway charged it, or cannot tell'}`,
-        );
+        const refuse = (why: string) => new ServiceError('INVALID_STATE', `${why}; nothing was changed.\n${inWords(checked)}`);
+        if (!isWhole(checked.places) || speaksOfLost(checked)) throw refuse('The event store does not hold everything that it held');
+        const { abandon, emptyCreates, gatewayAccountsOf } = await import('#payments');
+        const accounts = (await directory.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
+        // The log was found whole just now. Its guard still refuses, since the incident is open.
+        const whole: LogGate = { incident: null, verified: async () => undefined, verifiedRead: async () => undefined, refuse: () => undefined };
+        const empty = await emptyCreates({ ...payments.ports, ownLog: whole }, services.pool, accounts);
+        const charged = empty.filter(({ wasNeverCharged }) => !wasNeverCharged);
+        if (charged.length > 0)
+          throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(({ paymentId }) => paymentId).join(', ')})`);
+        const forgotten = checked.places.flatMap(({ held, position, eventId }) => (held || eventId === null ? [] : [{ position, id: eventId }]));
+        await closeIncident(services.pool, forgotten, { by, reason });
+        await ownLog.begin();
+        ownLog.refuse();
+        await abandon(payments.ports, empty);
+        const abandoned = empty.map(({ paymentId }) => paymentId);
+        const lines = abandoned.map((paymentId) => `payment ${paymentId}: never charged, abandoned`);
+        const json = { closed: incidentOf(incident), forgotten, abandoned };
         return { json, text: [`closed: ${incident.message}`, inWords(checked), ...lines].join('\n') };
       }),
     );
@@ -109,10 +112,11 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
 
 type Stores = Pick<UpgradeContext, 'config' | 'databaseUrl' | 'pool' | 'store'>;
 
-const bookOf = ({ config, pool }: Omit<Stores, 'store'>) => {
+const bookOf = async ({ config, pool }: Pick<Stores, 'config' | 'pool'>): Promise<MarkBook> => {
+  const { rows } = await pool.query<{ id: string }>('select id from installation');
   const processId = systemIds(() => systemClock.now()).uuid();
-  const options: MarkBookOptions = { pool, folder: config.marksDir, processId, name: 'command', pid: process.pid, clock: systemClock };
-  return { book: postgresMarkBook(options), options };
+  const installationId = rows[0]?.id ?? '';
+  return postgresMarkBook({ pool, folder: config.marksDir, installationId, processId, name: 'command', pid: process.pid, clock: systemClock });
 };
 
 interface Checked extends Unborne {
@@ -123,7 +127,7 @@ const check = async (stores: Stores): Promise<Checked> => {
   const { config, pool, store } = stores;
   const { unborne } = await import('#payments');
   const head = () => signedEnd({ db: pool, keys: openKeys(config), folder: headFolder(config.dataDir), now: () => systemClock.now() });
-  return { places: await examineLog({ store, book: bookOf(stores).book, signedHead: head }), ...(await unborne(pool, store)) };
+  return { places: await examineLog({ store, book: await bookOf(stores), signedHead: head }), ...(await unborne(pool, store)) };
 };
 
 /** An event that no check has found may be of a log that was not ours. It is lost only if something of ours speaks of it. */

@@ -26,7 +26,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
           row.name,
           row.position ?? '',
           String(row.lagEvents ?? ''),
-          String(row.lagMs),
+          String(row.lagMs ?? 'unknown'),
           row.running ? 'yes' : 'no',
           row.failure ?? '',
         ]);

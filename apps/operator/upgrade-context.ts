@@ -20,6 +20,8 @@ export interface UpgradeContext extends Opened {
   readonly pool: Pool;
   readonly store: EventStore;
   readonly readModels: ReadModels;
+  /** The same over a guarded log: nothing is built of events that are not ours. */
+  readonly guardedReadModels: (guard: OwnLog) => ReadModels;
   /** The log, if it is that of the database and whole. Otherwise throws one line. `prepare`: brings the schema up to this release. */
   readonly ownLog: (prepare?: () => Promise<void>) => Promise<OwnLog>;
   /** As in `Context`. */
@@ -47,14 +49,16 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
     closers.push(() => pool.end());
     const store = await orStopped(openEventStore(config.kurrentdbUrl, url, logger), stop);
     closers.push(() => store.close());
-    const readModels = new ReadModels(READ_MODELS, {
-      store,
-      pool,
-      clock: systemClock,
-      log: logger,
-      onBuild: (building) => logger.info(building, 'a read model is being built'),
-      onError: (error, { name }) => logger.warn({ err: error, projection: name }, 'a projection is retrying'),
-    });
+    const readModelsOver = (over: EventStore, guard?: OwnLog) =>
+      new ReadModels(READ_MODELS, {
+        store: over,
+        pool,
+        clock: systemClock,
+        log: logger,
+        ...(guard && { ownLog: guard }),
+        onBuild: (building) => logger.info(building, 'a read model is being built'),
+        onError: (error, { name }) => logger.warn({ err: error, projection: name }, 'a projection is retrying'),
+      });
     const ids = systemIds(() => systemClock.now());
     const ownLog = async (prepare = async () => undefined as void) => {
       const guarded = guardLog(store, {
@@ -66,6 +70,8 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
         newId: () => ids.uuid(),
         process: { id: ids.uuid(), name: 'upgrade', pid: process.pid },
         log: logger,
+        // The command says it in its one line.
+        reportsIncident: false,
         sealedEnd,
         prepare,
       });
@@ -75,7 +81,16 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
       log.refuse();
       return log;
     };
-    return { config, databaseUrl: url, where: storeAddress(config.kurrentdbUrl, url), pool, store, readModels, ownLog };
+    return {
+      config,
+      databaseUrl: url,
+      where: storeAddress(config.kurrentdbUrl, url),
+      pool,
+      store,
+      readModels: readModelsOver(store),
+      guardedReadModels: (guard: OwnLog) => readModelsOver(guard, guard),
+      ownLog,
+    };
   };
   const opening = open();
   try {

@@ -25,12 +25,17 @@ export const addUpgrade = (program: Command, { action }: Terminal<UpgradeContext
     .action(
       action(async (context) => {
         const { MIGRATIONS } = await import('../services.js');
-        const { pool, store, readModels, untilInterrupted } = context;
+        const { pool, untilInterrupted } = context;
         const stop = untilInterrupted();
-        await context.ownLog(() => migrate(pool, MIGRATIONS, { stop }));
-        await prepareReadModels(pool, readModels.models, store);
+        const log = await context.ownLog(() => migrate(pool, MIGRATIONS, { stop }));
+        const readModels = context.guardedReadModels(log);
+        await prepareReadModels(pool, readModels.models, log);
+        const done = new AbortController();
+        const checking = log.run(done.signal);
         await readModels.follow(stop);
         await Promise.all(readModels.all().map((subscriber) => subscriber.stop()));
+        done.abort();
+        await checking;
         stop.throwIfAborted();
         const status = await statusOf(context);
         return { json: status, text: inWords(status) };

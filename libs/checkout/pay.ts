@@ -166,6 +166,8 @@ export const follow = async (
       return declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
     case 'none':
       if (ageMs(payments.clock, attempt.startedAt) < abandonedAfterMs) return session;
+      // An absent stream may be a lost one.
+      await payments.ownLog.verified(null);
       // The stream is fenced first: a process that wakes late must find that this payment can never begin. If it began just now, the fence conflicts,
       // and the payment is read again.
       await payments.streams.execute(

@@ -14,6 +14,7 @@ import { createSubscriber, type Projection, type Subscriber } from './subscriber
 /** Reads and writes of requests. Projections and keys have pools of their own, so that lists cannot starve them. */
 const POOL_CONNECTIONS = 20;
 const PROJECTION_POOL_CONNECTIONS = 8;
+const CHECK_POOL_CONNECTIONS = 2;
 
 export const EVENT_STORE = Symbol('event store');
 /** The pool of requests, on a database that has the schema of this release. */
@@ -105,6 +106,7 @@ const open = async (context: ProcessContext, schema: Schema): Promise<Storage> =
     databaseUrl: places.databaseUrl,
     marksDir: config.marksDir,
     pool,
+    checkPool: context.pool({ name: 'log check', max: CHECK_POOL_CONNECTIONS, byKey: true }),
     clock,
     newId: () => ids.uuid(),
     process: { id, name: options.role ?? 'command', pid },

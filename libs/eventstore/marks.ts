@@ -35,6 +35,8 @@ create table store_incident (
   found_by text not null,
   since timestamptz not null default clock_timestamp(),
   closed_at timestamptz, closed_by text, reason text,
+  -- Events that no check has found, of a log that was not ours. Marks of them do not count any more.
+  forgotten uuid[] not null default '{}',
   check ((closed_at is null) = (closed_by is null))
 );
 create unique index store_incident_open on store_incident ((true)) where closed_at is null;
@@ -59,6 +61,8 @@ export interface Finding {
 }
 
 export interface Incident extends Finding {
+  /** null: the database was not told of it yet. */
+  readonly id: string | null;
   /** RFC 3339. */
   readonly since: string;
   /** Role, host and process id. */
@@ -91,12 +95,15 @@ export interface MarkBook {
   write(own: OwnMarks): Promise<void>;
   /** Opens the incident of the installation, unless one is open. Returns the open one. */
   open(found: Finding): Promise<Incident>;
+  /** True if a person has closed this incident. An incident that is gone with its database is not closed. */
+  isClosed(id: string): Promise<boolean>;
 }
 
 export interface MarkBookOptions {
   readonly pool: Pool;
   /** `MARKS_DIR`, outside the database. */
   readonly folder: string;
+  readonly installationId: string;
   readonly processId: string;
   /** The role. */
   readonly name: string;
@@ -105,15 +112,16 @@ export interface MarkBookOptions {
 }
 
 export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
-  const { pool, folder, processId, clock } = options;
+  const { pool, folder, installationId, processId, clock } = options;
   const name = `${options.name} on ${hostname()}, process ${options.pid}`;
   return {
     read: async () => {
-      const [rows, files] = await Promise.all([readRows(pool, processId), readFiles(folder, processId)]);
-      return { ...rows, marks: [...rows.marks, ...files.map(({ marks }) => marks).flat()] };
+      const [{ forgotten, ...rows }, files] = await Promise.all([readRows(pool, processId), readFiles(options)]);
+      const marks = [...rows.marks, ...files.flatMap((file) => file.marks)];
+      return { ...rows, marks: marks.filter(({ mark }) => !forgotten.has(mark.id)) };
     },
     write: async (own) => {
-      await writeFileOf(folder, processId, { name, generation: GENERATION, ...own });
+      await writeFileOf(folder, processId, { installationId, name, generation: GENERATION, ...own });
       await writeRow(pool, processId, name, own);
       if (own.confirmed) await forgetOlder(options, own.confirmed);
     },
@@ -124,29 +132,27 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
       );
       const { incident } = await readRows(pool, processId);
       // It was closed at once by a person, who will hear of it again.
-      return incident ?? { kind, message, mark, since: timestamp(clock.now()), foundBy: name };
+      return incident ?? { id: null, kind, message, mark, since: timestamp(clock.now()), foundBy: name };
+    },
+    isClosed: async (id) => {
+      const { rowCount } = await pool.query('select from store_incident where id = $1 and closed_at is not null', [id]);
+      return rowCount === 1;
     },
   };
 };
 
 /**
- * Closes the open incident. `lost`: events that no check has found, which a log of others acknowledged. Nothing remembers them from here on. false: no
+ * Closes the open incident. `forgotten`: acknowledged events that no check has found, of another log. From here on their marks do not count. false: no
  * incident was open.
  */
 export const closeIncident = async (
-  { pool, folder, processId }: MarkBookOptions,
-  lost: readonly Mark[],
+  pool: Pool,
+  forgotten: readonly Mark[],
   { by, reason }: { readonly by: string; readonly reason: string },
 ): Promise<boolean> => {
-  for (const { file, held } of await readFiles(folder, processId))
-    if (lost.some(({ id }) => id === held.acknowledged?.id)) await replaceFile(file, { ...held, acknowledged: held.confirmed });
-  await pool.query(
-    `update log_mark set acknowledged_position = confirmed_position, acknowledged_id = confirmed_id where acknowledged_id = any ($1::uuid[])`,
-    [lost.map(({ id }) => id)],
-  );
   const { rowCount } = await pool.query(
-    'update store_incident set closed_at = clock_timestamp(), closed_by = $1, reason = $2 where closed_at is null',
-    [by, reason],
+    'update store_incident set closed_at = clock_timestamp(), closed_by = $1, reason = $2, forgotten = $3 where closed_at is null',
+    [by, reason, forgotten.map(({ id }) => id)],
   );
   return rowCount === 1;
 };
@@ -154,7 +160,7 @@ export const closeIncident = async (
 // ---- the database
 
 interface Row {
-  readonly what: 'acknowledged' | 'confirmed' | 'checkpoint' | 'incident';
+  readonly what: 'acknowledged' | 'confirmed' | 'checkpoint' | 'incident' | 'forgotten';
   readonly name: string;
   readonly position: string | null;
   readonly event_position: string | null;
@@ -173,23 +179,27 @@ const READ = `
   from log_mark where process_id <> $1 and generation = $2 and confirmed_position is not null
   union all select 'checkpoint', name, position, event_position, event_id::text, null, null, null
   from projection_checkpoint where generation = $2 and position <> ''
-  union all select 'incident', found_by, position, position, event_id::text, kind, message, since from store_incident where closed_at is null`;
+  union all select 'incident', found_by, id::text, position, event_id::text, kind, message, since from store_incident where closed_at is null
+  union all select 'forgotten', '', null, null, unnest(forgotten)::text, null, null, null from store_incident where closed_at is not null`;
 
-const readRows = async (pool: Pool, processId: string): Promise<Known> => {
+const readRows = async (pool: Pool, processId: string): Promise<Known & { readonly forgotten: ReadonlySet<string | null> }> => {
   const { rows } = await pool.query<Row & { since: Date | null }>({ name: 'log-marks', text: READ, values: [processId, GENERATION] });
   const markOf = ({ event_position: position, event_id: id }: Row): Mark | null =>
     position !== null && id !== null ? { position: position as Position, id } : null;
   const marks = rows.flatMap((row): KnownMark[] => {
     const mark = markOf(row);
-    if (!mark || row.what === 'incident') return [];
+    if (!mark || row.what === 'incident' || row.what === 'forgotten') return [];
     const confirmed = row.what !== 'acknowledged';
     return [{ where: row.what === 'checkpoint' ? `the checkpoint ${row.name}` : `the ${row.what} event of the ${row.name}`, mark, confirmed }];
   });
   const open = rows.find(({ what }) => what === 'incident');
   return {
     marks,
+    forgotten: new Set(rows.flatMap(({ what, event_id: id }) => (what === 'forgotten' ? id : []))),
     checkpoints: rows.flatMap(({ what, name, position }) => (what === 'checkpoint' ? { name, position: position as Position } : [])),
-    incident: open ? { kind: open.kind!, message: open.message!, mark: markOf(open), since: open.since!.toISOString(), foundBy: open.name } : null,
+    incident: open
+      ? { id: open.position, kind: open.kind!, message: open.message!, mark: markOf(open), since: open.since!.toISOString(), foundBy: open.name }
+      : null,
   };
 };
 
@@ -216,41 +226,45 @@ const writeRow = (pool: Pool, processId: string, name: string, { acknowledged, c
 const EXTENSION = '.json';
 
 interface MarkFile extends OwnMarks {
+  readonly installationId: string;
   readonly name: string;
   readonly generation: number;
 }
 
 interface FoundFile {
   readonly file: string;
-  readonly held: MarkFile;
   readonly marks: readonly KnownMark[];
 }
 
-const readFiles = async (folder: string, processId: string): Promise<FoundFile[]> => {
-  const names = await readdir(folder).catch(() => []);
+/** Files of another installation, which may share the folder, do not count. */
+const readFiles = async ({ folder, processId, installationId }: MarkBookOptions): Promise<FoundFile[]> => {
+  const names = await readdir(folder).catch((error: NodeJS.ErrnoException) => {
+    if (error.code === 'ENOENT') return [];
+    throw new Error(`MARKS_DIR cannot be read: ${error.message}`, { cause: error });
+  });
   const files = await Promise.all(
     names
       .filter((name) => name.endsWith(EXTENSION) && name !== processId + EXTENSION)
       .map(async (name) => {
         const file = join(folder, name);
         const held = await readMarkFile(file);
-        if (held?.generation !== GENERATION) return null;
+        if (held?.generation !== GENERATION || held.installationId !== installationId) return null;
         const marks = (['acknowledged', 'confirmed'] as const).flatMap((what) => {
           const mark = held[what];
           return mark ? { where: `the ${what} event in ${file} (${held.name})`, mark, confirmed: what === 'confirmed' } : [];
         });
-        return { file, held, marks };
+        return { file, marks };
       }),
   );
   return files.filter((file) => file !== null);
 };
 
-/** null: the file is gone, or it is no mark file. A mark file is replaced as a whole, so it is never half written. */
+/** null: the file is gone, it is no mark file, or another user keeps it. A mark file is replaced as a whole, so it is never half written. */
 const readMarkFile = async (file: string): Promise<MarkFile | null> => {
   try {
     return JSON.parse(await readFile(file, 'utf8')) as MarkFile;
   } catch (error) {
-    if (error instanceof SyntaxError || (error as NodeJS.ErrnoException).code === 'ENOENT') return null;
+    if (error instanceof SyntaxError || ['ENOENT', 'EACCES'].includes((error as NodeJS.ErrnoException).code ?? '')) return null;
     throw error;
   }
 };
@@ -269,14 +283,15 @@ const replaceFile = async (file: string, content: MarkFile): Promise<void> => {
 const FORGET_AFTER_SECONDS = 60;
 
 /** A newer mark that a check has found says all that the older ones of other processes say. */
-const forgetOlder = async ({ pool, folder, processId, clock }: MarkBookOptions, { position }: Mark): Promise<void> => {
+const forgetOlder = async (options: MarkBookOptions, { position }: Mark): Promise<void> => {
+  const { pool, processId, clock } = options;
   await pool.query({
     name: 'log-mark-forget',
     text: `delete from log_mark where process_id <> $1 and generation = $2 and written_at < clock_timestamp() - make_interval(secs => $4)
              and coalesce(acknowledged_position, '') <= $3 and coalesce(confirmed_position, '') <= $3`,
     values: [processId, GENERATION, position, FORGET_AFTER_SECONDS],
   });
-  for (const { file, marks } of await readFiles(folder, processId)) {
+  for (const { file, marks } of await readFiles(options)) {
     if (marks.some(({ mark }) => mark.position > position)) continue;
     const written = await stat(file).catch(() => null);
     if (written && clock.now() - written.mtimeMs > FORGET_AFTER_SECONDS * 1_000) await rm(file, { force: true });

@@ -20,6 +20,8 @@ export const eventStoreMigrations: readonly Migration[] = [
 ];
 
 export interface GuardOptions extends Omit<InstallationPorts, 'store'>, Pick<OwnLogOptions, 'signedHead' | 'log' | 'reportsIncident'> {
+  /** For checks, so that slow requests do not delay them. Default: `pool`. */
+  readonly checkPool?: Pool;
   /** `MARKS_DIR`. */
   readonly marksDir: string;
   /** Of the process, for its marks. */
@@ -71,10 +73,12 @@ export const guardLog = async (store: EventStore, options: GuardOptions): Promis
   const installation = { pool, store, clock, newId, kurrentdbUrl, databaseUrl, sealedEnd };
   if (kurrentdbUrl !== null || (await hasLog(pool))) await requireOwnLog(installation);
   await prepare();
+  const installationId = await settleInstallation(installation);
+  const { id: processId, name, pid } = process;
   const own = new OwnLog({
     store,
-    book: postgresMarkBook({ pool, folder: marksDir, processId: process.id, name: process.name, pid: process.pid, clock }),
-    installationId: await settleInstallation(installation),
+    book: postgresMarkBook({ pool: options.checkPool ?? pool, folder: marksDir, installationId, processId, name, pid, clock }),
+    installationId,
     clock,
     log,
     appendsProve: kurrentdbUrl === null,

@@ -24,6 +24,8 @@ import type { Finding, Incident, Known, KnownMark, MarkBook, OwnMarks } from './
 const CHECK_EVERY_MS = 1_000;
 /** A check that found something is repeated once after this pause. */
 const REPEAT_MS = 100;
+/** A store that took this long has looked again by itself: a cluster whose leader may be deposed. */
+const REPEATED_BY_STORE_MS = 3_000;
 /** Between two looks for the newest signed head. Until then the checkpoint of the seal says as much. */
 const HEAD_EVERY_MS = 60_000;
 /** Between two error lines while an incident is open. */
@@ -167,9 +169,13 @@ export class OwnLog implements EventStore, LogGate {
   }
 
   private async checkOnce(): Promise<void> {
-    if ((await this.look()) === null) return;
-    await this.options.clock.sleep(REPEAT_MS);
-    const finding = await this.look();
+    const { clock } = this.options;
+    const begun = clock.monotonic();
+    let finding = await this.look();
+    if (finding && clock.monotonic() - begun < REPEATED_BY_STORE_MS) {
+      await clock.sleep(REPEAT_MS);
+      finding = await this.look();
+    }
     if (finding) await this.open(finding);
   }
 
@@ -177,9 +183,12 @@ export class OwnLog implements EventStore, LogGate {
   private async look(): Promise<Finding | null> {
     const { store, book, clock } = this.options;
     const begun = clock.monotonic();
+    await this.tell();
+    const before = this.incident;
     const known = await book.read();
     if (known.incident) this.enter(known.incident);
-    else this.leave();
+    // An incident that was found during the read is not closed by it.
+    else if (before && before === this.incident) await this.leaveIfClosed(before);
     if (this.incident) return null;
 
     this.others = known.marks;
@@ -237,15 +246,19 @@ export class OwnLog implements EventStore, LogGate {
   // ---- the incident
 
   private async open(finding: Finding): Promise<void> {
-    const { book, log, clock } = this.options;
+    const { log, clock } = this.options;
     // This process stops at once, also if the database cannot be told now.
-    this.enter({ ...finding, since: timestamp(clock.now()), foundBy: 'this process' });
-    try {
-      this.incident = await book.open(finding);
-      await book.write(this.marks());
-    } catch (error) {
-      log.error({ err: error }, 'other processes could not be told of the incident');
-    }
+    this.enter({ ...finding, id: null, since: timestamp(clock.now()), foundBy: 'this process' });
+    await this.tell().catch((error: unknown) => log.error({ err: error }, 'the incident could not be written down; the next try comes in a second'));
+  }
+
+  /** Writes an incident that this process found where other processes read it. Throws the error of the database; then it stays untold. */
+  private async tell(): Promise<void> {
+    const { book } = this.options;
+    if (!this.incident || this.incident.id !== null) return;
+    const { kind, message, mark } = this.incident;
+    this.incident = await book.open({ kind, message, mark });
+    await book.write(this.marks());
   }
 
   private enter(incident: Incident): void {
@@ -258,9 +271,16 @@ export class OwnLog implements EventStore, LogGate {
   }
 
   /** A person closed the incident: all that counts is in the log. Marks of this process that no check has found may be of another log. */
-  private leave(): void {
-    if (!this.incident) return;
+  private async leaveIfClosed(incident: Incident): Promise<void> {
+    if (incident.id === null) return;
+    if (!(await this.options.book.isClosed(incident.id))) {
+      // The database went back behind the incident.
+      this.incident = { ...incident, id: null };
+      return this.tell();
+    }
+    if (this.incident !== incident) return;
     this.incident = null;
+    this.written = '';
     this.acknowledged = [];
     this.found = new Set();
     this.opened = new AbortController();

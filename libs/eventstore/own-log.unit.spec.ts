@@ -181,11 +181,11 @@ describe('a log that is not ours, or not whole', () => {
     store.exchange(await foreignLog(9));
     await append(own);
     await expect(own.verified(null)).rejects.toThrow(StoreIncident);
-    marks.incident = null;
+    marks.close();
     // The wrong log is still there.
     await expect(own.begin().then(() => own.refuse())).rejects.toThrow(StoreIncident);
     store.exchange(bare);
-    marks.incident = null;
+    marks.close();
     await own.begin();
     expect(own.incident).toBeNull();
     await append(own);

@@ -227,7 +227,7 @@ export class ReadModels {
     for (const model of this.models) {
       if (shapes.find(({ name, shape }) => name === model.name && shape === model.shape)?.isBuilt) continue;
       const { lagMs } = await this.of(model).status();
-      if (lagMs < READY_LAG_MS) await markBuilt(pool, model);
+      if (lagMs !== null && lagMs < READY_LAG_MS) await markBuilt(pool, model);
       else all = false;
     }
     return (this.built = all);
@@ -436,11 +436,11 @@ export const rebuild = async (
       const rows = [];
       for (const table of model.tables)
         rows.push({ table, live: await count(swap, `${live}.${table}`), rebuilt: await count(swap, `${schema}.${table}`) });
+      await ownLog?.verified(null);
       await swap.query(`set local lock_timeout = '5s'; drop schema ${live} cascade; alter schema ${schema} rename to ${live}`);
       await resetCheckpoint(swap, checkpoint, position, rebuilt?.last ?? null);
       await dropCheckpoint(swap, shadow);
       await markBuilt(swap, model);
-      await ownLog?.verified(null);
       return { rows, position, lagEvents: end === null ? 0 : eventsBetween(position, end) };
     });
     const swapped = await unlessStopped(swapping);

@@ -108,10 +108,10 @@ export interface Subscriber {
 export interface ProjectionStatus extends CheckpointStatus {
   readonly name: string;
   readonly head: Position | null;
-  /** Events of all streams between the two. null: the store's positions do not count events. */
+  /** Events of all streams between the two. null: the store's positions do not count events, or the checkpoint is not in the log. */
   readonly lagEvents: number | null;
-  /** Age of the oldest event that is not applied yet. 0: there is none. */
-  readonly lagMs: number;
+  /** Age of the oldest event that is not applied yet. 0: there is none. null: unknown, since the checkpoint is not in the log. */
+  readonly lagMs: number | null;
 }
 
 /** A projection cannot go on. It names the event, and the reason (`cause`). */
@@ -599,11 +599,18 @@ export const projectionStatus = async (
   const status = await checkpoint.status();
   const { position } = status;
   const head = await store.head();
-  const behind = head !== null && (position === null || position < head);
+  const unknown = { name, ...status, head, lagEvents: null, lagMs: null };
+  if (isBeyond(position, head)) return unknown;
+  const behind = head !== null && position !== head;
   let lagMs = 0;
-  if (behind)
-    for await (const [oldest] of store.readAll(position, { max: 1, ...(streamPrefixes && { streamPrefixes }) }))
-      if (oldest) lagMs = Math.max(0, clock.now() - oldest.storedAt.getTime());
+  try {
+    if (behind)
+      for await (const [oldest] of store.readAll(position, { max: 1, ...(streamPrefixes && { streamPrefixes }) }))
+        if (oldest) lagMs = Math.max(0, clock.now() - oldest.storedAt.getTime());
+  } catch (error) {
+    if (error instanceof NotInTheLog) return unknown;
+    throw error;
+  }
   return { name, ...status, head, lagEvents: behind ? eventsBetween(position, head) : 0, lagMs };
 };
 
@@ -614,8 +621,12 @@ export const projectionPlace = async (
 ): Promise<{ readonly position: Position | null; readonly head: Position | null; readonly lagEvents: number | null }> => {
   const position = asPosition(await checkpoint.position());
   const head = await store.head();
-  return { position, head, lagEvents: head !== null && (position === null || position < head) ? eventsBetween(position, head) : 0 };
+  if (isBeyond(position, head)) return { position, head, lagEvents: null };
+  return { position, head, lagEvents: head !== null && position !== head ? eventsBetween(position, head) : 0 };
 };
+
+/** True for a checkpoint that is not in the log. It was read before the head, so it did not pass the head meanwhile. */
+const isBeyond = (position: Position | null, head: Position | null): boolean => position !== null && (head === null || position > head);
 
 /** Positions of one number have no gaps (Postgres, memory), so they count events; KurrentDB's are byte offsets. */
 export const eventsBetween = (position: Position | null, head: Position): number | null =>

@@ -49,7 +49,9 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
     reconciliationRequired: async (paymentId) => {
       // If the log cannot be read now, nothing is known about the payment. The answer asks the caller to read it.
       const { payment } = await ports.streams.load(paymentId).catch(() => ({ payment: null }));
-      return reconciliationRequired(paymentId, payment);
+      if (payment?.phase !== 'none') return reconciliationRequired(paymentId, payment);
+      // The stream may be lost. "Nothing was charged" is said only of a log that is whole.
+      return (await mayBeLost(ports).catch(() => true)) || ports.ownLog.incident ? storeIncident() : reconciliationRequired(paymentId, payment);
     },
   });
 };
@@ -71,6 +73,8 @@ export const finishCreate = async (
   if (found) return found;
   const loaded = { paymentId, payment: fold(decider, events), revision: recorded.at(-1)?.revision ?? null };
   const at = new Date(ports.clock.now()).toISOString();
+  // An absent stream may be a lost one.
+  if (loaded.revision === null) await ports.ownLog.verified(null);
   if (loaded.revision === null)
     await ports.streams.execute(
       loaded,
@@ -178,8 +182,9 @@ export const findPayment = async (services: PaymentServices, accountId: string, 
   if (!isUuid(paymentId)) throw notFound();
   const id = paymentId.toLowerCase();
   const isHis = (payment: Payment) => isVisible(payment) && payment.terms.accountId === accountId;
-  let { payment } = ports.ownLog.incident ? await furthest(services, id) : await ports.streams.load(id);
-  if (!isHis(payment) && (await mayBeLost(ports))) ({ payment } = await furthest(services, id));
+  const inIncident = ports.ownLog.incident !== null;
+  let { payment } = inIncident ? await furthest(services, id) : await ports.streams.load(id);
+  if (!isHis(payment) && !inIncident && (await mayBeLost(ports))) ({ payment } = await furthest(services, id));
   if (!isVisible(payment) || !isHis(payment)) throw ports.ownLog.incident ? storeIncident() : notFound();
   if (ports.ownLog.incident) return paymentView(id, payment);
   // If the payment is open, resolve it now. The answer still comes from the stream (docs/contract.md#recovery).
@@ -190,7 +195,7 @@ export const findPayment = async (services: PaymentServices, accountId: string, 
 
 /** True if a check finds that the log is not whole. Throws the error of a store that cannot be asked. */
 const mayBeLost = async ({ ownLog }: PaymentPorts): Promise<boolean> => {
-  if (ownLog.incident) return false;
+  if (ownLog.incident) return true;
   try {
     await ownLog.verified(null);
     return false;

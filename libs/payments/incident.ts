@@ -6,7 +6,6 @@ import { type EventStore, readStreams } from '#eventstore';
 import { Deadline, timestamp } from '#kernel';
 import type { Pool } from '#platform';
 import { gatewayRef, type PaymentPorts } from './charge.js';
-import type { PaymentServices } from './commands.js';
 import type { GatewayAccount, Leg } from './gateway/gateway.js';
 import { finalizeReference } from './reverse.js';
 import { paymentStream } from './stream.js';
@@ -26,7 +25,8 @@ export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> =
   const lastRevisions = async (paymentIds: readonly string[]) =>
     (await readStreams(store, paymentIds.map(paymentStream), { skipUnreadable: true })).map((events) => ({
       revision: events.at(-1)?.revision ?? -1n,
-      attempts: new Set(events.map(({ data }) => (data as { readonly attemptId?: string }).attemptId)),
+      // A key may have got the result of another attempt (C18, C38). Then its own attempt is named there only.
+      attempts: new Set(events.flatMap(({ data }) => namedIn(data as { readonly attemptId?: string; readonly toldAs?: string | null }))),
     }));
   // A database that only commands have used has neither.
   const { rows: tables } = await pool.query<{ found: boolean }>(
@@ -61,43 +61,46 @@ export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> =
   }
 };
 
+/** A create with a key but without an intent: it went to a log that was not ours, or its process died before. */
 export interface EmptyCreate {
+  readonly accountId: string;
   readonly paymentId: string;
-  /** `abandoned`: the gateway never charged it, and the stream is fenced. `open`: the gateway charged it, or cannot tell. */
-  readonly found: 'abandoned' | 'open';
+  readonly attemptId: string;
+  /** false: the gateway executed it, or cannot tell. */
+  readonly wasNeverCharged: boolean;
 }
 
 const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 const FINALISE_MS = 60_000;
 
 /**
- * Reserved creates whose stream is empty: their intent went to a log that was not ours. Every reference that such an attempt could have used is
- * finalised at every merchant account that its portals use. If none was executed, the stream is fenced, so the key's answer is true (C64).
+ * Creates whose key is reserved or whose lease is over, and whose stream is empty. Every reference that such an attempt could have used is finalised at
+ * each of the merchant accounts. Only for a log that was found whole.
  */
-export const abandonEmptyCreates = async (
-  { ports }: Pick<PaymentServices, 'ports'>,
-  pool: Pool,
-  accountsOf: (accountId: string) => Promise<readonly GatewayAccount[]>,
-): Promise<readonly EmptyCreate[]> => {
+export const emptyCreates = async (ports: PaymentPorts, pool: Pool, accounts: readonly GatewayAccount[]): Promise<readonly EmptyCreate[]> => {
   const { rows } = await pool.query<{ api_account_id: string; payment_id: string; attempt_id: string }>(
-    `select api_account_id, payment_id, attempt_id from idempotency_key where operation = 'create' and state = 'reserved' order by created_at`,
+    `select api_account_id, payment_id, attempt_id from idempotency_key
+     where operation = 'create' and (state = 'reserved' or (state = 'in_progress' and lease_until < clock_timestamp())) order by created_at`,
   );
   const found: EmptyCreate[] = [];
   for (const { api_account_id: accountId, payment_id: paymentId, attempt_id: attemptId } of rows) {
-    const loaded = await ports.streams.load(paymentId);
-    if (loaded.revision !== null) continue;
+    if ((await ports.streams.load(paymentId)).revision !== null) continue;
     const deadline = new Deadline(ports.clock, FINALISE_MS);
-    if (!(await wasNeverCharged(ports, attemptId, await accountsOf(accountId), deadline))) {
-      ports.log.error({ paymentId, attemptId }, 'a charge without an intent: the gateway executed it, or cannot tell; a person must decide');
-      found.push({ paymentId, found: 'open' });
-      continue;
-    }
-    const origin = { actor: { type: 'recovery' as const, id: 'log-resume' }, correlationId: ports.ids.uuid() };
-    const reason = 'the intent went to a log that was not ours';
-    await ports.streams.execute(loaded, [{ type: 'Abandon', at: timestamp(ports.clock.now()), attemptId, accountId, reason }], origin, deadline);
-    found.push({ paymentId, found: 'abandoned' });
+    found.push({ accountId, paymentId, attemptId, wasNeverCharged: await wasNeverCharged(ports, attemptId, accounts, deadline) });
   }
   return found;
+};
+
+/** Fences the streams of such creates, so the answer of their keys is true (C64). */
+export const abandon = async ({ streams, ids, clock }: PaymentPorts, creates: readonly EmptyCreate[]): Promise<void> => {
+  const reason = 'the intent went to a log that was not ours';
+  for (const { accountId, paymentId, attemptId } of creates) {
+    const loaded = await streams.load(paymentId);
+    if (loaded.revision !== null) continue;
+    const origin = { actor: { type: 'recovery' as const, id: 'log-resume' }, correlationId: ids.uuid() };
+    const command = { type: 'Abandon' as const, at: timestamp(clock.now()), attemptId, accountId, reason };
+    await streams.execute(loaded, [command], origin, new Deadline(clock, FINALISE_MS));
+  }
 };
 
 const wasNeverCharged = async (ports: PaymentPorts, attemptId: string, accounts: readonly GatewayAccount[], deadline: Deadline): Promise<boolean> => {
@@ -111,3 +114,5 @@ const wasNeverCharged = async (ports: PaymentPorts, attemptId: string, accounts:
   }
   return accounts.length > 0;
 };
+
+const namedIn = ({ attemptId, toldAs }: { readonly attemptId?: string; readonly toldAs?: string | null }) => [attemptId, toldAs];

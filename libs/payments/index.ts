@@ -74,7 +74,7 @@ export {
   keysFromLogMigration,
   rebuildKeys,
 } from './keys/from-log.js';
-export { abandonEmptyCreates, type EmptyCreate, unborne, type Unborne } from './incident.js';
+export { abandon, type EmptyCreate, emptyCreates, unborne, type Unborne } from './incident.js';
 export { type Answered, type AnswerEncoder, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency, postgresKeyRows, recordedKey } from './keys/postgres.js';
 export { type Claims, ClaimsGate, type ClaimsGateOptions, claimsMigration } from './keys/claims.js';

@@ -2,7 +2,7 @@
  * Recovery: finishes what a request left open. It fences the stream, finalises every reference of the attempt at the gateway, undoes a charge that
  * was executed, and records the result. `unknown` becomes voided or failed, never succeeded (C29). The number of tries never decides.
  */
-import { Conflict, type EventStore, type Origin, OutcomeUnknown, Unavailable } from '#eventstore';
+import { Conflict, type EventStore, type Origin, OutcomeUnknown, StoreIncident, Unavailable } from '#eventstore';
 import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
 import { type Migration, type Pool, purge, type Queryable } from '#platform';
 import type { PaymentPorts } from './charge.js';
@@ -116,7 +116,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
           if (outcome === 'resolved') resolved += 1;
           log.info({ paymentId, attemptId, outcome, tries: tries + 1 }, 'recovery');
           // An outage of our own log says nothing about the gateway. So it does not lengthen the pauses.
-          const ours = failure instanceof Unavailable || failure instanceof OutcomeUnknown;
+          const ours = failure instanceof Unavailable || failure instanceof OutcomeUnknown || failure instanceof StoreIncident;
           const pause = ours ? SCHEDULE_MS[0]! : SCHEDULE_MS[Math.min(tries + 1, SCHEDULE_MS.length - 1)]!;
           await work.record({ paymentId, attemptId, tries: ours ? tries : tries + 1, nextTryAt: timestamp(clock.now() + pause), outcome });
         }

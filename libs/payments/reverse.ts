@@ -75,7 +75,11 @@ export const reverse = async (
   for (;;) {
     const loaded = await streams.load(request.paymentId);
     const { payment } = loaded;
-    if (!isVisible(payment) || (request.accountId !== null && payment.terms.accountId !== request.accountId)) throw notFound();
+    if (!isVisible(payment) || (request.accountId !== null && payment.terms.accountId !== request.accountId)) {
+      // A payment that may be lost is never called absent (C76).
+      await ports.ownLog.verified(null);
+      throw notFound();
+    }
     if (payment.phase === 'charged') {
       for (const leg of payment.legs) gatewayOf(ports, leg);
 

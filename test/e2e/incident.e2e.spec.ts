@@ -1,7 +1,6 @@
 /** While events are lost, nothing is charged, and no answer says what nobody knows (C76). The incident is opened as another process opens it. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { closeIncident, StoreIncident } from '#eventstore';
-import { systemClock } from '#kernel';
 import { CARD_FORM, checkoutPortal, formOf, intakeOf, Payer, type Portal, textOf } from '../support/checkout.js';
 import { eventually } from '../support/eventually.js';
 import { card, CARD, type Client, PARTNER, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
@@ -31,11 +30,7 @@ const openIncident = async () => {
   await eventually(() => incident() !== null, { timeoutMs: NOTICED_MS });
 };
 const close = async () => {
-  const { pool, config } = service.services;
-  await closeIncident({ pool, folder: config.marksDir, processId: crypto.randomUUID(), name: 'spec', pid: 0, clock: systemClock }, [], {
-    by: 'Dana',
-    reason: 'spec',
-  });
+  await closeIncident(service.services.pool, [], { by: 'Dana', reason: 'spec' });
   await eventually(() => incident() === null);
 };
 const charges = async () => (await service.simulator.truth()).length;

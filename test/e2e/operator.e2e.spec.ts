@@ -338,9 +338,9 @@ describe('payfold log (C76)', () => {
     const { message } = await refused(1, 'accounts', 'create', '--name', 'Late');
     expect(message).toMatch(/the event store has lost events: it does not hold an event; .* run payfold log status/);
     expect((await refused(1, 'projections', 'rebuild', 'directory')).message).toContain('run payfold log status');
-    expect((await refused(1, 'upgrade', 'finish')).message).toContain('run payfold log status');
+    expect((await refused(1, 'upgrade', 'prepare')).message).toContain('run payfold log status');
     expect(await json('log', 'status')).toMatchObject({ incident: { kind: 'lost_events' } });
-    expect(await json('log', 'resume', '--by', 'Dana', '--reason', 'a wrong address')).toMatchObject({ forgotten: [], emptyCreates: [] });
+    expect(await json('log', 'resume', '--by', 'Dana', '--reason', 'a wrong address')).toMatchObject({ forgotten: [], abandoned: [] });
     const { rows } = await pool.query('select closed_by, reason from store_incident');
     expect(rows).toEqual([{ closed_by: 'Dana', reason: 'a wrong address' }]);
     await anAccount('On time');

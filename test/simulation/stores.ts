@@ -107,6 +107,7 @@ export const simulatedMarkBook = (marks: Marks, process: Process, statement: Sta
     read: async () => await statement('marks.read', () => book.read(), true),
     write: async (own) => await statement('marks.write', () => book.write(own), true),
     open: async (found) => await statement('incident.open', () => book.open(found)),
+    isClosed: async (id) => await statement('incident.isClosed', () => book.isClosed(id), true),
   };
 };
 

@@ -17,11 +17,19 @@ import { createLogger } from '#platform';
 export class Marks {
   readonly rows = new Map<string, OwnMarks>();
   incident: Incident | null = null;
+  /** Incidents that a person has closed. */
+  private readonly closed = new Set<string>();
+  private incidents = 0;
 
   constructor(
     private readonly clock: Pick<Clock, 'now'>,
     private readonly checkpoints: () => Known['checkpoints'] = () => [],
   ) {}
+
+  close(): void {
+    if (this.incident?.id) this.closed.add(this.incident.id);
+    this.incident = null;
+  }
 
   /** The book of one process. */
   bookOf(process: string): MarkBook {
@@ -39,7 +47,9 @@ export class Marks {
         incident: this.incident,
       }),
       write: async (own) => void this.rows.set(process, own),
-      open: async (found: Finding) => (this.incident ??= { ...found, since: timestamp(this.clock.now()), foundBy: process }),
+      open: async (found: Finding) =>
+        (this.incident ??= { ...found, id: String(++this.incidents), since: timestamp(this.clock.now()), foundBy: process }),
+      isClosed: async (id) => this.closed.has(id),
     };
   }
 }

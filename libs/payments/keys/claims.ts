@@ -187,7 +187,7 @@ export class ClaimsGate implements Claims {
       await keys.runUntil(head, { timeoutMs: CATCH_UP_MS });
       if (!(await hasPassed(pool, head))) return;
     }
-    if (notices !== this.notices || (await noticeIn(pool)).at !== noticed.at) return;
+    if ((await noticeIn(pool)).at !== noticed.at || notices !== this.notices) return;
     this.openedAfter = noticed.at;
     this.isOpen = true;
     if (noticed.at !== null || notices > 0) log.info({ head }, 'keys are claimed again: the log holds no other');

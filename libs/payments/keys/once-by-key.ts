@@ -124,6 +124,7 @@ const finishOrLeave = ({ idempotency, log }: KeyPorts, name: KeyName, { fence }:
 /** T7: the stream decides the result of a create whose owner vanished. */
 const finishTakenOver = async <View>(ports: KeyPorts, name: KeyName, owned: Owned, work: KeyedWork<View>): Promise<Answered<View>> => {
   const found = await work.takeOver!(owned).catch((error: unknown) => {
+    if (error instanceof StoreIncident) throw storeIncident();
     ports.log.warn({ err: error }, 'a create that was taken over cannot be finished yet');
     return 'cannot_tell' as const;
   });
