@@ -222,11 +222,13 @@ describe('beside the running service', () => {
     const first = await (await send()).text();
     const { id } = (JSON.parse(first) as { data: PaymentView }).data;
     const pool = createPool(readRuntime(dataDir.data)!.databaseUrl, { name: 'spec', max: 1 });
-    const { rows } = await pool.query<{ name: string }>(`delete from idempotency_key returning encode(key_hash, 'hex') as name`);
+    const { rows } = await pool.query<{ name: string }>(
+      `delete from idempotency_key where created_at = (select max(created_at) from idempotency_key) returning encode(key_hash, 'hex') as name`,
+    );
     await pool.end();
     expect(rows).toHaveLength(1);
-    expect(await done('keys', 'rebuild', '--hours', '1')).toEqual({ restored: 1, corrected: 0, unchanged: 0 });
-    expect(await done('keys', 'rebuild')).toEqual({ restored: 0, corrected: 0, unchanged: 1 });
+    expect(await done('keys', 'rebuild', '--hours', '1')).toMatchObject({ restored: 1, corrected: 0 });
+    expect(await done('keys', 'rebuild')).toMatchObject({ restored: 0, corrected: 0 });
     const again = await send();
     expect([again.status, again.headers.get('idempotent-replayed'), await again.text()]).toEqual([200, 'true', first]);
 
