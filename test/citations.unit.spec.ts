@@ -101,10 +101,10 @@ test('each ruling that is built stands once, and each other number once', () => 
 });
 
 test('a citation that leads nowhere is found', () => {
-  const text = 'C99, T13 and R77; specification, Refund 9; specification, Nothing; decision 9999; recovery.md 1.4; docs/api.md#nowhere; §4';
+  const text = 'C99, T14 and R77; specification, Refund 9; specification, Nothing; decision 9999; recovery.md 1.4; docs/api.md#nowhere; §4';
   expect(faultsOf('a.ts', text)).toEqual([
     'C99',
-    'T13',
+    'T14',
     'R77',
     'specification, Refund 9',
     'specification, Nothing',

@@ -1,14 +1,18 @@
-/** `payfold keys`: API keys. A key is shown once, when it is made. */
+/** `payfold keys`: API keys, each shown once, when it is made. Also idempotency keys that the database lost. */
 import type { Command } from 'commander';
 import { lastKeyUses, type NewKey } from '#accounts';
-import { type Answer, fields, inForceOrShown, table, type Terminal, uuid } from './terminal.js';
+import { answerEncoder } from '../answers.js';
+import { type Answer, fields, inForceOrShown, table, type Terminal, uuid, wholeNumber } from './terminal.js';
+
+/** A key is kept this long (C20). */
+const REBUILD_HOURS = 24;
 
 interface AccountOption {
   readonly account: string;
 }
 
 export const addKeys = (program: Command, { action }: Terminal): void => {
-  const keys = program.command('keys').description('API keys of an account');
+  const keys = program.command('keys').description('API keys of an account; idempotency keys that the database lost');
 
   keys
     .command('issue')
@@ -60,6 +64,27 @@ export const addKeys = (program: Command, { action }: Terminal): void => {
             ['KEY', 'BEGINS', 'STATUS', 'LAST USED'],
             rows.map(({ keyId, prefix, status, lastUsedAt }) => [keyId, prefix, status, lastUsedAt ?? 'never']),
           ),
+        };
+      }),
+    );
+
+  keys
+    .command('rebuild')
+    .description('make lost rows of idempotency keys again from the intents of the last hours; every row that is right stays as it is')
+    .option('--hours <hours>', 'how far back', wholeNumber, REBUILD_HOURS)
+    .action(
+      action(async (context, { hours }: { readonly hours: number }) => {
+        const { rebuildKeys } = await import('#payments');
+        const { store, clock, pool, ownLog } = await context.services();
+        ownLog.refuse();
+        const found = await rebuildKeys({ store, clock, answers: answerEncoder }, pool, hours);
+        return {
+          json: found,
+          text: fields([
+            ['made again', String(found.restored)],
+            ['corrected', String(found.corrected)],
+            ['unchanged', String(found.unchanged)],
+          ]),
         };
       }),
     );

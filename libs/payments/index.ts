@@ -77,7 +77,7 @@ export {
 export { abandon, type EmptyCreate, emptyCreates, unborne, type Unborne } from './incident.js';
 export { type Answered, type AnswerEncoder, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency, postgresKeyRows, recordedKey } from './keys/postgres.js';
-export { type Claims, ClaimsGate, type ClaimsGateOptions, claimsMigration } from './keys/claims.js';
+export { type Claims, type ClaimsDatabase, ClaimsGate, claimsMigration, type KeptPlace } from './keys/claims.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
 export { type ListFilters, NO_FILTERS } from './list-filters.js';
 export {

@@ -21,7 +21,7 @@ import {
   type StaffReverseRequest,
 } from './commands.js';
 import type { Gateways } from './gateway/gateway.js';
-import { ClaimsGate } from './keys/claims.js';
+import { openClaims } from './keys/claims.js';
 import { keysFromLog } from './keys/from-log.js';
 import type { AnswerEncoder, Answered } from './keys/once-by-key.js';
 import { postgresIdempotency } from './keys/postgres.js';
@@ -157,12 +157,20 @@ const paymentServices = (
   answers: AnswerEncoder,
 ): PaymentServices => {
   const { config, keys, ids, clock, log } = context;
-  const claims = new ClaimsGate({ store, keys: subscriber, ownLog: ports.ownLog, clock, log, folder: config.marksDir });
-  const keyPool = context.pool({ name: 'keys', ...KEY_POOL, verify: claims.verify });
-  // A claim must survive a crash of Postgres that its owner survives. If it were lost, the key would charge again. A completion may be lost: the
-  // takeover makes it again from the stream (T7).
-  const completionPool = context.pool({ name: 'keys, completed', ...KEY_POOL, synchronousCommit: 'off', verify: claims.verify });
-  claims.guard([keyPool, completionPool]);
+  const {
+    claims,
+    pool: keyPool,
+    completions: completionPool,
+  } = openClaims(
+    // A claim must survive a crash of Postgres that its owner survives. If it were lost, the key would charge again. A completion may be lost: the
+    // takeover makes it again from the stream (T7).
+    (which, verify) =>
+      which === 'claims'
+        ? context.pool({ name: 'keys', ...KEY_POOL, verify })
+        : context.pool({ name: 'keys, completed', ...KEY_POOL, synchronousCommit: 'off', verify }),
+    config.marksDir,
+    { store, keys: subscriber, ownLog: ports.ownLog, clock, log },
+  );
   context.atEnd(() => claims.stop());
   // A process that runs the projection learns of its progress at once. Another process polls the checkpoint.
   const list = readModels.of(paymentListModel);

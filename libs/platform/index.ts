@@ -10,7 +10,7 @@ export { type EmbeddedPostgres, freePort, startEmbeddedPostgres } from './postgr
 export { collect, everyRow, PAGE_ROWS } from './postgres/pages.js';
 export { type DatabasePlace, databasePlace, follows } from './postgres/place.js';
 export { DatabaseUnavailable, isDataException, isRolledBack, StatementTimeout } from './postgres/errors.js';
-export { ALL_AS_TEXT, type Client, createPool, endConnections, type Pool, type Queryable, transaction } from './postgres/pool.js';
+export { ALL_AS_TEXT, type Client, createPool, endConnections, type Pool, type PoolOptions, type Queryable, transaction } from './postgres/pool.js';
 export { databaseTime, livingProcesses, processMigration, recordProcess } from './postgres/processes.js';
 export { purge, PURGE_BATCH } from './postgres/purge.js';
 export { isMigrated, migrate, type Migration, missingMigrations } from './postgres/schema.js';

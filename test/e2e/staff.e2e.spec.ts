@@ -9,6 +9,8 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { PaymentView, RefundView } from '#payments';
+import { createPool } from '#platform';
+import { readRuntime } from '../../apps/data-dir.js';
 import { eventually } from '../support/eventually.js';
 import { DataDir, newKey, type RunningProcess, start, type Welcome, welcomeOf } from '../support/processes.js';
 import { CARD, paymentOf, PAYMENTS } from '../support/service.js';
@@ -213,6 +215,27 @@ describe('beside the running service', () => {
   test('an unknown payment or dispute exits 1', async () => {
     expect((await payfold('payments', 'refund', '018f0000-0000-7000-8000-00000000dead', '--reason', 'x', ...BY)).value).toMatchObject({ details: { code: 'PAYMENT_NOT_FOUND' } }); // prettier-ignore
     expect((await payfold('disputes', 'update', '018f0000-0000-7000-8000-00000000dead', '--status', 'lost')).code).toBe(1);
+  });
+  test('keys rebuild: lost rows are made again, the retry is replayed, and no event shows the hashes of a key', async () => {
+    const headers = { authorization: `ApiKey ${welcome.apiKey}`, 'content-type': 'application/json', 'idempotency-key': newKey() };
+    const send = () => fetch(`${service.url}${PAYMENTS}`, { method: 'POST', headers, body: JSON.stringify(paymentOf(welcome.portalId)) });
+    const first = await (await send()).text();
+    const { id } = (JSON.parse(first) as { data: PaymentView }).data;
+    const pool = createPool(readRuntime(dataDir.data)!.databaseUrl, { name: 'spec', max: 1 });
+    const { rows } = await pool.query<{ name: string }>(
+      `delete from idempotency_key where created_at = (select max(created_at) from idempotency_key) returning encode(key_hash, 'hex') as name`,
+    );
+    await pool.end();
+    expect(rows).toHaveLength(1);
+    expect(await done('keys', 'rebuild', '--hours', '1')).toMatchObject({ restored: 1, corrected: 0 });
+    expect(await done('keys', 'rebuild')).toMatchObject({ restored: 0, corrected: 0 });
+    const again = await send();
+    expect([again.status, again.headers.get('idempotent-replayed'), await again.text()]).toEqual([200, 'true', first]);
+
+    const shown = await done('payments', 'show', id, '--events');
+    expect(JSON.stringify(shown)).not.toContain(rows[0]!.name);
+    expect((shown.events as { data: { idempotency?: string } }[])[0]!.data.idempotency).toMatch(/^[0-9a-f]{64}$/);
+    expect((await done('projections', 'status')) as unknown).toContainEqual(expect.objectContaining({ name: 'keys', running: true, failure: null }));
   });
 });
 

@@ -16,7 +16,7 @@ import { read, sent } from '../../../test/support/answers.js';
 import { eventually } from '../../../test/support/eventually.js';
 import { type Ground, type House, openGround, openHouse } from '../../../test/support/payments.js';
 import { chargeOnce, type PaymentServices, reverseOnce } from '../commands.js';
-import { ClaimsGate, claimsMigration } from './claims.js';
+import { type ClaimsGate, claimsMigration, openClaims } from './claims.js';
 import { KEYS_FROM_LOG, keysFromLog, keysFromLogMigration } from './from-log.js';
 import { LEASE_SECONDS } from './key-store.js';
 import { idempotencyMigrations, postgresIdempotency } from './postgres.js';
@@ -55,9 +55,11 @@ const openProcess = (name: string, works = true): Process => {
     checkpoint: postgresCheckpoint(projections, KEYS_FROM_LOG),
     leaseMs: 1_000,
   });
-  const claims = new ClaimsGate({ store, keys, ownLog: house.ports.ownLog, clock: systemClock, log, folder: join(folder, name) });
-  const [pool, completions] = ['keys', 'completions'].map((one) => createPool(cluster.url, { name: one, max: 3, byKey: true, verify: claims.verify })) as [Pool, Pool]; // prettier-ignore
-  claims.guard([pool, completions]);
+  const { claims, pool, completions } = openClaims(
+    (which, verify) => createPool(cluster.url, { name: which, max: 3, byKey: true, verify }),
+    join(folder, name),
+    { store, keys, ownLog: house.ports.ownLog, clock: systemClock, log },
+  );
   if (works) keys.start();
   return {
     claims,

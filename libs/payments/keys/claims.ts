@@ -14,7 +14,7 @@ import { readFileSync } from 'node:fs';
 import { mkdir, rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pid } from 'node:process';
-import type { EventStore, LogGate, Position, Subscriber } from '#eventstore';
+import type { EventStore, LogGate, Subscriber } from '#eventstore';
 import type { Clock } from '#kernel';
 import {
   type DatabasePlace,
@@ -25,21 +25,20 @@ import {
   type Logger,
   type Migration,
   type Pool,
+  type PoolOptions,
   type Queryable,
 } from '#platform';
 import { LEASE_SECONDS } from './key-store.js';
 import { KEYS_FROM_LOG } from './from-log.js';
 
 /** Between two looks at the database while claims are open, and while they are closed. */
-const LOOK_EVERY_MS = { open: 1_000, closed: 250 } as const;
+const LOOK_EVERY_MS = { open: 1_000, closed: 250 };
 /** A start waits this long for its first opening. Then it goes on with closed claims. */
 const START_WAIT_MS = 3_000;
 /** One try to bring the subscriber to the head. The next one goes on where it ended. */
 const CATCH_UP_MS = 2_000;
 /** Between two error lines about the same. */
 const REPORT_EVERY_MS = 60_000;
-/** In `MARKS_DIR`, so that it outlives the process and does not go back with the database. */
-const PLACE_FILE = 'keys-database';
 
 export const claimsMigration: Migration = {
   name: '0034-key-claims',
@@ -57,15 +56,36 @@ export interface Claims {
   begun(): Promise<void>;
 }
 
+/** The database of the keys, a port. */
+export interface ClaimsDatabase {
+  place(): ReturnType<typeof databasePlace>;
+  /** The last notice of any process: its time as text, and how long ago that was. null: nobody has noticed anything yet. */
+  noticed(): Promise<{ readonly at: string | null; readonly secondsAgo: number | null }>;
+  /** Tells all processes of a notice. */
+  notice(): Promise<void>;
+  /** The position of the subscriber `keys`, over a connection of the keys: another pool may lead to another server. */
+  position(): Promise<string>;
+  /** Ends all connections: old ones may lead to a server that was replaced. */
+  reconnect(): void;
+}
+
+/** Where a process keeps the place of the database. It outlives the process, and does not go back with the database. */
+export interface KeptPlace {
+  read(): DatabasePlace | null;
+  write(place: DatabasePlace): Promise<void>;
+}
+
 export interface ClaimsGateOptions {
+  readonly database: ClaimsDatabase;
+  readonly kept: KeptPlace;
   readonly store: Pick<EventStore, 'head'>;
   /** The subscriber that makes keys from the log. */
   readonly keys: Pick<Subscriber, 'runUntil'>;
   readonly ownLog: Pick<LogGate, 'incident'>;
   readonly clock: Clock;
   readonly log: Pick<Logger, 'info' | 'warn' | 'error'>;
-  /** `MARKS_DIR`. */
-  readonly folder: string;
+  /** A simulation asks for fewer looks. */
+  readonly lookEveryMs?: typeof LOOK_EVERY_MS;
 }
 
 export class ClaimsGate implements Claims {
@@ -79,23 +99,17 @@ export class ClaimsGate implements Claims {
   private untold = false;
   /** The shared notice after which claims were opened. */
   private openedAfter: string | null = null;
-  private pools: readonly Pool[] = [];
   private readonly stopped = new AbortController();
   private running: { readonly begun: Promise<void>; readonly done: Promise<void> } | null = null;
   private readonly reportedAt = new Map<string, number>();
 
   constructor(private readonly options: ClaimsGateOptions) {
-    this.seen = readPlace(options.folder);
+    this.seen = options.kept.read();
   }
 
-  /** The pools of the keys, the one for claims first. Each verifies its connections with {@link verify}. */
-  guard(pools: readonly [Pool, ...Pool[]]): void {
-    this.pools = pools;
-  }
-
-  /** Compares a new connection of the keys. Throws if it must not be used. */
-  readonly verify = async (connection: Queryable): Promise<void> => {
-    if (!(await this.isSameDatabase(connection))) throw new DatabaseUnavailable('the database of the keys went back');
+  /** Compares a new connection of the keys, by its place. Throws if it must not be used. */
+  readonly verify = async (place: ClaimsDatabase['place']): Promise<void> => {
+    if (!(await this.isSameDatabase(place))) throw new DatabaseUnavailable('the database of the keys went back');
   };
 
   begun(): Promise<void> {
@@ -113,7 +127,7 @@ export class ClaimsGate implements Claims {
   }
 
   private async run(begun: () => void): Promise<void> {
-    const { clock } = this.options;
+    const { clock, lookEveryMs = LOOK_EVERY_MS } = this.options;
     const { signal } = this.stopped;
     const until = clock.monotonic() + START_WAIT_MS;
     const timer = new AbortController();
@@ -125,7 +139,7 @@ export class ClaimsGate implements Claims {
         timer.abort();
       }
       await this.keepPlace().catch((error: unknown) => this.report('the place of the database could not be kept', { err: error }, 'warn'));
-      await clock.sleep(this.isOpen ? LOOK_EVERY_MS.open : LOOK_EVERY_MS.closed, signal);
+      await clock.sleep(this.isOpen ? lookEveryMs.open : lookEveryMs.closed, signal);
     }
     begun();
     timer.abort();
@@ -135,10 +149,10 @@ export class ClaimsGate implements Claims {
   // ---- the database
 
   /** false: the database went back, or is another one. Claims are closed then. */
-  private async isSameDatabase(db: Queryable): Promise<boolean> {
+  private async isSameDatabase(ask: ClaimsDatabase['place']): Promise<boolean> {
     // Connections are compared at the same time. Each must follow the place that was known when it was asked.
     const before = this.seen;
-    const place = await databasePlace(db);
+    const place = await ask();
     if (place === 'standby') throw new DatabaseUnavailable('the database of the keys is a standby');
     if (place === 'hidden') {
       this.report(
@@ -158,7 +172,7 @@ export class ClaimsGate implements Claims {
     this.isOpen = false;
     this.notices += 1;
     this.untold = true;
-    for (const pool of this.pools) endConnections(pool);
+    this.options.database.reconnect();
     this.report(
       `the database of the keys went back or was exchanged: requests with a key get 503 until their keys are made from the log, for at least ${LEASE_SECONDS} s`,
       { before, now },
@@ -168,26 +182,25 @@ export class ClaimsGate implements Claims {
 
   /** Opens claims if that is safe now. Closes them if another process has noticed something. */
   private async look(): Promise<void> {
-    const { store, keys, ownLog, log } = this.options;
-    const [pool] = this.pools as [Pool];
-    if (!(await this.isSameDatabase(pool))) return;
+    const { database, store, keys, ownLog, log } = this.options;
+    if (!(await this.isSameDatabase(() => database.place()))) return;
     const { notices } = this;
     if (this.untold) {
-      await pool.query('update key_claims set noticed_at = clock_timestamp()');
+      await database.notice();
       if (notices === this.notices) this.untold = false;
     }
-    const noticed = await noticeIn(pool);
+    const noticed = await database.noticed();
     if (this.isOpen && noticed.at === this.openedAfter) return;
     if (this.isOpen) log.warn('another process noticed that the database of the keys went back: claims are closed');
     this.isOpen = false;
     if (noticed.secondsAgo !== null && noticed.secondsAgo < LEASE_SECONDS) return;
     if (ownLog.incident) return;
     const head = await store.head();
-    if (head !== null && !(await hasPassed(pool, head))) {
+    if (head !== null && (await database.position()) < head) {
       await keys.runUntil(head, { timeoutMs: CATCH_UP_MS });
-      if (!(await hasPassed(pool, head))) return;
+      if ((await database.position()) < head) return;
     }
-    if ((await noticeIn(pool)).at !== noticed.at || notices !== this.notices) return;
+    if ((await database.noticed()).at !== noticed.at || notices !== this.notices) return;
     this.openedAfter = noticed.at;
     this.isOpen = true;
     if (noticed.at !== null || notices > 0) log.info({ head }, 'keys are claimed again: the log holds no other');
@@ -197,11 +210,7 @@ export class ClaimsGate implements Claims {
     const text = JSON.stringify(this.seen);
     // Until other processes know of a notice, the next start must notice it again.
     if (this.seen === null || this.untold || text === this.written) return;
-    const { folder } = this.options;
-    await mkdir(folder, { recursive: true, mode: 0o700 });
-    const file = join(folder, PLACE_FILE);
-    await writeFile(`${file}.${pid}`, text, { mode: 0o600 });
-    await rename(`${file}.${pid}`, file);
+    await this.options.kept.write(this.seen);
     this.written = text;
   }
 
@@ -213,29 +222,61 @@ export class ClaimsGate implements Claims {
   }
 }
 
-const noticeIn = async (db: Queryable): Promise<{ readonly at: string | null; readonly secondsAgo: number | null }> => {
-  const { rows } = await db.query<{ at: string | null; seconds_ago: number | null }>({
-    name: 'key-claims',
-    text: 'select noticed_at::text as at, extract(epoch from clock_timestamp() - noticed_at)::float8 as seconds_ago from key_claims',
-  });
-  return { at: rows[0]!.at, secondsAgo: rows[0]!.seconds_ago };
+/** `pools`: those of the keys, the one for claims first. */
+export const postgresClaims = (pools: readonly [Pool, ...Pool[]]): ClaimsDatabase => ({
+  place: () => databasePlace(pools[0]),
+  noticed: async () => {
+    const { rows } = await pools[0].query<{ at: string | null; seconds_ago: number | null }>({
+      name: 'key-claims',
+      text: 'select noticed_at::text as at, extract(epoch from clock_timestamp() - noticed_at)::float8 as seconds_ago from key_claims',
+    });
+    return { at: rows[0]!.at, secondsAgo: rows[0]!.seconds_ago };
+  },
+  notice: async () => {
+    await pools[0].query('update key_claims set noticed_at = clock_timestamp()');
+  },
+  position: async () => {
+    const { rows } = await pools[0].query<{ position: string }>({
+      name: 'key-checkpoint',
+      text: 'select position from projection_checkpoint where name = $1',
+      values: [KEYS_FROM_LOG],
+    });
+    return rows[0]?.position ?? '';
+  },
+  reconnect: () => pools.forEach(endConnections),
+});
+
+/** In `MARKS_DIR`. */
+const PLACE_FILE = 'keys-database';
+
+export const placeFile = (folder: string): KeptPlace => {
+  const file = join(folder, PLACE_FILE);
+  return {
+    read: () => {
+      try {
+        return JSON.parse(readFileSync(file, 'utf8')) as DatabasePlace;
+      } catch (error) {
+        if ((error as NodeJS.ErrnoException).code === 'ENOENT') return null;
+        throw new Error(`${file} cannot be read: ${(error as Error).message}; if it is damaged, remove it`, { cause: error });
+      }
+    },
+    write: async (place) => {
+      await mkdir(folder, { recursive: true, mode: 0o700 });
+      await writeFile(`${file}.${pid}`, JSON.stringify(place), { mode: 0o600 });
+      await rename(`${file}.${pid}`, file);
+    },
+  };
 };
 
-/** Asks over a connection of the keys: another pool may lead to another server. */
-const hasPassed = async (db: Queryable, head: Position): Promise<boolean> => {
-  const { rows } = await db.query<{ position: string }>({
-    name: 'key-checkpoint',
-    text: 'select position from projection_checkpoint where name = $1',
-    values: [KEYS_FROM_LOG],
-  });
-  return (rows[0]?.position ?? '') >= head;
-};
-
-const readPlace = (folder: string): DatabasePlace | null => {
-  try {
-    return JSON.parse(readFileSync(join(folder, PLACE_FILE), 'utf8')) as DatabasePlace;
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return null;
-    throw new Error(`${join(folder, PLACE_FILE)} cannot be read: ${(error as Error).message}; if it is damaged, remove it`, { cause: error });
-  }
+/** The pools of the keys, and the gate that compares each of their connections. */
+export const openClaims = (
+  open: (which: 'claims' | 'completions', verify: NonNullable<PoolOptions['verify']>) => Pool,
+  folder: string,
+  options: Omit<ClaimsGateOptions, 'database' | 'kept'>,
+): { readonly claims: ClaimsGate; readonly pool: Pool; readonly completions: Pool } => {
+  const verify = (connection: Queryable): Promise<void> => claims.verify(() => databasePlace(connection));
+  const pool = open('claims', verify);
+  const completions = open('completions', verify);
+  const claims = new ClaimsGate({ ...options, database: postgresClaims([pool, completions]), kept: placeFile(folder) });
+  return { claims, pool, completions };
 };

@@ -25,12 +25,10 @@ const UNKNOWN = { answer: 'cut' } as const;
 const NOT_SENT = { effect: false, answer: 'cut' } as const;
 const PARTIAL = { amountCents: 1_000 };
 
-const warned: unknown[] = [];
 const ports = (): KeysFromLogPorts => ({
   store: house.store,
   answers: answerEncoder,
   clock: house.clock,
-  log: { warn: (...line: unknown[]) => void warned.push(line) } as KeysFromLogPorts['log'],
 });
 /** Compares the whole log, in batches of so many events. */
 const compare = async (size = 1_000): Promise<ComparedKeys> => {

@@ -45,15 +45,15 @@ export interface KeysFromLogPorts {
   readonly clock: Clock;
   /** As the key store keeps them. */
   readonly keepHours?: number;
-  readonly log: Pick<Logger, 'warn'>;
 }
 
-export const keysFromLog = (ports: KeysFromLogPorts): Projection => ({
+export const keysFromLog = (ports: KeysFromLogPorts & { readonly log: Pick<Logger, 'warn'> }): Projection => ({
   name: KEYS_FROM_LOG,
   streamPrefixes: [paymentStream('')],
   gatherMs: GATHER_MS,
   apply: async (client, events) => {
-    await compareKeys(ports, postgresKeyRows(client, ports.keepHours), events);
+    const { restored, corrected } = await compareKeys(ports, postgresKeyRows(client, ports.keepHours), events);
+    if (restored + corrected > 0) ports.log.warn({ restored, corrected }, 'keys were made again from the log');
   },
 });
 
@@ -90,7 +90,6 @@ export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events
   if (made < wrong.length) throw new Unavailable('a key was claimed while its row was made from the log');
   const corrected = wrong.filter(({ replaces }) => replaces !== null).length;
   const restored = wrong.length - corrected;
-  if (wrong.length > 0) ports.log.warn({ restored, corrected }, 'keys were made again from the log');
   return { restored, corrected, unchanged: logged.length - wrong.length };
 };
 
