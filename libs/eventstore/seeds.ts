@@ -15,7 +15,7 @@ const GOSSIP = '/event_store.client.gossip.Gossip/Read';
 /** An empty message of gRPC: not compressed, no bytes. */
 const EMPTY_MESSAGE = Buffer.alloc(5);
 
-const URL_PARTS = /^([^:]+:\/\/(?:[^:]+:[^@]+@)?)([^/?#]+)(.*)$/s;
+const URL_PARTS = /^([^:]+:\/\/(?:[^:]+:[^@]+@)?)([^/?#@]+)((?:[/?#].*)?)$/s;
 
 /** The addresses between which the client chooses. Empty if the URL names one, or a DNS name that stands for several. */
 const seedsOf = (url: string): readonly string[] => {
