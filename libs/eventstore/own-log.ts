@@ -194,8 +194,9 @@ export class OwnLog implements EventStore, LogGate {
     this.others = known.marks;
     const told = this.acknowledged.slice();
     const wanted = [...this.own(), ...known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)))];
-    // A mark proves the identity too, and the end of the log moves only under a cut that loses the newest mark.
-    const whole = wanted.length === 0 || begun - this.wholeAt >= this.checkEveryMs / 2;
+    // A mark that a check has found proves the identity too, and the end of the log moves only under a cut that loses the newest mark. An event that
+    // was only acknowledged proves neither: a log of others may have told of it.
+    const whole = !wanted.some(({ confirmed }) => confirmed) || begun - this.wholeAt >= this.checkEveryMs / 2;
     const [lost, other] = await Promise.all([store.missing(wanted.map(({ mark }) => mark)), whole ? this.otherLog() : null]);
     const finding = other ?? findingOf(wanted, lost) ?? (whole ? await this.outside(known.checkpoints) : null);
     if (finding) return finding;

@@ -120,6 +120,14 @@ describe('a log that is not ours, or not whole', () => {
     await expect(own.verified(intent)).rejects.toThrow(StoreIncident);
   });
 
+  test('a log of others that has taken the first event of a process is found before the call', async () => {
+    const own = await openLog();
+    store.exchange(await foreignLog(3));
+    const intent = await append(own);
+    await expect(own.verified(intent)).rejects.toThrow(StoreIncident);
+    expect(own.incident).toMatchObject({ kind: 'other_log' });
+  });
+
   test('events are lost that were acknowledged after the last check', async () => {
     const own = await openLog();
     await append(own);
