@@ -13,6 +13,8 @@ import type { Seams, World } from './service.js';
 export interface Canary {
   readonly name: string;
   readonly seams: Seams;
+  /** Only a fault of the log can show it. */
+  readonly lost?: true;
   /** The guard that makes it harmless, and the spec that tests the guard directly. */
   readonly redundant?: string;
 }
