@@ -36,6 +36,10 @@ const BACKOFF_MS = { first: 50, most: 1_000 } as const;
 const INCIDENT_POLL_MS = 1_000;
 /** A single event that fails is tried once more before it counts as poison. */
 const POISON_ATTEMPTS = 2;
+/** A place that a whole log does not hold is looked for again, at growing pauses: another log may have been there for a moment. */
+const PLACE_ATTEMPTS = 6;
+/** A subscription that lived this long has begun at a place of the log. */
+const PLACE_HELD_MS = 60_000;
 
 /** A reader of the log. `Tx`: the transaction in which it writes its rows. */
 export interface Projection<Tx = Client> {
@@ -197,7 +201,7 @@ class LogSubscriber<Tx> implements Subscriber {
   // ---- working as one of several workers
 
   private async run(signal: AbortSignal): Promise<void> {
-    for (let tries = 0; !signal.aborted;) {
+    for (let [tries, absent, begun] = [0, 0, 0]; !signal.aborted;) {
       try {
         const place = await this.checkpoint.take(this.lease);
         if (!place) {
@@ -207,6 +211,7 @@ class LogSubscriber<Tx> implements Subscriber {
         }
         this.state = 'active';
         tries = 0;
+        begun = this.clock.monotonic();
         await this.follow(place, signal);
       } catch (thrown) {
         const error = thrown instanceof NotInTheLog ? await this.lostOr(thrown) : thrown;
@@ -223,6 +228,13 @@ class LogSubscriber<Tx> implements Subscriber {
         if (isTransient(error)) {
           await this.pause(error as Error, tries++, signal);
           continue;
+        }
+        if (error instanceof NotInTheLog && this.options.ownLog) {
+          if (this.clock.monotonic() - begun > PLACE_HELD_MS) absent = 0;
+          if (++absent < PLACE_ATTEMPTS) {
+            await this.pause(error, absent, signal);
+            continue;
+          }
         }
         await this.fail(error);
         break;
