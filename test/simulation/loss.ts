@@ -60,7 +60,7 @@ export class LossWatch {
   isGivenUp = false;
   /** A success was told while the log was not the right one, so it may be lost. Only the calls of gateways wait for a check. */
   isTold = false;
-  /** The request of each intent, by the references that it may use. */
+  /** The first request of each intent, by the references that it may use. */
   readonly requestOf = new Map<string, string>();
   readonly log: EventStore;
   private readonly store: ExchangeableStore;
@@ -95,7 +95,7 @@ export class LossWatch {
     for (const { type, data, meta } of given[2])
       if (type === 'PaymentInitiated' || type === 'VoidRequested' || type === 'RefundRequested')
         for (const { references } of (data as unknown as { legs: readonly { references: Record<string, string> }[] }).legs)
-          for (const reference of Object.values(references)) this.requestOf.set(reference, meta.correlationId);
+          for (const reference of Object.values(references)) if (!this.requestOf.has(reference)) this.requestOf.set(reference, meta.correlationId);
     return this.store.append(...given);
   }
 
@@ -195,14 +195,15 @@ export const playLogFault = async (world: World, fault: LogFault): Promise<boole
 const numberOf = (positions: readonly Position[]): number => positions.reduce((most, position) => Math.max(most, Number(position)), 0);
 
 /** So many events that something outside of the log remembers a lost one: a mark, or the place of a checkpoint where that is all there is. */
-const eventsToKeep = async (world: World, { kind, stopped, more }: LogFault): Promise<number | null> => {
+const eventsToKeep = async (world: World, { kind, stopped, calm, more }: LogFault): Promise<number | null> => {
   if (kind === 'empty' || kind === 'foreign') return 0;
   for (let tries = 1; tries <= WAIT_TRIES; tries++) {
     const { marks, checkpoints } = await world.marks.bookOf('staff').read();
     const marked = numberOf(marks.map(({ mark }) => mark.position));
     const reached = numberOf(checkpoints.map(({ position }) => position));
-    const byPlace = stopped && kind === 'earlier' && tries <= PLACE_TRIES;
-    if (byPlace && reached > marked && marked > 0) return reached - 1;
+    const byPlace = stopped && calm && kind === 'earlier' && tries <= PLACE_TRIES;
+    // If the place were filled again, it would tell of nothing. So nothing may be under way.
+    if (byPlace && reached > marked && marked > 0 && world.sim.underway === 0) return reached - 1;
     if (!byPlace && marked > 1) return Math.max(1, marked - 1 - more);
     await world.sim.wait(WAIT_FOR_MARKS_MS);
   }

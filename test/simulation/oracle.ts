@@ -193,9 +193,9 @@ export class Oracle {
     const { watch } = this.world;
     // An incident of the event store (C76).
     const isRefused = watch !== null && answer.code === 'IDEMPOTENCY_UNAVAILABLE';
-    // Until a process knows, it reads the log that is there. Only a GET of a payment makes sure before it says that there is none.
+    // Until a process knows, it reads the log that is there, and writes to it. Only a GET of a payment makes sure before it says that there is none.
     const isLost = watch?.overlaps(exchange.sentAt, exchange.answeredAt) === true;
-    const isUnseen = isLost && answer.code === 'PAYMENT_NOT_FOUND' && ask.kind !== 'get';
+    const isUnseen = (isLost || watch?.isTold === true) && answer.code === 'PAYMENT_NOT_FOUND' && ask.kind !== 'get';
     if (isLost && answer.status === 200 && !reply.replayed && !READS.includes(ask.kind)) watch.isTold = true;
     this.check(ALLOWED[operation].includes(answer.code) || isRefused || isUnseen, `${operation} answered ${answer.status} ${answer.code}`);
     if (answer.code === 'IDEMPOTENCY_IN_PROGRESS')
@@ -213,8 +213,8 @@ export class Oracle {
       !this.named.has(id) &&
       (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'get') &&
       answer.code !== 'IDEMPOTENCY_RECONCILIATION_REQUIRED' &&
-      // Its intent may lie in a log that was not ours.
-      !(isLost && answer.code === 'PAYMENT_TIMEOUT')
+      // It may lie in a log that was not ours.
+      !isLost
     )
       this.named.set(id, { at: exchange.answeredAt, accountId: accountOf(ask) });
   }

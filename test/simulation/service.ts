@@ -271,6 +271,8 @@ export class World {
 
 export class Replica {
   ownLog!: OwnLog;
+  /** The check of a start. Requests wait for it, and the loops begin later in any case. */
+  private begun!: Promise<void>;
   private services!: PaymentServices;
   private recoveryPorts!: PaymentPorts;
   private settlement!: SettlementPorts;
@@ -313,8 +315,7 @@ export class Replica {
       appendsProve: false,
       checkEveryMs: CHECK_EVERY_MS,
     });
-    // A start waits for it. Here the work begins later in any case.
-    void ownLog.begin().catch(() => undefined);
+    this.begun = ownLog.begin().catch(() => undefined);
     void ownLog.run(new AbortController().signal);
     const log: EventStore = ownLog;
     const planted = seams.gate?.(ownLog, world) ?? ownLog;
@@ -464,6 +465,7 @@ export class Replica {
   }
 
   private async answer(ask: Ask, requestId: string): Promise<Reply> {
+    await this.begun;
     const { services } = this;
     switch (ask.kind) {
       case 'create':
