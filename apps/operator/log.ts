@@ -7,10 +7,12 @@ import {
   examineLog,
   type Incident,
   installationIn,
+  isWhole,
   type KnownMark,
   type LogGate,
   type MarkBook,
   postgresMarkBook,
+  unheldMarks,
 } from '#eventstore';
 import { ServiceError, systemClock } from '#kernel';
 import { openKeys, systemIds } from '#platform';
@@ -89,15 +91,15 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
         const checked = await check({ config, databaseUrl, pool: services.pool, store });
         const refuse = (why: string) => new ServiceError('INVALID_STATE', `${why}; nothing was changed.\n${inWords(checked)}`);
         if (!isWhole(checked.places) || speaksOfLost(checked)) throw refuse('The event store does not hold everything that it held');
-        const { abandon, emptyCreates, gatewayAccountsOf } = await import('#payments');
+        const { abandon, emptyCreates, endedCreates, gatewayAccountsOf } = await import('#payments');
         const accounts = (await directory.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
         // The log was found whole just now. Its guard still refuses, since the incident is open.
         const whole: LogGate = { incident: null, verified: async () => undefined, verifiedRead: async () => undefined, refuse: () => undefined };
-        const empty = await emptyCreates({ ...payments.ports, ownLog: whole }, services.pool, accounts);
+        const empty = await emptyCreates({ ...payments.ports, ownLog: whole }, await endedCreates(services.pool), accounts);
         const charged = empty.filter(({ wasNeverCharged }) => !wasNeverCharged);
         if (charged.length > 0)
           throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(({ paymentId }) => paymentId).join(', ')})`);
-        const forgotten = checked.places.flatMap(({ held, position, eventId }) => (held || eventId === null ? [] : [{ position, id: eventId }]));
+        const forgotten = unheldMarks(checked.places);
         await closeIncident(services.pool, forgotten, { by, reason });
         await ownLog.begin();
         ownLog.refuse();
@@ -130,8 +132,6 @@ const check = async (stores: Stores): Promise<Checked> => {
   return { places: await examineLog({ store, book: await bookOf(stores), signedHead: head }), ...(await unborne(pool, store)) };
 };
 
-/** An event that no check has found may be of a log that was not ours. It is lost only if something of ours speaks of it. */
-const isWhole = (places: readonly Examined[]): boolean => places.every(({ held, confirmed }) => held || !confirmed);
 const speaksOfLost = ({ listRows, storedAnswers }: Unborne): boolean => listRows.length + storedAnswers.length > 0;
 
 const inWords = ({ places, listRows, storedAnswers }: Checked): string =>

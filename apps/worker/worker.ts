@@ -4,9 +4,10 @@
  */
 import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresUnfinishedRows } from '#checkout';
-import { dropUnusedShapes } from '#eventstore';
+import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, ForgedHead, signLog, sweepDrift } from '#audit';
 import { purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
+import type { Logger } from '#platform';
 import { recordSettlements } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
 import type { Services } from '../services.js';
@@ -24,16 +25,25 @@ const DRIFT_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
 const DROP_UNUSED_EVERY_MS = 60 * 60_000;
 
-interface Loop {
+interface Round {
   readonly name: string;
-  readonly everyMs: number;
   run(): Promise<unknown>;
+}
+
+interface Loop extends Round {
+  readonly everyMs: number;
 }
 
 export interface Worker {
   /** Completes the work at hand. */
   stop(): Promise<void>;
 }
+
+/** One round of a loop. Whatever it would do in an incident may rest on events that are lost (C76). */
+export const playRound = async (round: Round, ownLog: Pick<LogGate, 'incident'>, log: Pick<Logger, 'warn'>): Promise<void> => {
+  if (ownLog.incident) return;
+  await round.run().catch((error: unknown) => log.warn({ err: error, loop: round.name }, 'a loop of the worker failed; it goes on'));
+};
 
 export const startWorker = (services: Services): Worker => {
   const { checkout, clock, config, log, ownLog, payments, pool, reactors, readModels, settlement, webhooks } = services;
@@ -79,9 +89,7 @@ export const startWorker = (services: Services): Worker => {
   webhooks.dispatcher.start();
   const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
-      // Whatever a loop would do may rest on events that are lost (C76).
-      if (ownLog.incident === null)
-        await loop.run().catch((error: unknown) => log.warn({ err: error, loop: loop.name }, 'a loop of the worker failed; it goes on'));
+      await playRound(loop, ownLog, log);
       await clock.sleep(loop.everyMs, stop.signal);
     }
   });

@@ -1,5 +1,5 @@
 /** What a log holds of everything that is known to have been in it, for a person who looks at an incident. */
-import type { EventStore, Position } from './event-store.js';
+import type { EventStore, Mark, Position } from './event-store.js';
 import type { SealedPlace } from './installation.js';
 import type { MarkBook } from './marks.js';
 
@@ -35,3 +35,10 @@ export const examineLog = async ({ store, book, signedHead }: ExaminePorts): Pro
     ...(head ? [{ where: head.where, position: head.position, eventId: null, confirmed: true, held: event !== null && head.isEvent(event) }] : []),
   ];
 };
+
+/** Nothing of it is lost. An event that no check has found may be of a log that was not ours. It is lost only if something of ours speaks of it. */
+export const isWhole = (places: readonly Examined[]): boolean => places.every(({ held, confirmed }) => held || !confirmed);
+
+/** The events that no check has found and that the log does not hold. */
+export const unheldMarks = (places: readonly Examined[]): readonly Mark[] =>
+  places.flatMap(({ held, position, eventId }) => (held || eventId === null ? [] : [{ position, id: eventId }]));

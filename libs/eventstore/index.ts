@@ -18,7 +18,7 @@ export {
   Unavailable,
   UnreadableStream,
 } from './event-store.js';
-export { type Examined, examineLog } from './examine.js';
+export { type Examined, examineLog, isWhole, unheldMarks } from './examine.js';
 export { defineEvents, type DomainEvent, type EventTypes } from './events.js';
 export { hostsOf, storeAddress, withAddress } from './hosts.js';
 export { INSTALLATION_STREAM, installationEvents, installationIn, type SealedPlace } from './installation.js';
@@ -35,7 +35,7 @@ export {
 } from './marks.js';
 export { memoryEventStore } from './memory.js';
 export { eventStoreMigrations, guardLog, type GuardOptions, openEventStore, openOwnLog } from './open.js';
-export { type LogGate, OwnLog } from './own-log.js';
+export { type LogGate, OwnLog, type OwnLogOptions } from './own-log.js';
 export { createPostgresEventStore } from './postgres.js';
 export {
   checkpointOf,

@@ -61,11 +61,24 @@ export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> =
   }
 };
 
-/** A create with a key but without an intent: it went to a log that was not ours, or its process died before. */
-export interface EmptyCreate {
+/** A create with a key whose request has ended without an answer. */
+export interface EndedCreate {
   readonly accountId: string;
   readonly paymentId: string;
   readonly attemptId: string;
+}
+
+/** Its key is reserved, or its lease is over. */
+export const endedCreates = async (pool: Pool): Promise<readonly EndedCreate[]> => {
+  const { rows } = await pool.query<EndedCreate>(
+    `select api_account_id as "accountId", payment_id as "paymentId", attempt_id as "attemptId" from idempotency_key
+     where operation = 'create' and (state = 'reserved' or (state = 'in_progress' and lease_until < clock_timestamp())) order by created_at`,
+  );
+  return rows;
+};
+
+/** One without an intent: it went to a log that was not ours, or its process died before. */
+export interface EmptyCreate extends EndedCreate {
   /** false: the gateway executed it, or cannot tell. */
   readonly wasNeverCharged: boolean;
 }
@@ -74,16 +87,16 @@ const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 const FINALISE_MS = 60_000;
 
 /**
- * Creates whose key is reserved or whose lease is over, and whose stream is empty. Every reference that such an attempt could have used is finalised at
- * each of the merchant accounts. Only for a log that was found whole.
+ * Those whose stream is empty. Every reference that such an attempt could have used is finalised at each of the merchant accounts. Only for a log that
+ * was found whole.
  */
-export const emptyCreates = async (ports: PaymentPorts, pool: Pool, accounts: readonly GatewayAccount[]): Promise<readonly EmptyCreate[]> => {
-  const { rows } = await pool.query<{ api_account_id: string; payment_id: string; attempt_id: string }>(
-    `select api_account_id, payment_id, attempt_id from idempotency_key
-     where operation = 'create' and (state = 'reserved' or (state = 'in_progress' and lease_until < clock_timestamp())) order by created_at`,
-  );
+export const emptyCreates = async (
+  ports: PaymentPorts,
+  creates: readonly EndedCreate[],
+  accounts: readonly GatewayAccount[],
+): Promise<readonly EmptyCreate[]> => {
   const found: EmptyCreate[] = [];
-  for (const { api_account_id: accountId, payment_id: paymentId, attempt_id: attemptId } of rows) {
+  for (const { accountId, paymentId, attemptId } of creates) {
     if ((await ports.streams.load(paymentId)).revision !== null) continue;
     const deadline = new Deadline(ports.clock, FINALISE_MS);
     found.push({ accountId, paymentId, attemptId, wasNeverCharged: await wasNeverCharged(ports, attemptId, accounts, deadline) });

@@ -3,7 +3,7 @@
  * that is not found is a failure of the simulation. If another guard makes the bug harmless, the canary says so (`redundant`) and names the spec that
  * tests the guard alone.
  */
-import { Conflict, type EventStore, type NewEvent, type Recorded, Unavailable } from '#eventstore';
+import { Conflict, type EventStore, type Known, type LogGate, type MarkBook, type NewEvent, type Recorded, Unavailable } from '#eventstore';
 import { type IdempotencyStore, type PaymentCommand, type PaymentGateway, PaymentStreams } from '#payments';
 import { hashedUuid } from '#platform';
 import type { Claimed, Deliveries, Fate, Posted } from '#webhooks';
@@ -13,6 +13,8 @@ import type { Seams, World } from './service.js';
 export interface Canary {
   readonly name: string;
   readonly seams: Seams;
+  /** Only a fault of the log can show it. */
+  readonly lost?: true;
   /** The guard that makes it harmless, and the spec that tests the guard directly. */
   readonly redundant?: string;
 }
@@ -61,6 +63,19 @@ const isFence = (commands: readonly PaymentCommand[]) => commands.length === 1 &
 const fates =
   (change: (fate: Fate) => Fate) =>
   (inner: Deliveries): Deliveries => ({ ...inner, complete: (ended) => inner.complete(ended.map((one) => ({ ...one, fate: change(one.fate) }))) });
+
+const books =
+  (change: (known: Known) => Known) =>
+  (inner: MarkBook): MarkBook => ({ ...inner, read: async () => change(await inner.read()) });
+
+const gated = (inner: LogGate, verified: LogGate['verified']): LogGate => ({
+  get incident() {
+    return inner.incident;
+  },
+  verified,
+  verifiedRead: () => inner.verifiedRead(),
+  refuse: () => inner.refuse(),
+});
 
 const claimed =
   (change: (one: Claimed) => Claimed) =>
@@ -173,6 +188,34 @@ export const CANARIES: readonly Canary[] = [
           for await (const event of inner.read(stream, from, max)) events.push(event);
           yield* events.slice(0, Math.max(1, events.length - 1));
         },
+      }),
+    },
+  },
+  // ---- a log that loses events, or is exchanged
+  { name: 'marks are not checked', lost: true, seams: { log: (inner) => ({ ...inner, missing: async () => [] }) } },
+  {
+    name: 'the mark is the append that it should check',
+    lost: true,
+    seams: { gate: (inner) => gated(inner, (intent) => (intent === null ? inner.verified(null) : Promise.resolve(inner.refuse()))) },
+  },
+  {
+    name: 'the marks of others are not read',
+    lost: true,
+    seams: { book: books((known) => ({ ...known, marks: [] })) },
+  },
+  {
+    name: 'a checkpoint beyond the end has no lag',
+    lost: true,
+    seams: { book: books((known) => ({ ...known, checkpoints: [] })) },
+  },
+  {
+    name: 'recovery runs in an incident',
+    lost: true,
+    seams: {
+      recovery: (ports, bare) => ({
+        ...ports,
+        ownLog: { incident: null, verified: async () => undefined, verifiedRead: async () => undefined, refuse: () => undefined },
+        streams: new PaymentStreams(bare, ports.clock, ports.ids),
       }),
     },
   },

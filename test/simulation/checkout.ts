@@ -19,9 +19,9 @@ import {
   type View,
   viewOf,
 } from '#checkout';
-import { Conflict, type Recorded } from '#eventstore';
+import { Conflict, type Recorded, StoreIncident } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
-import { gatewayRef, Secret } from '#payments';
+import { gatewayRef, Secret, storeIncident } from '#payments';
 import type { KeyRing } from '#platform';
 import type { Check } from './audits.js';
 import { type Bank, type CardKind, CARDS } from './bank.js';
@@ -74,19 +74,27 @@ export const servePayer = async (ports: CheckoutPorts, keys: KeyRing, ask: Payer
     return page(outcome.session, now());
   }
   const by = { actor: { type: 'payer', id: ask.checkoutId }, correlationId: requestId } as const;
+  const refuseInIncident = () => {
+    if (payments.ownLog.incident) throw storeIncident();
+  };
+  if (ask.kind === 'submit') refuseInIncident();
   const session = await sessions.load(ask.checkoutId);
   const portal = session && (await directory.portal(session.checkout.terms.portalId));
+  if (!session || !portal) refuseInIncident();
   if (!session || !portal) throw new ServiceError('PAYMENT_NOT_FOUND', 'There is no such checkout.');
   const settled = async (from: Session, change: () => Promise<Session>): Promise<Session> => {
     try {
       return await change();
     } catch (error) {
-      if (!(error instanceof Conflict) && !(error instanceof ServiceError && error.code === 'INVALID_STATE')) throw error;
+      const isRefused =
+        error instanceof Conflict || error instanceof StoreIncident || (error instanceof ServiceError && error.code === 'INVALID_STATE');
+      if (!isRefused) throw error;
       return (await sessions.load(from.checkoutId)) ?? from;
     }
   };
   const followed = () => settled(session, () => followNow(ports, session, by));
   const view = viewOf(session.checkout, now());
+  if (view === 'pay') refuseInIncident();
   switch (ask.kind) {
     case 'look':
       return page(view === 'processing' ? await followed() : session, now());

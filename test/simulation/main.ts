@@ -173,6 +173,7 @@ const sim = async (args: string[]): Promise<number> => {
       minutes: { type: 'string' },
       jobs: { type: 'string' },
       story: { type: 'boolean' },
+      lost: { type: 'boolean' },
       plant: { type: 'string' },
     },
   });
@@ -199,6 +200,7 @@ const sim = async (args: string[]): Promise<number> => {
       from: at,
       to: Math.min(at + SEEDS_OF_A_PIECE, from + seeds),
       twice: pieces++ % TWICE_EVERY === 0,
+      lost: values.lost === true,
       ...planted,
     };
     if (piece.twice) twice += piece.to - piece.from;
@@ -326,7 +328,7 @@ else if (command !== undefined && COMMANDS[command])
   );
 else {
   console.error(
-    'sim [--seeds N] [--from S] [--minutes M] [--story] · crash [--pairs [--every N]] [--scenario NAME [--at I:before,J:after]] · canaries [--seeds N] [--name TEXT]',
+    'sim [--seeds N] [--from S] [--minutes M] [--lost] [--story] · crash [--pairs [--every N]] [--scenario NAME [--at I:before,J:after]] · canaries [--seeds N] [--name TEXT]',
   );
   process.exitCode = 2;
 }

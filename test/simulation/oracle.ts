@@ -106,6 +106,8 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
   ...WEBHOOK_ANSWERS,
 };
 
+const READS: readonly Ask['kind'][] = ['get', 'list', 'look', 'endpoints'];
+
 /** Another request of the intention was in flight at the same time. Under one key they run one attempt, and one answer does not show everything. */
 const overlaps = (exchange: Exchange, { exchanges }: Intention): boolean =>
   exchanges.some((other) => other !== exchange && other.sentAt < exchange.answeredAt && (other.reply === null || other.answeredAt > exchange.sentAt));
@@ -188,24 +190,43 @@ export class Oracle {
     const code = reply.replayed ? `${answer.code} (replayed)` : answer.code;
     this.answers[code] = (this.answers[code] ?? 0) + 1;
     const operation = isReversal(ask) ? ask.request.operation : ask.kind;
-    this.check(ALLOWED[operation].includes(answer.code), `${operation} answered ${answer.status} ${answer.code}`);
+    const { watch } = this.world;
+    // An incident of the event store (C76).
+    const isRefused = watch !== null && answer.code === 'IDEMPOTENCY_UNAVAILABLE';
+    // Until a process knows, it reads the log that is there, and writes to it. Only a GET of a payment makes sure before it says that there is none.
+    const isLost = watch?.overlaps(exchange.sentAt, exchange.answeredAt) === true;
+    const isUnseen = (isLost || watch?.isTold === true) && answer.code === 'PAYMENT_NOT_FOUND' && ask.kind !== 'get';
+    if (isLost && answer.status === 200 && !reply.replayed && !READS.includes(ask.kind)) watch.isTold = true;
+    this.check(ALLOWED[operation].includes(answer.code) || isRefused || isUnseen, `${operation} answered ${answer.status} ${answer.code}`);
     if (answer.code === 'IDEMPOTENCY_IN_PROGRESS')
       this.check((reply.retryAfterSeconds ?? 0) >= 1 && (reply.retryAfterSeconds ?? 9) <= 5, 'C19: in progress without Retry-After of 1 to 5 s');
     if (ask.kind === 'create' || isReversal(ask)) this.judgeKey(exchange, answer);
     if (ask.kind === 'create') this.judgeCreate(exchange, answer);
     if (isReversal(ask) && answer.status === 200) this.noteReturned(exchange, answer);
-    if (ask.kind === 'get') this.judgeRead(exchange, answer);
-    if (ask.kind === 'list' && answer.status === 200) this.judgeList(exchange, reply, answer);
-    if (isPayers(ask)) this.pages.judge(exchange, this.check.bind(this));
+    if (ask.kind === 'get' && !(isLost && answer.status === 200)) this.judgeRead(exchange, answer);
+    if (ask.kind === 'list' && answer.status === 200 && !isLost) this.judgeList(exchange, reply, answer);
+    if (isPayers(ask) && !isLost) this.pages.judge(exchange, this.check.bind(this));
     const id = answer.details.id ?? (ask.kind === 'create' ? answer.data.id : undefined);
     // "Reconciliation required" may name a payment that turns out to be given up (C64). The caller must look at it.
     if (
       typeof id === 'string' &&
       !this.named.has(id) &&
       (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'get') &&
-      answer.code !== 'IDEMPOTENCY_RECONCILIATION_REQUIRED'
+      answer.code !== 'IDEMPOTENCY_RECONCILIATION_REQUIRED' &&
+      // It may lie in a log that was not ours.
+      !isLost
     )
       this.named.set(id, { at: exchange.answeredAt, accountId: accountOf(ask) });
+  }
+
+  /** Payments that an answer named, and their accounts. */
+  namedPayments(): (readonly [paymentId: string, accountId: string])[] {
+    return [...this.named].map(([paymentId, { accountId }]) => [paymentId, accountId]);
+  }
+
+  /** When a request was sent. A payment that no client asked for began before everything. */
+  sentAt(requestId: string): number {
+    return this.byRequest.get(requestId)?.sentAt ?? 0;
   }
 
   /** Idempotency rules 1–5, and C15–C19. */
@@ -355,6 +376,7 @@ export class Oracle {
   async isQuiet(): Promise<boolean> {
     const { world } = this;
     const { sim } = world;
+    if (world.marks.incident) return false;
     if (sim.underway > 0 || world.replicas.some(({ process }) => !process.up || process.pausedUntil > sim.now)) return false;
     // The sweeper finishes a create whose request vanished. The key of a refund waits for its client, once its lease is over.
     if ([...world.keys.rows.values()].some((row) => row.state === 'in_progress' && (row.operation === 'create' || row.leaseUntil! > sim.now)))

@@ -130,7 +130,7 @@ export class Outside {
       paymentId: null,
       asked: { amountCents, includeFee: true },
     });
-    const request = chargeRequest(wish, amountCents);
+    const request = chargeRequest(wish);
     for (let round = 1; round <= KEYS; round++) {
       const key = wish.key === null ? null : round === 1 ? wish.key : `${wish.key} again ${round}`;
       const outcome = await this.payUnder(intention, { kind: 'create', request, key, fingerprint: chargeFingerprint(request) }, wish);
@@ -330,11 +330,17 @@ export class Outside {
   }
 }
 
-const chargeRequest = ({ accountId, portal, lines, card, reference: referenceId }: Wish, amountCents: Cents): ChargeRequest => ({
+/** One request to pay. */
+export const chargeAsk = (wish: Wish): Extract<Ask, { kind: 'create' }> => {
+  const request = chargeRequest(wish);
+  return { kind: 'create', request, key: wish.key, fingerprint: chargeFingerprint(request) };
+};
+
+const chargeRequest = ({ accountId, portal, lines, card, reference: referenceId }: Wish): ChargeRequest => ({
   accountId,
   portalId: portal.portalId,
   referenceId,
-  amountCents,
+  amountCents: lines.reduce((sum, cents) => sum + cents, 0),
   lineItems: lines.map((cents, index) => ({ amountCents: cents, referenceId: `INV-${index + 1}`, description: null, metadata: null })),
   payer: null,
   instrument: { type: 'card', number: new Secret(CARDS[card]), expiry: { month: 12, year: 2040 }, cvv: new Secret(CVV) },

@@ -4,6 +4,8 @@
  */
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
+import { attend, endInIncident } from './incident.js';
+import { drawLogFault, type LogFault, playLogFault } from './loss.js';
 import { isKeyed, keyName, Oracle } from './oracle.js';
 import { Outside, type Paid, type Return, type Wish } from './partners.js';
 import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
@@ -43,13 +45,21 @@ export interface RunResult extends Counts {
 type Play = (outside: Outside) => Promise<void>;
 
 /** Plays a run to its end: clients under faults, quiet, a last look by clients, quiet again, the audit. */
-const play = async (sim: Simulator, skewsMs: readonly [number, number], seams: Seams, clients: Play, epilogue: Play): Promise<RunResult> => {
+const play = async (
+  sim: Simulator,
+  skewsMs: readonly [number, number],
+  seams: Seams,
+  clients: Play,
+  epilogue: Play,
+  fault: LogFault | null = null,
+): Promise<RunResult> => {
   const processes = skewsMs.map((skewMs, index) => new Process('AB'[index]!, skewMs));
-  const world = new World(sim, processes, seams);
+  const world = new World(sim, processes, seams, fault !== null);
+  const { watch } = world;
   const oracle = new Oracle(world);
   const outside = new Outside(world, oracle);
   for (const process of processes) sim.start(process);
-  const finish = async (work: Promise<void>, what: string) => {
+  const finish = async (work: Promise<unknown>, what: string) => {
     let done = false;
     work.then(
       () => (done = true),
@@ -63,17 +73,24 @@ const play = async (sim: Simulator, skewsMs: readonly [number, number], seams: S
   const becomeQuiet = async () => {
     sim.faultsOn = false;
     const until = sim.elapsed + QUIET_WITHIN_MS;
-    while (!(await oracle.isQuiet())) {
+    while (!watch?.isGivenUp && !(await oracle.isQuiet())) {
       if (sim.elapsed >= until) return world.check(false, 'liveness: not quiet hours after everything was healed');
       await sim.run(() => false, sim.elapsed + LOOK_EVERY_MS);
     }
   };
 
-  await finish(clients(outside), 'the clients');
-  await becomeQuiet();
-  await finish(epilogue(outside), 'the epilogue');
-  await becomeQuiet();
-  await oracle.audit();
+  if (fault) void attend(world);
+  await finish(Promise.all([clients(outside), fault && playLogFault(world, fault)]), 'the clients');
+  const isLost = () => watch !== null && (watch.isLost || watch.isGivenUp);
+  if (!isLost()) {
+    await becomeQuiet();
+    if (!isLost()) await finish(epilogue(outside), 'the epilogue');
+    await becomeQuiet();
+  }
+  if (isLost()) await finish(endInIncident(outside), 'the incident');
+  else if (!watch?.isTold) await oracle.audit();
+  watch?.auditBank((requestId) => oracle.sentAt(requestId));
+  if (watch && world.marks.hadIncident) sim.statistics.incidents += 1;
   for (const { name, message } of world.tables.failures) world.check(false, `A8: a projection stopped: ${name}: ${message}`);
 
   const head = await world.log.head();
@@ -266,7 +283,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
       operator(outside),
     ]);
   };
-  return play(sim, skewsMs, seams, clients, epilogue);
+  return play(sim, skewsMs, seams, clients, epilogue, drawLogFault(seed));
 };
 
 /** One or two for the first account, often one for the second. */

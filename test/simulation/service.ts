@@ -8,8 +8,11 @@ import {
   checkpointOf,
   createSubscriber,
   type EventStore,
+  type LogGate,
+  type MarkBook,
   memoryEventStore,
   OwnLog,
+  type Position,
   type Projection,
   type Subscriber,
   watchProjection,
@@ -48,8 +51,10 @@ import { KeyRing, type Logger } from '#platform';
 import { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from '#platform/http';
 import { answerEncoder, answerOf } from '../../apps/answers.js';
 import { OPEN_CLAIMS } from '../support/payments.js';
+import { playRound } from '../../apps/worker/worker.js';
 import { applyOutbox, type Deliveries, WEBHOOK_OUTBOX, webhookOutbox } from '#webhooks';
 import { INSTALLATION, Marks, writeInstallation } from '../support/mark-book.js';
+import { LossWatch } from './loss.js';
 import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
 import { type PayerAsk, servePayer } from './checkout.js';
 import { simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
@@ -72,6 +77,11 @@ import { type Receiver, serveWebhooks, type SimulatedSender, startDispatcher, ty
 /** The places where a canary may put its fault: each wraps one port of every replica, or changes state that replicas share. */
 export interface Seams {
   log?(log: EventStore, world: World): EventStore;
+  /** The guard of the log: the marks that others keep, and its answers. */
+  book?(book: MarkBook, world: World): MarkBook;
+  gate?(gate: LogGate, world: World): LogGate;
+  /** What recovery is given, instead of the guarded log. `bare`: the log without its guard. */
+  recovery?(ports: PaymentPorts, bare: EventStore, world: World): PaymentPorts;
   keys?(keys: IdempotencyStore, world: World): IdempotencyStore;
   gateway?(gateway: PaymentGateway, world: World): PaymentGateway;
   streams?(streams: PaymentStreams, world: World): PaymentStreams;
@@ -81,7 +91,7 @@ export interface Seams {
   world?(world: World): void;
 }
 
-const RING = new KeyRing('k1', new Map([['k1', Buffer.alloc(32, 7)]]));
+export const RING = new KeyRing('k1', new Map([['k1', Buffer.alloc(32, 7)]]));
 
 export interface PortalTerms {
   readonly portalId: string;
@@ -118,7 +128,7 @@ export const AGENCY = 'https://agency.example';
 const CHECKOUT_TERMS = { enabled: true, allow: [AGENCY], requireSignedIntake: false, agencyName: null };
 
 /** The same for every seed, so it is made once. */
-const DIRECTORY = ((): MemoryDirectory => {
+export const DIRECTORY = ((): MemoryDirectory => {
   const directory = new MemoryDirectory();
   let position = 0;
   const feed = (stream: string, facts: readonly { readonly type: string; readonly data: object }[]) =>
@@ -193,12 +203,14 @@ const receivedOf = ({ key, fingerprint }: { readonly key: string | null; readonl
 const LOOPS_EVERY_MS = { busy: [15_000, 25_000], quiet: [50_000, 70_000] } as const;
 const PURGE_EVERY_MS = 600_000;
 /** The product's one second would spend the simulation on checks. Each call of a gateway is checked in any case. */
-const CHECK_EVERY_MS = 30_000;
+export const CHECK_EVERY_MS = 30_000;
 const PROJECTION_LEASE_MS = 120_000;
 
 /** Everything that outlives a process: the stores, the bank, the replicas. */
 export class World {
   readonly log: EventStore;
+  /** The watch over calls of gateways, in a run whose log is exchanged. */
+  readonly watch: LossWatch | null;
   readonly bank: Bank;
   readonly keys: KeyTable;
   readonly tables: Tables;
@@ -218,12 +230,18 @@ export class World {
     readonly sim: Simulator,
     processes: readonly Process[],
     readonly seams: Seams = {},
+    /** The log will be exchanged. */
+    isExchanged = false,
   ) {
-    this.log = memoryEventStore({ now: () => sim.now });
+    const log = memoryEventStore({ now: () => sim.now });
+    this.watch = isExchanged ? new LossWatch(this, log) : null;
+    this.log = this.watch?.log ?? log;
     this.bank = new Bank(() => sim.now);
     this.keys = new KeyTable(() => sim.now);
     this.tables = new Tables(sim);
-    this.marks = new Marks({ now: () => sim.now });
+    this.marks = new Marks({ now: () => sim.now }, () =>
+      [...this.tables.checkpoints].map(([name, { position, event }]) => ({ name, position: position as Position, event })),
+    );
     void writeInstallation(this.log, { now: () => sim.now });
     seams.world?.(this);
     this.replicas = processes.map((process) => new Replica(this, process));
@@ -252,7 +270,11 @@ export class World {
 }
 
 export class Replica {
+  ownLog!: OwnLog;
+  /** The check of a start. Requests wait for it, and the loops begin later in any case. */
+  private begun!: Promise<void>;
   private services!: PaymentServices;
+  private recoveryPorts!: PaymentPorts;
   private settlement!: SettlementPorts;
   private checkout!: CheckoutPorts;
   private database!: Database;
@@ -282,17 +304,22 @@ export class Replica {
     const ids = seams.ids?.(drawn, world) ?? drawn;
     const logged = logger(sim, process);
     const bare = simulatedLog(sim, process, world.log);
+    const store = seams.log?.(bare, world) ?? bare;
+    const book = simulatedMarkBook(world.marks, process, simulatedStatement(sim, process, 'tables'));
     const ownLog = new OwnLog({
-      store: seams.log?.(bare, world) ?? bare,
-      book: simulatedMarkBook(world.marks, process, simulatedStatement(sim, process, 'tables')),
+      store,
+      book: seams.book?.(book, world) ?? book,
       installationId: INSTALLATION,
       clock,
       log: logged,
       appendsProve: false,
       checkEveryMs: CHECK_EVERY_MS,
     });
+    this.begun = ownLog.begin().catch(() => undefined);
     void ownLog.run(new AbortController().signal);
     const log: EventStore = ownLog;
+    const planted = seams.gate?.(ownLog, world) ?? ownLog;
+    const gate = world.watch?.gate(process, planted) ?? planted;
     const plain = new PaymentStreams(log, clock, ids);
     const streams = seams.streams?.(plain, world) ?? plain;
     const gateways = (role: string) => {
@@ -300,7 +327,8 @@ export class Replica {
         (Object.keys(CAPABILITIES) as GatewayName[]).map((name) => {
           const bare = bankGateway(world.bank, name, simulatedWire(sim, process, role));
           const gateway = role === '' ? bare : asRecoveryMayUseIt(bare, world);
-          return [name, seams.gateway?.(gateway, world) ?? gateway];
+          const faulty = seams.gateway?.(gateway, world) ?? gateway;
+          return [name, world.watch?.gateway(process, faulty) ?? faulty];
         }),
       );
       return { find: ({ gateway }: GatewayAccount) => byName.get(gateway) ?? null };
@@ -310,7 +338,7 @@ export class Replica {
       clock,
       ids,
       streams,
-      ownLog,
+      ownLog: gate,
       gateways: gateways(''),
       directory: simulatedDirectory(DIRECTORY, simulatedStatement(sim, process, 'directory'), world.directoryChanges),
       velocity: world.velocity.port(statement),
@@ -319,7 +347,9 @@ export class Replica {
     const database = new Database(sim, process, world.tables);
     const bareKeys = memoryIdempotency(world.keys, RING, ids, simulatedStatement(sim, process, 'keys'));
     const keys = seams.keys?.(bareKeys, world) ?? bareKeys;
-    const recovery = createRecovery({ ...ports, gateways: gateways('recovery ') }, log, simulatedRecoveryWork(world.tables, statement));
+    const guarded = { ...ports, gateways: gateways('recovery ') };
+    this.recoveryPorts = seams.recovery?.(guarded, store, world) ?? guarded;
+    const recovery = createRecovery(this.recoveryPorts, log, simulatedRecoveryWork(world.tables, statement));
     const list: Projection<Run> = {
       ...paymentListModel,
       apply: (run, events, log) => applyPaymentList(simulatedListRows(world.tables, run), events, log),
@@ -334,7 +364,7 @@ export class Replica {
       answers: answerEncoder,
       list: {
         rows: simulatedListRows(world.tables, database.run),
-        ownLog,
+        ownLog: gate,
         keys: RING,
         directory: ports.directory,
         head: () => log.head(),
@@ -343,9 +373,9 @@ export class Replica {
       recovery,
       log: logged,
     };
-    this.settlement = { payments: ports, store: log, register: simulatedRegister(log) };
+    this.settlement = { payments: ports, store: log, register: simulatedRegister(log, gate) };
     this.checkout = { payments: ports, sessions: new CheckoutSessions(log, clock, ids), directory: ports.directory };
-    [this.clock, this.ids, this.subscriber, this.database] = [clock, ids, subscriber, database];
+    [this.clock, this.ids, this.subscriber, this.database, this.ownLog] = [clock, ids, subscriber, database, ownLog];
     this.startWorker();
     if (world.hasCheckout) this.startCheckout();
     if (world.hasWebhooks) this.startWebhooks();
@@ -363,8 +393,8 @@ export class Replica {
       apply: (run, events) => applyOutbox(simulatedOutboxRows(world.tables, run), store, events),
     };
     const checkpoint = simulatedCheckpoint(database, WEBHOOK_OUTBOX);
-    createSubscriber(outbox, { store, checkpoint, clock, leaseMs: PROJECTION_LEASE_MS }).start();
-    startDispatcher(world, database, webhooks, this.services.log);
+    createSubscriber(outbox, { store, checkpoint, clock, ownLog: this.ownLog, leaseMs: PROJECTION_LEASE_MS }).start();
+    startDispatcher(world, database, webhooks, this.ownLog, this.services.log);
   }
 
   /** The projection of sessions without an outcome, and the loop that finishes them. */
@@ -377,23 +407,25 @@ export class Replica {
       apply: (run, events) => applyUnfinished(simulatedUnfinishedRows(tables, run), events),
     };
     const checkpoint = simulatedCheckpoint(database, checkpointOf(checkoutUnfinishedModel));
-    createSubscriber(unfinished, { store, checkpoint, clock, leaseMs: PROJECTION_LEASE_MS }).start();
-    void this.loop(() => finishSessions(checkout, simulatedUnfinishedRows(tables, database.run)));
+    createSubscriber(unfinished, { store, checkpoint, clock, ownLog: this.ownLog, leaseMs: PROJECTION_LEASE_MS }).start();
+    void this.loop('checkout finisher', () => finishSessions(checkout, simulatedUnfinishedRows(tables, database.run)));
   }
 
   /** The loops of `apps/worker`, at a pace of their own. */
   private startWorker(): void {
     const { services: payments } = this;
     this.subscriber.start();
-    void this.loop(() => payments.recovery.round());
-    void this.loop(() => sweepKeys(payments));
+    void this.loop('recovery', () => payments.recovery.round(), undefined, this.recoveryPorts.ownLog);
+    void this.loop('key sweeper', () => sweepKeys(payments));
     // An import that is never stopped. Stopping belongs to the process, and here processes are killed.
     const never = new AbortController();
     void this.loop(
+      'settlement',
       () => recordSettlements(this.settlement, never.signal),
       () => 3 * this.pace(),
     );
     void this.loop(
+      'key purge',
       () => purgeKeys(payments),
       () => PURGE_EVERY_MS,
     );
@@ -404,11 +436,16 @@ export class Replica {
     return sim.faultsOn ? sim.rng.int(...LOOPS_EVERY_MS.busy) : sim.rng.int(...LOOPS_EVERY_MS.quiet);
   }
 
-  private async loop(run: () => Promise<unknown>, every: () => number = () => this.pace()): Promise<void> {
+  private async loop(
+    name: string,
+    run: () => Promise<unknown>,
+    every: () => number = () => this.pace(),
+    ownLog: Pick<LogGate, 'incident'> = this.ownLog,
+  ): Promise<void> {
     const { clock, services } = this;
     for (;;) {
       await clock.sleep(every());
-      await run().catch((error: unknown) => services.log.warn({ err: error }, 'a loop of the worker failed'));
+      await playRound({ name, run }, ownLog, services.log);
     }
   }
 
@@ -428,6 +465,7 @@ export class Replica {
   }
 
   private async answer(ask: Ask, requestId: string): Promise<Reply> {
+    await this.begun;
     const { services } = this;
     switch (ask.kind) {
       case 'create':
@@ -481,7 +519,7 @@ const asRecoveryMayUseIt = (gateway: PaymentGateway, world: World): PaymentGatew
 });
 
 /** Warnings become lines of the story. */
-const logger = (sim: Simulator, process: Process): Logger => {
+export const logger = (sim: Simulator, process: Process): Logger => {
   const write = (fields: { err?: unknown } & object, message: string) => {
     const { err, ...rest } = fields;
     const reason = err instanceof Error ? ` (${err.name}: ${err.message})` : '';

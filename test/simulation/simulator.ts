@@ -143,6 +143,9 @@ export interface Statistics {
   outages: number;
   crashes: number;
   pauses: number;
+  /** Logs that were exchanged or cut, and runs in which an incident of the event store was opened. */
+  exchanges: number;
+  incidents: number;
 }
 
 export class Simulator {
@@ -152,7 +155,7 @@ export class Simulator {
   now = EPOCH_MS;
   faultsOn = true;
   readonly lines: string[] = [];
-  readonly statistics: Statistics = { calls: 0, drops: 0, lost: 0, late: 0, outages: 0, crashes: 0, pauses: 0 };
+  readonly statistics: Statistics = { calls: 0, drops: 0, lost: 0, late: 0, outages: 0, crashes: 0, pauses: 0, exchanges: 0, incidents: 0 };
   /** Port calls so far, idle polls left out. */
   index = 0;
   /** Effects that have been sent and have not taken place. */

@@ -3,7 +3,16 @@
  * The first class of each pair holds the state that replicas share. A replica reaches it through the simulator.
  */
 import type { ChargeTerms, Directory, PortalAccess } from '#accounts';
-import { type MarkBook, type EventStore, OutcomeUnknown, type Position, type Recorded, type SubscriptionItem, Unavailable } from '#eventstore';
+import {
+  type EventStore,
+  type LogGate,
+  type MarkBook,
+  OutcomeUnknown,
+  type Position,
+  type Recorded,
+  type SubscriptionItem,
+  Unavailable,
+} from '#eventstore';
 import type { Ids } from '#kernel';
 import {
   type BatchName,
@@ -100,9 +109,9 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
   };
 };
 
-/** The marks lie in the database, and go with it. */
-export const simulatedMarkBook = (marks: Marks, process: Process, statement: Statement): MarkBook => {
-  const book = marks.bookOf(process.id);
+/** The marks lie in the database. A process that starts again is another one. */
+export const simulatedMarkBook = (marks: Marks, { id, incarnation }: Process, statement: Statement): MarkBook => {
+  const book = marks.bookOf(`${id}${incarnation}`);
   return {
     read: async () => await statement('marks.read', () => book.read(), true),
     write: async (own) => await statement('marks.write', () => book.write(own), true),
@@ -406,7 +415,7 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
 type Registered = RegisteredTransaction & { settledBatchId: string | null; transactionId: string | null };
 
 /** The look-ups of settlement and disputes, folded from the log whenever they are brought up to date, as the rows of the real register are. */
-export const simulatedRegister = (log: EventStore): Register => {
+export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifiedRead'>): Register => {
   const accounts = new Map<string, GatewayAccount>();
   const transactions = new Map<string, Registered>();
   const disputes = new Map<string, RegisteredDispute>();
@@ -502,11 +511,13 @@ export const simulatedRegister = (log: EventStore): Register => {
   };
   return {
     caughtUp: async () => {
-      for (const events of await collect(log.readAll(seen, { streamPrefixes: ['payment-', 'settlement-'] })))
-        for (const event of events) {
-          apply(event);
-          seen = event.position;
-        }
+      const pages = await collect(log.readAll(seen, { streamPrefixes: ['payment-', 'settlement-'] }));
+      if (pages.length > 0) await ownLog.verifiedRead();
+      for (const event of pages.flat()) {
+        if (seen !== null && event.position <= seen) continue;
+        apply(event);
+        seen = event.position;
+      }
     },
     accounts: async () => [...accounts.values()],
     transactions: async (gateway, transactionIds, refs) =>

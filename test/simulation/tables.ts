@@ -3,7 +3,7 @@
  * connections that break. The ports over them pass the contract suites of the real ones (stores.unit.spec.ts).
  */
 import type { UnfinishedRows, UnfinishedSession } from '#checkout';
-import { type Checkpoint, type Lease, Moved, type Place, type Position, runHandler } from '#eventstore';
+import { type Checkpoint, type Lease, type Mark, Moved, type Place, type Position, runHandler } from '#eventstore';
 import { paymentListRow, type PaymentListRows, type PaymentRow, type Resolution } from '#payments';
 import { DatabaseUnavailable, StatementTimeout } from '#platform';
 import { WebhookTables } from './deliveries.js';
@@ -15,6 +15,8 @@ interface CheckpointRow {
   owner: string | null;
   leaseUntil: number | null;
   updatedAt: number;
+  /** The last event that the projection applied. */
+  event: Mark | null;
 }
 
 interface FailureRow {
@@ -228,14 +230,14 @@ export const simulatedCheckpoint = (database: Database, name: string): Checkpoin
     await tables.lock(`checkpoint ${name}`, transaction);
     return checkpoints.get(name);
   };
-  const start = (epoch: number): CheckpointRow => ({ position: '', epoch, owner: null, leaseUntil: null, updatedAt: tables.now });
+  const start = (epoch: number): CheckpointRow => ({ position: '', epoch, owner: null, leaseUntil: null, updatedAt: tables.now, event: null });
 
-  const advance = async (run: Run, from: Place, to: Position, { owner, ms }: Lease) => {
+  const advance = async (run: Run, from: Place, to: Position, { owner, ms }: Lease, last: Mark | null) => {
     const moved = await run('checkpoint.advance', async (transaction) => {
       const row = await locked(transaction);
       if (row?.position !== from.position || String(row.epoch) !== from.epoch) return false;
       const move = () => {
-        Object.assign(row, { position: to, updatedAt: tables.now, ...(row.owner === owner && { leaseUntil: tables.now + ms }) });
+        Object.assign(row, { position: to, updatedAt: tables.now, ...(row.owner === owner && { leaseUntil: tables.now + ms }), ...(last && { event: { position: last.position, id: last.id } }) }); // prettier-ignore
         for (const failure of unresolved()) if (failure.position <= to) failure.isResolved = true;
       };
       if (tables.splitTransactions) move();
@@ -295,10 +297,10 @@ export const simulatedCheckpoint = (database: Database, name: string): Checkpoin
       },
     }),
 
-    commit: (from, to, lease, apply) => {
-      if (!apply) return advance(run, from, to, lease);
+    commit: (from, to, lease, apply, last = null) => {
+      if (!apply) return advance(run, from, to, lease, last);
       return database.transaction(async (run) => {
-        await advance(run, from, to, lease);
+        await advance(run, from, to, lease, last);
         const answers = () =>
           run('ping', () => true, true).then(
             () => true,

@@ -5,7 +5,7 @@
  * that the receiver accepts it. An event that does not arrive is held after five attempts. Nothing is lost, invented, or sent to another account.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
-import type { EventStore, Recorded } from '#eventstore';
+import type { EventStore, LogGate, Recorded } from '#eventstore';
 import type { Clock, Ids } from '#kernel';
 import { paymentIdOf, paymentEvents } from '#payments';
 import type { KeyRing, Logger } from '#platform';
@@ -82,7 +82,13 @@ export const serveWebhooks = async (ports: WebhookPorts, ask: WebhookAsk): Promi
 /** The worker's loop. It polls less often than the product's, since a notification wakes it when a delivery is due. */
 const LOOK_MS = { idleMs: 20_000, leaseLookMs: 20_000, tidyEveryMs: 20_000 } as const;
 
-export const startDispatcher = (world: World, database: Database, { clock, keys }: WebhookPorts, log: Logger): void => {
+export const startDispatcher = (
+  world: World,
+  database: Database,
+  { clock, keys }: WebhookPorts,
+  ownLog: Pick<LogGate, 'incident'>,
+  log: Logger,
+): void => {
   const { sim, seams, tables } = world;
   const { process } = database;
   const bareDeliveries = simulatedDeliveries(tables.webhooks, simulatedStatement(sim, process, 'tables'));
@@ -95,6 +101,7 @@ export const startDispatcher = (world: World, database: Database, { clock, keys 
       keys,
       clock,
       log,
+      paused: () => ownLog.incident !== null,
       watch: { attempted: () => undefined, leaseLost: () => undefined },
       retrySeconds: RETRY_SECONDS,
     },

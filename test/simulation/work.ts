@@ -2,14 +2,23 @@
  * Work of the three commands in pieces that any process can do: a range of seeds, the crash points of a scenario, a canary. The result of a piece is
  * its counts and its violations. Pieces do not depend on each other, nor on the process that does them.
  */
-import { CANARIES } from './canaries.js';
+import { CANARIES, type Canary } from './canaries.js';
+import { drawLogFault } from './loss.js';
 import { type Counts, type RunResult, simulate } from './run.js';
 import { pairs, playNamed, singles } from './scenarios.js';
 import type { Seams } from './service.js';
 import { type CrashPoint, type Statistics, withoutRealTime } from './simulator.js';
 
+/** `lost`: only the seeds with a fault of the log. */
 export type Piece =
-  | { readonly kind: 'seeds'; readonly from: number; readonly to: number; readonly twice: boolean; readonly planted?: string }
+  | {
+      readonly kind: 'seeds';
+      readonly from: number;
+      readonly to: number;
+      readonly twice: boolean;
+      readonly lost?: boolean;
+      readonly planted?: string;
+    }
   | { readonly kind: 'singles'; readonly scenario: string }
   | { readonly kind: 'pairs'; readonly scenario: string; readonly every: number }
   | { readonly kind: 'canary'; readonly canary: string; readonly from: number; readonly to: number };
@@ -35,7 +44,7 @@ export interface Done extends Counts {
   readonly foundAfter?: number | null;
 }
 
-const NO_STATISTICS: Statistics = { calls: 0, drops: 0, lost: 0, late: 0, outages: 0, crashes: 0, pauses: 0 };
+const NO_STATISTICS: Statistics = { calls: 0, drops: 0, lost: 0, late: 0, outages: 0, crashes: 0, pauses: 0, exchanges: 0, incidents: 0 };
 
 export const NOTHING: Done = {
   runs: 0,
@@ -78,12 +87,13 @@ const counted = ({ statistics, checks, payments, events, deliveries, arrivals, s
   return { ...NOTHING, ...counts, runs: 1 };
 };
 
-const seamsOf = (planted: string | undefined): Seams => {
-  if (planted === undefined) return {};
+const canaryOf = (planted: string): Canary => {
   const canary = CANARIES.find(({ name }) => name === planted);
   if (!canary) throw new Error(`no such canary: ${planted}`);
-  return canary.seams;
+  return canary;
 };
+
+const seamsOf = (planted: string | undefined): Seams => (planted === undefined ? {} : canaryOf(planted).seams);
 
 /** Does a piece. `onRun` gets every run. */
 export const work = async (piece: Piece, onRun: () => void = () => undefined): Promise<Done> => {
@@ -104,6 +114,7 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
     case 'seeds':
       for (let seed = piece.from; seed < piece.to; seed++) {
         const { planted } = piece;
+        if (piece.lost && drawLogFault(seed) === null) continue;
         const result = await simulate(seed, seamsOf(planted));
         add(result, { seed, scenario: null, crashes: [], ...(planted !== undefined && { planted }) });
         if (piece.twice && (await simulate(seed, seamsOf(planted))).hash !== result.hash)
@@ -118,8 +129,10 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
       return done;
     }
     case 'canary': {
+      const { seams, lost = false } = canaryOf(piece.canary);
       for (let seed = piece.from; seed < piece.to; seed++) {
-        const result = await simulate(seed, seamsOf(piece.canary));
+        if (lost && drawLogFault(seed) === null) continue;
+        const result = await simulate(seed, seams);
         done = together(done, counted(result));
         onRun();
         if (result.violations.length === 0) continue;

@@ -1,18 +1,40 @@
 /** An event store behind a name: another log can be put there while its users go on. */
-import { type EventStore, memoryEventStore, type NewEvent } from '#eventstore';
+import { type EventStore, memoryEventStore, type NewEvent, Unavailable } from '#eventstore';
 
 export interface ExchangeableStore extends EventStore {
+  /** Subscriptions end with an error, as connections to a server that is gone do. */
   exchange(by: EventStore): void;
 }
 
 export const exchangeableStore = (first: EventStore): ExchangeableStore => {
   let present = first;
+  let following = new Set<ReturnType<EventStore['subscribe']>>();
   return {
-    exchange: (by) => void (present = by),
+    exchange: (by) => {
+      const broken = following;
+      present = by;
+      following = new Set();
+      for (const subscription of broken) void subscription.close();
+    },
     append: (...given) => present.append(...given),
     read: (...given) => present.read(...given),
     readAll: (...given) => present.readAll(...given),
-    subscribe: (...given) => present.subscribe(...given),
+    subscribe: (...given) => {
+      const inner = present.subscribe(...given);
+      const followed = following;
+      followed.add(inner);
+      const items = (async function* () {
+        yield* inner;
+        if (followed !== following) throw new Unavailable('the event store was exchanged');
+      })();
+      return {
+        [Symbol.asyncIterator]: () => items,
+        close: () => {
+          followed.delete(inner);
+          return inner.close();
+        },
+      };
+    },
     head: () => present.head(),
     missing: (marks) => present.missing(marks),
     eventAt: (position) => present.eventAt(position),

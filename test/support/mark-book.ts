@@ -5,7 +5,8 @@ import {
   type Incident,
   INSTALLATION_STREAM,
   installationEvents,
-  type Known,
+  type KnownMark,
+  type Mark,
   type MarkBook,
   OwnLog,
   type OwnMarks,
@@ -14,45 +15,75 @@ import {
 import { type Clock, timestamp } from '#kernel';
 import { createLogger } from '#platform';
 
+/** As the product forgets them. */
+const FORGET_AFTER_MS = 60_000;
+
+interface MarkedCheckpoint {
+  readonly name: string;
+  readonly position: Position;
+  /** The last event that it applied. */
+  readonly event?: Mark | null;
+}
+
 export class Marks {
-  readonly rows = new Map<string, OwnMarks>();
+  readonly rows = new Map<string, OwnMarks & { readonly writtenAt: number }>();
   incident: Incident | null = null;
-  /** Incidents that a person has closed. */
+  /** Incidents so far, and those that a person has closed. */
+  incidents = 0;
   private readonly closed = new Set<string>();
-  private incidents = 0;
+  /** Events that a log of others acknowledged. */
+  private readonly forgotten = new Set<string>();
 
   constructor(
     private readonly clock: Pick<Clock, 'now'>,
-    private readonly checkpoints: () => Known['checkpoints'] = () => [],
+    private readonly checkpoints: () => readonly MarkedCheckpoint[] = () => [],
   ) {}
-
-  close(): void {
-    if (this.incident?.id) this.closed.add(this.incident.id);
-    this.incident = null;
-  }
 
   /** The book of one process. */
   bookOf(process: string): MarkBook {
     return {
-      read: async () => ({
-        marks: [...this.rows].flatMap(([name, { acknowledged, confirmed }]) =>
+      read: async () => {
+        const checkpoints = this.checkpoints().filter(({ position }) => position !== ('' as Position));
+        const ofProcesses = [...this.rows].flatMap(([name, { acknowledged, confirmed }]): KnownMark[] =>
           name === process
             ? []
             : [
                 ...(acknowledged ? [{ where: `the acknowledged event of ${name}`, mark: acknowledged, confirmed: false }] : []),
                 ...(confirmed ? [{ where: `the confirmed event of ${name}`, mark: confirmed, confirmed: true }] : []),
               ],
-        ),
-        checkpoints: this.checkpoints().filter(({ position }) => position !== ('' as Position)),
-        incident: this.incident,
-      }),
-      write: async (own) => void this.rows.set(process, own),
+        );
+        const ofCheckpoints = checkpoints.flatMap(({ name, event }): KnownMark[] =>
+          event ? [{ where: `the checkpoint ${name}`, mark: event, confirmed: true }] : [],
+        );
+        return {
+          marks: [...ofProcesses, ...ofCheckpoints].filter(({ mark }) => !this.forgotten.has(mark.id)),
+          checkpoints: checkpoints.map(({ name, position }) => ({ name, position })),
+          incident: this.incident,
+        };
+      },
+      write: async (own) => {
+        const writtenAt = this.clock.now();
+        this.rows.set(process, { ...own, writtenAt });
+        const known = own.confirmed?.position ?? '';
+        const isForgotten = (row: OwnMarks & { writtenAt: number }) =>
+          writtenAt - row.writtenAt > FORGET_AFTER_MS && isUpTo(row.acknowledged, known) && isUpTo(row.confirmed, known);
+        for (const [name, row] of this.rows) if (name !== process && isForgotten(row)) this.rows.delete(name);
+      },
       open: async (found: Finding) =>
         (this.incident ??= { ...found, id: String(++this.incidents), since: timestamp(this.clock.now()), foundBy: process }),
       isClosed: async (id) => this.closed.has(id),
     };
   }
+
+  /** As `closeIncident`. */
+  close(forgotten: readonly Mark[] = []): void {
+    if (this.incident?.id) this.closed.add(this.incident.id);
+    this.incident = null;
+    for (const { id } of forgotten) this.forgotten.add(id);
+  }
 }
+
+const isUpTo = (mark: Mark | null, position: string): boolean => mark === null || mark.position <= position;
 
 /** The guard of a log in memory, as one process has it. */
 export const ownLogOver = async (store: EventStore, clock: Clock, marks = new Marks(clock), process = 'spec'): Promise<OwnLog> => {

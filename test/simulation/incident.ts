@@ -1,0 +1,142 @@
+/**
+ * An incident of the event store (C76): staff who close it once the right log is back, as `payfold log resume` does, and the judgement of a run whose
+ * events are lost for good.
+ */
+import { examineLog, isWhole, OwnLog, unheldMarks } from '#eventstore';
+import { abandonEmptyCreates, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams, gatewayAccountsOf } from '#payments';
+import { INSTALLATION } from '../support/mark-book.js';
+import { bankGateway, CAPABILITIES, directWire, type GatewayName } from './bank.js';
+import { isKeyed, type Oracle, told, type Told } from './oracle.js';
+import { chargeAsk, type Outside } from './partners.js';
+import { ACCOUNTS, type Ask, CHECK_EVERY_MS, DIRECTORY, logger, PORTALS, type Reply, type World } from './service.js';
+import { Process } from './simulator.js';
+import { collect } from './stores.js';
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Staff.
+
+const LOOKS_MS = [5_000, 60_000] as const;
+
+/** Staff look again and again, to the end of the run. Their command meets no faults. */
+export const attend = async (world: World): Promise<void> => {
+  const { sim, watch, marks } = world;
+  for (;;) {
+    await sim.wait(sim.rng.int(...LOOKS_MS));
+    if (!marks.incident || watch!.isLost) continue;
+    if (await resume(world)) continue;
+    sim.note('staff', 'the log does not hold everything: not resumed');
+    watch!.isGivenUp = true;
+    return;
+  }
+};
+
+/** As apps/operator/log.ts. false: something is lost, and nothing was changed. */
+const resume = async (world: World): Promise<boolean> => {
+  const { sim, log: store, marks, keys } = world;
+  const process = new Process('staff');
+  const clock = sim.clock(process);
+  const book = marks.bookOf('staff');
+  const places = await examineLog({ store, book, signedHead: async () => null });
+  if (!isWhole(places) || (await speaksOfLost(world))) return false;
+  marks.close(unheldMarks(places));
+  sim.note('staff', 'the incident is closed');
+
+  const log = logger(sim, process);
+  const ownLog = new OwnLog({ store, book, installationId: INSTALLATION, clock, log, appendsProve: false });
+  await ownLog.begin();
+  if (ownLog.incident) return false;
+  const ids = sim.ids();
+  const gateways = new Map((Object.keys(CAPABILITIES) as GatewayName[]).map((name) => [name as string, bankGateway(world.bank, name, directWire)]));
+  const ports = { clock, ids, streams: new PaymentStreams(ownLog, clock, ids), ownLog, gateways: { find: ({ gateway }) => gateways.get(gateway) ?? null }, log } satisfies Partial<PaymentPorts>; // prettier-ignore
+  const reserved = [...keys.rows.values()].filter(({ operation, state }) => operation === 'create' && state === 'reserved');
+  const accounts = (await DIRECTORY.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
+  for (const { paymentId, found } of await abandonEmptyCreates({ ports: ports as unknown as PaymentPorts }, reserved, async () => accounts)) {
+    sim.note('staff', `create ${paymentId}: ${found}`);
+    world.check(found === 'abandoned', 'C76: a charge without an intent in the log');
+  }
+  return true;
+};
+
+/** As `unborne`, over the simulated tables. */
+const speaksOfLost = async ({ log, tables, keys }: World): Promise<boolean> => {
+  const events = (paymentId: string) => collect(log.read(paymentStream(paymentId)));
+  for (const { paymentId, revision } of tables.list.values()) if (((await events(paymentId)).at(-1)?.revision ?? -1n) < revision) return true;
+  for (const { operation, state, status, paymentId: own, attemptId } of keys.rows.values()) {
+    if (state !== 'completed' || status !== 200) continue;
+    const stream = await events(operation === 'create' ? own : operation.slice(operation.indexOf(':') + 1));
+    if (!stream.some(({ data }) => (data as { readonly attemptId?: string }).attemptId === attemptId)) return true;
+  }
+  return false;
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// The end of a run whose events are lost.
+
+/** A process knows within the time of a check, and the calls that it takes. */
+const KNOWS_WITHIN_MS = CHECK_EVERY_MS + 5_000;
+const LOOK_MS = 1_000;
+/** A request that was under way has ended, and so has the lease of its key. */
+const REQUESTS_END_MS = 90_000;
+/** Every loop of a worker would have run several times. */
+const INCIDENT_MS = 300_000;
+
+export const endInIncident = async (outside: Outside): Promise<void> => {
+  const { world, oracle } = outside;
+  const { sim, replicas } = world;
+  sim.faultsOn = false;
+  while (sim.underway > 0 || replicas.some(({ process }) => !process.up || process.pausedUntil > sim.now)) await sim.wait(LOOK_MS);
+  await sim.wait(KNOWS_WITHIN_MS);
+  for (const { ownLog, process } of replicas) world.check(ownLog.incident !== null, `C76: ${process.id} does not know that the log is lost`);
+  await sim.wait(REQUESTS_END_MS);
+
+  const before = await picture(world);
+  await ask(outside, oracle);
+  await sim.wait(INCIDENT_MS);
+  await ask(outside, oracle);
+  const after = await picture(world);
+  for (const [what, was] of Object.entries(before)) world.check(after[what] === was, `C76: in an incident of the event store, ${what} changed`);
+};
+
+/** Whatever the product could change. */
+const picture = async ({ log, bank, keys, tables }: World): Promise<Record<string, string>> => ({
+  'the log': String(await log.head()),
+  'the bank': JSON.stringify([[...bank.sent], bank.tombstones.size, bank.charges.size, bank.reversals.size]),
+  'the keys': JSON.stringify([...keys.rows.values()].map(({ state, fence, attemptId }) => [state, fence, attemptId])),
+  'the list': JSON.stringify([...tables.list.values()].map(({ paymentId, revision }) => [paymentId, String(revision)])),
+  'the tries of recovery': JSON.stringify([...tables.tries]),
+  'the unfinished checkouts': JSON.stringify([...tables.unfinished.keys()]),
+  'a checkpoint': JSON.stringify([...tables.checkpoints].map(([name, { position }]) => [name, position])),
+  'a delivery': JSON.stringify([...tables.webhooks.deliveries.values()].map(({ state, attempts }) => [state, attempts])),
+});
+
+/** Asks for everything that a client may ask for. Judged by C76. */
+const ask = async (outside: Outside, oracle: Oracle): Promise<void> => {
+  const { world } = outside;
+  const { sim } = world;
+  const judged = async (what: Ask, isAllowed: (answer: Told, reply: Reply) => boolean): Promise<void> => {
+    const { reply } = await outside.send(null, what);
+    const answer = reply && told(reply);
+    world.check(
+      answer !== null && isAllowed(answer, reply!),
+      `C76: ${what.kind} was answered ${answer ? `${answer.status} ${answer.code}` : 'not at all'}`,
+    );
+  };
+  const refused = ({ code }: Told, { retryAfterSeconds }: Reply) => code === 'IDEMPOTENCY_UNAVAILABLE' && retryAfterSeconds === 60;
+  for (const { exchanges } of oracle.intentions)
+    for (const { ask: asked } of exchanges.slice(0, 2))
+      if (asked.kind === 'create' || asked.kind === 'reverse' || asked.kind === 'staff')
+        await judged(asked, (answer, reply) => (isKeyed(asked) && (reply.replayed === true || answer.code === 'IDEMPOTENCY_MISMATCH')) || refused(answer, reply)); // prettier-ignore
+  const portal = sim.rng.pick(PORTALS);
+  const wish = { accountId: ACCOUNTS[0], portal, lines: [500], card: 'approved', reference: 'in the incident' } as const;
+  await judged(chargeAsk({ ...wish, key: `incident ${sim.now}` }), refused);
+  await judged(chargeAsk({ ...wish, key: null }), refused);
+  await judged({ kind: 'submit', checkoutId: sim.ids().uuid(), attemptId: sim.ids().uuid(), card: 'approved' }, refused);
+  const shown = (answer: Told, reply: Reply) => answer.status === 200 || refused(answer, reply);
+  for (const [paymentId, accountId] of oracle.namedPayments()) {
+    await judged({ kind: 'get', accountId, paymentId }, shown);
+    await judged({ kind: 'get', accountId: ACCOUNTS.find((other) => other !== accountId)!, paymentId }, refused);
+  }
+  await judged({ kind: 'get', accountId: ACCOUNTS[0], paymentId: sim.ids().uuid() }, refused);
+  for (const accountId of ACCOUNTS)
+    await judged({ kind: 'list', accountId, filters: NO_FILTERS, cursor: null, limit: null }, ({ status }, { complete }) => status === 200 && !complete); // prettier-ignore
+};

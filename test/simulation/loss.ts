@@ -1,0 +1,233 @@
+/**
+ * A fault of the log: its last events are gone (an earlier copy, also one that has grown since), or it is exchanged for an empty or a foreign log. In
+ * some runs the right log comes back.
+ *
+ * The watch judges what the product does meanwhile: no movement of money may rest on a check that began after the loss.
+ */
+import { type EventStore, INSTALLATION_STREAM, installationEvents, type LogGate, type NewEvent, type Position } from '#eventstore';
+import { timestamp } from '#kernel';
+import type { PaymentGateway } from '#payments';
+import { hashedUuid } from '#platform';
+import { earlierCopy, type ExchangeableStore, exchangeableStore } from '../support/exchangeable-store.js';
+import type { World } from './service.js';
+import { type Process, Rng } from './simulator.js';
+import { collect } from './stores.js';
+
+/** The share of seeds with such a fault. */
+const SHARE = 0.08;
+
+export interface LogFault {
+  /** `earlier`: without its last events. `grown`: so, and others were appended since. */
+  readonly kind: 'earlier' | 'grown' | 'empty' | 'foreign';
+  /** Time from the start. */
+  readonly atMs: number;
+  /** The right log comes back after this time. null: never. */
+  readonly backAfterMs: number | null;
+  /** All processes are stopped before, and started after. So only what they kept outside of the log can tell. */
+  readonly stopped: boolean;
+  /** Events that are lost, beyond those that a mark is certain to miss. */
+  readonly more: number;
+  /** Events that a log has beyond the old end. */
+  readonly beyond: number;
+  /** The other faults end with this one. */
+  readonly calm: boolean;
+}
+
+/** null: this seed has no such fault. */
+export const drawLogFault = (seed: number): LogFault | null => {
+  const rng = new Rng(seed ^ 0x1b873593);
+  if (!rng.chance(SHARE)) return null;
+  return {
+    kind: rng.pick(['earlier', 'earlier', 'earlier', 'grown', 'empty', 'foreign']),
+    atMs: rng.int(2_000, 90_000),
+    backAfterMs: rng.chance(0.4) ? rng.int(200, 90_000) : null,
+    stopped: rng.chance(0.3),
+    more: rng.pick([0, 0, 0, 1, 2, 5, 20]),
+    beyond: rng.int(1, 10),
+    calm: rng.chance(0.5),
+  };
+};
+
+/** The time in which the log is not the right one. `until` null: it still is not. */
+export interface Loss {
+  readonly from: number;
+  until: number | null;
+}
+
+export class LossWatch {
+  loss: Loss | null = null;
+  /** Staff found that the log does not hold everything. */
+  isGivenUp = false;
+  /** A success was told while the log was not the right one, so it may be lost. Only the calls of gateways wait for a check. */
+  isTold = false;
+  /** The first request of each intent, by the references that it may use. */
+  readonly requestOf = new Map<string, string>();
+  readonly log: EventStore;
+  private readonly store: ExchangeableStore;
+  private readonly good = new Map<Process, { readonly began: number; readonly ended: number }>();
+
+  constructor(
+    private readonly world: World,
+    readonly right: EventStore,
+  ) {
+    this.store = exchangeableStore(right);
+    this.log = { ...this.store, append: (...given) => this.append(...given) };
+  }
+
+  /** true while the log is not the right one. */
+  get isLost(): boolean {
+    return this.loss !== null && this.loss.until === null;
+  }
+
+  /** true if a part of this time lies in the loss. */
+  overlaps(from: number, to: number): boolean {
+    const { loss } = this;
+    return loss !== null && to >= loss.from && (loss.until === null || from <= loss.until);
+  }
+
+  exchange(by: EventStore, what: string): void {
+    const { sim } = this.world;
+    sim.note('log', what);
+    this.store.exchange(by);
+  }
+
+  private append(...given: Parameters<EventStore['append']>): ReturnType<EventStore['append']> {
+    for (const { type, data, meta } of given[2])
+      if (type === 'PaymentInitiated' || type === 'VoidRequested' || type === 'RefundRequested')
+        for (const { references } of (data as unknown as { legs: readonly { references: Record<string, string> }[] }).legs)
+          for (const reference of Object.values(references)) if (!this.requestOf.has(reference)) this.requestOf.set(reference, meta.correlationId);
+    return this.store.append(...given);
+  }
+
+  // ---- what the product does meanwhile
+
+  gate(process: Process, inner: LogGate): LogGate {
+    const { sim } = this.world;
+    const watched = async (check: () => Promise<void>) => {
+      const began = sim.now;
+      await check();
+      this.good.set(process, { began, ended: sim.now });
+    };
+    return {
+      get incident() {
+        return inner.incident;
+      },
+      verified: (intent) => watched(() => inner.verified(intent)),
+      verifiedRead: () => inner.verifiedRead(),
+      refuse: () => inner.refuse(),
+    };
+  }
+
+  /** Each call that can move money follows a check at once. So the check that let it pass ended at this instant. */
+  gateway(process: Process, inner: PaymentGateway): PaymentGateway {
+    const judged = (what: string) => {
+      const { world, loss } = this;
+      if (!loss || !this.isLost) return;
+      const good = this.good.get(process);
+      const isOld = good?.ended === world.sim.now && good.began <= loss.from;
+      world.check(isOld, `C76: a ${what} although the log was lost before its check began`);
+    };
+    return {
+      ...inner,
+      charge: (call, signal) => {
+        judged('charge');
+        return inner.charge(call, signal);
+      },
+      void: (call, signal) => {
+        judged(call.askedBy === 'reversal' ? 'reversal' : 'void');
+        return inner.void(call, signal);
+      },
+      refund: (call, signal) => {
+        judged('refund');
+        return inner.refund(call, signal);
+      },
+      finalize: (call, signal) => {
+        judged(`finalise of a ${call.op}`);
+        return inner.finalize(call, signal);
+      },
+    };
+  }
+
+  /** No money moves for a request that came after the loss. Judged by the bank alone. */
+  auditBank(sentAt: (requestId: string) => number): void {
+    const { world, loss } = this;
+    if (!loss) return;
+    const { charges, reversals } = world.bank;
+    for (const { ref, at, amountCents } of [...charges.values(), ...reversals.values()]) {
+      const requestId = this.requestOf.get(ref);
+      if (requestId === undefined || at < loss.from || (loss.until !== null && at > loss.until)) continue;
+      world.check(sentAt(requestId) <= loss.from, `C76: ${amountCents} cents moved for a request that came after the log was lost`);
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// The fault itself.
+
+const WAIT_FOR_MARKS_MS = 1_000;
+const WAIT_TRIES = 180;
+/** How often a look for a place that only a checkpoint knows is worth while. */
+const PLACE_TRIES = 60;
+const DOWN_MS = [2_000, 15_000] as const;
+
+/**
+ * Plays the fault. Returns false if nothing happened: no mark was kept outside of the log in time. Where the last second of a log, its marks and the
+ * processes are lost together, nobody can notice, and so it is not played.
+ */
+export const playLogFault = async (world: World, fault: LogFault): Promise<boolean> => {
+  const { sim, watch } = world;
+  await sim.wait(fault.atMs);
+  const keep = await eventsToKeep(world, fault);
+  if (keep === null) return false;
+  const other = await otherLog(world, fault, keep);
+  if (fault.calm) sim.faultsOn = false;
+  if (fault.stopped) for (const { process } of world.replicas) sim.crash(process, sim.rng.int(...DOWN_MS));
+  sim.statistics.exchanges += 1;
+  watch!.loss = { from: sim.now, until: null };
+  watch!.exchange(other, `THE LOG IS EXCHANGED: ${fault.kind}, ${keep} events kept`);
+  if (fault.backAfterMs === null) return true;
+  await sim.wait(fault.backAfterMs);
+  watch!.exchange(watch!.right, 'THE RIGHT LOG IS BACK');
+  watch!.loss.until = sim.now;
+  return true;
+};
+
+const numberOf = (positions: readonly Position[]): number => positions.reduce((most, position) => Math.max(most, Number(position)), 0);
+
+/** So many events that something outside of the log remembers a lost one: a mark, or the place of a checkpoint where that is all there is. */
+const eventsToKeep = async (world: World, { kind, stopped, calm, more }: LogFault): Promise<number | null> => {
+  if (kind === 'empty' || kind === 'foreign') return 0;
+  for (let tries = 1; tries <= WAIT_TRIES; tries++) {
+    const { marks, checkpoints } = await world.marks.bookOf('staff').read();
+    const marked = numberOf(marks.map(({ mark }) => mark.position));
+    const reached = numberOf(checkpoints.map(({ position }) => position));
+    const byPlace = stopped && calm && kind === 'earlier' && tries <= PLACE_TRIES;
+    // If the place were filled again, it would tell of nothing. So nothing may be under way.
+    if (byPlace && reached > marked && marked > 0 && world.sim.underway === 0) return reached - 1;
+    if (!byPlace && marked > 1) return Math.max(1, marked - 1 - more);
+    await world.sim.wait(WAIT_FOR_MARKS_MS);
+  }
+  return null;
+};
+
+/** Events of another log look like ours, and are about other payments. */
+const otherLog = async ({ log, sim }: World, { kind, beyond }: LogFault, keep: number): Promise<EventStore> => {
+  const other = await earlierCopy(log, keep);
+  if (kind === 'earlier' || kind === 'empty') return other;
+  const events = (await collect(log.readAll(null))).flat();
+  let length = keep;
+  if (kind === 'foreign') {
+    const meta = { recordedAt: timestamp(sim.now), actor: { type: 'system', id: 'foreign' }, correlationId: 'foreign' } as const;
+    const created = { type: 'InstallationCreated', data: { installationId: hashedUuid('foreign'), createdAt: meta.recordedAt } } as const;
+    await other.append(INSTALLATION_STREAM, 'no_stream', [installationEvents.write(created, hashedUuid('foreign'), meta)]);
+    length += 1;
+  }
+  for (let round = 1; length < events.length + beyond; round++)
+    for (const { id, type, v, data, meta, stream, revision } of events) {
+      if (length++ >= events.length + beyond) break;
+      const twin = stream.startsWith('payment-') ? `payment-${hashedUuid('twin', round, stream)}` : `twin-${round}-${stream}`;
+      const event: NewEvent = { id: hashedUuid('twin', round, id), type, v, data, meta };
+      await other.append(twin, revision === 0n ? 'no_stream' : revision - 1n, [event]);
+    }
+  return other;
+};
