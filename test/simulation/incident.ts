@@ -2,8 +2,8 @@
  * An incident of the event store (C76): staff who close it once the right log is back, as `payfold log resume` does, and the judgement of a run whose
  * events are lost for good.
  */
-import { examineLog, isWhole, OwnLog, unheldMarks } from '#eventstore';
-import { abandonEmptyCreates, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams, gatewayAccountsOf } from '#payments';
+import { examineLog, isWhole, type LogGate, OwnLog, unheldMarks } from '#eventstore';
+import { abandon, emptyCreates, gatewayAccountsOf, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams } from '#payments';
 import { INSTALLATION } from '../support/mark-book.js';
 import { bankGateway, CAPABILITIES, directWire, type GatewayName } from './bank.js';
 import { isKeyed, type Oracle, told, type Told } from './oracle.js';
@@ -38,22 +38,25 @@ const resume = async (world: World): Promise<boolean> => {
   const book = marks.bookOf('staff');
   const places = await examineLog({ store, book, signedHead: async () => null });
   if (!isWhole(places) || (await speaksOfLost(world))) return false;
-  marks.close(unheldMarks(places));
-  sim.note('staff', 'the incident is closed');
-
   const log = logger(sim, process);
   const ownLog = new OwnLog({ store, book, installationId: INSTALLATION, clock, log, appendsProve: false });
-  await ownLog.begin();
-  if (ownLog.incident) return false;
   const ids = sim.ids();
   const gateways = new Map((Object.keys(CAPABILITIES) as GatewayName[]).map((name) => [name as string, bankGateway(world.bank, name, directWire)]));
   const ports = { clock, ids, streams: new PaymentStreams(ownLog, clock, ids), ownLog, gateways: { find: ({ gateway }) => gateways.get(gateway) ?? null }, log } satisfies Partial<PaymentPorts>; // prettier-ignore
-  const reserved = [...keys.rows.values()].filter(({ operation, state }) => operation === 'create' && state === 'reserved');
+  const ended = [...keys.rows.values()].filter(({ operation, state }) => operation === 'create' && state === 'reserved');
   const accounts = (await DIRECTORY.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
-  for (const { paymentId, found } of await abandonEmptyCreates({ ports: ports as unknown as PaymentPorts }, reserved, async () => accounts)) {
-    sim.note('staff', `create ${paymentId}: ${found}`);
-    world.check(found === 'abandoned', 'C76: a charge without an intent in the log');
+  const whole: LogGate = { incident: null, verified: async () => undefined, verifiedRead: async () => undefined, refuse: () => undefined };
+  const empty = await emptyCreates({ ...ports, ownLog: whole } as unknown as PaymentPorts, ended, accounts);
+  for (const { paymentId, wasNeverCharged } of empty) {
+    sim.note('staff', `create ${paymentId}: ${wasNeverCharged ? 'never charged' : 'charged'}`);
+    world.check(wasNeverCharged, 'C76: a charge without an intent in the log');
   }
+  if (empty.some(({ wasNeverCharged }) => !wasNeverCharged)) return false;
+  marks.close(unheldMarks(places));
+  sim.note('staff', 'the incident is closed');
+  await ownLog.begin();
+  if (ownLog.incident) return false;
+  await abandon(ports as unknown as PaymentPorts, empty);
   return true;
 };
 

@@ -90,7 +90,7 @@ const play = async (
   if (isLost()) await finish(endInIncident(outside), 'the incident');
   else if (!watch?.isTold) await oracle.audit();
   watch?.auditBank((requestId) => oracle.sentAt(requestId));
-  if (watch && world.marks.hadIncident) sim.statistics.incidents += 1;
+  if (watch && world.marks.incidents > 0) sim.statistics.incidents += 1;
   for (const { name, message } of world.tables.failures) world.check(false, `A8: a projection stopped: ${name}: ${message}`);
 
   const head = await world.log.head();
