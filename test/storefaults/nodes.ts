@@ -1,0 +1,160 @@
+/**
+ * Event stores that can be exchanged, emptied and put back to an earlier copy: the double in this process, or real servers.
+ *
+ * `KURRENTDB_NODE` is a shell command that runs a real node in the foreground, until SIGTERM. Three arguments or more are added to it: a folder, the
+ * number of the node (from 1), and the ports of all nodes of its cluster. The node keeps everything in that folder, under `node` and its number.
+ */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
+import { once } from 'node:events';
+import { cp, mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { type EventStore, INSTALLATION_STREAM, installationEvents, openEventStore, type Position } from '#eventstore';
+import { freePort } from '#platform';
+import { eventually } from '../support/eventually.js';
+import { KurrentDbDouble } from '../support/kurrentdb-double.js';
+
+const { KURRENTDB_NODE } = process.env;
+/** False: no real server is at hand, and specs that need one do not run. */
+export const hasRealNodes = KURRENTDB_NODE !== undefined;
+
+/** One server with a log of its own. */
+export interface Node {
+  readonly port: number;
+  /** `kill -9`. */
+  stop(): Promise<void>;
+}
+
+/** The log of a node at one moment. */
+export interface Copy {
+  /** A new server that holds it. */
+  start(): Promise<Node>;
+}
+
+export interface Nodes {
+  readonly name: string;
+  empty(): Promise<Node>;
+  /** A real node stops for its copy, and starts again at its port. */
+  copy(node: Node): Promise<Copy>;
+  end(): Promise<void>;
+}
+
+export const urlOf = (...ports: readonly number[]): string =>
+  `kurrentdb://${ports.map((port) => `127.0.0.1:${port}`).join(',')}?tls=false&tlsVerifyCert=false`;
+
+const silent = { warn: () => undefined, error: () => undefined };
+
+/** Opens a log without a guard, as it is. */
+export const withLog = async <T>(url: string, work: (store: EventStore) => Promise<T>): Promise<T> => {
+  const store = await openEventStore(url, '', silent);
+  try {
+    return await work(store);
+  } finally {
+    await store.close();
+  }
+};
+
+const FOREIGN_BATCH = 100;
+
+/** The log of another installation, which ends behind `end`. */
+export const fillAsForeign = (node: Node, end: Position): Promise<void> =>
+  withLog(urlOf(node.port), async (store) => {
+    const installationId = randomUUID();
+    const meta = { recordedAt: new Date().toISOString(), actor: { type: 'system', id: 'another' } as const, correlationId: randomUUID() };
+    const created = { type: 'InstallationCreated', data: { installationId, createdAt: meta.recordedAt } } as const;
+    await store.append(INSTALLATION_STREAM, 'no_stream', [installationEvents.write(created, installationId, meta)]);
+    for (let head = await store.head(); head === null || head <= end; head = await store.head())
+      await store.append(
+        `payment-${randomUUID()}`,
+        'no_stream',
+        Array.from({ length: FOREIGN_BATCH }, () => ({ id: randomUUID(), type: 'Filler', v: 1, data: { text: 'x'.repeat(500) }, meta })),
+      );
+  });
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+
+export const doubles = (): Nodes => {
+  const started: KurrentDbDouble[] = [];
+  const begin = async (double: KurrentDbDouble): Promise<DoubleNode> => {
+    started.push(await double.start());
+    return { double, port: double.port, stop: async () => double.kill() };
+  };
+  return {
+    name: 'the double',
+    empty: () => begin(new KurrentDbDouble()),
+    copy: async (node) => {
+      const frozen = (node as DoubleNode).double.copy();
+      return { start: () => begin(frozen.copy()) };
+    },
+    end: async () => {
+      for (const double of started) double.kill();
+    },
+  };
+};
+
+interface DoubleNode extends Node {
+  readonly double: KurrentDbDouble;
+}
+
+/** A node starts within seconds, on a busy machine within a minute. */
+const STARTED_MS = 120_000;
+
+const launchNode = (folder: string, number: number, ports: readonly number[]): ChildProcess =>
+  spawn('sh', ['-c', `exec ${KURRENTDB_NODE} "$@"`, 'node', folder, String(number), ...ports.map(String)], { stdio: 'ignore' });
+
+const endOf = async (server: ChildProcess, signal: NodeJS.Signals): Promise<void> => {
+  if (server.exitCode !== null || server.signalCode !== null) return;
+  const gone = once(server, 'exit');
+  server.kill(signal);
+  await gone;
+};
+
+export const realNodes = (): Nodes => {
+  const folders: string[] = [];
+  const running = new Set<RealNode>();
+  const folderOf = async () => {
+    const folder = await mkdtemp(join(tmpdir(), 'payfold-node-'));
+    folders.push(folder);
+    return folder;
+  };
+  const begin = async (folder: string): Promise<RealNode> => {
+    const port = await freePort();
+    const node: RealNode = { port, folder, server: launchNode(folder, 1, [port]), stop: () => endOf(node.server, 'SIGKILL') };
+    running.add(node);
+    await answering(urlOf(port));
+    return node;
+  };
+  return {
+    name: 'a real node',
+    empty: async () => begin(await folderOf()),
+    copy: async (one) => {
+      const node = one as RealNode;
+      const folder = await folderOf();
+      await endOf(node.server, 'SIGTERM');
+      await cp(node.folder, folder, { recursive: true });
+      node.server = launchNode(node.folder, 1, [node.port]);
+      await answering(urlOf(node.port));
+      return {
+        start: async () => {
+          const mine = await folderOf();
+          await cp(folder, mine, { recursive: true });
+          return begin(mine);
+        },
+      };
+    },
+    end: async () => {
+      for (const node of running) await endOf(node.server, 'SIGKILL');
+      for (const folder of folders) await rm(folder, { recursive: true, force: true });
+    },
+  };
+};
+
+interface RealNode extends Node {
+  readonly folder: string;
+  server: ChildProcess;
+}
+
+const answering = async (url: string): Promise<void> => {
+  await eventually(() => withLog(url, async (store) => (await store.head(), true)), { timeoutMs: STARTED_MS, everyMs: 500 });
+};
