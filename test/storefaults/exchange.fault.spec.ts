@@ -1,5 +1,6 @@
 /** Another log answers at the address of the event store (faults 1, 2 and 12), short. `npm run storefaults` plays all of it, on real servers too. */
 import { afterEach, expect, test } from '@jest/globals';
+import { playCut, playRefusedStarts } from './cut.js';
 import { playExchange } from './exchange.js';
 import { doubles } from './nodes.js';
 
@@ -15,3 +16,13 @@ test(
   },
   TEST_MS,
 );
+
+test(
+  'an earlier copy that has grown past the checkpoints: answers stand, nothing is voided or charged',
+  async () => {
+    expect(await playCut(nodes, { service: 'stopped', grown: true, incidentMs: 0 })).toMatchObject({ secondCharges: 0 });
+  },
+  TEST_MS,
+);
+
+test('a start on an empty or foreign log, and of a new database on an old log, is refused in one line', () => playRefusedStarts(nodes), TEST_MS);

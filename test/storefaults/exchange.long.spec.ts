@@ -1,10 +1,13 @@
 /** Another log answers at the address of the event store (faults 1, 2 and 12), on the double and on real servers, under load and idle. */
 import { afterEach, describe, expect, test } from '@jest/globals';
 import { writeReport } from '../support/report.js';
+import { type CutOptions, playCut, playRefusedStarts } from './cut.js';
 import { playExchange, type Replacement, type Traffic } from './exchange.js';
 import { doubles, hasRealNodes, realNodes } from './nodes.js';
 
 const TEST_MS = 600_000;
+/** Recovery takes up what is a minute old. */
+const UNTIL_RECOVERY_MS = 75_000;
 
 describe.each([doubles(), ...(hasRealNodes ? [realNodes()] : [])])('on $name', (nodes) => {
   afterEach(() => nodes.end());
@@ -25,4 +28,21 @@ describe.each([doubles(), ...(hasRealNodes ? [realNodes()] : [])])('on $name', (
     },
     TEST_MS,
   );
+
+  test.each<CutOptions>([
+    { service: 'running', grown: false, incidentMs: UNTIL_RECOVERY_MS },
+    { service: 'running', grown: true, incidentMs: 0 },
+    { service: 'stopped', grown: false, incidentMs: UNTIL_RECOVERY_MS },
+    { service: 'stopped', grown: true, incidentMs: 0 },
+  ])(
+    'an earlier copy, service $service, grown $grown',
+    async (options) => {
+      const figures = await playCut(nodes, options);
+      writeReport('storefaults', { fault: 2, on: nodes.name, ...options, ...figures });
+      expect(figures).toMatchObject({ secondCharges: 0 });
+    },
+    TEST_MS,
+  );
+
+  test('starts on a log that is empty or another one are refused', () => playRefusedStarts(nodes), TEST_MS);
 });

@@ -8,7 +8,7 @@ import { fillAsForeign, type Node, type Nodes, urlOf, withLog } from './nodes.js
 import { type Create, judgeAnswers, judgeMoney, Partner, type Sent } from './partner.js';
 
 /** Every process knows of it by then, idle or not. */
-const NOTICED_MS = 3_000;
+export const NOTICED_MS = 3_000;
 /** Traffic before the exchange, and after it was noticed. */
 const TRAFFIC_MS = 1_500;
 
@@ -125,7 +125,7 @@ export const anyKnows = async ({ witnesses }: Installation): Promise<boolean> =>
   (await Promise.all(witnesses.map((one) => one.knows()))).includes(true);
 
 /** Every process has checked and kept its marks since the last answer. */
-const settled = (): Promise<void> => sleep(2_500);
+export const settled = (): Promise<void> => sleep(2_500);
 
 /** No 200 without its outcome in the right log. */
 export const judgeLog = (node: Node, partner: Partner): Promise<string[]> =>

@@ -29,6 +29,17 @@ interface LogLine {
   readonly name: string;
 }
 
+export interface Stores {
+  /** The first event store, behind a proxy. null: events lie in Postgres. */
+  readonly node: Node | null;
+  /** The event store without a proxy, in place of `node`. */
+  readonly url?: string;
+  /** False: the embedded Postgres. */
+  readonly database?: boolean;
+  /** A Postgres of the spec. */
+  readonly databaseUrl?: string;
+}
+
 export class Installation {
   readonly witnesses: Witness[] = [];
   bank!: SimulatorControl;
@@ -45,10 +56,9 @@ export class Installation {
     private readonly env: Environment,
   ) {}
 
-  /** `node`: the first event store. null: events lie in Postgres. `database`: false for the embedded one. */
-  static async start({ node, database = true, url }: { node: Node | null; database?: boolean; url?: string }): Promise<Installation> {
+  static async start({ node, database = true, databaseUrl, url }: Stores): Promise<Installation> {
     const dataDir = await DataDir.create();
-    const own = database ? await freshDatabase() : null;
+    const own = databaseUrl === undefined && database ? await freshDatabase() : null;
     const proxy = node && url === undefined ? await startProxy(node.port, new Random(1)) : null;
     const kurrentdb = url ?? (proxy && urlOf(proxy.port));
     const metricsPort = await freePort();
@@ -56,6 +66,7 @@ export class Installation {
       METRICS_PORT: String(metricsPort),
       LOG_LEVEL: 'warn',
       ...(own && { DATABASE_URL: own.url }),
+      ...(databaseUrl !== undefined && { DATABASE_URL: databaseUrl }),
       ...(kurrentdb !== null && { KURRENTDB_URL: kurrentdb }),
     };
     const installation = new Installation(dataDir, own, proxy, metricsPort, env);

@@ -35,8 +35,9 @@ export interface Copy {
 export interface Nodes {
   readonly name: string;
   empty(): Promise<Node>;
-  /** A real node stops for its copy, and starts again at its port. */
+  /** A real node stops for its copy, and starts again at its port, within {@link copyMs}. */
   copy(node: Node): Promise<Copy>;
+  readonly copyMs: number;
   end(): Promise<void>;
 }
 
@@ -55,20 +56,29 @@ export const withLog = async <T>(url: string, work: (store: EventStore) => Promi
   }
 };
 
-const FOREIGN_BATCH = 100;
+const metaOf = () => ({ recordedAt: new Date().toISOString(), actor: { type: 'system', id: 'another' } as const, correlationId: randomUUID() });
 
 /** The log of another installation, which ends behind `end`. */
-export const fillAsForeign = (node: Node, end: Position): Promise<void> =>
-  withLog(urlOf(node.port), async (store) => {
+export const fillAsForeign = async (node: Node, end: Position): Promise<void> => {
+  await withLog(urlOf(node.port), async (store) => {
     const installationId = randomUUID();
-    const meta = { recordedAt: new Date().toISOString(), actor: { type: 'system', id: 'another' } as const, correlationId: randomUUID() };
+    const meta = metaOf();
     const created = { type: 'InstallationCreated', data: { installationId, createdAt: meta.recordedAt } } as const;
     await store.append(INSTALLATION_STREAM, 'no_stream', [installationEvents.write(created, installationId, meta)]);
+  });
+  await fill(node, end);
+};
+
+const FILLED_AT_ONCE = 100;
+
+/** Lets the log of a node grow past `end`. */
+export const fill = (node: Node, end: Position): Promise<void> =>
+  withLog(urlOf(node.port), async (store) => {
     for (let head = await store.head(); head === null || head <= end; head = await store.head())
       await store.append(
         `payment-${randomUUID()}`,
         'no_stream',
-        Array.from({ length: FOREIGN_BATCH }, () => ({ id: randomUUID(), type: 'Filler', v: 1, data: { text: 'x'.repeat(500) }, meta })),
+        Array.from({ length: FILLED_AT_ONCE }, () => ({ id: randomUUID(), type: 'Filler', v: 1, data: { text: 'x'.repeat(500) }, meta: metaOf() })),
       );
   });
 
@@ -82,6 +92,7 @@ export const doubles = (): Nodes => {
   };
   return {
     name: 'the double',
+    copyMs: 2_000,
     empty: () => begin(new KurrentDbDouble()),
     copy: async (node) => {
       const frozen = (node as DoubleNode).double.copy();
@@ -127,6 +138,7 @@ export const realNodes = (): Nodes => {
   };
   return {
     name: 'a real node',
+    copyMs: 15_000,
     empty: async () => begin(await folderOf()),
     copy: async (one) => {
       const node = one as RealNode;
