@@ -2,7 +2,7 @@
 import { afterEach, describe, expect, test } from '@jest/globals';
 import { writeReport } from '../support/report.js';
 import { type CutOptions, playCut, playRefusedStarts } from './cut.js';
-import { playExchange, type Replacement, type Traffic } from './exchange.js';
+import { NOTICED_MS, playExchange, slowest, type Replacement, type Traffic } from './exchange.js';
 import { doubles, hasRealNodes, realNodes } from './nodes.js';
 
 const TEST_MS = 600_000;
@@ -25,6 +25,7 @@ describe.each([doubles(), ...(hasRealNodes ? [realNodes()] : [])])('on $name', (
       const figures = await playExchange(nodes, replacement, traffic);
       writeReport('storefaults', { fault: 12, on: nodes.name, replacement, traffic, ...figures });
       expect(figures).toMatchObject({ secondCharges: 0, violations: [] });
+      expect(slowest(figures.noticedMs)).toBeLessThan(NOTICED_MS.alone);
     },
     TEST_MS,
   );
@@ -40,6 +41,7 @@ describe.each([doubles(), ...(hasRealNodes ? [realNodes()] : [])])('on $name', (
       const figures = await playCut(nodes, options);
       writeReport('storefaults', { fault: 2, on: nodes.name, ...options, ...figures });
       expect(figures).toMatchObject({ secondCharges: 0 });
+      if (options.service === 'running') expect(slowest(figures.noticedMs)).toBeLessThan(NOTICED_MS.alone);
     },
     TEST_MS,
   );

@@ -7,8 +7,12 @@ import { Installation } from './installation.js';
 import { fillAsForeign, type Node, type Nodes, urlOf, withLog } from './nodes.js';
 import { type Create, judgeAnswers, judgeMoney, Partner, type Sent } from './partner.js';
 
-/** Every process knows of it by then, idle or not. */
-export const NOTICED_MS = 3_000;
+/** Every process knows of it by then, idle or not. Specs beside others, on a busy machine, allow for more. */
+export const NOTICED_MS = { alone: 3_000, besideOthers: 10_000 } as const;
+
+/** How long the last process took to notice. */
+export const slowest = (noticedMs: Readonly<Record<string, number>>): number => Math.max(...Object.values(noticedMs));
+
 /** Traffic before the exchange, and after it was noticed. */
 const TRAFFIC_MS = 1_500;
 
@@ -57,7 +61,6 @@ export const playExchange = async (nodes: Nodes, replacement: Replacement, traff
     const exchangedAt = installation.exchange(other);
     const noticedMs = await installation.noticed(exchangedAt);
     const noticedAt = Date.now();
-    expect(Math.max(...Object.values(noticedMs))).toBeLessThan(NOTICED_MS);
 
     // Answers as C76 says, to old keys, to new keys, and to readers.
     const asked: Sent[] = [];

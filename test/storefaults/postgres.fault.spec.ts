@@ -1,8 +1,13 @@
-/** Events in Postgres, which goes back (fault 7). */
-import { expect, test } from '@jest/globals';
-import { playPromotion, playPutBack } from './postgres.js';
+/** Postgres goes back: with the events in it (fault 7), and under KurrentDB (fault 3), short. */
+import { afterEach, expect, test } from '@jest/globals';
+import { NOTICED_MS, slowest } from './exchange.js';
+import { doubles } from './nodes.js';
+import { playPromotion, playPutBack, playPutBackUnderKurrentDb } from './postgres.js';
 
 const TEST_MS = 300_000;
+
+const nodes = doubles();
+afterEach(() => nodes.end());
 
 test('the embedded Postgres is put back to an earlier copy: known keys are not charged again', playPutBack, TEST_MS);
 
@@ -10,8 +15,16 @@ test(
   'an asynchronous standby that has fallen behind is promoted: known keys are not charged again',
   async () => {
     const figures = await playPromotion();
-    console.log(JSON.stringify(figures));
     expect(figures).toMatchObject({ secondCharges: 0 });
+    expect(slowest(figures.tookMs)).toBeLessThan(NOTICED_MS.besideOthers);
+  },
+  TEST_MS,
+);
+
+test(
+  'under KurrentDB the database is put back: known keys are made again from the log',
+  async () => {
+    expect(await playPutBackUnderKurrentDb(nodes)).toMatchObject({ secondCharges: 0 });
   },
   TEST_MS,
 );
