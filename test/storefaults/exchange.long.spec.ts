@@ -30,6 +30,18 @@ describe.each([doubles(), ...(hasRealNodes ? [realNodes()] : [])])('on $name', (
     TEST_MS,
   );
 
+  test(
+    'one of four processes finds it, and the three others are idle',
+    async () => {
+      const figures = await playExchange(nodes, 'a longer foreign log', 'under load', { idleOthers: true });
+      writeReport('storefaults', { fault: 6, on: nodes.name, ...figures });
+      expect(figures).toMatchObject({ secondCharges: 0, violations: [] });
+      expect(Object.keys(figures.noticedMs)).toHaveLength(4);
+      expect(slowest(figures.noticedMs)).toBeLessThan(NOTICED_MS.alone);
+    },
+    TEST_MS,
+  );
+
   test.each<CutOptions>([
     { service: 'running', grown: false, incidentMs: UNTIL_RECOVERY_MS },
     { service: 'running', grown: true, incidentMs: 0 },

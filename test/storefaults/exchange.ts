@@ -41,11 +41,25 @@ const prepare = async (nodes: Nodes, right: Node, replacement: Replacement): Pro
   return other;
 };
 
-export const playExchange = async (nodes: Nodes, replacement: Replacement, traffic: Traffic): Promise<Figures> => {
+export interface ExchangeOptions {
+  /** One more API, which nobody sends a request, and one more worker. */
+  readonly idleOthers?: boolean;
+}
+
+export const playExchange = async (
+  nodes: Nodes,
+  replacement: Replacement,
+  traffic: Traffic,
+  { idleOthers = false }: ExchangeOptions = {},
+): Promise<Figures> => {
   const right = await nodes.empty();
   const installation = await Installation.start({ node: right });
   const partner = new Partner(installation.partner);
   try {
+    if (idleOthers) {
+      await installation.add('api', 'the second API');
+      await installation.add('worker', 'the second worker');
+    }
     partner.start();
     await sleep(TRAFFIC_MS);
     await eventually(() => partner.paid.length >= 5);
@@ -131,8 +145,10 @@ export const anyKnows = async ({ witnesses }: Installation): Promise<boolean> =>
 export const settled = (): Promise<void> => sleep(2_500);
 
 /** No 200 without its outcome in the right log. */
-export const judgeLog = (node: Node, partner: Partner): Promise<string[]> =>
-  withLog(urlOf(node.port), async (store) => {
+export const judgeLog = (node: Node, partner: Partner): Promise<string[]> => judgeLogAt(urlOf(node.port), partner);
+
+export const judgeLogAt = (url: string, partner: Partner): Promise<string[]> =>
+  withLog(url, async (store) => {
     const violations: string[] = [];
     for (const create of partner.paid) {
       const types: string[] = [];

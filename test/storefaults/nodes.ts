@@ -170,3 +170,50 @@ interface RealNode extends Node {
 const answering = async (url: string): Promise<void> => {
   await eventually(() => withLog(url, async (store) => (await store.head(), true)), { timeoutMs: STARTED_MS, everyMs: 500 });
 };
+
+/** Three real nodes of one cluster. Their disks can be copied and put back while they are stopped. */
+export interface Cluster {
+  readonly url: string;
+  start(...numbers: readonly number[]): Promise<void>;
+  stop(): Promise<void>;
+  /** `kill -9` of all. */
+  kill(): Promise<void>;
+  save(): Promise<(...numbers: readonly number[]) => Promise<void>>;
+  end(): Promise<void>;
+}
+
+/** Its nodes are stopped yet. */
+export const realCluster = async (): Promise<Cluster> => {
+  const folder = await mkdtemp(join(tmpdir(), 'payfold-cluster-'));
+  const ports = [await freePort(), await freePort(), await freePort()];
+  const servers = new Map<number, ChildProcess>();
+  const saved: string[] = [];
+  const endAll = async (signal: NodeJS.Signals) => {
+    await Promise.all([...servers.values()].map((server) => endOf(server, signal)));
+  };
+  const url = urlOf(...ports);
+  return {
+    url,
+    start: async (...numbers) => {
+      for (const number of numbers) servers.set(number, launchNode(folder, number, ports));
+      await answering(url);
+    },
+    stop: () => endAll('SIGTERM'),
+    kill: () => endAll('SIGKILL'),
+    save: async () => {
+      const copy = await mkdtemp(join(tmpdir(), 'payfold-cluster-'));
+      saved.push(copy);
+      await cp(folder, copy, { recursive: true });
+      return async (...numbers) => {
+        for (const number of numbers) {
+          await rm(join(folder, `node${number}`), { recursive: true, force: true });
+          await cp(join(copy, `node${number}`), join(folder, `node${number}`), { recursive: true });
+        }
+      };
+    },
+    end: async () => {
+      await endAll('SIGKILL');
+      for (const one of [folder, ...saved]) await rm(one, { recursive: true, force: true });
+    },
+  };
+};
