@@ -84,6 +84,9 @@ export const fill = (node: Node, end: Position): Promise<void> =>
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 
+/** 137 and 151 are primes: few of their multiples are the same. */
+const BYTES_APART = 14;
+
 export const doubles = (): Nodes => {
   const started: KurrentDbDouble[] = [];
   const begin = async (double: KurrentDbDouble): Promise<DoubleNode> => {
@@ -93,7 +96,12 @@ export const doubles = (): Nodes => {
   return {
     name: 'the double',
     copyMs: 2_000,
-    empty: () => begin(new KurrentDbDouble()),
+    empty: () => {
+      const double = new KurrentDbDouble();
+      // As on real servers, places of one log are no places of another.
+      double.bytesPerEvent += started.length * BYTES_APART;
+      return begin(double);
+    },
     copy: async (node) => {
       const frozen = (node as DoubleNode).double.copy();
       return { start: () => begin(frozen.copy()) };
@@ -138,7 +146,7 @@ export const realNodes = (): Nodes => {
   };
   return {
     name: 'a real node',
-    copyMs: 15_000,
+    copyMs: 20_000,
     empty: async () => begin(await folderOf()),
     copy: async (one) => {
       const node = one as RealNode;
