@@ -40,6 +40,8 @@ export interface Proxy {
   heal(): void;
   /** Ends every connection, harmed or not. Data in flight is lost. */
   cut(): void;
+  /** Leads to another server from now on, and cuts every connection. */
+  leadTo(port: number): void;
   /** Connections that a toxic has touched so far. */
   readonly harmed: number;
   close(): Promise<void>;
@@ -171,6 +173,7 @@ class Link {
 export const startProxy = async (targetPort: number, random: Random): Promise<Proxy> => {
   const links = new Set<Link>();
   let poison: Poison | null = null;
+  let target = targetPort;
   let harmed = 0;
   const server = createServer({ allowHalfOpen: true, noDelay: true }, (inbound) => {
     const harm = poison !== null && random.next() < poison.share ? poison : null;
@@ -179,7 +182,7 @@ export const startProxy = async (targetPort: number, random: Random): Promise<Pr
       inbound.on('error', () => undefined).resetAndDestroy();
       return;
     }
-    const outbound = connect({ port: targetPort, host: '127.0.0.1', allowHalfOpen: true, noDelay: true });
+    const outbound = connect({ port: target, host: '127.0.0.1', allowHalfOpen: true, noDelay: true });
     const link = new Link(inbound, outbound, random, () => (harmed += 1));
     links.add(link);
     for (const socket of [inbound, outbound])
@@ -206,6 +209,10 @@ export const startProxy = async (targetPort: number, random: Random): Promise<Pr
       }
     },
     cut,
+    leadTo: (other) => {
+      target = other;
+      cut();
+    },
     get harmed() {
       return harmed;
     },

@@ -170,6 +170,13 @@ export class KurrentDbDouble {
     for (const event of kept) this.add(event);
   }
 
+  /** A server of its own that holds the first events of this one, as from a copy of its disk. */
+  copy(events = this.log.length): KurrentDbDouble {
+    const made = new KurrentDbDouble();
+    for (const event of this.log.slice(0, events)) made.add(event);
+    return made;
+  }
+
   // ---- appends
 
   private append(call: grpc.ServerReadableStream<AppendReq, AppendResp>, reply: grpc.sendUnaryData<AppendResp>): void {

@@ -52,7 +52,7 @@ export interface SystemProcess {
 
 /** The checkout, also when this file was built into its `dist`. */
 const ROOT = new URL('../../', import.meta.url).pathname.replace(/dist\/$/, '');
-const START_TIMEOUT_MS = 30_000;
+const START_TIMEOUT_MS = 90_000;
 const STOP_TIMEOUT_MS = 45_000;
 const GONE_TIMEOUT_MS = 10_000;
 

@@ -1,0 +1,227 @@
+/**
+ * Event stores that can be exchanged, emptied and put back to an earlier copy: the double in this process, or real servers.
+ *
+ * `KURRENTDB_NODE` is a shell command that runs a real node in the foreground, until SIGTERM. Three arguments or more are added to it: a folder, the
+ * number of the node (from 1), and the ports of all nodes of its cluster. The node keeps everything in that folder, under `node` and its number.
+ */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
+import { once } from 'node:events';
+import { cp, mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { type EventStore, INSTALLATION_STREAM, installationEvents, openEventStore, type Position } from '#eventstore';
+import { freePort } from '#platform';
+import { eventually } from '../support/eventually.js';
+import { KurrentDbDouble } from '../support/kurrentdb-double.js';
+
+const { KURRENTDB_NODE } = process.env;
+/** False: no real server is at hand, and specs that need one do not run. */
+export const hasRealNodes = KURRENTDB_NODE !== undefined;
+
+/** One server with a log of its own. */
+export interface Node {
+  readonly port: number;
+  /** `kill -9`. */
+  stop(): Promise<void>;
+}
+
+/** The log of a node at one moment. */
+export interface Copy {
+  /** A new server that holds it. */
+  start(): Promise<Node>;
+}
+
+export interface Nodes {
+  readonly name: string;
+  empty(): Promise<Node>;
+  /** A real node stops for its copy, and starts again at its port, within {@link copyMs}. */
+  copy(node: Node): Promise<Copy>;
+  readonly copyMs: number;
+  end(): Promise<void>;
+}
+
+export const urlOf = (...ports: readonly number[]): string =>
+  `kurrentdb://${ports.map((port) => `127.0.0.1:${port}`).join(',')}?tls=false&tlsVerifyCert=false`;
+
+const silent = { warn: () => undefined, error: () => undefined };
+
+/** Opens a log without a guard, as it is. */
+export const withLog = async <T>(url: string, work: (store: EventStore) => Promise<T>): Promise<T> => {
+  const store = await openEventStore(url, '', silent);
+  try {
+    return await work(store);
+  } finally {
+    await store.close();
+  }
+};
+
+const metaOf = () => ({ recordedAt: new Date().toISOString(), actor: { type: 'system', id: 'another' } as const, correlationId: randomUUID() });
+
+/** The log of another installation, which ends behind `end`. */
+export const fillAsForeign = async (node: Node, end: Position): Promise<void> => {
+  await withLog(urlOf(node.port), async (store) => {
+    const installationId = randomUUID();
+    const meta = metaOf();
+    const created = { type: 'InstallationCreated', data: { installationId, createdAt: meta.recordedAt } } as const;
+    await store.append(INSTALLATION_STREAM, 'no_stream', [installationEvents.write(created, installationId, meta)]);
+  });
+  await fill(node, end);
+};
+
+const FILLED_AT_ONCE = 100;
+
+/** Lets the log of a node grow past `end`. */
+export const fill = (node: Node, end: Position): Promise<void> =>
+  withLog(urlOf(node.port), async (store) => {
+    for (let head = await store.head(); head === null || head <= end; head = await store.head())
+      await store.append(
+        `payment-${randomUUID()}`,
+        'no_stream',
+        Array.from({ length: FILLED_AT_ONCE }, () => ({ id: randomUUID(), type: 'Filler', v: 1, data: { text: 'x'.repeat(500) }, meta: metaOf() })),
+      );
+  });
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+
+/** 137 and 151 are primes: few of their multiples are the same. */
+const BYTES_APART = 14;
+
+export const doubles = (): Nodes => {
+  const started: KurrentDbDouble[] = [];
+  const begin = async (double: KurrentDbDouble): Promise<DoubleNode> => {
+    started.push(await double.start());
+    return { double, port: double.port, stop: async () => double.kill() };
+  };
+  return {
+    name: 'the double',
+    copyMs: 2_000,
+    empty: () => {
+      const double = new KurrentDbDouble();
+      // As on real servers, places of one log are no places of another.
+      double.bytesPerEvent += started.length * BYTES_APART;
+      return begin(double);
+    },
+    copy: async (node) => {
+      const frozen = (node as DoubleNode).double.copy();
+      return { start: () => begin(frozen.copy()) };
+    },
+    end: async () => {
+      for (const double of started) double.kill();
+    },
+  };
+};
+
+interface DoubleNode extends Node {
+  readonly double: KurrentDbDouble;
+}
+
+/** A node starts within seconds, on a busy machine within a minute. */
+const STARTED_MS = 120_000;
+
+const launchNode = (folder: string, number: number, ports: readonly number[]): ChildProcess =>
+  spawn('sh', ['-c', `exec ${KURRENTDB_NODE} "$@"`, 'node', folder, String(number), ...ports.map(String)], { stdio: 'ignore' });
+
+const endOf = async (server: ChildProcess, signal: NodeJS.Signals): Promise<void> => {
+  if (server.exitCode !== null || server.signalCode !== null) return;
+  const gone = once(server, 'exit');
+  server.kill(signal);
+  await gone;
+};
+
+export const realNodes = (): Nodes => {
+  const folders: string[] = [];
+  const running = new Set<RealNode>();
+  const folderOf = async () => {
+    const folder = await mkdtemp(join(tmpdir(), 'payfold-node-'));
+    folders.push(folder);
+    return folder;
+  };
+  const begin = async (folder: string): Promise<RealNode> => {
+    const port = await freePort();
+    const node: RealNode = { port, folder, server: launchNode(folder, 1, [port]), stop: () => endOf(node.server, 'SIGKILL') };
+    running.add(node);
+    await answering(urlOf(port));
+    return node;
+  };
+  return {
+    name: 'a real node',
+    copyMs: 20_000,
+    empty: async () => begin(await folderOf()),
+    copy: async (one) => {
+      const node = one as RealNode;
+      const folder = await folderOf();
+      await endOf(node.server, 'SIGTERM');
+      await cp(node.folder, folder, { recursive: true });
+      node.server = launchNode(node.folder, 1, [node.port]);
+      await answering(urlOf(node.port));
+      return {
+        start: async () => {
+          const mine = await folderOf();
+          await cp(folder, mine, { recursive: true });
+          return begin(mine);
+        },
+      };
+    },
+    end: async () => {
+      for (const node of running) await endOf(node.server, 'SIGKILL');
+      for (const folder of folders) await rm(folder, { recursive: true, force: true });
+    },
+  };
+};
+
+interface RealNode extends Node {
+  readonly folder: string;
+  server: ChildProcess;
+}
+
+const answering = async (url: string): Promise<void> => {
+  await eventually(() => withLog(url, async (store) => (await store.head(), true)), { timeoutMs: STARTED_MS, everyMs: 500 });
+};
+
+/** Three real nodes of one cluster. Their disks can be copied and put back while they are stopped. */
+export interface Cluster {
+  readonly url: string;
+  start(...numbers: readonly number[]): Promise<void>;
+  stop(): Promise<void>;
+  /** `kill -9` of all. */
+  kill(): Promise<void>;
+  save(): Promise<(...numbers: readonly number[]) => Promise<void>>;
+  end(): Promise<void>;
+}
+
+/** Its nodes are stopped yet. */
+export const realCluster = async (): Promise<Cluster> => {
+  const folder = await mkdtemp(join(tmpdir(), 'payfold-cluster-'));
+  const ports = [await freePort(), await freePort(), await freePort()];
+  const servers = new Map<number, ChildProcess>();
+  const saved: string[] = [];
+  const endAll = async (signal: NodeJS.Signals) => {
+    await Promise.all([...servers.values()].map((server) => endOf(server, signal)));
+  };
+  const url = urlOf(...ports);
+  return {
+    url,
+    start: async (...numbers) => {
+      for (const number of numbers) servers.set(number, launchNode(folder, number, ports));
+      await answering(url);
+    },
+    stop: () => endAll('SIGTERM'),
+    kill: () => endAll('SIGKILL'),
+    save: async () => {
+      const copy = await mkdtemp(join(tmpdir(), 'payfold-cluster-'));
+      saved.push(copy);
+      await cp(folder, copy, { recursive: true });
+      return async (...numbers) => {
+        for (const number of numbers) {
+          await rm(join(folder, `node${number}`), { recursive: true, force: true });
+          await cp(join(copy, `node${number}`), join(folder, `node${number}`), { recursive: true });
+        }
+      };
+    },
+    end: async () => {
+      await endAll('SIGKILL');
+      for (const one of [folder, ...saved]) await rm(one, { recursive: true, force: true });
+    },
+  };
+};

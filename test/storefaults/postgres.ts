@@ -1,0 +1,281 @@
+/**
+ * Postgres goes back: the embedded one is put back to an earlier copy (its folder alone), or an asynchronous standby is promoted. With the events in it
+ * that is fault 7, an incident. Under KurrentDB it is fault 3: nothing is lost, and the keys are made again from the log.
+ */
+import { expect } from '@jest/globals';
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { appendFileSync, readlinkSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import pg from 'pg';
+import { freePort, startEmbeddedPostgres } from '#platform';
+import { Random } from '../../apps/demo/city.js';
+import { startProxy } from '../chaos/proxy.js';
+import { eventually } from '../support/eventually.js';
+import { kill } from '../support/processes.js';
+import { anyKnows, paymentOf, settled } from './exchange.js';
+import { Installation } from './installation.js';
+import type { Nodes } from './nodes.js';
+import { type Create, judgeMoney, Partner } from './partner.js';
+
+/** With owners and rights. */
+const copyFolder = (from: string, to: string): void => {
+  rmSync(to, { recursive: true, force: true });
+  const { status, stderr } = spawnSync('cp', ['-a', from, to], { encoding: 'utf8' });
+  if (status !== 0) throw new Error(stderr);
+};
+
+const chargesOf = (truth: Awaited<ReturnType<Installation['bank']['truth']>>): number =>
+  truth.filter(({ op, leg, result }) => op === 'charge' && leg !== 'fee' && result === 'approved').length;
+
+/** D7. Five acknowledged creates are sent again under their keys: no second charge. */
+export const playPutBack = async (): Promise<void> => {
+  const installation = await Installation.start({ node: null, database: false });
+  const partner = new Partner(installation.partner);
+  const folder = join(installation.dataDir.data, 'postgres');
+  const [earlier, newest] = ['earlier', 'newest'].map((name) => join(installation.dataDir.path, name)) as [string, string];
+  try {
+    await partner.create();
+    await installation.stopService();
+    copyFolder(folder, earlier);
+    await installation.startService();
+    for (let made = 0; made < 5; made++) await partner.create();
+    expect(partner.paid).toHaveLength(6);
+    await installation.stopService();
+    copyFolder(folder, newest);
+
+    copyFolder(earlier, folder);
+    const from = Date.now();
+    await installation.startService();
+    await installation.noticed(from);
+    for (const create of partner.creates.slice(1)) {
+      expect(await partner.again(create)).toMatchObject({ status: 503, code: 'IDEMPOTENCY_UNAVAILABLE', retryAfter: '60' });
+      expect((await partner.find(paymentOf(create))).status).toBe(503);
+    }
+    expect(await partner.again(partner.creates[0]!)).toMatchObject({ status: 200, replayed: true });
+    expect(judgeMoney(await installation.bank.truth(), partner, { from, to: Date.now() })).toEqual([]);
+    const refused = await installation.command('log', 'resume', '--by', 'Dana', '--reason', 'too early');
+    expect(refused).toMatchObject({ code: 1, stdout: '' });
+    expect(refused.stderr).toContain('does not hold everything that it held');
+    await installation.stopService();
+
+    // With the newest copy everything is there again.
+    copyFolder(newest, folder);
+    await installation.startService();
+    expect(await anyKnows(installation)).toBe(false);
+    for (const create of partner.creates) expect(await partner.again(create)).toMatchObject({ status: 200, replayed: true });
+    expect(chargesOf(await installation.bank.truth())).toBe(6);
+  } finally {
+    await installation.remove();
+  }
+};
+
+/** A server on the folder of another one, which follows it as a standby. */
+const startStandby = async (folder: string, port: number, primary: { pid: number; port: number; password: string }): Promise<ChildProcess> => {
+  const { uid, gid } = statSync(join(folder, 'PG_VERSION'));
+  writeFileSync(join(folder, 'standby.signal'), '');
+  spawnSync('chown', [`${uid}:${gid}`, join(folder, 'standby.signal')]);
+  appendFileSync(
+    join(folder, 'postgresql.auto.conf'),
+    `primary_conninfo = 'host=127.0.0.1 port=${primary.port} user=payfold password=${primary.password}'\n`,
+  );
+  const settings = { listen_addresses: '127.0.0.1', unix_socket_directories: '', max_connections: '200', wal_retrieve_retry_interval: '100ms' };
+  const args = ['-D', folder, '-p', String(port), ...Object.entries(settings).flatMap(([name, value]) => ['-c', `${name}=${value}`])];
+  return spawn(readlinkSync(`/proc/${primary.pid}/exe`), args, { uid, gid, cwd: tmpdir(), stdio: 'ignore' });
+};
+
+const ask = async (url: string, sql: string): Promise<unknown> => {
+  const client = new pg.Client({ connectionString: url });
+  await client.connect();
+  try {
+    const { rows } = await client.query<{ found: unknown }>(sql);
+    return rows[0]?.found;
+  } finally {
+    await client.end();
+  }
+};
+
+interface Pair {
+  /** Leads to the primary, and after {@link promote} to the standby. */
+  readonly databaseUrl: string;
+  /** The standby gets nothing more. Nobody waits for it. */
+  fallBehind(): void;
+  /** Kills the primary. Returns when the standby took its place. */
+  promote(): Promise<number>;
+  end(): Promise<void>;
+}
+
+/** A primary and its asynchronous standby. */
+const startPair = async (): Promise<Pair> => {
+  const place = await mkdtemp(join(tmpdir(), 'payfold-standby-'));
+  spawnSync('chmod', ['711', place]);
+  const [first, second] = [join(place, 'first'), join(place, 'second')];
+  const ends: (() => unknown)[] = [() => rm(place, { recursive: true, force: true })];
+  const end = async () => {
+    for (const one of ends.splice(0).reverse()) await one();
+  };
+  try {
+    const begun = await startEmbeddedPostgres(first);
+    await begun.stop();
+    copyFolder(first, second);
+    const primary = await startEmbeddedPostgres(first, { port: begun.port });
+    ends.push(() => primary.stop());
+    const password = decodeURIComponent(new URL(primary.url).password);
+    const stream = await startProxy(primary.port, new Random(1));
+    ends.push(() => stream.close());
+    const port = await freePort();
+    const standby = await startStandby(second, port, { pid: primary.pid, port: stream.port, password });
+    const gone = once(standby, 'exit');
+    ends.push(async () => {
+      standby.kill('SIGQUIT');
+      await gone;
+    });
+    const standbyUrl = primary.url.replace(`:${primary.port}/`, `:${port}/`);
+    await eventually(() => ask(standbyUrl, 'select pg_is_in_recovery() as found'));
+    await eventually(() => ask(primary.url, 'select count(*)::int as found from pg_stat_replication'));
+    const address = await startProxy(primary.port, new Random(1));
+    ends.push(() => address.close());
+    return {
+      databaseUrl: primary.url.replace(`:${primary.port}/`, `:${address.port}/`),
+      fallBehind: () => stream.poison({ kind: 'timeout' }),
+      promote: async () => {
+        kill(primary.pid);
+        await primary.exited;
+        stream.heal();
+        expect(await ask(standbyUrl, 'select pg_promote() as found')).toBe(true);
+        address.leadTo(port);
+        return Date.now();
+      },
+      end,
+    };
+  } catch (error) {
+    await end();
+    throw error;
+  }
+};
+
+export interface PromotionFigures {
+  readonly requests: number;
+  readonly charges: number;
+  readonly secondCharges: number;
+  /** Of fault 7: how soon each process noticed. Of fault 3: until every known key was answered again. */
+  readonly tookMs: Readonly<Record<string, number>>;
+}
+
+/** Fault 7: the primary is killed, and a standby that has fallen behind takes its place. */
+export const playPromotion = async (): Promise<PromotionFigures> => {
+  const pair = await startPair();
+  const ends = [() => pair.end()];
+  try {
+    const installation = await Installation.start({ node: null, databaseUrl: pair.databaseUrl });
+    ends.push(() => installation.remove());
+    const partner = new Partner(installation.partner);
+    const lost = await fallBehindUnder(partner, pair);
+    const from = Date.now();
+    const promotedAt = await pair.promote();
+    const retrying = Promise.all(lost.map((create) => partner.again(create)));
+    const tookMs = await installation.noticed(promotedAt);
+    await retrying;
+    for (const create of lost) {
+      expect(await partner.again(create)).toMatchObject({ status: 503, code: 'IDEMPOTENCY_UNAVAILABLE', retryAfter: '60' });
+      expect((await partner.find(paymentOf(create))).status).toBe(503);
+    }
+    expect((await partner.create()).sent).toMatchObject([{ status: 503, code: 'IDEMPOTENCY_UNAVAILABLE', retryAfter: '60' }]);
+    const truth = await installation.bank.truth();
+    const violations = judgeMoney(truth, partner, { from, to: Date.now() });
+    expect(violations).toEqual([]);
+    return { requests: partner.sent.length, charges: chargesOf(truth), secondCharges: violations.length, tookMs };
+  } finally {
+    for (const end of ends.reverse()) await end();
+  }
+};
+
+/** Creates before and after the standby has fallen behind. Returns those that it never gets. */
+const fallBehindUnder = async (partner: Partner, pair: Pair): Promise<Create[]> => {
+  for (let made = 0; made < 5; made++) await partner.create();
+  await settled();
+  pair.fallBehind();
+  for (let made = 0; made < 5; made++) await partner.create();
+  await settled();
+  expect(partner.paid).toHaveLength(10);
+  return partner.creates.slice(5);
+};
+
+/** Sends known keys again and again, until each was answered as it was at first. Every other answer must be one of an outage. */
+const retryUntilAnswered = async (partner: Partner, creates: readonly Create[]): Promise<void> => {
+  const open = new Set(creates);
+  await eventually(
+    async () => {
+      for (const create of open) {
+        const sent = await partner.again(create);
+        if (sent.status === 200) {
+          expect(sent.paymentId).toBe(paymentOf(create));
+          open.delete(create);
+        } else expect([null, 409, 503]).toContain(sent.status);
+      }
+      return open.size === 0;
+    },
+    { timeoutMs: ANSWERED_MS, everyMs: 200 },
+  );
+};
+
+/** Claims stay closed for the lease of a key after a database went back while processes run. */
+const ANSWERED_MS = 180_000;
+
+/** Fault 3 with a promotion: known keys are sent again all the time, and no command is given. */
+export const playPromotionUnderKurrentDb = async (nodes: Nodes): Promise<PromotionFigures> => {
+  const pair = await startPair();
+  const ends = [() => pair.end()];
+  try {
+    const installation = await Installation.start({ node: await nodes.empty(), databaseUrl: pair.databaseUrl });
+    ends.push(() => installation.remove());
+    const partner = new Partner(installation.partner);
+    await fallBehindUnder(partner, pair);
+    const from = Date.now();
+    await pair.promote();
+    await retryUntilAnswered(partner, partner.creates);
+    const tookMs = { answered: Date.now() - from };
+    return { ...(await wholeAfter(installation, partner, from)), tookMs };
+  } finally {
+    for (const end of ends.reverse()) await end();
+  }
+};
+
+/** Fault 3 at a start: the database alone is put back to an earlier copy. Known keys are sent from the first moment. */
+export const playPutBackUnderKurrentDb = async (nodes: Nodes): Promise<PromotionFigures> => {
+  const installation = await Installation.start({ node: await nodes.empty(), database: false });
+  const partner = new Partner(installation.partner);
+  const folder = join(installation.dataDir.data, 'postgres');
+  const earlier = join(installation.dataDir.path, 'earlier');
+  try {
+    await partner.create();
+    await installation.stopService();
+    copyFolder(folder, earlier);
+    await installation.startService();
+    for (let made = 0; made < 5; made++) await partner.create();
+    expect(partner.paid).toHaveLength(6);
+    await installation.stopService();
+    copyFolder(earlier, folder);
+    const from = Date.now();
+    await installation.startService();
+    await retryUntilAnswered(partner, partner.creates);
+    const tookMs = { answered: Date.now() - from };
+    return { ...(await wholeAfter(installation, partner, from)), tookMs };
+  } finally {
+    await installation.remove();
+  }
+};
+
+/** There is no incident, payments work, and every key was charged once. */
+const wholeAfter = async (installation: Installation, partner: Partner, from: number) => {
+  expect(await anyKnows(installation)).toBe(false);
+  await eventually(async () => (await partner.create()).sent.at(-1)!.status === 200);
+  for (const create of partner.paid) expect((await partner.find(paymentOf(create))).status).toBe(200);
+  const truth = await installation.bank.truth();
+  // Charges of new requests are allowed: nothing was lost.
+  const violations = judgeMoney(truth, partner, { from, to: from });
+  expect(violations).toEqual([]);
+  return { requests: partner.sent.length, charges: chargesOf(truth), secondCharges: violations.length };
+};
