@@ -1,4 +1,4 @@
-/** Looking for drift while the database goes away: the caller is told once, and nothing is left that nobody catches, which would end the worker. */
+/** If the database fails during a search for drift, the caller gets one error. No rejection stays unhandled, since that would end the worker. */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { type EventStore, memoryEventStore, openEventStore, prepareReadModels, readStreams, type Recorded, searchPathOf } from '#eventstore';
 import type { Json } from '#kernel';

@@ -9,7 +9,7 @@ export interface Examined {
   readonly position: Position;
   /** null: only the place is known. */
   readonly eventId: string | null;
-  /** false: an append was told of it, and no check has found it since. A log that is not ours may have told so. */
+  /** false: its append was acknowledged, but no check has found it since. Another log may have acknowledged it. */
   readonly confirmed: boolean;
   readonly held: boolean;
 }

@@ -21,7 +21,7 @@ export interface InstallationCreated extends DomainEvent {
 export const installationEvents = defineEvents<InstallationCreated>({ InstallationCreated: [] });
 export const INSTALLATION_STREAM = 'installation';
 
-/** Only what belongs to the present generation of a log counts. A later release raises it, after a loss that cannot be undone. */
+/** Marks and checkpoints count only in the present generation of a log. A later release can raise it after a permanent loss. */
 export const GENERATION = 1;
 
 export const installationMigration: Migration = {
@@ -118,7 +118,7 @@ const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
         ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'
         : 'the events of this database lie in Postgres; unset KURRENTDB_URL, or take another database',
     };
-  // The log before the row: a process that makes the installation writes the row first.
+  // Read the log before the row: a first start writes the row before the event. So an event found here has its row.
   const [inLog, head] = [await installationIn(store), await store.head()];
   const row = await rowOf(pool);
   const where = placeOf(ports);

@@ -41,7 +41,7 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
     });
     afterAll(() => store?.close());
 
-    /** Writers, each on streams of its own, three events each; what fails is repeated under the same ids until it is known. */
+    /** Each writer appends three events to each of its own streams. A failed append is repeated with the same ids until its outcome is known. */
     const load = () => {
       let running = true;
       const acknowledged = new Map<string, { stream: string; revision: bigint; position: Position }>();
@@ -160,7 +160,7 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
             await shell(KURRENTDB_KILL);
             if (KURRENTDB_RESTART) await shell(KURRENTDB_RESTART);
             const up = performance.now();
-            // A kill shows a moment later; by then writes must be back, and stay.
+            // A kill takes effect after a moment. After this pause writes must work again, and go on working.
             await sleep(SECONDS_BETWEEN_FAULTS * 1000);
             const waited = performance.now();
             await eventually(() => work.acknowledgedAt.at(-1)! > waited, { timeoutMs: 60_000 });

@@ -424,8 +424,8 @@ class Connection {
     internals.handleError = (failed, error) => handleError(failed, error).catch(() => undefined);
     const getGRPCClient = internals.getGRPCClient;
     internals.getGRPCClient = async (service, name) => withoutThrow(await getGRPCClient(service, name));
-    // TLS with a client certificate has no credentials. Then the client asks which kind of append the server has; it is answered here, so that it
-    // does not choose the batch stream.
+    // TLS with a client certificate has no credentials. Then the client asks which appends the server supports. This answer is always false, so the
+    // client does not choose the batch stream.
     if (!this.unary.credentials) internals.supports = async () => false;
     return client;
   }
@@ -727,7 +727,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** True while an answer that the log ends too early may come from a node that was deposed. `since`: the first such answer. */
+  /** True while a deposed node may have given an answer in which the log ends too early. `since`: the first such answer. */
   private async mayBeDeposed(since: number): Promise<boolean> {
     return this.clock.monotonic() - since < this.timings.deposedMs && (await this.connection.isCluster());
   }

@@ -131,7 +131,7 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
         [kind, message, mark?.position ?? null, mark?.id ?? null, name],
       );
       const { incident } = await readRows(pool, processId);
-      // It was closed at once by a person, who will hear of it again.
+      // A person closed the incident before this read. If the fault remains, the next check opens a new incident.
       return incident ?? { id: null, kind, message, mark, since: timestamp(clock.now()), foundBy: name };
     },
     isClosed: async (id) => {
@@ -282,7 +282,7 @@ const replaceFile = async (file: string, content: MarkFile): Promise<void> => {
 /** A mark that is younger than this may belong to a process that is about to replace it. */
 const FORGET_AFTER_SECONDS = 60;
 
-/** A newer mark that a check has found says all that the older ones of other processes say. */
+/** Once a check has found a newer mark, older marks of other processes add nothing. */
 const forgetOlder = async (options: MarkBookOptions, { position }: Mark): Promise<void> => {
   const { pool, processId, clock } = options;
   await pool.query({

@@ -37,7 +37,7 @@ export const memoryEventStore = (options: { now?: () => number } = {}): EventSto
       const last = present.length - 1;
       const wanted = expected === 'any' ? last : expected === 'no_stream' ? -1 : Number(expected);
       if (wanted !== last) {
-        // The same ids right after the expected revision: this append, repeated.
+        // If the same ids follow the expected revision, this append is a repeat.
         const original = present.slice(wanted + 1, wanted + 1 + serialised.length);
         if (wanted > last || original.length < serialised.length || serialised.some(({ id }, index) => original[index]!.id !== id))
           throw new Conflict(stream, expected, last < 0 ? null : BigInt(last));

@@ -1,8 +1,8 @@
 /**
- * The guard of the log: an event store that notices when it is another log, or has lost events, and then refuses every append.
+ * The guard of the log wraps the event store. If the log is another one, or has lost events, the guard refuses every append.
  *
- * A check asks the log for events that are known to have been in it: the newest one that an earlier check has found, every one that this process was
- * told of since, and those that other processes, checkpoints and signed heads remember. Checks run at the start, once a second, and before each call
+ * A check asks for the newest event that an earlier check found, and for every event acknowledged to this process since. It also asks for the marks
+ * of other processes, checkpoints and signed heads. Checks run at the start, once a second, and before each call
  * of a gateway. A store that cannot be asked, or a standby that lags, is an outage and proves nothing (docs/decisions/0032-marks-and-checks.md).
  */
 import { type Clock, orStopped, timestamp } from '#kernel';
@@ -20,7 +20,7 @@ import {
 import { installationIn, type SealedPlace } from './installation.js';
 import type { Finding, Incident, Known, KnownMark, MarkBook, OwnMarks } from './marks.js';
 
-/** Between two checks of a process that has nothing else to check for, unless a simulation asks for fewer. */
+/** The pause between two routine checks. A simulation may set a longer one. */
 const CHECK_EVERY_MS = 1_000;
 /** A check that found something is repeated once after this pause. */
 const REPEAT_MS = 100;
@@ -38,8 +38,8 @@ export interface OwnLogOptions {
   readonly clock: Clock;
   readonly log: Pick<Logger, 'warn' | 'error'>;
   /**
-   * True if an acknowledged append is a check itself: its session was checked when it began, and no event can be lost while it lives. So it is on
-   * Postgres, where a log is put back or exchanged only under a new session ({@link OwnLog.checkSession}).
+   * True if an acknowledged append is itself a check: its session was checked first, and loses no event while it is open. True on Postgres: its log
+   * can be restored or replaced only between sessions ({@link OwnLog.checkSession}).
    */
   readonly appendsProve: boolean;
   readonly checkEveryMs?: number;
@@ -54,11 +54,12 @@ export interface LogGate {
   /** The open incident. null: there is none that this process knows of. */
   readonly incident: Incident | null;
   /**
-   * Resolves when a check has found everything. It began after the call, or it is the append of `intent` itself. Throws {@link StoreIncident}; {@link
+   * Resolves when a check that began after the call has found everything. If `appendsProve` is set, the append of `intent` is that check. Throws
+   * {@link StoreIncident}; {@link
    * Unavailable} or the error of the database if the check could not be made.
    */
   verified(intent: Position | null): Promise<void>;
-  /** For rows that are made of events that were just read: those events are ours. Throws as {@link verified}. */
+  /** Call it before rows are made from events that were just read. It proves that those events belong to this log. Throws as {@link verified}. */
   verifiedRead(): Promise<void>;
   /** Throws {@link StoreIncident} while an incident is open. For work that must not begin then. */
   refuse(): void;
@@ -112,7 +113,7 @@ export class OwnLog implements EventStore, LogGate {
 
   /** Keeps the newest marks of this process where they outlive it. */
   async keepMarks(): Promise<void> {
-    // The marks of others are kept by the others.
+    // A process that has appended nothing has no marks of its own.
     if (this.incident || !this.hasAppended) return;
     const own = this.marks();
     const text = JSON.stringify(own);
@@ -271,7 +272,7 @@ export class OwnLog implements EventStore, LogGate {
     log.error({ kind: incident.kind, since: incident.since, foundBy: incident.foundBy }, storeIncident(incident).message);
   }
 
-  /** A person closed the incident: all that counts is in the log. Marks of this process that no check has found may be of another log. */
+  /** A person closed the incident. Drops the marks of this process that no check has found: they may come from another log. */
   private async leaveIfClosed(incident: Incident): Promise<void> {
     if (incident.id === null) return;
     if (!(await this.options.book.isClosed(incident.id))) {
@@ -297,7 +298,7 @@ export class OwnLog implements EventStore, LogGate {
     const appended = await this.orIncident(appending);
     this.hasAppended = true;
     this.acknowledged.push({ position: appended.position, id: events.at(-1)!.id.toLowerCase() });
-    // An append that was repeated has its old place. Any other must lie behind everything that was known when it was sent.
+    // A repeated append returns its old position. Any other append must get a position after `confirmed`; if it does not, the log is checked.
     if (confirmed && appended.position <= confirmed.position) void this.check().catch(() => undefined);
     return appended;
   }

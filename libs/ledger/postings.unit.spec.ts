@@ -417,7 +417,7 @@ describe('one rule after the other', () => {
       'R9',
       { [agency.disputes]: 10_000, [fees.disputes]: 300, [agency.transit]: -10_000, [fees.transit]: -300 },
     ]);
-    // The fee's charge is taken back already: what is more than the principal's falls there all the same.
+    // The fee's charge is already taken back. So the agency bears the amount above the principal too.
     expect(after(dispute('debited', 1, 'fee'))).toEqual(['R9', { [agency.disputes]: 10_300, [agency.transit]: -10_300 }]);
     const small = shown(charged('separate', [dispute('debited', 1, 'principal'), dispute('debited', 0.01, null, 1)]).entries).at(-1);
     expect(small).toEqual(['R9', { [fees.disputes]: 103, [fees.transit]: -103 }]);

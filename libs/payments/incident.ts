@@ -1,6 +1,6 @@
 /**
- * After an incident of the event store: what the rows and stored answers say that their streams do not bear out, and the requests that the incident
- * left between their key and their intent (C64, C76).
+ * After an incident of the event store: finds rows and stored answers that contradict their streams. Abandons creates that have a key but no intent
+ * (C64, C76).
  */
 import { type EventStore, readStreams } from '#eventstore';
 import { Deadline, timestamp } from '#kernel';

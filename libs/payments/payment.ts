@@ -290,7 +290,7 @@ export interface ReversalAttempt extends ReversalRequest {
   readonly toldPartial: boolean;
   /** A caller has got its result since it was fenced (C18). */
   readonly acknowledged: boolean;
-  /** The key that got the result, by the attempt that the key is bound to. The result belongs to that key from then on (specification, Idempotency 1). */
+  /** The attempt to which the key that got the result is bound. From then on the result belongs to that key (specification, Idempotency 1). */
   readonly toldAs: string | null;
   /** The attempt that completed this partial one. */
   readonly completedBy: string | null;

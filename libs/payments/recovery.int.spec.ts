@@ -452,7 +452,7 @@ describe('the list of its work', () => {
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
     await work.record({ ...due[0]!, tries: 2, nextTryAt: at(-1), outcome: 'open' });
     expect((await work.due(now)).map(({ paymentId, tries }) => [paymentId, tries])).toContainEqual([stuck, 2]);
-    // What clocks wrote that are wrong does not wait for its time.
+    // If a wrong clock wrote a time far in the future, the payment is due at once.
     expect((await work.due({ ...now, begunBefore: at(-DAY), begunAfter: at(-DAY) })).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
     await work.record({ ...due[0]!, tries: 3, nextTryAt: at(3 * DAY), outcome: 'open' });
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);

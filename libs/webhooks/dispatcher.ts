@@ -212,7 +212,7 @@ class LeasingDispatcher implements Dispatcher {
     if (!counted) return this.lost(fields);
     if (fate.state === 'held') log.error(fields, 'a webhook delivery is held after its last attempt');
     else log[succeeded ? 'debug' : 'warn'](fields, succeeded ? 'a webhook was delivered' : 'a webhook delivery failed; it is tried again');
-    // A failed redelivery is no new fact about the endpoint. Any success is one.
+    // Health is recorded for a failure in the first round, and for a success after failures. A failed redelivery is not recorded.
     if (succeeded ? consecutiveFailures > 0 : round === 1)
       await this.recordHealth({ endpointId, succeeded }).catch((error: unknown) =>
         log.warn({ err: error }, 'the health of a webhook endpoint was not recorded'),

@@ -1,6 +1,7 @@
 /**
- * Whose is it? (broken object level authorization): every operation of the served document × every kind of id × two accounts. The matrix is made from the document: a new
- * operation joins by itself, and one with a parameter that nobody has told it about fails until somebody does. The audit listener's document joins with its keys.
+ * Whose is it? (broken object level authorization): every operation of the served document × every kind of id × two accounts. The matrix is made from
+ * the document, so it includes a new operation. An operation with a parameter that `NAMES` lacks fails. The audit listener's document is tested too,
+ * with its own keys.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { auditKeyModel, issueAuditKey } from '#audit';

@@ -253,7 +253,7 @@ describe('a crash', () => {
           : 'reconcile'
         : `${reply.status} ${reply.replayed ? 'replay' : 'fresh'}`;
     expect([spoken, reply.status === 409 ? reply.code : reconcile]).toEqual([answer, reconcile]);
-    // Asked again it says the same, and a stored answer comes as a replay of the same bytes.
+    // A second retry gets the same bytes. Unless the status is 409, it gets them as a replay.
     expect([replayed.text, replayed.replayed]).toEqual([reply.text, reply.status !== 409]);
     expect(made.map((book) => [book.paymentId, phaseOf(book)])).toEqual(ends === 'none' ? [] : [[paymentId, ends]]);
     expect(made.flatMap(standing).sort()).toEqual(ends === 'succeeded' ? ['fee', 'principal'] : []);

@@ -82,7 +82,7 @@ test(
     const { stdout, stderr } = await bash(setup + commands.join(`\necho ${marker}\n`), { DATA_DIR: dataDir.data, ...kurrentDb.env });
     const outputs = stdout.replaceAll('\r', '').split(`${marker}\n`);
     const expected = blocks.filter(({ flag }) => flag !== 'setup');
-    // The batch that closes holds the charge of which nobody knows yet: an alarm, and rightly so.
+    // The closing batch holds a charge whose outcome is unknown. So an alarm is correct here.
     expect(stderr.replaceAll(/^\{.*"a payment needs a decision by staff"\}\n/gm, '')).toBe('');
     expect(commands.length).toBeGreaterThan(10);
     let index = -1;

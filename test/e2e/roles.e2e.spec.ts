@@ -215,7 +215,7 @@ describe('a rolling restart under load', () => {
 });
 
 describe('SIGTERM during a slow gateway call', () => {
-  /** Not ready, as who has a connection is told; who has none gets none. Never ready again. */
+  /** An open connection gets 503 from `/readyz`; a new connection is refused. Never ready again. */
   const leaving = (instance: number) =>
     eventually(
       async () =>

@@ -380,7 +380,7 @@ describe('exceptions of lines that were corrected', () => {
 });
 
 describe('a file is refused before anything of it is recorded', () => {
-  // What the interface still has, now that files have settled what it had to wait for, is recorded before and not by the worker's round in the middle of a test.
+  // Record the batches that the interface still has before each test. Otherwise the worker's round would record them in the middle of a test.
   beforeEach(() => record());
 
   test('if the merchant account of one of its batches is unknown', async () => {

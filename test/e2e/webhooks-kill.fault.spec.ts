@@ -147,7 +147,7 @@ test('a worker dies at each step of a delivery', async () => {
     await moveOn(1, failpoint);
     const ended = await launch('worker', dataDir, { ...env, FAILPOINT: failpoint }).exited;
     expect(ended.signal).toBe('SIGKILL');
-    // What was claimed and not posted nobody has heard of; of anything else a receiver has heard once at most.
+    // If a delivery was claimed but not posted, no receiver has it. Any other delivery arrived at most once.
     const heard = receivers.map(({ deliveries }) => deliveries.filter(({ event }) => event.data.stage === `${failpoint} 0`).length);
     expect(Math.max(...heard)).toBeLessThanOrEqual(['claimDue:after', 'post:before'].includes(failpoint) ? 0 : 1);
   }

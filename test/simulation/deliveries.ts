@@ -84,7 +84,7 @@ export class WebhookTables {
     private readonly rng: Rng,
   ) {}
 
-  /** The outbox: each event and its deliveries once. */
+  /** Writes each event to the outbox once, with one delivery for each endpoint of its account. */
   tell(told: readonly OutboxEvent[]): void {
     for (const event of told) {
       if (!this.events.has(event.id)) this.events.set(event.id, event);

@@ -207,7 +207,7 @@ export class Oracle {
     if (ask.kind === 'list' && answer.status === 200 && !isLost) this.judgeList(exchange, reply, answer);
     if (isPayers(ask) && !isLost) this.pages.judge(exchange, this.check.bind(this));
     const id = answer.details.id ?? (ask.kind === 'create' ? answer.data.id : undefined);
-    // "Reconciliation required" may name a payment that turns out to be given up (C64). The caller must look at it.
+    // "Reconciliation required" may name a payment that is abandoned later (C64). So such an answer does not promise that the payment exists.
     if (
       typeof id === 'string' &&
       !this.named.has(id) &&

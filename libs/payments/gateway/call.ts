@@ -17,8 +17,8 @@ export interface CallPorts {
 }
 
 /**
- * Runs one call, once the log has been checked: it holds the intent, and everything else that it held. `intent`: the place at which this process has
- * just appended it; null: it lay there already. A call that was not sent is certain not to have been processed. A call that did not answer in time is
+ * Checks that the log holds the intent and every known event, then runs one call. `intent`: its position, if this process just appended it; null: it
+ * was already in the log. A call that was not sent counts as `not_processed`. A call that did not answer in time is
  * unknown. Throws {@link StoreIncident} if events are lost.
  */
 export const callGateway = async <T>(

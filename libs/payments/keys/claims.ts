@@ -2,12 +2,12 @@
  * Whether keys may be claimed. After a start, and after the database of the keys went back or was exchanged, rows may be missing whose intents lie in
  * the log. Until the subscriber `keys` has made them, nothing is claimed (C76).
  *
- * A place in the log says when that is so, never a time alone: the checkpoint of the subscriber lies in the same database and goes back with it.
+ * Claims open when the subscriber's checkpoint has passed a head of the log, never after a time alone. That checkpoint goes back with its database.
  * After a start it must pass the head that was read then. After the database went back, requests that were claimed before may still append intents
  * for as long as their lease runs. So the head is read when the lease is over.
  *
- * Every new connection is compared before its first use, and one of them once a second. A connection to a database that did not follow the place that
- * this process saw last closes the claims of all processes. All connections are then made anew, since old ones may lead to a server that was
+ * Every new connection is compared before its first use, and one of them once a second. If a database does not continue from the place that this
+ * process saw last, the claims of all processes are closed. All connections are then made anew, since old ones may lead to a server that was
  * replaced.
  */
 import { readFileSync } from 'node:fs';
@@ -208,7 +208,7 @@ export class ClaimsGate implements Claims {
 
   private async keepPlace(): Promise<void> {
     const text = JSON.stringify(this.seen);
-    // Until other processes know of a notice, the next start must notice it again.
+    // Until the database holds the notice, the old place stays in the file, so that the next start notices the loss again.
     if (this.seen === null || this.untold || text === this.written) return;
     await this.options.kept.write(this.seen);
     this.written = text;

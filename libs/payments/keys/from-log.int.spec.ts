@@ -65,7 +65,7 @@ const leasesEnd = () =>
 const charged = async (card: string = CARDS.approved) => (await house.charge({ card })).id;
 /** Every movement of money at the bank that was executed. */
 const moved = async () => (await house.truth()).filter(({ result }) => result === 'approved').length;
-/** The store's retries sleep; time flies while they do. */
+/** The store sleeps between retries, so the clock is put forward until the call ends. */
 const hurry = async <T>(call: Promise<T>): Promise<T> => {
   let done = false;
   void call.finally(() => (done = true)).catch(() => undefined);

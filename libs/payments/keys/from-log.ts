@@ -4,7 +4,8 @@
  * The subscriber compares each intent with its row. Its checkpoint lies in the database of the keys and goes back with it. So after a restore it
  * reads again every intent that the rows may lack. While nothing is lost it only moves.
  *
- * A row of the newest attempt is right, whatever its state: a claim goes on by the stream (T6 to T8). Some intents have no row in ordinary operation
+ * A row of the newest attempt is correct in every state, because a claim continues from the stream (T6 to T8). Some intents have no row in ordinary
+ * operation
  * either: those that gave their key back, and those whose key has expired. No row is made for them.
  */
 import { type EventStore, type Projection, readStreams, type Recorded, Unavailable } from '#eventstore';
@@ -151,21 +152,21 @@ const isIntentOf = (event: PaymentEvent, { key }: LoggedKey): event is ReversalI
   event.data.idempotency?.keyHash === key.keyHash &&
   event.data.idempotency.keySpace === key.keySpace;
 
-/** The answers 422 to a request that reached the gateway: a refund that it refused, and a void that is to be retried (C15). */
+/** True if the request got 422 and its key was given back: the gateway refused a refund, or a void must be retried (C15). */
 const gaveKeyBack = ({ operation, toldPartial, ended, fenced }: ReversalAttempt, settlementRejected: boolean): boolean =>
   operation === 'void'
     ? toldPartial || ended?.outcome === 'partial' || (ended?.outcome === 'rejected' && settlementRejected && !fenced)
     : ended?.outcome === 'rejected' && !fenced;
 
 /**
- * True if a row of another attempt is an earlier one: the database went back. Otherwise a later request holds the key. Such a request may have
- * renewed its attempt and not yet appended its intent, so a running one is waited for.
+ * True if the row holds an earlier attempt, because the database went back. false: a later request holds the key. Throws Unavailable while a request
+ * runs under the key: it may have renewed its attempt without an intent yet.
  */
 const isOlder = ({ key, attemptId }: RestoredKey, before: FoundKey, stream: readonly Recorded[]): boolean => {
   if (before.isFree) return true;
   if (before.isLeased) throw new Unavailable(`the key of attempt ${attemptId} belongs to a running request`);
   if (key.operation === 'create' || before.state === 'in_progress') return true;
-  // The row of a refund or void has ended under another attempt. If that attempt never began, no event names it, and it is a later one.
+  // The row of this refund or void ended under another attempt. If no event names that attempt, it never began, so it is later.
   return stream.some(({ data }) => (data as { readonly attemptId?: string }).attemptId === before.attemptId);
 };
 

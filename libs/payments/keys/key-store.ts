@@ -116,7 +116,10 @@ export interface FoundKey {
 export interface KeyRows {
   /** In the order of the names. null: there is no row. */
   find(names: readonly KeyName[]): Promise<readonly (FoundKey | null)[]>;
-  /** Makes rows, each in the place of the row with that fence; null: of none. Returns how many it made. A row that has changed meanwhile stays as it is. */
+  /**
+   * Makes rows. Each row replaces the row with the fence `replaces`; null: it replaces no row. Returns how many it made. A row that has changed
+   * meanwhile stays as it is.
+   */
   restore(rows: readonly { readonly row: RestoredKey; readonly replaces: string | null }[]): Promise<number>;
 }
 

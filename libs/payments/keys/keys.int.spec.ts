@@ -328,7 +328,7 @@ describe('the state of a key after an answer (C15–C17)', () => {
     expect(answer.body).not.toContain('secret');
   });
   test('C17: a refusal of a *retried* refund or void does not loosen the key from its attempt', async () => {
-    // Else: 504, then 503 while the credentials are away, then the same key again would begin a second refund.
+    // Otherwise a caller could get 504, then 503 without credentials, and then begin a second refund under the same key.
     for (const error of [
       failed('GATEWAY_NOT_CONFIGURED'),
       failed('INVALID_STATE'),

@@ -86,7 +86,7 @@ export const onceByKey = async <View>(
   const name = idempotency.name(request.accountId, key);
   const owned = claim;
   if (!claims.isOpen) {
-    // They were closed while the claim waited for a connection, so the row may hide one that was lost. A row that was there before stays as it is.
+    // Claims were closed while this claim waited for a connection. A new row is given back, since it may hide a lost one. An older row stays.
     if (!owned.tookOver) await finishOrLeave(ports, name, owned, { to: 'given_back' });
     throw idempotencyUnavailable();
   }
