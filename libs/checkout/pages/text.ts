@@ -309,7 +309,8 @@ const es: Text = {
   tooMany: 'Demasiadas solicitudes',
   tooManyMore: 'Espere un minuto e intente de nuevo.',
   unavailable: 'En este momento no es posible pagar',
-  unavailableMore: 'No se cobró nada con este intento. Intente de nuevo más tarde. Si ya pagó este importe, no pague otra vez. Consulte a la agencia.',
+  unavailableMore:
+    'No se cobró nada con este intento. Intente de nuevo más tarde. Si ya pagó este importe, no pague otra vez. Consulte a la agencia.',
   failedInside: 'Algo falló de nuestro lado',
   failedInsideMore: 'Intente de nuevo en un momento. Si había pulsado Pagar, vuelva primero a la página de pago: ella sabe si usted pagó.',
   toPaymentPage: 'Ir a la página de pago',
