@@ -1,7 +1,7 @@
 /** Ctrl-C and SIGTERM of a command: it ends at once, whatever it waits for, and stops everything that it started. */
 
 const EXIT_CODES = { SIGINT: 130, SIGTERM: 143 } as const;
-/** What does not close in this time, such as a pool with a statement that still runs, ends with the process. */
+/** A resource that does not close in this time, such as a pool with a running statement, ends with the process. */
 const CLOSE_MS = 10_000;
 
 export class Interrupted extends Error {

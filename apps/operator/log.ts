@@ -5,11 +5,11 @@ import {
   closeIncident,
   type Examined,
   examineLog,
+  foundWhole,
   type Incident,
   installationIn,
   isWhole,
   type KnownMark,
-  type LogGate,
   type MarkBook,
   postgresMarkBook,
   unheldMarks,
@@ -93,9 +93,7 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
         if (!isWhole(checked.places) || speaksOfLost(checked)) throw refuse('The event store does not hold everything that it held');
         const { abandon, emptyCreates, endedCreates, gatewayAccountsOf } = await import('#payments');
         const accounts = (await directory.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
-        // The log was found whole just now. Its guard still refuses, since the incident is open.
-        const whole: LogGate = { incident: null, verified: async () => undefined, verifiedRead: async () => undefined, refuse: () => undefined };
-        const empty = await emptyCreates({ ...payments.ports, ownLog: whole }, await endedCreates(services.pool), accounts);
+        const empty = await emptyCreates({ ...payments.ports, ownLog: foundWhole }, await endedCreates(services.pool), accounts);
         const charged = empty.filter(({ wasNeverCharged }) => !wasNeverCharged);
         if (charged.length > 0)
           throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(({ paymentId }) => paymentId).join(', ')})`);

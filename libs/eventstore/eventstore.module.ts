@@ -160,7 +160,6 @@ const watchAppends = (store: EventStore, onFailure: () => void): EventStore => (
   head: () => store.head(),
   missing: (marks) => store.missing(marks),
   eventAt: (position) => store.eventAt(position),
-  ...(store.foreignStream && { foreignStream: () => store.foreignStream!() }),
   close: () => store.close(),
 });
 

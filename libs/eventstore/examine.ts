@@ -1,4 +1,4 @@
-/** What a log holds of everything that is known to have been in it, for a person who looks at an incident. */
+/** Compares a log with everything that is known to have been in it, for a person who looks at an incident. */
 import type { EventStore, Mark, Position } from './event-store.js';
 import type { SealedPlace } from './installation.js';
 import type { MarkBook } from './marks.js';

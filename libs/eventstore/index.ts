@@ -35,7 +35,7 @@ export {
 } from './marks.js';
 export { memoryEventStore } from './memory.js';
 export { eventStoreMigrations, guardLog, type GuardOptions, openEventStore, openOwnLog } from './open.js';
-export { type LogGate, OwnLog, type OwnLogOptions } from './own-log.js';
+export { foundWhole, type LogGate, OwnLog, type OwnLogOptions } from './own-log.js';
 export { createPostgresEventStore } from './postgres.js';
 export {
   checkpointOf,

@@ -21,6 +21,7 @@ import type { GossipClient } from '@kurrent/kurrentdb-client/generated/kurrentdb
 import type { EventData, KurrentDBClient, Position as LogPosition, ReadAllOptions, ResolvedEvent } from '@kurrent/kurrentdb-client';
 import { Writable } from 'node:stream';
 import { orStopped, systemClock, within, type Clock } from '#kernel';
+import { shared } from '#platform';
 import { BeyondTheEnd, matchesPrefix, NoEventThere, NotInTheLog, serialise, sizeOf, type Serialised } from './codec.js';
 import {
   Conflict,
@@ -461,8 +462,6 @@ class KurrentDbEventStore implements EventStore {
   private readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>;
   private readonly onForeign: NonNullable<KurrentDbOptions['onForeign']>;
   private foreignAgainAt = Number.NEGATIVE_INFINITY;
-  private headNow: Promise<Position | null> | null = null;
-  private headNext: Promise<Position | null> | null = null;
   private closed = false;
 
   constructor(
@@ -732,16 +731,8 @@ class KurrentDbEventStore implements EventStore {
     return this.clock.monotonic() - since < this.timings.deposedMs && (await this.connection.isCluster());
   }
 
-  /** One read in flight and one queued. Later callers share the queued one. So each answer comes from a read that began after the call. */
-  async head(): Promise<Position | null> {
-    if (!this.headNow) return (this.headNow = this.readHead().finally(() => (this.headNow = null)));
-    return (this.headNext ??= this.headNow
-      .catch(() => null)
-      .then(() => {
-        this.headNext = null;
-        return this.head();
-      }));
-  }
+  /** Each answer comes from a read that began after the call. */
+  readonly head = shared(() => this.readHead());
 
   private async readHead(): Promise<Position | null> {
     const filter = this.driver.streamNameFilter({ regex: NOT_A_SYSTEM_STREAM });

@@ -52,7 +52,7 @@ alter table projection_checkpoint
 /** `other_log`: the log of another installation, or an empty one. `lost_events`: ours, without events that it had. */
 export type IncidentKind = 'other_log' | 'lost_events';
 
-/** What a check has found wrong. */
+/** A fault of the log that a check has found. */
 export interface Finding {
   readonly kind: IncidentKind;
   /** A clause: "it does not hold …". */

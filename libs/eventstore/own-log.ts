@@ -2,11 +2,12 @@
  * The guard of the log wraps the event store. If the log is another one, or has lost events, the guard refuses every append.
  *
  * A check asks for the newest event that an earlier check found, and for every event acknowledged to this process since. It also asks for the marks
- * of other processes, checkpoints and signed heads. Checks run at the start, once a second, and before each call
- * of a gateway. A store that cannot be asked, or a standby that lags, is an outage and proves nothing (docs/decisions/0032-marks-and-checks.md).
+ * of other processes, checkpoints and signed heads. Checks run at the start, once a second, and before each call of a gateway. A store that cannot be
+ * asked, or a standby that lags, is an outage and proves nothing (docs/decisions/0032-marks-and-checks.md).
  */
+import { setMaxListeners } from 'node:events';
 import { type Clock, orStopped, timestamp } from '#kernel';
-import type { Logger } from '#platform';
+import { type Logger, shared } from '#platform';
 import {
   type EventStore,
   type Expected,
@@ -55,8 +56,7 @@ export interface LogGate {
   readonly incident: Incident | null;
   /**
    * Resolves when a check that began after the call has found everything. If `appendsProve` is set, the append of `intent` is that check. Throws
-   * {@link StoreIncident}; {@link
-   * Unavailable} or the error of the database if the check could not be made.
+   * {@link StoreIncident}; {@link Unavailable} or the error of the database if the check could not be made.
    */
   verified(intent: Position | null): Promise<void>;
   /** Call it before rows are made from events that were just read. It proves that those events belong to this log. Throws as {@link verified}. */
@@ -79,10 +79,7 @@ export class OwnLog implements EventStore, LogGate {
   private hasAppended = false;
   private written = '';
   private reportedAt = Number.NEGATIVE_INFINITY;
-  private opened = new AbortController();
-  private running: Promise<void> | null = null;
-  private next: Promise<void> | null = null;
-
+  private opened = manyListeners();
   private readonly checkEveryMs: number;
 
   constructor(private readonly options: OwnLogOptions) {
@@ -134,11 +131,9 @@ export class OwnLog implements EventStore, LogGate {
   }
 
   async verifiedRead(): Promise<void> {
-    this.refuse();
     // On Postgres events and rows lie in one database, and go back together.
-    if (this.options.appendsProve) return;
-    await this.check();
-    this.refuse();
+    if (this.options.appendsProve) return this.refuse();
+    return this.verified(null);
   }
 
   refuse(): void {
@@ -158,16 +153,8 @@ export class OwnLog implements EventStore, LogGate {
     this.refuse();
   }
 
-  /** One check runs and one is queued. Later callers share the queued one, so each answer comes from a check that began after the call. */
-  private check(): Promise<void> {
-    if (!this.running) return (this.running = this.checkOnce().finally(() => (this.running = null)));
-    return (this.next ??= this.running
-      .catch(() => undefined)
-      .then(() => {
-        this.next = null;
-        return this.check();
-      }));
-  }
+  /** Each answer comes from a check that began after the call. */
+  private readonly check = shared(() => this.checkOnce());
 
   private async checkOnce(): Promise<void> {
     const { clock } = this.options;
@@ -285,7 +272,7 @@ export class OwnLog implements EventStore, LogGate {
     this.written = '';
     this.acknowledged = [];
     this.found = new Set();
-    this.opened = new AbortController();
+    this.opened = manyListeners();
     this.reportedAt = Number.NEGATIVE_INFINITY;
   }
 
@@ -331,6 +318,21 @@ export class OwnLog implements EventStore, LogGate {
     return store.readStreams && ((streams) => store.readStreams!(streams));
   }
 }
+
+/** The gate of a log that was found whole just now, although an incident is open: for the command that is about to close it. */
+export const foundWhole: LogGate = {
+  incident: null,
+  verified: async () => undefined,
+  verifiedRead: async () => undefined,
+  refuse: () => undefined,
+};
+
+/** Each append that is under way listens to it. */
+const manyListeners = (): AbortController => {
+  const controller = new AbortController();
+  setMaxListeners(0, controller.signal);
+  return controller;
+};
 
 /** One line that says what is wrong and what to do first. */
 const storeIncident = ({ kind, message }: Incident): StoreIncident =>

@@ -73,16 +73,12 @@ export const finishCreate = async (
   if (found) return found;
   const loaded = { paymentId, payment: fold(decider, events), revision: recorded.at(-1)?.revision ?? null };
   const at = new Date(ports.clock.now()).toISOString();
-  // An absent stream may be a lost one.
-  if (loaded.revision === null) await ports.ownLog.verified(null);
-  if (loaded.revision === null)
-    await ports.streams.execute(
-      loaded,
-      [{ type: 'Abandon', at, attemptId, accountId, reason: 'the request vanished before it began' }],
-      origin,
-      deadline,
-    );
-  else if (loaded.payment.phase === 'pending')
+  if (loaded.revision === null) {
+    // An absent stream may be a lost one.
+    await ports.ownLog.verified(null);
+    const reason = 'the request vanished before it began';
+    await ports.streams.execute(loaded, [{ type: 'Abandon', at, attemptId, accountId, reason }], origin, deadline);
+  } else if (loaded.payment.phase === 'pending')
     await ports.streams.execute(loaded, [{ type: 'StartReconciliation', at, attemptId }], origin, deadline);
   return 'reserved';
 };

@@ -15,6 +15,25 @@ export interface BatchOptions {
 }
 
 /**
+ * One run is on its way and one is queued. Later calls share the queued one, so each answer comes from a run that began after its call. A run that
+ * fails does not keep the queued one from starting.
+ */
+export const shared = <Result>(run: () => Promise<Result>): (() => Promise<Result>) => {
+  let running: Promise<Result> | null = null;
+  let queued: Promise<Result> | null = null;
+  const call = (): Promise<Result> => {
+    if (!running) return (running = run().finally(() => (running = null)));
+    return (queued ??= running
+      .catch(() => undefined)
+      .then(() => {
+        queued = null;
+        return call();
+      }));
+  };
+  return call;
+};
+
+/**
  * `run` answers each item, in order. If it throws, every caller of that batch gets the error. If the database cannot hold one item, each is sent
  * alone, so the others succeed.
  */

@@ -1,6 +1,24 @@
 import { describe, expect, test } from '@jest/globals';
-import { batched, Convoy } from './batch.js';
+import { batched, Convoy, shared } from './batch.js';
 import { StatementTimeout } from './postgres/errors.js';
+
+describe('calls that share a run', () => {
+  test('one runs, one is queued, and all later calls share the queued one; a failed run does not stop it', async () => {
+    const ends: ((error?: Error) => void)[] = [];
+    const call = shared(() => new Promise<number>((resolve, reject) => ends.push((error) => (error ? reject(error) : resolve(ends.length)))));
+    const first = call();
+    const [second, third] = [call(), call()];
+    expect(ends).toHaveLength(1);
+    ends[0]!(new Error('away'));
+    await expect(first).rejects.toThrow('away');
+    await new Promise((done) => setImmediate(done));
+    expect(ends).toHaveLength(2);
+    ends[1]!();
+    expect(await Promise.all([second, third])).toEqual([2, 2]);
+    void call();
+    expect(ends).toHaveLength(3);
+  });
+});
 
 describe('calls that share a statement', () => {
   /** Statements that end when told to. */

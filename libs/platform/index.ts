@@ -1,4 +1,4 @@
-export { batched, Convoy } from './batch.js';
+export { batched, Convoy, shared } from './batch.js';
 export { brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
 export { type Config, ConfigError, type Network, readConfig, type WebhookSettings } from './config.js';
 export { NUL_OR_LONE_SURROGATE } from './http/strict-json.js';

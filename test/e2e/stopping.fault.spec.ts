@@ -42,7 +42,7 @@ afterEach(async () => {
   await silent.close();
 });
 
-/** What it said to people; its log is JSON. */
+/** Its lines for people; its log is JSON. */
 const complaint = ({ stderr }: Ended): string[] => stderr.split('\n').filter((line) => line !== '' && !line.startsWith('{"level"'));
 /** Stops it, and makes sure that it and all of its children are gone in time. */
 const endsWithin = async (ms: number, process: Pick<RunningProcess, 'signal' | 'exited' | 'children'>): Promise<Ended> => {

@@ -3,7 +3,17 @@
  * that is not found is a failure of the simulation. If another guard makes the bug harmless, the canary says so (`redundant`) and names the spec that
  * tests the guard alone.
  */
-import { Conflict, type EventStore, type Known, type LogGate, type MarkBook, type NewEvent, type Recorded, Unavailable } from '#eventstore';
+import {
+  foundWhole,
+  Conflict,
+  type EventStore,
+  type Known,
+  type LogGate,
+  type MarkBook,
+  type NewEvent,
+  type Recorded,
+  Unavailable,
+} from '#eventstore';
 import { type IdempotencyStore, type PaymentCommand, type PaymentGateway, PaymentStreams } from '#payments';
 import { hashedUuid } from '#platform';
 import type { Claimed, Deliveries, Fate, Posted } from '#webhooks';
@@ -214,7 +224,7 @@ export const CANARIES: readonly Canary[] = [
     seams: {
       recovery: (ports, bare) => ({
         ...ports,
-        ownLog: { incident: null, verified: async () => undefined, verifiedRead: async () => undefined, refuse: () => undefined },
+        ownLog: foundWhole,
         streams: new PaymentStreams(bare, ports.clock, ports.ids),
       }),
     },

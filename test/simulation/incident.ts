@@ -2,7 +2,7 @@
  * An incident of the event store (C76): staff who close it once the right log is back, as `payfold log resume` does, and the judgement of a run whose
  * events are lost for good.
  */
-import { examineLog, isWhole, type LogGate, OwnLog, unheldMarks } from '#eventstore';
+import { examineLog, foundWhole, isWhole, OwnLog, unheldMarks } from '#eventstore';
 import { abandon, emptyCreates, gatewayAccountsOf, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams } from '#payments';
 import { INSTALLATION } from '../support/mark-book.js';
 import { bankGateway, CAPABILITIES, directWire, type GatewayName } from './bank.js';
@@ -45,8 +45,7 @@ const resume = async (world: World): Promise<boolean> => {
   const ports = { clock, ids, streams: new PaymentStreams(ownLog, clock, ids), ownLog, gateways: { find: ({ gateway }) => gateways.get(gateway) ?? null }, log } satisfies Partial<PaymentPorts>; // prettier-ignore
   const ended = [...keys.rows.values()].filter(({ operation, state }) => operation === 'create' && state === 'reserved');
   const accounts = (await DIRECTORY.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
-  const whole: LogGate = { incident: null, verified: async () => undefined, verifiedRead: async () => undefined, refuse: () => undefined };
-  const empty = await emptyCreates({ ...ports, ownLog: whole } as unknown as PaymentPorts, ended, accounts);
+  const empty = await emptyCreates({ ...ports, ownLog: foundWhole } as unknown as PaymentPorts, ended, accounts);
   for (const { paymentId, wasNeverCharged } of empty) {
     sim.note('staff', `create ${paymentId}: ${wasNeverCharged ? 'never charged' : 'charged'}`);
     world.check(wasNeverCharged, 'C76: a charge without an intent in the log');

@@ -80,7 +80,7 @@ export interface Seams {
   /** The guard of the log: the marks that others keep, and its answers. */
   book?(book: MarkBook, world: World): MarkBook;
   gate?(gate: LogGate, world: World): LogGate;
-  /** What recovery is given, instead of the guarded log. `bare`: the log without its guard. */
+  /** The log of recovery, instead of the guarded one. `bare`: the log without its guard. */
   recovery?(ports: PaymentPorts, bare: EventStore, world: World): PaymentPorts;
   keys?(keys: IdempotencyStore, world: World): IdempotencyStore;
   gateway?(gateway: PaymentGateway, world: World): PaymentGateway;

@@ -153,7 +153,7 @@ export const judgeMoney = (truth: readonly Truth[], { creates }: Partner, window
   return violations;
 };
 
-/** What a request of C76 may be answered once the exchange has happened. Anything else is a violation, by its status and code. */
+/** The answers that C76 allows a request once the exchange has happened. Anything else is a violation, by its status and code. */
 export const judgeAnswers = (sent: readonly Sent[], window: Window, noticedAt: number): string[] =>
   sent
     .filter(({ endedAt, begunAt }) => endedAt >= window.from && begunAt < window.to)

@@ -117,7 +117,7 @@ const allClosed = () => processes.every(({ claims }) => !claims.isOpen);
 const leaseEnds = (pool: Pool) => pool.query(`update key_claims set noticed_at = noticed_at - make_interval(secs => $1)`, [LEASE_SECONDS]);
 const copy = (from: string, to: string) => execFileSync('cp', ['-a', join(folder, from), join(folder, to)]);
 
-/** What becomes of the server: an earlier copy of its files, as it is or promoted to a timeline of its own. */
+/** The server gets an earlier copy of its files, as it is or promoted to a timeline of its own. */
 const LOSSES = [
   ['was put back to an earlier copy', null],
   ['was replaced by a standby that lacked the last commits', 'recovery.signal'],
