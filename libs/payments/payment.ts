@@ -37,8 +37,11 @@ export type PaymentEvent =
   | Fact<'PaymentRefunded', LegReturned>
   | Fact<'FeeRefunded', LegReturned>
   | Fact<'ReversalEnded', ReversalEnd>
-  /** `toldAs`: the attempt that the receiver's key is bound to, if that is another attempt. That attempt never began. */
-  | Fact<'ReversalAcknowledged', { readonly attemptId: string; readonly toldAs?: string }>
+  /**
+   * `toldAs`: the attempt that the receiver's key is bound to, if that is another attempt. That attempt moved no money, and has no intent with this
+   * key that is newer. So this event names the key.
+   */
+  | Fact<'ReversalAcknowledged', { readonly attemptId: string; readonly toldAs?: string; readonly idempotency: RecordedKey | null }>
   | Fact<
       'PaymentSettled',
       { readonly leg: Leg; readonly batchId: string; readonly closedAt: string; readonly grossCents: Cents; readonly feeCents: Cents }
@@ -63,6 +66,9 @@ export type PaymentEvent =
         readonly forced: boolean;
       }
     >;
+
+/** An event that names the key of a request, and the attempt that the key is bound to from then on. */
+export type KeyedEvent = Extract<PaymentEvent, { readonly data: { readonly idempotency: RecordedKey | null } }>;
 
 /** The attempt that an event announces, and the key of its request. `idempotency` null: a request without a key. */
 export interface Intent {
@@ -576,9 +582,9 @@ export const disputedCents = (payment: Charged): Cents =>
 export const attemptOf = (payment: Payment, attemptId: string): ReversalAttempt | undefined =>
   payment.phase === 'charged' ? payment.attempts.find((attempt) => attempt.attemptId === attemptId) : undefined;
 
-/** The attempt whose result belongs to this key: its own, or the one whose result its request got. */
+/** The attempt whose result belongs to this key: the one whose result its request got, else its own. */
 export const resultOf = (payment: Charged, attemptId: string): ReversalAttempt | undefined =>
-  attemptOf(payment, attemptId) ?? payment.attempts.find(({ toldAs }) => toldAs === attemptId);
+  payment.attempts.find(({ toldAs }) => toldAs === attemptId) ?? attemptOf(payment, attemptId);
 
 /** The one reversal that is in progress, or that was left open by a request of unknown outcome. */
 export const openAttempt = (payment: Charged): ReversalAttempt | undefined => payment.attempts.find((attempt) => attempt.ended === null);
@@ -664,7 +670,8 @@ export type PaymentCommand =
       readonly transactionId: string;
     }
   | { readonly type: 'EndReversal'; readonly at: string; readonly attemptId: string; readonly unfinished?: 'rejected' | 'never_executed' }
-  | { readonly type: 'AcknowledgeReversal'; readonly at: string; readonly attemptId: string; readonly toldAs: string | null }
+  /** `toldAs`: the receiver's key, and the attempt that it is bound to, if that is another attempt. */
+  | { readonly type: 'AcknowledgeReversal'; readonly at: string; readonly attemptId: string; readonly toldAs: Intent | null }
   | {
       readonly type: 'RecordSettlement';
       readonly at: string;
@@ -760,16 +767,11 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
     case 'EndReversal':
       return endReversal(payment, command);
     case 'AcknowledgeReversal': {
-      const attempt = attemptOf(payment, command.attemptId);
-      return attempt && (attempt.fenced || attempt.ended) && !attempt.acknowledged
-        ? [
-            {
-              type: 'ReversalAcknowledged',
-              at: command.at,
-              data: { attemptId: command.attemptId, ...(command.toldAs !== null && { toldAs: command.toldAs }) },
-            },
-          ]
-        : [];
+      const { at, attemptId, toldAs } = command;
+      const attempt = attemptOf(payment, attemptId);
+      if (!attempt || (!attempt.fenced && !attempt.ended) || attempt.acknowledged) return [];
+      const receiver = toldAs === null ? { idempotency: null } : { toldAs: toldAs.attemptId, idempotency: toldAs.idempotency };
+      return [{ type: 'ReversalAcknowledged', at, data: { attemptId, ...receiver } }];
     }
     case 'RecordSettlement':
       return recordSettlement(payment, command);

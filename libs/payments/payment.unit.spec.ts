@@ -1044,9 +1044,10 @@ describe('an attempt whose caller got a 5xx although it had ended (C18)', () => 
     expect(untoldAttempt(chargedState(...done, fenced('A')), 'refund', 'partner', asked, LATER)?.attemptId).toBe('A');
   });
   test('its result belongs to the key that got it, by the attempt that this key is bound to', () => {
-    const keyed: PaymentEvent = { type: 'ReversalAcknowledged', at: LATER, data: { attemptId: 'A', toldAs: 'K' } };
+    const recordedKey = { keySpace: 'S', keyHash: '0a', fingerprint: '0b', kid: 'k1', operation: 'refund:P' };
+    const keyed: PaymentEvent = { type: 'ReversalAcknowledged', at: LATER, data: { attemptId: 'A', toldAs: 'K', idempotency: recordedKey } };
     given(...done, fenced('A'))
-      .when({ type: 'AcknowledgeReversal', at: LATER, attemptId: 'A', toldAs: 'K' })
+      .when({ type: 'AcknowledgeReversal', at: LATER, attemptId: 'A', toldAs: { attemptId: 'K', idempotency: recordedKey } })
       .then(keyed);
     const state = chargedState(...done, fenced('A'), keyed);
     expect(resultOf(state, 'K')?.attemptId).toBe('A');

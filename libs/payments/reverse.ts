@@ -112,7 +112,7 @@ export const reverse = async (
 
       const repeated = (key === null ? untold(payment, request, at()) : undefined) ?? finishedMeanwhile(payment, request);
       if (repeated) {
-        const told = await tell(ports, request, repeated.attemptId, origin, deadline, { as: key === null ? null : attemptId });
+        const told = await tell(ports, request, repeated.attemptId, origin, deadline, { as: key && { attemptId, idempotency: key.recorded } });
         if (told) return executed(told);
         continue;
       }
@@ -155,7 +155,7 @@ const isComplete = (attempt: ReversalAttempt) => attempt.ended?.outcome === 'com
 
 /**
  * Claims the result of an attempt that succeeded, and returns it. Before that it records the key that the result goes to: `again` if that key had it
- * already, else the asking key's attempt `as`. null: another request has the result already. Requests that cannot prove that the attempt was theirs
+ * already, else the asking key and its attempt, `as`. null: another request has the result already. Requests that cannot prove that the attempt was theirs
  * share one result (C18).
  */
 const tell = (
@@ -164,7 +164,7 @@ const tell = (
   attemptId: string,
   origin: Origin,
   deadline: Deadline,
-  how: 'again' | { readonly as: string | null },
+  how: 'again' | { readonly as: Intent | null },
 ): Promise<ReversalView | null> =>
   retryingConflicts(async () => {
     const loaded = await ports.streams.load(request.paymentId);

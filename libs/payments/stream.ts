@@ -12,10 +12,10 @@ import {
   type Recorded,
   retryOnConflict,
 } from '#eventstore';
-import { type Intent, payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
+import { type Intent, type KeyedEvent, payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
 
-/** Before version 2 an intent did not name the key of its request. */
-const withoutKey = <Data extends Intent>(data: Omit<Data, 'idempotency'>): Data => ({ ...data, idempotency: null }) as Data;
+/** Before version 2 an event did not name the key of its request. */
+const withoutKey = <Data extends Pick<Intent, 'idempotency'>>(data: Omit<Data, 'idempotency'>): Data => ({ ...data, idempotency: null }) as Data;
 
 export const paymentEvents = defineEvents<PaymentEvent>({
   PaymentInitiated: [withoutKey],
@@ -31,7 +31,7 @@ export const paymentEvents = defineEvents<PaymentEvent>({
   PaymentRefunded: [],
   FeeRefunded: [],
   ReversalEnded: [],
-  ReversalAcknowledged: [],
+  ReversalAcknowledged: [withoutKey],
   PaymentSettled: [],
   SettlementRejected: [],
   SettlementWithdrawn: [],
@@ -39,14 +39,19 @@ export const paymentEvents = defineEvents<PaymentEvent>({
   PaymentResolved: [],
 });
 
-const INTENTS: ReadonlySet<string> = new Set<PaymentEvent['type']>(['PaymentInitiated', 'VoidRequested', 'RefundRequested']);
+const NAMES_A_KEY: ReadonlySet<string> = new Set<KeyedEvent['type']>([
+  'PaymentInitiated',
+  'VoidRequested',
+  'RefundRequested',
+  'ReversalAcknowledged',
+]);
 
 /**
  * The event as readers are shown it. The key of its request is replaced by a SHA-256 over it, so proofs can be checked without the hashes of the key
  * store (docs/decisions/0030-keys-in-events.md). Every other event is unchanged.
  */
 export const shownEvent = <Shown extends { readonly type: string; readonly data: unknown }>(event: Shown): Shown => {
-  if (!INTENTS.has(event.type)) return event;
+  if (!NAMES_A_KEY.has(event.type)) return event;
   const { idempotency } = event.data as { readonly idempotency?: Json };
   if (idempotency === undefined || idempotency === null) return event;
   return { ...event, data: { ...(event.data as object), idempotency: hash('sha256', canonicalJson(idempotency)) } };

@@ -199,7 +199,7 @@ export const ended = (
   at,
   data: { attemptId, operation: 'refund', reversalType: null, amountCents: 0, reason: null, initiatedBy: 'partner', ...end },
 });
-export const acknowledged = (attemptId: string): PaymentEvent => ({ type: 'ReversalAcknowledged', at: AT, data: { attemptId } });
+export const acknowledged = (attemptId: string): PaymentEvent => ({ type: 'ReversalAcknowledged', at: AT, data: { attemptId, idempotency: null } });
 
 /** Shares of the lines if the whole separate example is returned. */
 const WHOLE = { principal: principals(3333, 3333, 3334), both: THREE_LINES, fee: [108, 108, 109].map((fee) => [0, fee] as const) };

@@ -198,6 +198,50 @@ describe('a released key that was lost is made again bound to its attempt', () =
   });
 });
 
+describe('a key that got the result of another attempt (C38)', () => {
+  const ASKED = { includeFee: true };
+  /** A refund of which the fee came back although its caller was told 502. Another key asks for the same, and is told its result. */
+  const told = async () => {
+    const id = await charged();
+    await ground.bank.arm({ match: { call: 'void', leg: 'fee' }, ...UNKNOWN });
+    expect(read(await house.refundWithKey(house.key(), id, ASKED))).toMatchObject({ status: 502, code: 'PARTIAL_REFUND_PENDING' });
+    const key = house.key();
+    const goBack = await copyKeys();
+    const first = await house.refundWithKey(key, id, ASKED);
+    expect(first.status).toBe(200);
+    expect(await house.history(id)).toContain('ReversalAcknowledged');
+    expect((await house.history(id)).filter((type) => type === 'RefundRequested')).toHaveLength(1);
+    return { request: () => house.refundWithKey(key, id, ASKED), first, goBack };
+  };
+  test('its row is lost: it is made again', async () => {
+    const { request, first, goBack } = await told();
+    const before = await rows();
+    await goBack();
+    expect(await compare(1)).toMatchObject({ restored: 1, corrected: 0 });
+    expect((await rows()).map(shownState)).toEqual(before.map(shownState));
+    const money = await moved();
+    expect(await request()).toEqual({ ...first, replayed: true });
+    expect(await moved()).toBe(money);
+  });
+  test('nothing is lost: nothing changes', async () => {
+    await told();
+    const before = await rows();
+    expect(await compare()).toEqual({ restored: 0, corrected: 0, unchanged: 2 });
+    expect(await rows()).toEqual(before);
+  });
+  test('its process vanished before it could answer: the retry gets that result', async () => {
+    const { request, first } = await told();
+    await ground.pool.query(
+      `update idempotency_key set state = 'in_progress', status = null, body = null, lease_until = clock_timestamp() - interval '1 second'
+       where api_account_id = $1 and attempt_id = $2`,
+      [house.accountId, (await rows()).find(({ body }) => String(body) === first.body)!.attempt_id],
+    );
+    const money = await moved();
+    expect((await request()).body).toBe(first.body);
+    expect(await moved()).toBe(money);
+  });
+});
+
 test('the intent of a charge has no outcome: its key is in progress, its lease ends, and the takeover fences it', async () => {
   const request = chargeWith(CARDS.approved);
   house.appends.after('PaymentInitiated', () => house.appends.failBefore('append', away));

@@ -1,19 +1,27 @@
 /**
- * Keys from the log: every intent names the key of its request, so a row that the database lost is made again.
+ * Keys from the log: a row that the database lost is made again. Every intent names the key of its request. So does the event by which a key got the
+ * result of another attempt (C18, C38). Both are called keyed events here.
  *
- * The subscriber compares each intent with its row. Its checkpoint lies in the database of the keys and goes back with it. So after a restore it
- * reads again every intent that the rows may lack. While nothing is lost it only moves.
+ * The subscriber compares each keyed event with its row. Its checkpoint lies in the database of the keys and goes back with it. So after a restore it
+ * reads again every event that the rows may lack. While nothing is lost it only moves.
  *
- * A row of the newest attempt is correct in every state, because a claim continues from the stream (T6 to T8). Some intents have no row in ordinary
- * operation
- * either: those that gave their key back, and those whose key has expired. No row is made for them.
+ * A row of the newest attempt is correct in every state, because a claim continues from the stream (T6 to T8). Some keyed events have no row in
+ * ordinary operation either: those that gave their key back, and those whose key has expired. No row is made for them.
  */
 import { type EventStore, type Projection, readStreams, type Recorded, Unavailable } from '#eventstore';
 import { type Clock, fold } from '#kernel';
 import type { Logger, Migration, Pool } from '#platform';
 import { transaction } from '#platform';
 import { createResult } from '../commands.js';
-import { attemptOf, payment as decider, type PaymentEvent, type ReversalAttempt } from '../payment.js';
+import {
+  attemptOf,
+  type Charged,
+  type KeyedEvent,
+  payment as decider,
+  type PaymentEvent,
+  type RecordedKey,
+  type ReversalAttempt,
+} from '../payment.js';
 import { rejectedVoid, reversalResult } from '../reverse.js';
 import { type FoundKey, KEEP_HOURS, keyNameOf, type KeyRows, LEASE_SECONDS, type RestoredKey } from './key-store.js';
 import { type AnswerEncoder, encode } from './once-by-key.js';
@@ -23,7 +31,7 @@ import { postgresKeyRows } from './postgres.js';
 /** Name of the subscriber and of its checkpoint. */
 export const KEYS_FROM_LOG = 'keys';
 
-/** An intent is compared with its row a moment later. Until then intents are gathered, so that one statement reads many rows. */
+/** An event is compared with its row a moment later. Until then events are gathered, so that one statement reads many rows. */
 const GATHER_MS = 1_000;
 
 /**
@@ -68,7 +76,7 @@ export interface ComparedKeys {
 type LoggedKey = Pick<RestoredKey, 'key' | 'paymentId' | 'attemptId' | 'at'>;
 
 /**
- * Makes the rows that the intents of these events lack. Throws Unavailable, and changes nothing, if a request with such a key is running: its row
+ * Makes the rows that these events lack. Throws Unavailable, and changes nothing, if a request with such a key is running: its row
  * cannot be judged before its end.
  */
 export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events: readonly Recorded[]): Promise<ComparedKeys> => {
@@ -94,7 +102,7 @@ export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events
   return { restored, corrected, unchanged: logged.length - wrong.length };
 };
 
-/** The intents with a key. Of one key the newest counts. */
+/** The keyed events. Of one key the newest counts. */
 const newestOfEachKey = (events: readonly Recorded[]): readonly LoggedKey[] => {
   const newest = new Map<string, LoggedKey>();
   for (const recorded of events) {
@@ -105,11 +113,15 @@ const newestOfEachKey = (events: readonly Recorded[]): readonly LoggedKey[] => {
 };
 
 const loggedKey = (recorded: Recorded): LoggedKey | null => {
-  const { type } = recorded;
-  if (type !== 'PaymentInitiated' && type !== 'VoidRequested' && type !== 'RefundRequested') return null;
-  const event = paymentEvents.read(recorded) as PaymentEvent & { type: typeof type };
-  const { idempotency: key, attemptId } = event.data;
-  return key && { key, attemptId, paymentId: paymentIdOf(recorded.stream), at: recorded.meta.recordedAt };
+  const key = keyOf(paymentEvents.read(recorded));
+  return key && { ...key, paymentId: paymentIdOf(recorded.stream), at: recorded.meta.recordedAt };
+};
+
+/** The key that an event names, and the attempt that it binds the key to. */
+const keyOf = (event: PaymentEvent): Pick<LoggedKey, 'key' | 'attemptId'> | null => {
+  if (!('idempotency' in event.data) || event.data.idempotency === null) return null;
+  const { type, data } = event as KeyedEvent;
+  return { key: data.idempotency!, attemptId: type === 'ReversalAcknowledged' ? data.toldAs! : data.attemptId };
 };
 
 /** The row that the stream asks for. null: in ordinary operation there is none. */
@@ -127,8 +139,13 @@ const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one
   }
 
   // A later attempt of the same key has an event of its own.
-  if (events.findLast((event) => isIntentOf(event, one))?.data.attemptId !== attemptId) return null;
+  const newest = events.findLast((other) => isSameKey(keyOf(other)?.key, key));
+  if (!newest || keyOf(newest)!.attemptId !== attemptId) return null;
   const payment = fold(decider, events);
+  if (newest.type === 'ReversalAcknowledged') {
+    const { attemptId: told } = newest.data;
+    return isOld ? null : row('completed', answers.success(reversalResult(paymentId, chargedAfter(events, newest), told)));
+  }
   const attempt = attemptOf(payment, attemptId);
   if (payment.phase !== 'charged' || !attempt) return null;
   if (isOld && attempt.ended) return null;
@@ -137,20 +154,20 @@ const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one
   if (attempt.fenced || attempt.ended?.outcome === 'never_executed' || attempt.ended?.outcome === 'partial') return row('released');
   if (!attempt.ended) return row('in_progress');
   if (attempt.ended.outcome === 'rejected') return row('completed', answers.failure(rejectedVoid()));
-  const end = events.findIndex((event) => event.type === 'ReversalEnded' && event.data.attemptId === attemptId);
-  const then = fold(decider, events.slice(0, end + 1));
-  if (then.phase !== 'charged') throw new Error(`${paymentId} is not charged at the end of ${attemptId}`);
-  return row('completed', answers.success(reversalResult(paymentId, then, attemptId)));
+  const end = events.find(({ type, data }) => type === 'ReversalEnded' && data.attemptId === attemptId)!;
+  return row('completed', answers.success(reversalResult(paymentId, chargedAfter(events, end), attemptId)));
+};
+
+/** A charged payment as it was after one of its events. */
+const chargedAfter = (events: readonly PaymentEvent[], last: PaymentEvent): Charged => {
+  const payment = fold(decider, events.slice(0, events.indexOf(last) + 1));
+  if (payment.phase !== 'charged') throw new Error(`the payment is not charged after ${last.type}`);
+  return payment;
 };
 
 const HOUR_MS = 3_600_000;
 
-type ReversalIntent = PaymentEvent & { readonly type: 'VoidRequested' | 'RefundRequested' };
-
-const isIntentOf = (event: PaymentEvent, { key }: LoggedKey): event is ReversalIntent =>
-  (event.type === 'VoidRequested' || event.type === 'RefundRequested') &&
-  event.data.idempotency?.keyHash === key.keyHash &&
-  event.data.idempotency.keySpace === key.keySpace;
+const isSameKey = (one: RecordedKey | undefined, other: RecordedKey): boolean => one?.keyHash === other.keyHash && one.keySpace === other.keySpace;
 
 /** True if the request got 422 and its key was given back: the gateway refused a refund, or a void must be retried (C15). */
 const gaveKeyBack = ({ operation, toldPartial, ended, fenced }: ReversalAttempt, settlementRejected: boolean): boolean =>
@@ -167,14 +184,17 @@ const isOlder = ({ key, attemptId }: RestoredKey, before: FoundKey, stream: read
   if (before.isLeased) throw new Unavailable(`the key of attempt ${attemptId} belongs to a running request`);
   if (key.operation === 'create' || before.state === 'in_progress') return true;
   // The row of this refund or void ended under another attempt. If no event names that attempt, it never began, so it is later.
-  return stream.some(({ data }) => (data as { readonly attemptId?: string }).attemptId === before.attemptId);
+  return stream.some(({ data }) => {
+    const { attemptId, toldAs } = data as { readonly attemptId?: string; readonly toldAs?: string };
+    return attemptId === before.attemptId || toldAs === before.attemptId;
+  });
 };
 
 /** A request with a key runs no longer than its lease. */
 const WAIT_FOR_REQUEST_MS = LEASE_SECONDS * 1_000 + 5_000;
 const LOOK_AGAIN_MS = 500;
 
-/** `payfold keys rebuild`: compares every intent of the last hours, in transactions of their own. */
+/** `payfold keys rebuild`: compares every keyed event of the last hours, in transactions of their own. */
 export const rebuildKeys = async (ports: KeysFromLogPorts & { readonly store: EventStore }, pool: Pool, hours: number): Promise<ComparedKeys> => {
   const { clock } = ports;
   const total = { restored: 0, corrected: 0, unchanged: 0 };
