@@ -16,6 +16,6 @@ export default {
   globalSetup: '<rootDir>/test/support/global-setup.mjs',
   globalTeardown: '<rootDir>/test/support/global-teardown.mjs',
   // A guard against hanging, not an expectation: a busy machine starts a process in seconds.
-  testTimeout: 120_000,
+  testTimeout: 300_000,
   maxWorkers: 2,
 };

@@ -1,7 +1,6 @@
 /** `payfold keys`: API keys, each shown once, when it is made. Also idempotency keys that the database lost. */
 import type { Command } from 'commander';
 import { lastKeyUses, type NewKey } from '#accounts';
-import { answerEncoder } from '../answers.js';
 import { type Answer, fields, inForceOrShown, table, type Terminal, uuid, wholeNumber } from './terminal.js';
 
 /** A key is kept this long (C20). */
@@ -74,7 +73,7 @@ export const addKeys = (program: Command, { action }: Terminal): void => {
     .option('--hours <hours>', 'how far back', wholeNumber, REBUILD_HOURS)
     .action(
       action(async (context, { hours }: { readonly hours: number }) => {
-        const { rebuildKeys } = await import('#payments');
+        const [{ rebuildKeys }, { answerEncoder }] = await Promise.all([import('#payments'), import('../answers.js')]);
         const { store, clock, pool, ownLog } = await context.services();
         ownLog.refuse();
         const found = await rebuildKeys({ store, clock, answers: answerEncoder }, pool, hours);

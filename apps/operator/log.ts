@@ -1,6 +1,5 @@
 /** `payfold log`: is the event store the log of this installation, and is it whole? What to do first: docs/operations.md. */
 import type { Command } from 'commander';
-import { headFolder, signedEnd } from '#audit';
 import {
   closeIncident,
   type Examined,
@@ -125,7 +124,7 @@ interface Checked extends Unborne {
 
 const check = async (stores: Stores): Promise<Checked> => {
   const { config, pool, store } = stores;
-  const { unborne } = await import('#payments');
+  const [{ unborne }, { headFolder, signedEnd }] = await Promise.all([import('#payments'), import('#audit')]);
   const head = () => signedEnd({ db: pool, keys: openKeys(config), folder: headFolder(config.dataDir), now: () => systemClock.now() });
   return { places: await examineLog({ store, book: await bookOf(stores), signedHead: head }), ...(await unborne(pool, store)) };
 };

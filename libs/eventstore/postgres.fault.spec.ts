@@ -241,5 +241,5 @@ describe('Postgres is killed (SIGKILL) under load and started again', () => {
     const all = (await logAfter(store, null)).map(({ id }) => id);
     expect((await pool.query<{ id: string }>('select id from applied order by nth')).rows.map(({ id }) => id)).toEqual(all);
     await reader.close();
-  }, 120_000);
+  }, 600_000);
 });

@@ -56,7 +56,7 @@ beforeAll(async () => {
   finance = (await issue('finance')).auditKey;
   auditor = (await issue('auditor')).auditKey;
   await caughtUp();
-}, 120_000);
+}, 600_000);
 afterAll(async () => {
   await audit.close();
   rmSync(folder, { recursive: true, force: true });

@@ -26,7 +26,7 @@ beforeAll(async () => {
   account = await service.account();
   portal = await checkoutPortal(service, account, { allow: [`${sites.shopUrl}/pay`], colour: '#0b4f6c' });
   browser = await startBrowser();
-}, 120_000);
+}, 600_000);
 afterAll(async () => {
   await browser?.close();
   await service?.stop();

@@ -22,7 +22,7 @@ beforeAll(async () => {
   shop = launch([join(ROOT, SHOP)], dataDir, { PORT: String(shopPort), PAYFOLD_URL: service.url });
   [, address = ''] = await shop.firstLine(/^open (https:\S+)/m);
   browser = await startBrowser();
-}, 120_000);
+}, 600_000);
 afterAll(async () => {
   await browser?.close();
   await dataDir?.remove();

@@ -877,7 +877,7 @@ test('200 payers at once, each of whom sends his form twice: 200 charges', async
   );
   expect(results.filter(Boolean)).toHaveLength(200);
   expect((await charges()) - before).toBe(400); // principal and fee, once each
-}, 120_000);
+}, 600_000);
 
 test('rate limits, where an operator turns them on: 429 with Retry-After, as a page; off they are not there', async () => {
   const limited = await startService({ publicUrl: PUBLIC, env: { CHECKOUT_RATE_PER_ADDRESS: '3' } });

@@ -224,7 +224,7 @@ beforeAll(async () => {
   await recoverAll(stores);
   await Promise.all(begun.filter(({ before }) => before !== 'retried').map(answer));
   await recoverAll(stores);
-}, 240_000);
+}, 900_000);
 
 const title = ({ flow, point, card, settled, feePending, before }: Crash) =>
   `${flow}${settled ? ' after settlement' : ''}${feePending ? ' whose fee is pending' : ''}${card ? ` with the card "${Object.entries(CARD).find(([, number]) => number === card)![0]}"` : ''}, ${point}, ${before}`;

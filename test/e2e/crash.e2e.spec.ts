@@ -118,7 +118,7 @@ beforeAll(async () => {
   // Once more, after everything: the answers of the first round have lived through all the kills.
   await forAll(keys, (keyed) => ask(keyed, partner));
   books = await readBooks(stores, createSimulatorControl(runtimeOf(dataDir).simulatorUrl));
-}, 120_000);
+}, 600_000);
 
 afterAll(async () => {
   await stores?.close();

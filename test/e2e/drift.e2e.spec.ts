@@ -14,7 +14,7 @@ beforeAll(async () => {
   day = await busyDay(service);
   const head = (await service.services.store.head())!;
   for (const projection of everySubscriber(service.services)) await projection.runUntil(head, { timeoutMs: 20_000 });
-}, 120_000);
+}, 600_000);
 afterAll(() => service.stop());
 
 const ports = () => service.services.seal;

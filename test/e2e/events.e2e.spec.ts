@@ -22,7 +22,7 @@ const events: Recorded[] = [];
 beforeAll(async () => {
   service = await startWithEveryEvent();
   for await (const page of service.services.store.readAll(null)) events.push(...page);
-}, 180_000);
+}, 600_000);
 afterAll(() => service?.stop());
 
 test('every type of event is written, in its newest version', () => {

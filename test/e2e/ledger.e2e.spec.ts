@@ -15,7 +15,7 @@ beforeAll(async () => {
   service = await startService();
   day = await busyDay(service);
   await caughtUp();
-}, 120_000);
+}, 600_000);
 afterAll(() => service.stop());
 
 const caughtUp = async () => service.services.readModels.of(journalModel).runUntil((await service.services.store.head())!, { timeoutMs: 20_000 });

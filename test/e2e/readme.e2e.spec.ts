@@ -23,7 +23,7 @@ beforeAll(async () => {
   dataDir = await DataDir.create();
   kurrentDb = await freshKurrentDb();
   service = await start('standalone', dataDir, kurrentDb.env);
-}, 180_000);
+}, 600_000);
 afterAll(async () => {
   await dataDir.remove();
   await kurrentDb?.stop();

@@ -47,7 +47,7 @@ beforeAll(async () => {
     );
   await sealed();
   await signLog(service.services.seal);
-}, 120_000);
+}, 600_000);
 afterAll(async () => {
   rmSync(folder, { recursive: true, force: true });
   await service.stop();

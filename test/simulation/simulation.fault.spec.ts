@@ -12,7 +12,7 @@ import { again, type Finding, work } from './work.js';
 const SEEDS = 300;
 /** The rarest of those that are looked for here; `npm run canaries` looks for all. */
 const CANARY_SEEDS = 120;
-const LONG_MS = 180_000;
+const LONG_MS = 900_000;
 
 const regressions = JSON.parse(readFileSync(join(import.meta.dirname, 'regressions.json'), 'utf8')) as Finding[];
 

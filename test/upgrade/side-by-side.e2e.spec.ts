@@ -51,7 +51,7 @@ beforeAll(async () => {
   pool = createPool(database.url, { name: 'spec', max: 2 });
   const simulator = await start('simulator', dataDir);
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url, MIGRATE: 'prepare' };
-}, 120_000);
+}, 600_000);
 afterAll(async () => {
   load.stop();
   await pool?.end();
@@ -227,4 +227,4 @@ test('two releases run side by side, back and forward, without a failed request'
   expect(await payfold(next!, 'audit', 'verify')).toMatchObject({ ok: true });
   await load.leave(newApi);
   await newWorker.stop();
-}, 240_000);
+}, 600_000);

@@ -85,7 +85,7 @@ beforeEach(async () => {
   await migrate(pool, MIGRATIONS);
   await pool.end();
   processes = [];
-}, 120_000);
+}, 600_000);
 afterEach(async () => {
   await Promise.all(processes.map((one) => one.stop()));
   await cluster.stop();
