@@ -1,8 +1,8 @@
 /**
- * `DATA_DIR`, which several processes share. `runtime.json` names the running service, and `lock` says which process may start Postgres.
+ * `DATA_DIR`, which several processes share. `runtime.json` names the running service, and `lock` names the process that may start Postgres.
  *
- * Node has no flock. The lock is a file that is linked into place, which only one process can do. It names its holder by pid and start time. So the
- * lock of a killed process is recognised as stale, even if another process has its pid by now.
+ * Node has no flock. A process takes the lock by making a hard link with the name `lock`, and only one process can make it. The lock names its holder
+ * by pid and start time. So the lock of a killed process is recognised as stale, even if another process has the same pid now.
  */
 import { execFileSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
@@ -25,7 +25,7 @@ export const readRuntime = (dataDir: string): Runtime | null => {
   try {
     runtime = JSON.parse(text) as Partial<Runtime> | null;
   } catch {
-    // The file is half written, so the service is not ready yet.
+    // The file is written only in part, so the service is not ready yet.
     return null;
   }
   if (typeof runtime?.pid !== 'number' || typeof runtime.databaseUrl !== 'string' || !isAlive(runtime.pid)) return null;
@@ -41,13 +41,13 @@ interface Holder {
 /** Takes the lock if no living process holds it. Returns the release function, or the holder's pid. */
 export const tryLockDataDir = (dataDir: string): { readonly release: () => void } | { readonly holder: number } => {
   const file = join(dataDir, 'lock');
-  // The nonce makes the content of every lock unique. A stale lock is removed by its content, not by its name.
+  // The nonce makes the content of every lock unique, so that a stale lock is recognised by its content.
   const content = JSON.stringify({ pid: process.pid, started: startOf(process.pid), nonce: randomUUID() } satisfies Holder & { nonce: string });
   const mine = `${file}.${randomUUID()}`;
   writeFileSync(mine, content, { mode: 0o600 });
   try {
     for (;;) {
-      // The link is made when the content is complete, so nobody reads half a lock.
+      // The content is complete before the link is made, so no process reads half a lock.
       if (create(() => linkSync(mine, file))) return { release: () => rmSync(file, { force: true }) };
       const found = read(file);
       if (found === null) continue;
@@ -61,9 +61,9 @@ export const tryLockDataDir = (dataDir: string): { readonly release: () => void 
 };
 
 /**
- * Removes a stale lock. Two processes that have both seen it must not both remove the file: the second would remove the first one's new lock. So a
- * file named after the stale content guards the removal, and the content is read again under the guard. Returns false while another process removes
- * it.
+ * Removes a stale lock. If two processes have read the same stale lock and both removed the file, the second one would remove the new lock of the
+ * first one. So a process first creates a guard file, named after the stale content, and reads the lock again before it removes it. Returns false
+ * while another process has the guard.
  */
 const removeStale = (file: string, content: string): boolean => {
   const guard = `${file}.stale-${createHash('sha256').update(content).digest('hex').slice(0, 16)}`;
@@ -76,7 +76,7 @@ const removeStale = (file: string, content: string): boolean => {
   }
 };
 
-/** False if the file exists. */
+/** Runs `make`, which creates a file. Returns false if the file exists. */
 const create = (make: () => void): boolean => {
   try {
     make();
@@ -105,10 +105,10 @@ const parseHolder = (text: string): Holder | null => {
   }
 };
 
-/** A process that was killed and is not yet reaped holds nothing any more. */
+/** A process that was killed and is not reaped yet is a zombie. It counts as ended. */
 const isZombie = (pid: number): boolean => {
   try {
-    // The command name may hold spaces and parentheses. The state follows the last of them.
+    // The command name in parentheses may hold any characters. The state follows the last closing parenthesis.
     return readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ').at(-1)!.startsWith('Z');
   } catch {
     return false; // There is no /proc here.
@@ -124,11 +124,11 @@ const isAlive = (pid: number): boolean => {
   }
 };
 
-/** Linux gives it in ticks since boot, which a change of the clock does not move. On other systems `ps` gives it. */
+/** The start time of a process. Linux gives it in ticks since boot, so it does not change with the clock. Other systems give it by `ps`. */
 const startOf = (pid: number): string | null => {
   try {
     if (process.platform !== 'linux') return execFileSync('ps', ['-o', 'lstart=', '-p', String(pid)], { encoding: 'utf8' }).trim() || null;
-    // The name in parentheses may hold anything, so fields are counted behind it. The 22nd of all is the start time.
+    // The command name in parentheses may hold any characters, so the fields are counted after it. The start time is field 22 of the line.
     const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
     return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[19] ?? null;
   } catch {

@@ -41,7 +41,7 @@ describe('the lock on DATA_DIR', () => {
     taken().release();
   });
   test('left behind again and again is taken over by one of many processes, never by two', async () => {
-    // Enters, leaves, and leaves the lock behind as a killed process would: in the name of a pid that is another's by now.
+    // Each process takes the lock and leaves it behind, as a killed process would: in the name of a pid that another process has now.
     const contender = `
       import { appendFileSync, renameSync, writeFileSync } from 'node:fs';
       import { tryLockDataDir } from ${JSON.stringify(new URL('../dist/apps/data-dir.js', import.meta.url).href)};

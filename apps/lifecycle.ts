@@ -6,12 +6,12 @@ import client, { type MetricObjectWithValues, type MetricValue, type Registry } 
 import { Unavailable } from '#eventstore';
 import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig, DatabaseUnavailable } from '#platform';
 
-/** Requests in flight get longer than their own deadline of 28 s. */
+/** Requests in flight may take this long at a stop. It is longer than their own deadline of 28 s. */
 const DRAIN_MS = 35_000;
 const FORCE_AFTER_MS = 50_000;
-/** A load balancer needs a moment to see that the process is not ready. A laptop has none. */
+/** The wait before a stop, so that a load balancer sees that the process is not ready. The sandbox has no load balancer. */
 const PRE_STOP_MS = { production: 5_000, sandbox: 0 } as const;
-/** Clients with open connections get this long for one more answer, which asks them to close. */
+/** At a stop, clients with open connections get this long to receive one more answer, which asks them to close the connection. */
 export const CLOSE_GRACE_MS = 1_000;
 
 /** The addresses of a role. */
@@ -27,7 +27,7 @@ export interface Running {
   readonly metrics?: { readonly own: Registry; readonly shared: Registry };
   /** Only for a worker: makes the sandbox's first account if there is none. */
   readonly firstAccount?: () => Promise<FirstAccount | null>;
-  /** Called first. From now on the process is not ready. */
+  /** Called before `stop`. From this call on, the process reports that it is not ready. */
   drain?(): void;
   /** Stops everything, in order. */
   stop(): Promise<void>;
@@ -39,7 +39,7 @@ export interface FirstAccount {
   readonly portalId: string;
 }
 
-/** Argument of a role that `npm start` runs as its child. An id of the parent follows. */
+/** Start of the argument that `npm start` gives to its child processes. The id of the parent follows. */
 export const SUPERVISED = '--supervised=';
 type Figures = readonly MetricObjectWithValues<MetricValue<string>>[];
 /** Questions that a parent process may ask a role. */
@@ -58,31 +58,31 @@ export interface Answer {
   readonly error?: string;
 }
 /**
- * Messages of a role to its parent, over the channel of `fork`. The first one says that it is ready, or why it does not start. The others are
- * answers.
+ * Messages of a role to its parent, over the channel of `fork`. The first message says that the role is ready, or why it did not start. All later
+ * messages are answers to questions.
  */
 export type FromChild = { readonly ready: Partial<Addresses> } | { readonly refused: string } | Answer;
 
 export interface StartOptions {
   /** The id of the parent. null: the role runs by itself. */
   readonly supervisor: string | null;
-  /** Aborts when the role must end. Every wait of the start hears it: the start then ends at once, and leaves nothing behind. */
+  /** Aborts when the role must end. A start that is under way then ends at once, and stops everything that it has started. */
   readonly stop: AbortSignal;
 }
 
 /**
- * Runs a role: reads the configuration, starts the role, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal). A start that fails is one
- * clear line and exit code 1. A second signal, or a shutdown that takes longer than 50 s, ends the process at once.
+ * Runs a role: reads the configuration, starts the role, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal). If the start fails, the
+ * process prints one clear line and ends with code 1. After a second signal, or if the shutdown takes longer than 50 s, the process ends at once.
  *
- * With {@link SUPERVISED} the parent decides when the role ends, by SIGTERM or by ending itself. A Ctrl-C reaches the whole process group, but the
- * parent stops its children in order. Output and metrics of the role go to the parent.
+ * With {@link SUPERVISED} the role ends only if its parent sends SIGTERM or is gone. It ignores a Ctrl-C, which reaches the whole process group,
+ * since the parent stops its children in order. Output and metrics of the role go to the parent.
  */
 export const runRole = (name: string, start: (config: Config, log: Logger, options: StartOptions) => Promise<Running>): void => {
   const supervisor = process.argv.find((argument) => argument.startsWith(SUPERVISED))?.slice(SUPERVISED.length) ?? null;
   const supervised = supervisor !== null;
   let stopping = false;
   const stopStart = new AbortController();
-  // A start has many waits, and each may have a listener on it.
+  // A start waits at many places, and each wait may add a listener to this signal.
   setMaxListeners(0, stopStart.signal);
   const run = async (): Promise<void> => {
     const config = readConfig();
@@ -96,7 +96,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
       setTimeout(() => process.exit(1), FORCE_AFTER_MS).unref();
       stopStart.abort();
       const finish = async () => {
-        // A start that is under way stops what it started, such as a database, before it ends.
+        // If the start is still under way, it first stops everything that it has started, such as a database.
         const running = await starting.catch(() => null);
         running?.drain?.();
         const orphaned = supervised && !process.connected;
@@ -114,13 +114,14 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
     process.on('SIGTERM', () => stop(0));
     for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, () => supervised || stop(0));
     if (supervised) process.on('disconnect', () => stop(0));
-    // A fault of ours: the state cannot be trusted any more. Requests in flight may still finish, and everything that was started must be stopped.
+    // This is a fault of ours, so the state of the process cannot be trusted any more. Still, requests in flight may finish, and everything that was
+    // started must be stopped.
     for (const fault of ['unhandledRejection', 'uncaughtException'] as const)
       process.on(fault, (error: unknown) => {
         log.fatal({ err: error, fault }, 'an error that nobody caught');
         if (!stopping) stop(1);
       });
-    // The reader of our output may be gone. Payments go on.
+    // If the reader of our output is gone, writing fails. That must not stop payments.
     for (const output of [process.stdout, process.stderr]) output.on('error', () => undefined);
     // The parent may be gone already.
     if (supervised && !process.connected) return stop(0);
@@ -133,7 +134,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
     process.stdout.write(`ready ${addresses?.url ?? name}\n`);
   };
   run().catch((error: unknown) => {
-    // A stop was requested meanwhile, so this is no fault.
+    // The start failed because a stop was requested, so this error is no fault.
     if (stopping) return;
     const line = clearLine(error);
     if (supervised) return tellParent({ refused: line }, () => process.exit(1));
@@ -171,22 +172,25 @@ const refuseMemoryDumps = (): void => {
   if (/^Max core file size +(?!0 )/m.test(limits)) throw new Error('core dumps are on; production needs a core file size limit of 0 (ulimit -c 0)');
 };
 
-/** A fault of the surroundings is shown by its message, a fault of ours with its stack. */
+/**
+ * The text for an error that ended the start. An error from outside, such as a port in use, is shown by its message. A fault of ours is shown with
+ * its stack.
+ */
 const clearLine = (error: unknown): string => {
   if (error instanceof ConfigError) return error.message;
-  // One error for each tried address of a name.
+  // The error holds one error for each address that was tried.
   if (error instanceof AggregateError && error.errors.length > 0) return clearLine(error.errors[0]);
   if (!(error instanceof Error)) return String(error);
   const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
   if (code === 'EADDRINUSE') return `port ${port} of ${address} is in use; set PORT, AUDIT_PORT, METRICS_PORT or SIMULATOR_PORT to a free one`;
   if (code !== undefined && syscall !== undefined) return error.message;
-  // Five characters are an SQLSTATE. The message of the database, or of an event store that is away, is clear enough.
+  // A code of five characters is an SQLSTATE. The message of the database, or of an event store that cannot be reached, is clear without a stack.
   if (error.constructor === Error || error instanceof Unavailable || error instanceof DatabaseUnavailable || /^[0-9A-Z]{5}$/.test(code ?? ''))
     return error.message;
   return error.stack ?? error.message;
 };
 
-/** Counts masked lines of this process. A card number in a log is a fault. */
+/** Counts the lines of this process's log in which a card number was masked. Each of them is a fault. */
 export const countMaskedLines = (registry: Registry): void => {
   new client.Gauge({
     name: 'payfold_log_lines_masked_total',
@@ -218,5 +222,5 @@ export const serveMetrics = (port: number, read: () => Promise<Registry>): Promi
     server.once('error', reject).listen(port, LOOPBACK, () => resolve(server));
   });
 
-/** Waits for `work`, but no longer than requests in flight may take. */
+/** Waits for `work`, but at most {@link DRAIN_MS}. */
 export const drained = (work: Promise<unknown>): Promise<unknown> => Promise.race([work, new Promise((wake) => setTimeout(wake, DRAIN_MS).unref())]);

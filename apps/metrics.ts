@@ -16,7 +16,10 @@ export interface Metrics {
   readonly answered: (request: { method: string; route: string; status: number; seconds: number }) => void;
 }
 
-/** Each sample wakes the process. At prom-client's 10 ms an idle process spends half a percent of a core on samples. */
+/**
+ * Time between two samples of the event loop. Each sample wakes the process. At prom-client's default of 10 ms, an idle process spends half a percent
+ * of a core on samples.
+ */
 const LOOP_SAMPLE_MS = 50;
 const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 
@@ -39,7 +42,7 @@ export const createMetrics = (services: Services): Metrics => {
     async collect() {
       for (const projection of [...services.readModels.all(), ...Object.values(services.reactors)]) {
         const { lagMs } = await projection.status();
-        // Unknown: the checkpoint is not in the log. That is an incident.
+        // null: the checkpoint is not in the log. This is an incident.
         if (lagMs === null) this.remove({ projection: projection.name });
         else this.set({ projection: projection.name }, lagMs);
       }
@@ -112,7 +115,7 @@ const addWebhookMetrics = ({ own, shared }: Pick<Metrics, 'own' | 'shared'>, { w
     },
     leaseLost: () => leases.inc(),
   });
-  // One query for the three figures of a scrape.
+  // All webhook gauges of one scrape share one query.
   let look: ReturnType<typeof deliveryFigures> | null = null;
   const figures = () => (look ??= deliveryFigures(pool).finally(() => (look = null)));
   new client.Gauge({

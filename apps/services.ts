@@ -1,4 +1,7 @@
-/** The modules of a process, and what entrances and loops use of them. Composition only. */
+/**
+ * Puts the modules of a process together, with the parts of them that the entrances (HTTP, command line) and the loops use. This file holds no other
+ * logic.
+ */
 import { NestFactory } from '@nestjs/core';
 import { CommandBus, CqrsModule, QueryBus } from '@nestjs/cqrs';
 import { Module } from '@nestjs/common';
@@ -57,7 +60,7 @@ export const MIGRATIONS: readonly Migration[] = [
   dropReadModelsOf010,
 ];
 
-/** Every read model of the service: a new one is a line here. A worker builds them in this order. */
+/** Every read model of the service. To add a read model, add a line. A worker builds them in this order. */
 export const READ_MODELS: readonly ReadModel[] = [
   directoryModel,
   auditKeyModel,
@@ -68,7 +71,7 @@ export const READ_MODELS: readonly ReadModel[] = [
   journalModel,
 ];
 
-/** All modules of the service on one installation. The roles with HTTP listeners add them. */
+/** The root module of a process: all modules of the service for one installation. Each HTTP listener is a Nest application of its own. */
 @Module({})
 class ServicesModule {}
 
@@ -84,7 +87,7 @@ export interface Services {
   readonly queries: QueryBus;
   readonly pool: Pool;
   readonly store: EventStore;
-  /** Whether the log is ours and whole. While it is not, no loop runs and nothing is appended (C76). */
+  /** Says whether the log belongs to this installation and is whole. If not, no loop runs and nothing is appended (C76). */
   readonly ownLog: OwnLog;
   readonly directory: Directory;
   readonly authentication: AuthenticationDeps;
@@ -95,11 +98,11 @@ export interface Services {
   readonly openExceptions: OpenExceptions;
   readonly periods: PeriodPorts;
   readonly readModels: ReadModels;
-  /** Subscribers whose effects the log cannot make again: they are never rebuilt. */
+  /** Subscribers that are never rebuilt, since the log cannot make their effects again. */
   readonly reactors: { readonly webhookOutbox: Subscriber; readonly logSeal: Subscriber; readonly keys: Subscriber };
   readonly webhooks: Webhooks;
   readonly seal: ProvePorts;
-  /** Each throws if a part that payments need cannot be used. */
+  /** Checks of readiness, by name. Each throws if a part that payments need cannot be used. */
   readonly readiness: Readonly<Record<string, () => Promise<void>>>;
   close(): Promise<void>;
 }
@@ -111,10 +114,13 @@ const signedEndOf = ({ config, keys, clock }: ProcessContext, db: Pool) =>
 /** After a failed append the process is not ready for this long. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
 
-/** A start that was stopped waits no longer for its resources to close: a statement may still run, and ends with the process. */
+/** If a start was stopped, it waits at most this long for its resources to close. A statement that still runs after that ends with the process. */
 const STOPPED_CLOSE_MS = 5_000;
 
-/** Starts the modules. Throws one clear line if a store cannot be opened, and the reason of `stop` as soon as it aborts; nothing stays open then. */
+/**
+ * Starts the modules. If a store cannot be opened, throws an error with one clear line. If `stop` aborts, throws its reason at once. In both cases
+ * everything that was opened is closed again.
+ */
 export const openServices = async (config: Config, places: Places, keys: KeyRing, log: Logger, options: ProcessOptions = {}): Promise<Services> => {
   const context = new ProcessContext(config, places, keys, log, options);
   const imports = [
@@ -167,14 +173,14 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
           if (!(await payments.idempotency.ping())) throw new Error('keys cannot be written');
         },
         readModels: async () => {
-          // Once they are built, an absent worker does not make the API unready.
+          // Once the read models are built, the API stays ready even if no worker runs.
           if (!(await readModels.areBuilt())) throw new Error('read models are being built');
         },
         schema: async () => {
           if (!(await isMigrated(pool, MIGRATIONS))) throw new Error('the schema is not ours');
         },
         eventStore: async () => {
-          // The load balancer would answer in our place otherwise (C76).
+          // In an incident the process stays ready. Otherwise the load balancer would answer partners in place of the API (C76).
           if (ownLog.incident) return;
           await store.head();
           if (clock.monotonic() - appends.failedAt < APPEND_FAILURE_WINDOW_MS) throw new Error('an append failed just now');

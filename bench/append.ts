@@ -1,13 +1,13 @@
 /**
- * How many events per second the Postgres event store appends durably, as a ratio to pgbench. On the same Postgres and in the same minute, pgbench
- * inserts single rows with the same columns, indexes and durability. Absolute figures on shared machines move by a factor of three within half an
- * hour; ratios do not.
+ * Measures how many events per second the Postgres event store appends durably, as a ratio to pgbench. On the same Postgres and in the same minute,
+ * pgbench inserts single rows with the same columns, indexes and durability. Absolute figures on shared machines change by a factor of three within
+ * half an hour; ratios do not.
  *
  *     node dist/bench/append.js [--rounds 3] [--seconds 5] [--writers 64] [--events 0] [--pause 0] [--gate 1.8]
  *
- * `--events` fills the log first, since plans and caches differ on a large table. `--pause` waits this many seconds before each run, for a shared
- * machine. Starts a Postgres of its own, and refuses one that does not fsync. Exit 1 if the median ratio is below the gate. Without pgbench it prints
- * rates, and no ratio.
+ * `--events` first fills the log with this many events, since plans and caches differ on a large table. `--pause` waits this many seconds before each
+ * run, for a shared machine. The benchmark starts a Postgres of its own, and refuses one that does not fsync. It ends with code 1 if the median ratio
+ * is below the gate. Without pgbench it prints rates, but no ratio.
  */
 import { randomUUID } from 'node:crypto';
 import { closeSync, fdatasyncSync, openSync, writeSync } from 'node:fs';
@@ -77,7 +77,7 @@ const appendFor = async (store: EventStore, writers: number, seconds: number): P
   };
 };
 
-/** The cost of one durable write here: 8 KiB and fdatasync, as in a commit. */
+/** The median time of one durable write on this disk, in milliseconds: 8 KiB and fdatasync, as in a commit. */
 const fsyncMs = (directory: string): number => {
   const file = openSync(join(directory, 'fsync'), 'w');
   const times: number[] = [];
@@ -92,8 +92,8 @@ const fsyncMs = (directory: string): number => {
 };
 
 /**
- * The share of the machine that other work takes at this moment, 0 to 1. On a busy machine pgbench's many backends get more of it than one process
- * does.
+ * The share of the machine that is busy now, 0 to 1. If other work keeps it busy, pgbench gets more processor time than we do, since pgbench uses
+ * many backend processes and we are one process.
  */
 const othersShare = async (): Promise<number> => {
   const times = () =>
@@ -104,7 +104,7 @@ const othersShare = async (): Promise<number> => {
   return 1 - (after.idle - before.idle) / (after.all - before.all);
 };
 
-/** Every acknowledged event is stored, once, and positions have no gaps. */
+/** Checks that every acknowledged event is stored exactly once, and that positions have no gaps. */
 const verify = async (pool: Pool, acknowledged: number): Promise<string> => {
   const { rows } = await pool.query<{ stored: string; gap_free: boolean; once: boolean; size: string }>(
     `select count(*) as stored, count(*) = max(position) and min(position) = 1 and max(position) = (select position from es.head) as gap_free,

@@ -1,6 +1,6 @@
 /**
- * Hosted checkout: pages rendered per second on one core; the weight of a page; paint and layout shifts as a browser measures them; and 200 payers at
- * once, each through the whole way over HTTP. Afterwards the books are checked: one charge each.
+ * Measures hosted checkout: pages rendered per second on one core, the size of a page, and paint and layout shifts in a browser. Then 200 payers go
+ * through the whole checkout over HTTP at the same time. The benchmark checks that each of them was charged once.
  */
 import { execFileSync } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
@@ -14,7 +14,7 @@ const RENDER_SECONDS = 3;
 const PAYERS = 200;
 /**
  * `within`: all payers arrive within this many seconds, and each takes up to that long to read and type. So they are in the checkout at the same
- * time. With 0 all requests are sent at the same instant, and the figure is that of a queue of two hundred on this machine, clients included.
+ * time. With 0 all requests are sent at the same instant. The figure then shows a queue of 200 requests on this machine, which also runs the clients.
  */
 const ROUNDS = [{ within: 10 }, { within: 10 }, { within: 0 }] as const;
 const PAINTS = 5;

@@ -1,9 +1,12 @@
 /**
- * `POST /payments` over HTTP, complete: authentication, validation, key, two durable appends, a processor without delay.
+ * Measures `POST /payments` over HTTP with all its parts: authentication, validation, key, two durable appends, and a processor without delay.
  *
- * In order: throughput as a ratio to pgbench's durable single-row inserts, in interleaved rounds on the same Postgres; latency at half of the peak
- * and at an ordinary rate, open loop; the processor time of a create at each rate, by process; the parts by themselves, which give the bound of any
- * service made of these parts; at the end the books are checked.
+ * - Throughput, as a ratio to durable single-row inserts by pgbench. The rounds alternate, on the same Postgres.
+ * - Latency at half of the peak rate and at an ordinary rate, with an open loop.
+ * - Processor time of a create at each rate, by process.
+ * - Each part alone. Together they give an upper bound for any service made of these parts.
+ *
+ * At the end the stored payments are counted.
  */
 import { type Answered, closedLoop, type LoadResult, openLoop, percentile } from './load.js';
 import { pgbenchBest, pgbenchTogether, printSettings, refuseWithoutFsync } from './pgbench.js';
@@ -16,9 +19,9 @@ const ROUND_SECONDS = 10;
 const LATENCY_SECONDS = 20;
 const ORDINARY_RATE = 100;
 const PART_SECONDS = 5;
-/** Rows that a create writes durably: intent and outcome in the log, the key's claim and its answer. */
+/** Rows that a create writes durably: intent and outcome in the log, claim and answer of the key. */
 const ROWS_PER_CREATE = 4;
-/** The shop charges principal and fee apart. */
+/** The test portal charges principal and fee as two transactions. */
 const CHARGES_PER_CREATE = 2;
 
 const service = await startService();
@@ -35,7 +38,7 @@ try {
   const memory = () => rssOf(service, ['api', 'worker']);
   const idle = await memory();
   let acknowledged = 0;
-  /** Runs a load; its processor time is added to `spent`. */
+  /** Runs a load and adds its processor time to `spent`. */
   const measured = async (spent: Record<Part, number>, run: () => Promise<LoadResult>): Promise<LoadResult> => {
     const before = processorMs(service);
     const result = await run();
@@ -94,7 +97,7 @@ try {
   }
   console.log(`memory of API and worker after warm-up ${idle.toFixed(0)} MiB, now ${(await memory()).toFixed(0)} MiB`);
 
-  // The same request, refused for its credentials; and the same charges, sent to the processor without our service.
+  // Two parts alone: the same request, refused for its credentials, and the same charges, sent to the processor without our service.
   const { host } = service.simulatorUrl;
   const instrument = { number: '4242424242424242', expiryMonth: 12, expiryYear: 2030, cvv: '123' };
   const charges = (number: number): string => {

@@ -1,6 +1,6 @@
 /**
- * A steady load: 250 creates a second, open loop, behind a processor that takes 50 ms for each of the two legs. It is a city's busy day, and shows
- * whether a payer waits. `npm run bench -- held [--rate 250] [--seconds 60]`.
+ * Measures latency under a steady load: 250 creates per second with an open loop, and a processor that takes 50 ms for each of the two legs. This is
+ * the load of a city's busy day. `npm run bench -- held [--rate 250] [--seconds 60]`.
  */
 import { parseArgs } from 'node:util';
 import { openLoop, percentile } from './load.js';

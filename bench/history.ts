@@ -1,11 +1,11 @@
-/** A history of any size, and its rebuild, for all benchmarks at size. */
+/** Makes a history of any size and rebuilds the list from it, for the benchmarks with a large log. */
 import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { type BenchService, rssMib } from './service.js';
 
 const OPERATOR = fileURLToPath(new URL('../apps/operator/main.js', import.meta.url));
 
-/** Copies the newest payment's two events under new ids, `count` times, a millisecond apart, and moves the head. */
+/** Copies the two events of the newest payment `count` times, under new ids and a millisecond apart. Then it moves the head of the log. */
 export const multiply = async ({ pool }: BenchService, count: number): Promise<void> => {
   await pool.query('set jit = off');
   await pool.query(
@@ -22,7 +22,7 @@ export const multiply = async ({ pool }: BenchService, count: number): Promise<v
   await pool.query('analyze es.events');
 };
 
-/** Waits until every reader of the log has the new events, so that none competes with the measurement. */
+/** Waits until every projection has applied the new events, so that none of them disturbs the measurement. */
 export const caughtUp = async ({ pool }: BenchService): Promise<void> => {
   for (;;) {
     const { rows } = await pool.query<{ done: boolean }>(
@@ -33,7 +33,7 @@ export const caughtUp = async ({ pool }: BenchService): Promise<void> => {
   }
 };
 
-/** Runs the command line's rebuild, and samples its memory meanwhile. */
+/** Runs the rebuild of the command line as a process, and samples its memory. */
 export const rebuild = async (service: BenchService): Promise<{ seconds: number; events: number; peakMib: number }> => {
   const started = performance.now();
   const child = spawn(process.execPath, [OPERATOR, '--json', 'projections', 'rebuild', 'payment-list'], {

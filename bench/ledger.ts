@@ -1,8 +1,14 @@
 /**
- * The books at size (`--payments N`, default 250,000; each four events): a payment as of an instant, the journal's projection compared with the
- * list's, full verification compared with reading and hashing the same rows, an export with its memory, and drift.
+ * Measures the books with many payments (`--payments N`, default 250,000, four events each):
  *
- * One process, one Postgres, history multiplied from one real payment. `--as-of` ends after the first part, which needs only the log.
+ * - reading a payment as of an instant;
+ * - the journal's projection, compared with the list's;
+ * - a full verification, compared with reading and hashing the same rows;
+ * - an export, and its memory;
+ * - the drift check.
+ *
+ * Everything runs in one process with one Postgres. The history is one real payment, multiplied. `--as-of` ends after the first part, which needs
+ * only the log.
  */
 import { spawnSync } from 'node:child_process';
 import { mkdtemp, rm } from 'node:fs/promises';
@@ -69,7 +75,7 @@ try {
   await migrate(pool, MIGRATIONS);
   await prepareReadModels(pool, READ_MODELS, store);
   await refuseWithoutFsync(pool);
-  // Each payment gets references and transactions of its own, since the register and settlement identify it by them.
+  // Each payment gets its own references and transaction ids, since the register and settlement find it by them.
   const names = [
     ...new Set(model.flatMap(({ data }) => [...data.matchAll(/"(?:charge|reversal|transactionId)":"([^"]+)"/g)].map(([, name]) => name!))),
   ];
@@ -106,7 +112,7 @@ try {
     return projectModel(model);
   };
 
-  // From all over the log, so most of the data is in no cache of the database.
+  // The payments are spread over the whole log, so the database has most of them in no cache.
   const { rows: some } = await pool.query<{ payment_id: string }>(
     `select substr(stream_id, 9) as payment_id from es.events where position in (select 1 + floor(random() * $1)::bigint from generate_series(1, $2::int))`,
     [events, READS],
@@ -119,7 +125,7 @@ try {
   );
 
   const measureBooks = async () => {
-    // In the order A-B-A, so other work of the machine affects both.
+    // The list is measured before and after the journal, so that other work on the machine affects both figures.
     const first = await projectModel(paymentListModel);
     const journal = await projectModel(journalModel);
     const second = await again(paymentListModel);
@@ -129,7 +135,7 @@ try {
     );
 
     await projectModel(paymentRegisterModel);
-    // This history has no lines of settlement. The rows that they would have written are inserted.
+    // This history has no settlement streams, so the column that they would set is set here.
     await pool.query(
       `update gateway_transaction g set settled_batch_id = m.data->>'batchId' from model m where m.type = 'PaymentSettled' and m.data->>'leg' = g.leg`,
     );

@@ -1,7 +1,7 @@
 /**
- * Load over HTTP/1.1 on bare sockets: a client that costs as little as possible, since it shares the machine with the service that it measures. A
- * closed loop measures throughput. An open loop measures latency: each request has its time, and a late answer counts from that time, not from the
- * sending.
+ * Makes load over HTTP/1.1 on bare sockets. The client must cost little, since it shares the machine with the service that it measures. A closed loop
+ * measures throughput. An open loop measures latency: each request has a due time, and its latency counts from that time, even if the request is sent
+ * later.
  */
 import { connect, type Socket } from 'node:net';
 
@@ -26,7 +26,7 @@ export interface LoadResult {
 export const percentile = (sorted: Float64Array, share: number): number =>
   sorted.length === 0 ? Number.NaN : sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))]!;
 
-/** As many requests as the connections can carry, for `seconds`. */
+/** Sends as many requests as the connections can carry, for `seconds`. */
 export const closedLoop = async (load: Load, seconds: number): Promise<LoadResult> => {
   const clients = await openClients(load);
   const recorder = new Recorder();
@@ -45,14 +45,14 @@ export const closedLoop = async (load: Load, seconds: number): Promise<LoadResul
   return recorder.result((performance.now() - started) / 1_000);
 };
 
-/** A request of an open loop: its number, when it was due, and when it was answered. Milliseconds since 1970. */
+/** A request of an open loop: its number, its due time, and the time of its answer. Times are milliseconds since 1970. */
 export interface Answered {
   readonly number: number;
   readonly dueMs: number;
   readonly answeredMs: number;
 }
 
-/** `rate` requests per second at their appointed times, for `seconds`. */
+/** Sends `rate` requests per second at their due times, for `seconds`. */
 export const openLoop = async (
   load: Load,
   rate: number,
@@ -133,7 +133,7 @@ class Client {
     });
   }
 
-  /** Over the same connection, until the service asks to close it. */
+  /** Sends a request over the same connection, or over a new one if the service asked to close the last one. */
   async ask(request: string): Promise<number> {
     const socket = (this.socket ??= await this.connected());
     return new Promise((resolve, reject) => {
@@ -163,7 +163,7 @@ class Client {
   }
 }
 
-/** The slope of the least-squares line through points: units of y for one of x. */
+/** The slope of the least-squares line through the points, in units of y per unit of x. */
 export const slope = (points: readonly (readonly [x: number, y: number])[]): number => {
   const mean = (axis: 0 | 1) => points.reduce((sum, point) => sum + point[axis], 0) / points.length;
   const [x, y] = [mean(0), mean(1)];

@@ -1,20 +1,20 @@
 /**
- * `npm run bench [-- name … --option value …]`: the named benchmarks, or all of them, one after the other, each as a process of its own. Their output
- * also becomes a line of `reports/bench.ndjson`.
+ * `npm run bench [-- name … --option value …]` runs the named benchmarks one after the other, each as a process of its own. Without names it runs all
+ * but the long ones. The output of each benchmark also becomes a line of `reports/bench.ndjson`.
  */
 import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { writeReport } from '../test/support/report.js';
 
 const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks', 'ledger', 'held', 'outage'];
-/** These take as long as the caller says. They run only when they are named. */
+/** The caller decides how long these take. They run only if they are named. */
 const LONG = ['soak', 'memory'];
 
 const [, , ...given] = process.argv;
 const firstOption = given.findIndex((word) => word.startsWith('--'));
 const [names, options] = firstOption < 0 ? [given, []] : [given.slice(0, firstOption), given.slice(firstOption)];
 
-/** Prints the output as it comes. */
+/** Runs a benchmark and prints its output at once. */
 const run = (name: string): Promise<{ exitCode: number | null; printed: string }> =>
   new Promise((resolve, reject) => {
     const script = fileURLToPath(new URL(`./${name}.js`, import.meta.url));

@@ -1,6 +1,7 @@
 /**
- * Whether supervisor, API and worker grow with their work: their resident memory when they idle after the start (there with the processor), at every
- * 10,000th of many creates at an even rate, and when they idle again. Then the rebuild of the list of all these payments.
+ * Measures whether supervisor, API and worker grow with their work. Their resident memory is sampled when they are idle after the start, after every
+ * 10,000 creates at an even rate, and when they are idle again. The first sample includes the processor. Then the rebuild of the list of all these
+ * payments is measured.
  *
  * `npm run bench -- memory [--payments 200000] [--rate 300]`.
  */
@@ -12,10 +13,10 @@ import { createRequest, rssOf, startService } from './service.js';
 
 const CONNECTIONS = 32;
 const STEP = 10_000;
-/** V8 gives memory back after some time without work. */
+/** V8 gives memory back only after some time without work. */
 const IDLE_MS = 60_000;
 const CEILING_IDLE_MIB = 350;
-/** Number of creates until caches are full and the code is compiled. */
+/** Share of the creates after which caches are full and the code is compiled. */
 const WARM_UP_SHARE = 0.25;
 
 const { values } = parseArgs({ options: { payments: { type: 'string', default: '200000' }, rate: { type: 'string', default: '300' } } });

@@ -1,4 +1,7 @@
-/** The yardstick: pgbench (Debian's package) doing durable single-row inserts with the event table's own shape and indexes, on the same Postgres, in the same minute. */
+/**
+ * The yardstick of the benchmarks: pgbench (Debian's package) inserts single rows durably. It uses the columns and indexes of the event table, on the
+ * same Postgres and in the same minute.
+ */
 import { spawnSync } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -6,7 +9,7 @@ import { join } from 'node:path';
 import type { NewEvent } from '#eventstore';
 import type { Pool } from '#platform';
 
-/** pgbench runs with both numbers of clients, and the better result counts. More clients than cores help it, up to a point. */
+/** pgbench runs with both numbers of clients, and the better result counts. With more clients than cores pgbench is faster, up to a point. */
 export const CLIENTS = [16, 64] as const;
 const BATCHES_AT_ONCE = 2;
 const SECONDS = 5;
@@ -59,7 +62,7 @@ export const printSettings = async (pool: Pool): Promise<void> => {
   console.log(`Postgres ${version}, fsync ${fsync}, synchronous_commit ${commit}, ${events} events stored, Node ${process.version}\n`);
 };
 
-/** The better of 16 and 64 clients, one row to a commit. null, and a line that says so, if pgbench is missing. */
+/** The better result of 16 and 64 clients, with one row per commit. If pgbench is missing, prints a line and resolves to null. */
 export const pgbenchBest = async (databaseUrl: string, pool: Pool): Promise<Yardstick | null> => {
   let best: Yardstick | null = null;
   for (const clients of CLIENTS) {
@@ -73,13 +76,13 @@ export const pgbenchBest = async (databaseUrl: string, pool: Pool): Promise<Yard
   return best;
 };
 
-/** Rows a second if `rows` share a commit, as in a batch of appends or claims. null if pgbench is missing. */
+/** Rows per second if each commit holds `rows` rows, as in a batch of appends or claims. null if pgbench is missing. */
 export const pgbenchTogether = (databaseUrl: string, pool: Pool, rows: number): Promise<number | null> =>
   pgbench(databaseUrl, pool, { clients: BATCHES_AT_ONCE, rowsPerCommit: rows });
 
 /**
- * Rows a second. null if pgbench is missing. Same columns, same indexes, same bytes as an event. The position comes from a sequence, the cheapest
- * source that Postgres has.
+ * Rows per second, or null if pgbench is missing. The rows have the columns, the indexes and the size of an event. Their position comes from a
+ * sequence, the cheapest source that Postgres has.
  */
 export const pgbench = async (
   databaseUrl: string,
@@ -93,7 +96,7 @@ export const pgbench = async (
   const folder = mkdtempSync(join(tmpdir(), 'payfold-pgbench-'));
   try {
     const script = join(folder, 'insert.sql');
-    // pgbench takes a colon for a variable only before a letter. In this text digits, quotes and brackets follow it.
+    // pgbench reads a colon as the start of a variable only before a letter. In this script a digit, a quote or a bracket follows each colon.
     writeFileSync(
       script,
       `insert into public.bench_insert (stream_id, revision, event_id, type, data, meta) select 'payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentInitiated', '${JSON.stringify(SAMPLE.data)}', '${META}' from generate_series(1, ${rowsPerCommit});\n`,

@@ -1,7 +1,7 @@
 /**
- * The list and its rebuild at size (`--payments N`, default 1,000,000). History is multiplied in the database from one real payment. The product's
- * own rebuild makes the list from it, compared with one `create table as` over the same events. Then every page is fetched over HTTP. The last pages
- * must cost no more than twice the first ones.
+ * Measures the payment list and its rebuild with many payments (`--payments N`, default 1,000,000). The history is one real payment, multiplied in
+ * the database. The product's own rebuild of the list is compared with one `create table as` over the same events. Then every page is fetched over
+ * HTTP. The last pages should take no more than twice the time of the first ones.
  */
 import { parseArgs } from 'node:util';
 import { caughtUp, multiply, rebuild } from './history.js';
@@ -16,7 +16,7 @@ const { values } = parseArgs({ options: { payments: { type: 'string', default: '
 const payments = Number(values.payments);
 
 /**
- * The list's columns of this history, without indexes, from one statement. It puts the state together from the events' own JSON, so it must read
+ * One statement that makes the list's columns for this history, without indexes. It makes the state from the JSON of the events, so it must read
  * every event, as the rebuild does.
  */
 const SAME_COLUMNS = `
@@ -27,10 +27,10 @@ const SAME_COLUMNS = `
            'confirmationNumber', outcome.data ->> 'confirmationNumber', 'legs', outcome.data -> 'legs') as state
   from es.events intent join es.events outcome on outcome.stream_id = intent.stream_id and outcome.type = 'PaymentCreated'
   where intent.type = 'PaymentInitiated'`;
-/** Each stream's events as one text, without parsing. */
+/** The events of each stream as one text, without parsing. */
 const SAME_TEXT = 'select stream_id, count(*) as events, json_agg(data order by revision) as data from es.events group by stream_id';
 
-/** Seconds of `create table as`, the better of two. */
+/** Seconds of a `create table as`, the better of two runs. */
 const ceiling = async ({ pool }: BenchService, select: string): Promise<number> => {
   let best = Number.POSITIVE_INFINITY;
   for (let round = 0; round < 2; round++) {

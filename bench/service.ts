@@ -1,4 +1,4 @@
-/** The service under test: the real process tree of `npm start` in a directory of its own, and a shop to charge at. */
+/** The service under test: the real process tree of `npm start` in a data directory of its own, with an account and a portal. */
 import { spawn, type ChildProcess } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
@@ -11,7 +11,7 @@ import { createPool, freePort, type Pool } from '#platform';
 import { READ_MODELS } from '../apps/services.js';
 import { createSimulatorControl, type SimulatorControl } from '../apps/simulator/control.js';
 
-/** Processes of the tree; `load` is this one. */
+/** The measured processes. `load` is this process. */
 export const PARTS = ['api', 'worker', 'postgres', 'processor', 'supervisor', 'load'] as const;
 export type Part = (typeof PARTS)[number];
 
@@ -21,7 +21,7 @@ export interface BenchService {
   readonly dataDir: string;
   readonly databaseUrl: string;
   readonly simulatorUrl: URL;
-  /** The processor's operator. */
+  /** Controls the simulated processor, as its operator would. */
   readonly bank: SimulatorControl;
   readonly pool: Pool;
   readonly apiKey: string;
@@ -95,7 +95,10 @@ const stopChild = async (child: ChildProcess): Promise<void> => {
   await gone;
 };
 
-/** A create with its own key and request id, `<run>-<number>`: two lines, a payer, a card that the simulator approves at once. */
+/**
+ * Makes the text of create requests. Each has the key and request id `<run>-<number>`, two lines, a payer, and a card that the simulator approves at
+ * once.
+ */
 export const createRequest = ({ url, apiKey, portalId }: BenchService, run: string) => {
   const body = JSON.stringify({
     portalId,
@@ -122,7 +125,7 @@ export const rssMib = async (pid: number): Promise<number> => Number(/VmRSS:\s+(
 export const rssOf = async ({ pids }: BenchService, parts: readonly Part[]): Promise<number> =>
   (await Promise.all(parts.map((part) => rssMib(pids[part])))).reduce((sum, mib) => sum + mib, 0);
 
-/** Fields of `/proc/<pid>/stat` behind the name, which may hold anything. */
+/** Indexes of fields in `/proc/<pid>/stat`, counted after the process name, since the name may hold any characters. */
 const STAT = { parent: 1, own: [11, 12], ofEnded: [13, 14] } as const;
 /** The unit of the kernel's counters. It is the same on every Linux that Node runs on. */
 const TICK_MS = 10;
@@ -161,7 +164,7 @@ const pidsOf = (supervisor: number): Record<Part, number> => {
   };
 };
 
-/** Processor time of each part so far, in milliseconds. That of Postgres includes sessions that have ended. */
+/** Processor time of each part so far, in milliseconds. The time of Postgres includes its sessions that have ended. */
 export const processorMs = ({ pids }: BenchService): Record<Part, number> => {
   const ticks = (stats: readonly Stat[], at: readonly number[]) =>
     stats.reduce((sum, { fields }) => sum + at.reduce((own, field) => own + Number(fields[field]), 0), 0);

@@ -1,6 +1,7 @@
 /**
- * Hours of an ordinary day: charges, reads, lists and refunds at an even rate, and whether the processes grow. The slope of the resident memory of supervisor, API and worker after the
- * warm-up is a least-squares line through a sample every ten seconds. `npm run bench -- soak [--minutes 60] [--rate 50]`.
+ * Runs an ordinary day for hours: charges, reads, lists and refunds at an even rate. Measures whether the processes grow. The growth is the slope of
+ * a least-squares line through the resident memory of supervisor, API and worker after the warm-up, sampled every ten seconds. `npm run bench -- soak
+ * [--minutes 60] [--rate 50]`.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
@@ -9,7 +10,7 @@ import { createRequest, getRequest, rssOf, startService } from './service.js';
 
 const CONNECTIONS = 16;
 const SAMPLE_MS = 10_000;
-/** Share of the run that is warm-up, at most this long. */
+/** The warm-up is this share of the run, but at most `mostMs`. */
 const WARM_UP = { share: 0.25, mostMs: 20 * 60_000 } as const;
 const CEILING_MIB_PER_HOUR = 1;
 

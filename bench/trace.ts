@@ -1,4 +1,7 @@
-/** Where a create spends its time: from its due time over the claim of its key, the intent, the charges and the outcome to the answer. */
+/**
+ * Shows where a create spends its time, from its due time to its answer. The moments between are the claim of its key, the intent, the charges and
+ * the outcome.
+ */
 import type { Pool } from '#platform';
 import type { Answered } from './load.js';
 
@@ -13,7 +16,10 @@ interface Moments {
 
 const STEPS = ['in, authenticated, key claimed', 'terms read, intent decided', 'intent written', 'intent committed, charged', 'outcome written', 'outcome committed, answered'] as const; // prettier-ignore
 
-/** Prints the mean of each step in milliseconds, for creates around the median and for the slowest hundredth. `run`: of `createRequest`. */
+/**
+ * Prints the mean of each step in milliseconds, for creates around the median and for the slowest hundredth. `run`: the name that `createRequest`
+ * got.
+ */
 export const printTrace = async (pool: Pool, run: string, answered: readonly Answered[]): Promise<void> => {
   const ms = (column: string) => `extract(epoch from ${column})::float8 * 1000`;
   const { rows } = await pool.query<Moments>(

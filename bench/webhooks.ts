@@ -1,10 +1,16 @@
 /**
- * Webhook delivery: one worker process, receivers with real TLS in a process of their own on the same machine, a Postgres that fsyncs, 20 endpoints.
+ * Measures webhook delivery with one worker process, 20 endpoints and a Postgres that fsyncs. The receivers have real TLS and run in a process of
+ * their own on the same machine.
  *
- *   node dist/bench/webhooks.js [--deliveries 20000] [--rows 1000000] [--pending 100000]
+ *     node dist/bench/webhooks.js [--deliveries 20000] [--rows 1000000] [--pending 100000]
  *
- * Measured: deliveries per second, all healthy and with one of 20 endpoints hanging; time to the first attempt at a steady rate beside a hanging endpoint; from
- * the outbox to the POST while idle; a claim over a table of a million rows; memory of the worker with 100,000 deliveries waiting. Exit 1 below a bar.
+ * - Deliveries per second, with all endpoints healthy and with one of 20 hanging.
+ * - Time to the first attempt, at a steady rate beside a hanging endpoint.
+ * - Time from the outbox to the POST while idle.
+ * - A claim over a table of a million rows.
+ * - Memory of the worker with 100,000 deliveries waiting.
+ *
+ * Exit code 1 if a figure misses its bar.
  */
 import { type ChildProcess, fork } from 'node:child_process';
 import { readFileSync } from 'node:fs';
@@ -39,7 +45,7 @@ const sleep = (ms: number) => new Promise((wake) => setTimeout(wake, ms));
 const quantile = (values: readonly number[], q: number) =>
   [...values].sort((a, b) => a - b)[Math.min(values.length - 1, Math.floor(values.length * q))]!;
 
-/** Answers every POST with 200, but hangs on `/hang`. Its name server knows every endpoint. */
+/** A receiver that answers every POST with 200, but never answers on `/hang`. Its name server knows every endpoint. */
 const receive = async (directory: string): Promise<void> => {
   const names = await startNameServer();
   for (let endpoint = 0; endpoint < CLAIM_ENDPOINTS; endpoint++) names.answer(hostOf(endpoint), { addresses: ['127.0.0.1'], ttl: 300 });
@@ -89,7 +95,7 @@ const stopped = async (process: ChildProcess): Promise<void> => {
   await exited;
 };
 
-/** Writes this many events, one endpoint after the other, as the outbox does. */
+/** Writes `count` events with one delivery each, as the outbox does. The deliveries are spread evenly over the endpoints. */
 const enqueue = async (pool: Pool, count: number, endpoints = ENDPOINTS): Promise<void> => {
   await pool.query(
     `with n as (select n, 'evt_' || encode(sha256(gen_random_uuid()::text::bytea), 'hex') as id from generate_series(1, $1::int) n),
@@ -116,7 +122,7 @@ const drained = async (pool: Pool): Promise<void> => {
   while ((await count(pool, `state in ('pending', 'in_flight') and ${HEALTHY}`)) > 0) await sleep(100);
 };
 
-/** Per second, from the first attempt to the last success. */
+/** Deliveries per second, from the first attempt to the last success. */
 const rateOf = async (pool: Pool): Promise<number> => {
   const { rows } = await pool.query<{ rate: string }>(
     `select count(*) / extract(epoch from max(d.delivered_at) - min(a.started_at)) as rate
@@ -252,7 +258,7 @@ const run = async (directory: string): Promise<boolean> => {
     await drained(pool);
     figure('from the outbox to the POST while idle, p95', quantile(await firstAttempts(pool), 0.95), BARS.idleMs, 'ms');
 
-    // Memory: at work on a few thousand, and with many waiting.
+    // Memory of the worker with 5,000 deliveries waiting, and with many.
     const mostMib = async (waiting: number): Promise<number> => {
       await emptied(pool);
       await enqueue(pool, waiting);

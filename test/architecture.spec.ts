@@ -1,4 +1,7 @@
-/** The walls of the house (docs/architecture.md): which lib may import which, one door per lib, and files that must stay pure. */
+/**
+ * The rules of the architecture (docs/architecture.md): which lib may import which, that a lib is imported only through its index.ts, and which files
+ * must stay pure.
+ */
 import { describe, expect, test } from '@jest/globals';
 import { readdirSync, readFileSync } from 'node:fs';
 import { dirname, join, relative, resolve } from 'node:path';
@@ -23,7 +26,7 @@ const codeOf = (file: string): string => readFileSync(join(ROOT, file), 'utf8').
 
 const BELOW_PAYMENTS = ['kernel', 'platform', 'eventstore', 'accounts'];
 
-/** Each lib, and what it may import of the others. */
+/** For each lib, the other libs that it may import. */
 const ARROWS: Readonly<Record<string, readonly string[]>> = {
   kernel: [],
   platform: ['kernel'],
@@ -129,7 +132,7 @@ describe('imports from outside', () => {
 
   test('the environment is read in one place', () => {
     const wrong = filesBelow('libs').filter((file) => /process\.env/.test(readFileSync(join(ROOT, file), 'utf8')));
-    // The database's child process inherits ours.
+    // The child process of the database inherits our environment.
     expect(wrong.sort()).toEqual(['libs/platform/config.ts', 'libs/platform/postgres/embedded.ts']);
   });
 });
@@ -141,25 +144,25 @@ describe('pure files', () => {
     expect(PURE).toEqual(expect.arrayContaining(filesBelow('libs/kernel')));
   });
 
-  /** Names that a door takes from pure files. */
+  /** Names that the index.ts of a lib exports from pure files. */
   const pureNamesOf = (lib: string): ReadonlySet<string> =>
     new Set(
       [...readFileSync(join(ROOT, 'libs', lib, 'index.ts'), 'utf8').matchAll(/export (?:type )?\{([^}]*)\} from '\.\/([^']+)\.js'/g)]
         .filter(([, , file]) => PURE.includes(`libs/${lib}/${file}.ts`))
         .flatMap(([, names]) => names!.split(',').map((name) => name.replace('type ', '').trim())),
     );
-  /** Types are no way to anything; a value must come from a pure file. */
+  /** An import of types is always allowed, since a type cannot do anything at run time. A value must come from a pure file. */
   const takesOnlyPure = (file: string, specifier: string): boolean =>
     [...readFileSync(join(ROOT, file), 'utf8').matchAll(/import (type )?\{([^}]*)\} from '([^']+)'/g)]
       .filter(([, type, , from]) => from === specifier && type === undefined)
       .flatMap(([, , names]) => names!.split(',').map((name) => name.trim()))
       .filter((name) => name !== '' && !name.startsWith('type '))
       .every((name) => pureNamesOf(specifier.slice(1)).has(name));
-  /** Types of the gateway port are facts, not a way to it. */
+  /** The file of the gateway port is allowed too: pure files need its types. */
   const isPure = (specifier: string, file: string) =>
     specifier === '#kernel' ||
     (/^#(payments|settlement)$/.test(specifier) && takesOnlyPure(file, specifier)) ||
-    // A page is a function of its properties; the types of its elements are no way to anything.
+    // Pages (.tsx) may import `preact`: a page is a pure function of its properties.
     (specifier === 'preact' && file.endsWith('.tsx')) ||
     (specifier.startsWith('.') &&
       (['.ts', '.tsx'].some((ending) => PURE.includes(join(dirname(file), specifier.replace(/\.js$/, ending)))) ||
@@ -185,5 +188,5 @@ test('the error catalogue is the specification’s, and two of our own', () => {
   const codes = readFileSync(join(ROOT, 'libs/kernel/errors.ts'), 'utf8')
     .match(/^ {2}([A-Z_]+): \d{3},$/gm)!
     .map((line) => line.trim().split(':')[0]);
-  expect(codes).toHaveLength(23); // 22 of the specification, RATE_LIMITED of C65
+  expect(codes).toHaveLength(23); // 22 codes of the specification, and RATE_LIMITED (C65)
 });

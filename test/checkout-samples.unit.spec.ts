@@ -1,4 +1,6 @@
-/** The verifiers of docs/checkout, each run by its interpreter where there is one, against the vectors and against addresses that the service signs. */
+/**
+ * The sample verifiers of docs/checkout. Each runs if its interpreter is installed here, on the test vectors and on addresses that the service signs.
+ */
 import { spawnSync } from 'node:child_process';
 import { join } from 'node:path';
 import { describe, expect, test } from '@jest/globals';

@@ -1,4 +1,7 @@
-/** The image and the compose file say what the code knows: no container runs here, so what they name is looked up where it is defined. */
+/**
+ * The Dockerfile and the compose file agree with the code. No container runs here: each name in these files is compared with its definition in the
+ * code.
+ */
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from '@jest/globals';
@@ -12,7 +15,7 @@ interface Instruction {
   readonly name: string;
   readonly text: string;
 }
-/** Instructions of a Dockerfile, continued lines joined, comments left out. */
+/** The instructions of a Dockerfile, with continued lines joined and comments removed. */
 const instructions = (file: string): Instruction[] =>
   read(file)
     .replace(/^\s*#.*\n/gm, '')
@@ -49,14 +52,14 @@ const one = (name: string): string => {
   expect(found).toHaveLength(1);
   return found[0]!.text;
 };
-/** Names that readConfig looks at, by its own doing; those that begin with NODE_ are Node's. */
+/** The names of all settings that readConfig reads. They are collected from a real call. */
 const knownNames = (() => {
   const names = new Set<string>();
   readConfig(new Proxy({}, { get: (_, name) => (names.add(String(name)), undefined) }));
   return names;
 })();
 const isKnown = (name: string) => knownNames.has(name) || name.startsWith('NODE_');
-/** The script in a command of Node. */
+/** The script file in a `node` command. */
 const scriptOf = (command: readonly string[]) => command.find((part) => part.endsWith('.js'))!;
 const secondsOf = (period: string) => Number(/^(\d+)s$/.exec(period)![1]);
 
@@ -128,13 +131,13 @@ describe('the compose file', () => {
     expect(existsSync(join(ROOT, scriptOf(command!)))).toBe(true);
     expect(existsSync(join(ROOT, 'docker', build!.context, build!.dockerfile))).toBe(true);
     expect(Object.keys(environment!).filter((name) => !isKnown(name))).toEqual([]);
-    // YAML has numbers and booleans; an environment has texts.
+    // YAML also has numbers and booleans. Environment values must be strings.
     for (const value of Object.values(environment!)) expect(typeof value).toBe('string');
     expect(() => readConfig({ ...imageEnvironment, ...environment })).not.toThrow();
   });
 
   test.each(ours)('%s: may take as long to stop as its requests and its own last resort', (_, { stop_grace_period }) => {
-    // lifecycle.ts ends the process after 50 s.
+    // The process ends itself after 50 s (lifecycle.ts).
     expect(secondsOf(stop_grace_period!)).toBeGreaterThan(50);
   });
 

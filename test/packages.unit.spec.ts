@@ -1,4 +1,6 @@
-/** What `npm ci` installs: packages for every Node that we support, and none that runs a script which we have not read. */
+/**
+ * The packages that `npm ci` installs: all support every Node version that we support, and no package runs an install script that we have not read.
+ */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from '@jest/globals';
@@ -20,7 +22,7 @@ const locked = Object.entries(others).map(([path, one]) => ({
   ...one,
 }));
 
-/** None of them uses the network unless a native binary is missing. */
+/** Packages whose install scripts we have read. No script uses the network unless a native binary is missing. */
 const SCRIPTS_READ = ['@parcel/watcher', '@swc/core', 'protobufjs', 'unrs-resolver'];
 
 describe('the lock file', () => {

@@ -1,4 +1,7 @@
-/** The HTTP service: Nest on Fastify with the partner endpoints, the payer's pages, health and the OpenAPI document. Composition only. */
+/**
+ * The HTTP service: Nest on Fastify with the partner endpoints, the payer's pages, health and the OpenAPI document. This file only puts these parts
+ * together.
+ */
 import { type DynamicModule, Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
 import { CommandBus, QueryBus } from '@nestjs/cqrs';
@@ -43,7 +46,7 @@ export interface ApiParts {
   readonly timeouts?: ServerOptions['timeouts'];
 }
 
-/** The schemes that partners may use. */
+/** The authentication schemes of partners, for the header `WWW-Authenticate`. */
 const CHALLENGE = 'ApiKey realm="payfold", Bearer realm="payfold"';
 
 @Module({})
@@ -62,7 +65,7 @@ class ApiModule {
       ],
       providers: [
         { provide: AUTHENTICATION, useValue: parts.authentication },
-        // One bus in a process, for every entrance.
+        // The process has one bus for all its HTTP interfaces.
         { provide: CommandBus, useValue: parts.commands },
         { provide: QueryBus, useValue: parts.queries },
         { provide: Convoy, useValue: new Convoy(parts.clock) },
@@ -78,7 +81,7 @@ export interface Api {
   readonly app: NestFastifyApplication;
   readonly health: Health;
   listen(port: number, host: string): Promise<string>;
-  /** The process is not ready from here on. Then it closes as {@link gracefulClose} does. */
+  /** Makes the readiness check fail, and then closes the server as {@link gracefulClose} does. */
   close(graceMs?: number): Promise<void>;
 }
 

@@ -10,13 +10,15 @@ import { Health, type HealthReport } from './health.js';
 export class HealthController {
   constructor(@Inject(Health) private readonly health: Health) {}
 
-  /** The event loop of the process runs. */
+  /** 200 if the event loop of the process runs. */
   @Get('healthz')
   live(@Res() reply: FastifyReply): void {
     this.send(reply, this.health.live());
   }
 
-  /** The process can take payments: keys can be written, events read and appended, the schema is ours. */
+  /**
+   * 200 if the process can take payments: idempotency keys can be written, events can be read and appended, and the schema is that of this release.
+   */
   @Get('readyz')
   async ready(@Res() reply: FastifyReply): Promise<void> {
     this.send(reply, await this.health.ready());
@@ -33,8 +35,8 @@ export class HealthController {
 const RETRY_SECONDS = 2;
 
 /**
- * Refuses every request but those for health until the read models are built. A directory that is half built knows no key, or still accepts a revoked
- * one. A load balancer that follows `/readyz` sends nothing before then.
+ * Until the read models are built, refuses all requests except those for health. A directory that is half built may not know a key, or may still
+ * accept a revoked one. A load balancer that follows `/readyz` sends no requests before then.
  */
 export const untilBuilt = (readModels: { areBuilt(): Promise<boolean> }): CanActivate => ({
   canActivate: async (context: ExecutionContext) => {
@@ -43,7 +45,7 @@ export const untilBuilt = (readModels: { areBuilt(): Promise<boolean> }): CanAct
     try {
       if (await readModels.areBuilt()) return true;
     } catch (error) {
-      // The database is away. For a request with a key, a bare 500 would mean that it may have begun (C16, C19).
+      // The database cannot be reached. For a request with a key, a plain 500 would mean that the request may have begun (C16, C19).
       if (!keyed) throw error;
     }
     throw new ServiceError(

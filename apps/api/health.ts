@@ -11,7 +11,7 @@ export interface HealthReport {
   readonly webhookPrivateTargets?: true;
   /** Set only while an incident of the event store is open. The process answers as C76 says, so it stays ready. */
   readonly storeIncident?: true;
-  /** Set only while no key is claimed: requests with a new key get 503 (C76). */
+  /** Set only while claims are closed. Then requests with a new key get 503 (C76). */
   readonly claimsClosed?: true;
 }
 
@@ -36,7 +36,7 @@ export class Health {
     this.loop.enable();
   }
 
-  /** From now on the process is not ready. A load balancer then sends nothing new. */
+  /** From now on the readiness check fails, so that a load balancer sends nothing new. */
   drain(): void {
     this.draining = true;
   }
@@ -56,7 +56,7 @@ export class Health {
           await within(this.clock, CHECK_TIMEOUT_MS, check(), () => new Error('no answer'));
           return [name, 'ok'];
         } catch (error) {
-          // A driver's message may name hosts and users, and anybody may read readiness.
+          // Anybody may read this report. It does not repeat the driver's message, which may name hosts and users.
           return [name, error instanceof Error && error.message === 'no answer' ? 'no answer' : 'failing'];
         }
       }),

@@ -18,7 +18,7 @@ runRole('api', async (config, log, { stop }) => {
     metrics,
     drain: () => api.health.drain(),
     stop: async () => {
-      // Both close together. While one drains, the other must take nothing new.
+      // Close both at the same time. While one drains, the other must take nothing new.
       await drained(Promise.all([api.close(CLOSE_GRACE_MS), audit.close(CLOSE_GRACE_MS)]));
       await services.close();
     },

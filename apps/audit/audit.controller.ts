@@ -1,6 +1,6 @@
 /**
- * `/audit/v1/*`: the read-only API of finance tools, reconciliation jobs and auditors. Every answer names the position of the log up to which it was
- * made.
+ * `/audit/v1/*`: the read-only API of finance tools, reconciliation jobs and auditors. Every answer names the log position up to which it is
+ * complete.
  */
 import {
   type CanActivate,
@@ -88,7 +88,7 @@ const DEFAULT_ROWS = 100;
 
 type Values = Readonly<Record<string, unknown>>;
 
-/** The parameters of an endpoint, each at most once, as text. */
+/** The parameters of a request as text. Refuses unknown parameters, and a parameter that is given twice. */
 const known = <Name extends string>(query: Values, ...names: readonly Name[]): Partial<Record<Name, string>> => {
   const faults = Object.entries(query).flatMap(([field, value]) => {
     if (!names.includes(field as Name)) return [{ field, message: 'is no parameter here' }];
@@ -136,7 +136,7 @@ export class AuditController {
   async payment(@Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf, revision, position } = known(query, 'asOf', 'revision', 'position');
     if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw fault('revision', 'must be a whole number');
-    // Folded from its own stream, so it never lags.
+    // The payment is folded from its own stream, so the answer never lags.
     await this.complete(reply);
     const until = { asOf: time('asOf', asOf) ?? undefined, revision: revision === undefined ? undefined : BigInt(revision), position };
     sendAnswer(reply, successAnswer(await paymentAsOf(this.services.store, paymentIdOf(id), until)));
@@ -285,7 +285,7 @@ export class AuditController {
     const position = await this.standing(reply, projection);
     const { store, pool } = this.services;
     const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
-    // A fault in the query is found with the first piece, while a status can still report it.
+    // Read the first piece before the status is sent. A fault in the query shows here, and the status can still report it.
     const first = await pieces.next();
     const headers = reply.getHeaders() as Record<string, string>;
     reply.hijack();
@@ -312,12 +312,12 @@ export class AuditController {
     }
   }
 
-  /** An answer from the streams themselves, so it never lags. */
+  /** Sets the headers of an answer that is read from the event streams, so it never lags. */
   private async complete(reply: FastifyReply): Promise<void> {
     void reply.header('ledger-position', (await this.services.store.head()) ?? '').header('ledger-lag', '0');
   }
 
-  /** Reports the position of a read model, right before the answer is read from it. */
+  /** Sets the headers to the position and the lag of a read model. Call this right before the answer is read from it. Returns the position. */
   private async standing(reply: FastifyReply, model: ReadModel): Promise<string | null> {
     const { store, pool } = this.services;
     const { position, head, lagEvents } = await projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model)));

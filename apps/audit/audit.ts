@@ -1,4 +1,7 @@
-/** The audit listener: `/audit/v1` on a port of its own, for finance tools and auditors, with its own OpenAPI document. Composition only. */
+/**
+ * The audit listener: `/audit/v1` on its own port, for finance tools and auditors, with its own OpenAPI document. This file only puts the parts
+ * together.
+ */
 import { type DynamicModule, Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
 import type { NestFastifyApplication } from '@nestjs/platform-fastify';
@@ -23,7 +26,7 @@ class AuditModule {
 export interface Audit {
   readonly app: NestFastifyApplication;
   listen(port: number, host: string): Promise<string>;
-  /** As {@link gracefulClose}. An export that has begun is completed. */
+  /** Closes the server as {@link gracefulClose} does. An export that has begun is completed. */
   close(graceMs?: number): Promise<void>;
 }
 

@@ -1,6 +1,9 @@
-/** The bills of a mid-size city: payers, cards, amounts, and later cancellations and refunds. All drawn from a seed, so a run can be repeated. */
+/**
+ * The bills of a mid-size city: payers, cards, amounts, and later cancellations and refunds. All of them are drawn from a seed, so a run can be
+ * repeated.
+ */
 
-/** mulberry32: small, good enough for a demo, the same everywhere. */
+/** The generator mulberry32. It is small, good enough for a demo, and gives the same numbers everywhere. */
 export class Random {
   constructor(private state: number) {}
 
@@ -12,7 +15,7 @@ export class Random {
     return ((value ^ (value >>> 14)) >>> 0) / 4_294_967_296;
   }
 
-  /** A whole number of `from` to `to`. */
+  /** A whole number from `from` to `to`, both inclusive. */
   int(from: number, to: number): number {
     return from + Math.floor(this.next() * (to - from + 1));
   }
@@ -38,7 +41,7 @@ interface Service {
 
 const streets = ['Mill Road', 'Harbor Street', 'Oak Avenue', 'Station Lane', 'Bridge Street', 'Elm Court'];
 
-/** One portal each. The three fee schedules differ, so both charge modes and a flat fee occur. */
+/** Each service gets a portal of its own. The three fee schedules differ, so both charge modes and a flat fee occur. */
 export const SERVICES: readonly Service[] = [
   {
     name: 'water',
@@ -72,7 +75,7 @@ export const SERVICES: readonly Service[] = [
   },
 ];
 
-/** Cards and tokens of the sandbox, their answers, and how many of 10,000 payments use each. */
+/** Cards and tokens of the sandbox, the statuses that they should give, and how many of 10,000 payments use each. */
 const CARDS: readonly {
   readonly scenario: string;
   readonly share: number;
@@ -108,7 +111,7 @@ export interface Plan {
   readonly expected: readonly number[];
   readonly amountCents: number;
   readonly body: unknown;
-  /** The same request again, under the same key, as from a partner whose connection broke. */
+  /** True if the request is sent again under the same key, as after a broken connection. */
   readonly sentTwice: boolean;
   readonly afterwards: { readonly operation: 'refund' | 'void'; readonly body: unknown; readonly mayFail: readonly string[] } | null;
 }
@@ -169,11 +172,11 @@ const draw = (random: Random): (typeof CARDS)[number] => {
   return CARDS[0]!;
 };
 
-/** Some bills are cancelled on the same day, some are refunded. */
+/** What happens to a bill after its payment: some are cancelled on the same day, and some are refunded. */
 const afterwards = (random: Random, scenario: string, amountCents: number): Plan['afterwards'] => {
   if (!scenario.startsWith('approved')) return null;
   const ticket = random.next();
-  // A card that settles at once cannot be voided. The answer says so.
+  // A void of a card that has settled already fails with this code.
   const mayFail = scenario.includes('settles') || scenario.includes('void rejected') ? ['VOID_FAILED'] : [];
   if (ticket < 0.02) return { operation: 'void', body: { reason: 'billed twice' }, mayFail };
   if (scenario.includes('fee refund')) return null;

@@ -1,6 +1,6 @@
 /**
- * A partner's HTTP client. It keeps connections, waits while a key is in progress (`IDEMPOTENCY_IN_PROGRESS`), and sends a request again under its
- * key if the answer was lost (docs/api.md, "After a create").
+ * A partner's HTTP client. It keeps connections, and waits while a key is in progress (`IDEMPOTENCY_IN_PROGRESS`). If an answer was lost, it sends
+ * the request again under its key (docs/api.md, "After a create").
  */
 import { Agent, request } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -11,13 +11,13 @@ export interface Reply {
   readonly replayed: boolean;
   readonly data: Readonly<Record<string, unknown>>;
   readonly code: string | null;
-  /** `details.id`, or null. */
+  /** `details.id` of an error. null: there is none. */
   readonly paymentId: string | null;
-  /** An earlier try of the request got no answer, or an answer without its outcome. */
+  /** True if an earlier try of the request got no answer, or an answer without its outcome. */
   readonly repeated: boolean;
 }
 
-/** No answer arrived, or only a part of it. The request may have been executed. */
+/** Thrown if no answer arrived, or only a part of it. The request may have been executed. */
 class AnswerLost extends Error {}
 
 const PAUSE_MS = 1_000;
@@ -30,7 +30,7 @@ export class Partner {
   constructor(
     private readonly base: string,
     private readonly apiKey: string,
-    /** How long a request without an answer, or with a key in progress, is tried again. Default: a lost answer is an error at once. */
+    /** How long a request is tried again if it got no answer, or if its key is in progress. With the default, a lost answer is an error at once. */
     private readonly patienceMs = 0,
   ) {}
 
@@ -38,7 +38,7 @@ export class Partner {
     return this.sendPatiently('GET', path, null, null);
   }
 
-  /** `again`: further codes after which the request is sent again under its key. */
+  /** Sends a POST. `again`: further error codes after which the request is sent again under its key. */
   async post(path: string, body: unknown, idempotencyKey: string, again: readonly string[] = []): Promise<Reply> {
     const maxWaits = Math.max(MAX_WAITS, this.patienceMs / PAUSE_MS);
     let repeated = false;
@@ -51,7 +51,7 @@ export class Partner {
     }
   }
 
-  /** The service may be starting again. The same request goes out with the same key until it is answered. */
+  /** Sends the same request with the same key until it is answered, or until the time for this is over. The service may be starting again. */
   private async sendPatiently(method: string, path: string, body: string | null, idempotencyKey: string | null): Promise<Reply> {
     const since = performance.now();
     for (let repeated = false; ; repeated = true) {

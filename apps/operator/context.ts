@@ -1,8 +1,8 @@
 /**
- * The stores of a command, opened for one command and closed after it, whether the service runs or not.
+ * Opens the stores for one command and closes them after it, whether the service runs or not.
  *
- * `DATABASE_URL` names the database. Without it, the command uses the database of the running service. If none runs, the embedded Postgres is started
- * for the time of the command, under the lock on `DATA_DIR` that keeps two processes from starting it twice.
+ * `DATABASE_URL` names the database. Without it, the command uses the database of the running service. If no service runs, the embedded Postgres is
+ * started until the command ends. A lock on `DATA_DIR` keeps two processes from starting it at the same time.
  */
 import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
@@ -45,9 +45,9 @@ import { loginName } from './terminal.js';
 /** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
 const DATA_DIR_WAIT_MS = 60_000;
 const DATA_DIR_POLL_MS = 200;
-/** The longest time until a change counts in every process. */
+/** How long a command waits until its change counts in every process. */
 const PROJECT_TIMEOUT_MS = 30_000;
-/** Another process may be writing the key ring. That takes milliseconds. */
+/** Number of tries to read the key ring. Another process may be writing it, which takes milliseconds. */
 const KEY_RING_TRIES = 20;
 const KEY_RING_RETRY_MS = 50;
 
@@ -63,19 +63,19 @@ export interface Context {
   /** The service that runs on the same `DATA_DIR`. null: none runs, or `DATABASE_URL` was given. */
   readonly runtime: Runtime | null;
   readonly directory: Directory;
-  /** Applies the migrations that a command needs. */
+  /** If the database lacks one of these migrations, applies all migrations of the release. */
   readonly prepare: (migrations: readonly Migration[]) => Promise<void>;
   readonly administration: Administration;
   /**
-   * Brings the directory (the read model of accounts, keys and portals) up to an event of this command, so that it counts for the next request. null:
-   * the change was recorded by an earlier command.
+   * Waits until an event of this command counts for the next request in every process. For this it brings the directory (the read model of accounts,
+   * keys and portals) up to the event. null: the change was recorded by an earlier command.
    */
   readonly inForce: (position: Position | null) => Promise<void>;
   /** Brings the directory (the read model of accounts, keys and portals) up to the end of the log. */
   readonly caughtUp: () => Promise<void>;
   /**
-   * The modules of the whole service, for the commands that need them. Loading them takes most of a second. `withGateway`: the sandbox processor too.
-   * It is started for the time of the command if none runs.
+   * Opens the modules of the whole service, for the commands that need them. Loading them takes most of a second. `withGateway`: opens the sandbox
+   * processor too. If none runs, one is started until the command ends.
    */
   readonly services: (options?: { withGateway?: boolean }) => Promise<Services>;
   /** For a command that runs until it is stopped: from now on Ctrl-C and SIGTERM abort this signal, and the command ends by itself. */
@@ -83,19 +83,19 @@ export interface Context {
   readonly close: () => Promise<void>;
 }
 
-/** Opens the stores. Throws ConfigError, or one clear line if a store cannot be opened. Nothing stays open then. */
+/** Opens the stores. If a store cannot be opened, throws ConfigError or an error with one clear line, and leaves nothing open. */
 export const openContext = async (env: Readonly<Record<string, string | undefined>> = process.env): Promise<Context> => {
   const config = readConfig(env);
   const logger = createLogger(config.logLevel, 'operator');
   const closers: Closers = [];
   let closing: Promise<void> | null = null;
-  // The last resource is closed first. A failure to close one must not leave the next one open.
+  // Close the last resource first. If one cannot be closed, continue with the next.
   const close = () =>
     (closing ??= (async () => {
       for (const closer of closers.reverse()) await closer().catch((error: unknown) => logger.warn({ err: error }, 'could not close'));
     })());
 
-  // An interrupted command stops everything that it started, also what was starting.
+  // An interrupted command stops everything that it started, including a resource that is still starting.
   const { signal: stop, untilInterrupted, ignore } = onInterrupt(() => opening.then(close, close));
   closers.push(async () => ignore());
   const opening = open(config, logger, closers, stop);
@@ -141,7 +141,7 @@ const openStores = async (
     process: { id: ids.uuid(), name: 'command', pid: process.pid },
     log: logger,
     reportsIncident: false,
-    // The audit's code is loaded only for a log of 0.1.0.
+    // Load the audit's code only here, since only a log of release 0.1.0 needs it.
     sealedEnd: async (db) => (await import('#audit')).sealedEnd(db),
     prepare: () => prepare([...eventStoreMigrations, processMigration, apiKeyUseMigration]),
     stop,
@@ -192,8 +192,8 @@ const openStores = async (
 };
 
 /**
- * If the database lacks migrations of this command, brings it to the whole schema. Otherwise the list of migrations is not even loaded. It comes with
- * all libs and would make each command a second slower. Each process of the service has checked it at its start.
+ * If the database lacks migrations that this command needs, applies all migrations. Otherwise the list of all migrations is not loaded: it comes with
+ * all libs and would make each command a second slower. It need not be checked here, since each process of the service checks it at its start.
  */
 const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: readonly Migration[], stop: AbortSignal) => {
   const missing = await missingMigrations(pool, needed);
@@ -204,8 +204,8 @@ const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: read
 };
 
 /**
- * The key ring. It is made at the very first use of a sandbox, by a command or by the service, and only if no data exists that would need another
- * ring.
+ * Opens the key ring. At the very first use of a sandbox, the command or the service creates it. If the log holds data already, this throws, since
+ * the data needs the ring under which it was written.
  */
 const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, store: OwnLog): Promise<KeyRing> => {
   if (!masterKeyMayBeCreated) return readKeyRing(masterKeyFile);
@@ -218,7 +218,7 @@ const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, sto
     try {
       return readOrCreateKeyRing(masterKeyFile);
     } catch (error) {
-      // Another process is making it at this moment.
+      // Another process may be writing the key ring at this moment.
       if (existed || tries >= KEY_RING_TRIES) throw error;
       await systemClock.sleep(KEY_RING_RETRY_MS);
     }
@@ -231,7 +231,10 @@ const holdsData = async (store: OwnLog): Promise<boolean> => {
   return false;
 };
 
-/** A key that was issued under another ring would never be accepted. A clear line here is better than a 401 later. */
+/**
+ * Throws if the key ring does not belong to this database. A key that was issued under the wrong ring would never be accepted, and a clear line here
+ * is better than a 401 later.
+ */
 const requireRightKeyRing = async ({ masterKeyFile }: Config, keys: KeyRing, directory: Directory) => {
   const portal = (await directory.portals()).at(-1);
   if (!portal) return;
@@ -248,7 +251,7 @@ interface FoundDatabase {
   readonly release: () => Promise<unknown>;
 }
 
-/** The database of this configuration. It is started for the time of the command if no service runs. */
+/** Finds the database of this configuration. If no service runs, the database is started until the command ends. */
 export const findDatabase = async ({ databaseUrl, dataDir }: Pick<Config, 'databaseUrl' | 'dataDir'>, stop: AbortSignal): Promise<FoundDatabase> => {
   if (databaseUrl) return { url: databaseUrl, runtime: null, release: async () => undefined };
   const deadline = systemClock.monotonic() + DATA_DIR_WAIT_MS;
@@ -274,7 +277,7 @@ const startDatabase = async (dataDir: string, unlock: () => void, stop: AbortSig
   }
 };
 
-/** The simulator that runs on the same `DATA_DIR`, else one for the time of the command. */
+/** Address of the simulator that runs on the same `DATA_DIR`. If none runs, one is started until the command ends. */
 const startSimulator = async ({ dataDir, simulatorPort, logLevel }: Config, closers: Closers, stop: AbortSignal): Promise<string> => {
   const { findSimulator } = await import('../simulator/server.js');
   const running = await findSimulator(join(dataDir, 'simulator'));

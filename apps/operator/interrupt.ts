@@ -1,7 +1,7 @@
-/** Ctrl-C and SIGTERM of a command: it ends at once, whatever it waits for, and stops everything that it started. */
+/** Handles Ctrl-C and SIGTERM: the command ends at once, whatever it waits for, and stops everything that it started. */
 
 const EXIT_CODES = { SIGINT: 130, SIGTERM: 143 } as const;
-/** A resource that does not close in this time, such as a pool with a running statement, ends with the process. */
+/** After this time the process exits, even if a resource has not closed, such as a pool with a running statement. */
 const CLOSE_MS = 10_000;
 
 export class Interrupted extends Error {
@@ -14,9 +14,9 @@ export class Interrupted extends Error {
 export interface Interruption {
   /** Aborts with {@link Interrupted}. */
   readonly signal: AbortSignal;
-  /** From now on the command ends by itself when the signal aborts. Else `close` is called, and the process ends. */
+  /** After this call, the command itself must end when the signal aborts. Without it, `close` is called and then the process exits. */
   readonly untilInterrupted: () => AbortSignal;
-  /** The signals have their default effect again. */
+  /** Removes the listeners, so that Ctrl-C and SIGTERM have their default effect again. */
   readonly ignore: () => void;
 }
 

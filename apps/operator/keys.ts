@@ -1,9 +1,9 @@
-/** `payfold keys`: API keys, each shown once, when it is made. Also idempotency keys that the database lost. */
+/** `payfold keys`: API keys, each of which is shown once, when it is made. Also restores idempotency keys that the database lost. */
 import type { Command } from 'commander';
 import { lastKeyUses, type NewKey } from '#accounts';
 import { type Answer, fields, inForceOrShown, table, type Terminal, uuid, wholeNumber } from './terminal.js';
 
-/** A key is kept this long (C20). */
+/** Default of `--hours`. An idempotency key is kept this long (C20). */
 const REBUILD_HOURS = 24;
 
 interface AccountOption {

@@ -5,7 +5,7 @@ import type { JournalFormat, JournalPlace } from '#ledger';
 import type { Services } from '../services.js';
 import { moment, print, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
-/** The first run of a journal reads the whole log. */
+/** How long to wait for the journal. At its first run it reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
 const PAGE_ENTRIES = 1_000;
 

@@ -1,4 +1,4 @@
-/** `payfold log`: is the event store the log of this installation, and is it whole? What to do first: docs/operations.md. */
+/** `payfold log`: checks whether the event store is the log of this installation, and whether it is whole. What to do first: docs/operations.md. */
 import type { Command } from 'commander';
 import {
   closeIncident,
@@ -24,7 +24,10 @@ interface ResumeOptions {
   readonly reason: string;
 }
 
-/** `stores`: opened as they are, since the log may be one that other commands refuse. `terminal`: for work of the whole service. */
+/**
+ * `stores` opens the stores without a check, since the log may be one that other commands refuse. `terminal` is for the command that needs the whole
+ * service.
+ */
 export const addLog = (program: Command, stores: Terminal<UpgradeContext>, terminal: Terminal): void => {
   const log = program.command('log').description('the event store: whether it is ours, and whole');
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-/** Launcher of the command line: the code is in `dist`, which `npm run build` makes. */
+/** Starts the command line. Its code is in `dist`, which `npm run build` makes. */
 import { existsSync } from 'node:fs';
 
 const main = new URL('../../dist/apps/operator/main.js', import.meta.url);

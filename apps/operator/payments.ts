@@ -29,7 +29,7 @@ interface ResolveOptions {
 
 const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 
-/** `leg=transaction`, for each leg. */
+/** Reads one `leg=transaction` and adds it to those before. */
 const legTransaction = (text: string, before: ResolveRequest['transactions'] = {}): ResolveRequest['transactions'] => {
   const [, leg, transactionId] = /^(\w+)=([0-9A-Za-z_-]{1,64})$/.exec(text) ?? [];
   if (transactionId === undefined || !LEGS.includes(leg as Leg)) throw new InvalidArgumentError(`It must read ${LEGS.join('|')}=ID.`);
@@ -165,13 +165,13 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     );
 };
 
-/** The rules of the request header (C14). */
+/** Checks an idempotency key by the rules of the request header (C14). */
 const idempotencyKey = (text: string): string => {
   if (!/^[\x20-\x7e]{1,255}$/.test(text)) throw new InvalidArgumentError('It must be 1 to 255 visible ASCII characters.');
   return text;
 };
 
-/** The view of the partner API. A refusal has the same form, with exit code 1. */
+/** Executes a refund or a void by staff. The answer is the view of the partner API. A refusal has the form of that API too, with exit code 1. */
 const reverse = async (
   { services }: Context,
   { idempotencyKey: key, ...request }: StaffReverseRequest & { readonly idempotencyKey?: string },

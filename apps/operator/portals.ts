@@ -251,9 +251,9 @@ const withSecret = ({ json, text }: Answer, signingSecret: string): Answer => ({
   text: `${text}\n${fields([['staged secret', signingSecret]])}\n\nThe staged secret cannot be shown again.`,
 });
 
-/** The answer of an intake for each address. Exit code 1 if the intake would refuse one. */
+/** Says for each address whether an intake would accept it. Exit code 1 if the intake would refuse one. */
 const addressAnswer = async ({ portalId, checkout }: Portal, addresses: readonly string[]): Promise<Answer> => {
-  // Loaded here. No other command needs the pages that come with it.
+  // Loaded only here, since it loads the checkout's pages, which no other command needs.
   const { vetAddress } = await import('#checkout');
   const rows = addresses.map((address) => {
     const vetted = vetAddress(address, checkout.allow);
@@ -281,7 +281,7 @@ const withFeeOptions = (command: Command): Command =>
 const toFee = ({ feeFlatCents, feePercentBps, feeMinCents, feeMaxCents, chargeMode }: FeeOptions): Partial<FeeConfig> =>
   named({ flatCents: feeFlatCents, percentBps: feePercentBps, minCents: feeMinCents, maxCents: withoutNone(feeMaxCents), chargeMode });
 
-/** Only the named settings, since an `undefined` must not overwrite a present value. */
+/** Only the settings that were given. An `undefined` must not overwrite a present value. */
 const named = <T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } =>
   Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as { [K in keyof T]?: Exclude<T[K], undefined> };
 

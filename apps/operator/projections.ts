@@ -4,7 +4,7 @@ import { rebuild } from '#eventstore';
 import { createPool } from '#platform';
 import { progressBar, table, type Terminal, UsageError } from './terminal.js';
 
-/** Three load, two follow, one swaps. */
+/** Three connections load, two follow the log, one swaps the tables. */
 const REBUILD_CONNECTIONS = 6;
 
 export const addProjections = (program: Command, { action }: Terminal): void => {
@@ -46,7 +46,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
         const names = readModels.models.map((model) => model.name);
         if (all === (name !== undefined) || (name !== undefined && !names.includes(name)))
           throw new UsageError(`name one of ${names.join(', ')}, or --all`);
-        // Loading and indexing have no time limit.
+        // Statements of this pool have no time limit, since they load whole tables and build indexes.
         const pool = createPool(context.databaseUrl, { name: 'rebuild', max: REBUILD_CONNECTIONS, statementTimeoutMs: 0 });
         const reports = [];
         try {

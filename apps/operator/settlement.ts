@@ -1,4 +1,4 @@
-/** `payfold settlement`: batches of the processor, and their lines that fit no payment. */
+/** `payfold settlement`: batches of the processor, and the exceptions of their lines. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
 import { collect } from '#platform';
@@ -125,7 +125,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
 
   const changed = async (context: Context, exceptionId: string, change: ExceptionChange) => {
     const all = await context.services();
-    // An exception that a corrected file has superseded meanwhile is refused.
+    // First open and supersede exceptions. So if a corrected file has superseded this one, the change is refused.
     await all.settlement.register.caughtUp();
     await all.openExceptions();
     const { ChangeException } = await import('#settlement/module');

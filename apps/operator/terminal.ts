@@ -1,6 +1,6 @@
 /**
- * Output of a command: one JSON value or text on stdout, everything else on stderr, and an exit code: 0 done, 1 refused or a difference found, 2
- * wrong usage. Nouns describe their work and return an {@link Answer}. This file prints it.
+ * The output of a command: one JSON value or text on stdout, everything else on stderr, and an exit code. 0: done. 1: refused, or a difference was
+ * found. 2: wrong usage. A command returns an {@link Answer}, and this file prints it.
  */
 import { userInfo } from 'node:os';
 import { createInterface } from 'node:readline/promises';
@@ -29,7 +29,7 @@ export interface Answer {
   readonly printed?: boolean;
 }
 
-/** Wrong usage that only shows after parsing. */
+/** Wrong usage that is found only after parsing. */
 export class UsageError extends Error {}
 
 /** The operator answered no. */
@@ -44,8 +44,8 @@ export class Terminal<Of extends Opened = Context> {
   constructor(private readonly openContext: () => Promise<Of>) {}
 
   /**
-   * Makes an action of `work`. Commander's arguments and options come after the context. `asks` names the loss. The operator must agree to it first,
-   * unless `--yes` was given.
+   * Makes commander's action of `work`. `work` gets the context, and then the arguments and options from commander. `asks` returns a sentence that
+   * names what will be lost. The operator must agree to it first, unless `--yes` was given.
    */
   readonly action =
     <Args extends unknown[]>(work: (context: Of, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string } = {}) =>
@@ -61,7 +61,7 @@ export class Terminal<Of extends Opened = Context> {
           await context.close();
         }
       } catch (error) {
-        // The reader of our output has closed it (`| head`).
+        // The program that reads our output has closed the pipe (`| head`).
         if ((error as NodeJS.ErrnoException).code === 'EPIPE') return;
         await refuse(error, json ?? false);
         if (error instanceof Interrupted) process.exitCode = error.exitCode;
@@ -80,7 +80,7 @@ const say = async ({ json, text, exitCode = 0, printed = false }: Answer, asJson
   process.exitCode = exitCode;
 };
 
-/** Turns any error into its line, its envelope and its exit code. */
+/** Reports an error: a line on stderr, with `--json` also the error envelope on stdout, and the exit code. */
 export const refuse = async (error: unknown, asJson: boolean): Promise<void> => {
   const usage = error instanceof UsageError || error instanceof ConfigError;
   process.exitCode = usage ? 2 : 1;
@@ -99,7 +99,10 @@ const described = (error: unknown): { code: string; message: string; details?: R
   return { code: 'INTERNAL_ERROR', message: error instanceof Error ? error.message : 'unexpected error' };
 };
 
-/** A new key is recorded even if a process still reads the state before it. Then the refusal shows the key, since it is shown nowhere else. */
+/**
+ * Waits until a new key is in force. If a process still reads the old state, this throws, although the key is recorded. Then the error's message
+ * shows the key, since it is shown nowhere else.
+ */
 export const inForceOrShown = async (inForce: Promise<void>, name: string, key: string, keyId: string): Promise<void> => {
   try {
     await inForce;
@@ -113,7 +116,7 @@ export const inForceOrShown = async (inForce: Promise<void>, name: string, key: 
 /** True if the command line asks for JSON, for errors that come before commander has parsed it. */
 export const wantsJson = (argv: readonly string[]): boolean => argv.includes('--json');
 
-/** Errors of commander. Help is no error; everything else is wrong usage. Commander has already written its line on stderr. */
+/** Handles errors of commander, which has already written its line on stderr. Help is no error. Everything else is wrong usage. */
 export const refuseUsage = async (error: CommanderError, asJson: boolean): Promise<void> => {
   if (error.exitCode === 0) return;
   process.exitCode = 2;
@@ -133,9 +136,9 @@ const confirm = async (question: string) => {
   }
 };
 
-// Values of arguments and options. Each refuses with one line, to which commander adds the option.
+// Parsers for values of arguments and options. Each refuses with one line, to which commander adds the name of the option.
 
-/** A UUID in its one spelling, since ids are parts of stream names. */
+/** A UUID in lower case, since ids are parts of stream names. */
 export const uuid = (text: string): string => {
   if (!isUuid(text)) throw new InvalidArgumentError('It must be a UUID.');
   return text.toLowerCase();
@@ -148,7 +151,7 @@ export const each =
 
 export const anyText = (text: string): string => text;
 
-/** A whole number from 0. The decider checks the bounds, so every entrance has the same. */
+/** A whole number from 0. The decider checks the bounds, so they are the same for all interfaces. */
 export const wholeNumber = (text: string): number => {
   if (!/^\d{1,15}$/.test(text)) throw new InvalidArgumentError('It must be a whole number, 0 or more.');
   return Number(text);
@@ -168,13 +171,13 @@ const MOMENT = /^(\d{4}-\d{2}-\d{2})(?:[Tt]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(
 export const moment = (text: string): string => {
   const day = MOMENT.exec(text)?.[1];
   const epochMs = day === undefined ? Number.NaN : Date.parse(text.toUpperCase());
-  // `Date.parse` takes the 30th of February for a day of March.
+  // `Date.parse` reads 30 February as a day of March. Such a day is refused.
   const real = day !== undefined && !Number.isNaN(Date.parse(day)) && new Date(Date.parse(day)).toISOString().startsWith(day);
   if (!real || Number.isNaN(epochMs)) throw new InvalidArgumentError('It must be a time like 2026-01-31T12:00:00Z, or a day like 2026-01-31.');
   return new Date(epochMs).toISOString();
 };
 
-/** The name under which facts are recorded: the user's login name, or the user's number if the system has no name for it (containers). */
+/** The name under which actions are recorded: the user's login name, or the user's number if the system has no name for it (containers). */
 export const loginName = (): string => {
   try {
     return userInfo().username;

@@ -1,4 +1,4 @@
-/** The stores of `payfold upgrade`: the database and the event store, whichever release used them last. Opening them changes nothing. */
+/** The stores of `payfold upgrade`: the database and the event store. Any release may have used them last. Opening them changes nothing. */
 import { mkdir } from 'node:fs/promises';
 import { sealedEnd } from '#audit';
 import { type EventStore, guardLog, openEventStore, type OwnLog, ReadModels, searchPathOf, storeAddress, withAddress } from '#eventstore';
@@ -9,20 +9,23 @@ import { findDatabase } from './context.js';
 import { onInterrupt } from './interrupt.js';
 import type { Opened } from './terminal.js';
 
-/** Three load, two follow, one swaps, one answers questions. */
+/** Three connections load, two follow the log, one swaps the tables, one runs other queries. */
 const CONNECTIONS = 7;
 
 export interface UpgradeContext extends Opened {
   readonly config: Config;
   readonly databaseUrl: string;
-  /** The variable and the hosts of the event store. */
+  /** Where the event store is: the variable that names it, and its hosts. */
   readonly where: string;
   readonly pool: Pool;
   readonly store: EventStore;
   readonly readModels: ReadModels;
-  /** The same over a guarded log: nothing is built of events that are not ours. */
+  /** The same read models over a guarded log, so that nothing is built from events that are not ours. */
   readonly guardedReadModels: (guard: OwnLog) => ReadModels;
-  /** The log, if it is that of the database and whole. Otherwise throws one line. `prepare`: brings the schema up to this release. */
+  /**
+   * Opens the log. If it does not belong to the database, or is not whole, throws an error whose message is one line. `prepare`: brings the schema up
+   * to this release.
+   */
   readonly ownLog: (prepare?: () => Promise<void>) => Promise<OwnLog>;
   /** As in `Context`. */
   readonly untilInterrupted: () => AbortSignal;
@@ -70,7 +73,7 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
         newId: () => ids.uuid(),
         process: { id: ids.uuid(), name: 'upgrade', pid: process.pid },
         log: logger,
-        // The command says it in its one line.
+        // The command reports the incident in its own line.
         reportsIncident: false,
         sealedEnd,
         prepare,

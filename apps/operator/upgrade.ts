@@ -81,12 +81,12 @@ interface UpgradeStatus {
     readonly ofThisRelease: boolean;
     readonly built: boolean;
     readonly position: string | null;
-    /** Events of all streams that it has not passed. null: positions do not count events. */
+    /** Number of events of all streams between the read model's position and the head. null: positions do not count events. */
     readonly lagEvents: number | null;
   }[];
-  /** The work of `prepare`: names of migrations, and shapes that are absent or not built. */
+  /** What `prepare` must still do: names of migrations, and of read models whose shape is absent or not built. */
   readonly missing: readonly string[];
-  /** The work of `finish`. */
+  /** What `finish` must still do: names of migrations. */
   readonly unfinished: readonly string[];
 }
 

@@ -1,14 +1,16 @@
 #!/usr/bin/env node
 /**
- * Checks what Payfold proves, with none of its code: plain Node, nothing to install, short enough to read.
+ * Checks Payfold's proofs without Payfold's code. It is plain Node with nothing to install, and short enough to read.
  *
- *   node verify.mjs prove FILE          events of `payfold audit prove`: each one is in the log of its signed head
- *   node verify.mjs consistency FILE    of `payfold audit consistency --out`: the later head only appended to the earlier one
- *   node verify.mjs head FILE           a signed head
- *   node verify.mjs pack FOLDER         an evidence pack: every file is the one that its manifest names, journal and balances add up, events are in the log
+ *   node verify.mjs prove FILE          checks the file of `payfold audit prove`: each event is in the log of the signed head
+ *   node verify.mjs consistency FILE    checks the file of `payfold audit consistency --out`: the later log begins with the earlier one
+ *   node verify.mjs head FILE           checks the signature of a signed head
+ *   node verify.mjs pack FOLDER         checks an evidence pack: the files are those of its manifest, the books add up, the events are in the log
  *
- * --key VKEY (or a file of them): the keys that you trust, as you noted them; without it those in the file are used, which proves that it agrees with itself.
- * Hashes are those of RFC 9162, heads are C2SP signed notes with Ed25519.
+ * --key VKEY (or a file with several): the keys that you trust, because you noted them earlier. Without this option the keys in the file itself are
+ * used. Then the check proves only that the file agrees with itself.
+ *
+ * Hashes are those of RFC 9162. Heads are C2SP signed notes with Ed25519.
  */
 import { createHash, createPublicKey, verify as verifySignature } from 'node:crypto';
 import { createReadStream, existsSync, readFileSync, realpathSync } from 'node:fs';
@@ -44,7 +46,7 @@ export const rootFromInclusion = (leaf, index, size, proof) => {
   return hash;
 };
 
-/** RFC 9162, 2.1.4.2: true if the tree of `second` only appended to that of `first`. */
+/** RFC 9162, 2.1.4.2: true if the tree of `second` leaves begins with the tree of `first` leaves. */
 export const isConsistent = (first, firstRoot, second, secondRoot, given) => {
   if (first === second) return given.length === 0 && firstRoot.equals(secondRoot);
   if (first === 0) return given.length === 0;
@@ -141,7 +143,7 @@ export const checkPack = async (folder, given = null) => {
     events += 1;
   }
   said.push(`${events} events are in the log of that head`);
-  // The journal is added up from hledger's text. It must give the movement of every account in the trial balance.
+  // Add up the postings of the journal, which is in hledger's format. The sum of each account must be its movement in the trial balance.
   const sums = new Map();
   let [entry, left] = ['', 0n];
   for await (const line of lines(join(folder, 'journal.hledger'))) {

@@ -1,11 +1,11 @@
-/** The simulator as a child process of the standalone service, the command line or a test. */
+/** Runs the simulator as a child process of the standalone service, the command line or a test. */
 import { spawn } from 'node:child_process';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 
-/** A start reads the whole journal; a million records take some seconds. */
+/** The simulator reads its whole journal when it starts. A million records take some seconds. */
 const START_TIMEOUT_MS = 60_000;
-/** Longer than the simulator's own grace of 2 s for answers in flight. */
+/** This is longer than the 2 s for which the simulator itself waits for answers in flight. */
 const STOP_TIMEOUT_MS = 10_000;
 
 export interface SimulatorProcess {
@@ -13,7 +13,7 @@ export interface SimulatorProcess {
   readonly pid: number;
   /** Resolves with exit code and signal when the process is gone. */
   readonly exited: Promise<{ readonly code: number | null; readonly signal: NodeJS.Signals | null }>;
-  /** Sends SIGTERM, and SIGKILL if that does not end it. Resolves when the process is gone. */
+  /** Sends SIGTERM, and SIGKILL if the process does not end in time. Resolves when the process is gone. */
   stop(): Promise<void>;
   /** `kill -9`. Resolves when the process is gone. */
   kill(): Promise<void>;
@@ -24,21 +24,24 @@ export interface SimulatorProcessOptions {
   /** 0 or omitted: any free port. */
   readonly port?: number;
   readonly logLevel?: string;
-  /** When it closes its batches every day, UTC; null: never by itself. */
+  /** The time of day, in UTC, at which the simulator closes its batches. null: never by itself. */
   readonly closeBatchesAt?: string | null;
-  /** Lines of its log. */
+  /** Called with each line of the simulator's log. */
   readonly onLog?: (line: string) => void;
   /** Ends a start that is under way. */
   readonly stop?: AbortSignal | undefined;
-  /** The built `main.js`; needed only if this file itself was not built. */
+  /** Path of the built `main.js`. It is needed only if this file runs without a build. */
   readonly entry?: string;
 }
 
-/** Starts it and waits until it listens. If it does not start, throws with the lines of its stderr. It ends with this process, however that ends. */
+/**
+ * Starts the simulator and waits until it listens. If it does not start, throws an error with the lines of its stderr. The simulator ends with this
+ * process, however this process ends.
+ */
 export const startSimulatorProcess = async (options: SimulatorProcessOptions): Promise<SimulatorProcess> => {
   const { dataDir, port = 0, logLevel = 'info', closeBatchesAt = null, onLog = () => undefined } = options;
   const entry = options.entry ?? fileURLToPath(new URL('./main.js', import.meta.url));
-  // An environment of its own: it needs none of our addresses and secrets.
+  // The child gets only these variables: it needs none of our addresses and secrets.
   const env = { DATA_DIR: dataDir, SIMULATOR_PORT: String(port), SIMULATOR_BATCH_CLOSE: closeBatchesAt ?? 'off', LOG_LEVEL: logLevel };
   const child = spawn(process.execPath, ['--enable-source-maps', entry], { env, stdio: ['ignore', 'pipe', 'pipe', 'ipc'] });
   const exited = new Promise<{ code: number | null; signal: NodeJS.Signals | null }>((resolve) => {

@@ -1,6 +1,6 @@
 /**
- * Faults on demand, for tests and chaos runs. The next matching calls are delayed, cut or answered with rubbish, executed or not. Faults are in
- * memory only, so a restart removes them.
+ * Faults on demand, for tests and chaos runs. The next matching calls are delayed, or get no answer, a wrong answer or an unreadable one. A fault
+ * also says whether the operation is executed. Faults are in memory only, so a restart removes them.
  */
 import type { AskedBy, Leg } from './processor.js';
 
@@ -8,9 +8,9 @@ export const CALLS = ['charge', 'void', 'refund', 'finalize', 'lookup', 'batches
 export type Call = (typeof CALLS)[number];
 
 /**
- * `cut`: the connection is reset without an answer · `drip`: the true answer, a byte at a time · `bare_500`: a 500 without JSON ·
- * `missing_fields`: a 200 that lacks its fields · `other_reference`: the answer of another reference · `oversized`: 2 MiB of JSON ·
- * `disabled`: a clear refusal, nothing executed.
+ * `cut`: the connection is reset without an answer · `not_json`: a 200 that is not JSON · `drip`: the true answer, a byte at a time · `bare_500`: a
+ * 500 without JSON · `missing_fields`: a 200 that lacks its fields · `other_reference`: the answer names another reference · `oversized`: 2 MiB of
+ * JSON · `disabled`: a clear refusal, nothing executed.
  */
 export const MISBEHAVIOURS = ['cut', 'not_json', 'missing_fields', 'other_reference', 'oversized', 'bare_500', 'drip', 'disabled'] as const;
 export type Misbehaviour = (typeof MISBEHAVIOURS)[number];
@@ -24,22 +24,22 @@ export interface CallFacts {
   readonly askedBy?: AskedBy;
 }
 
-/** Every given field must match. Without a field, every call matches. */
+/** All given fields must match. If no field is given, every call matches. */
 export type FaultMatch = Partial<CallFacts>;
 
 export interface Fault {
   readonly match: FaultMatch;
-  /** Matching calls that pass unharmed first. */
+  /** Number of matching calls that pass without the fault first. */
   readonly skip: number;
-  /** Number of matching calls that it hits. null: until faults are cleared. */
+  /** Number of matching calls that the fault hits. null: all, until faults are cleared. */
   readonly times: number | null;
-  /** Chance that a matching call is hit, 0 to 1. Other calls are not counted. */
+  /** Chance that a matching call is hit, from 0 to 1. If it is not hit, it does not count for `skip` and `times`. */
   readonly probability: number;
   /** Milliseconds before the operation is executed. */
   readonly delayBeforeMs: number;
   /** Milliseconds between the execution and its answer. */
   readonly delayAfterMs: number;
-  /** False: the operation is not executed. Without a misbehaviour the connection is then cut after the wait. */
+  /** False: the operation is not executed. If no `answer` is given then, the connection is cut after the delays. */
   readonly effect: boolean;
   readonly answer: Misbehaviour | null;
 }
@@ -59,7 +59,7 @@ export class Faults {
     this.armed.length = 0;
   }
 
-  /** The first armed fault that matches this call; counts the call. */
+  /** The first armed fault that hits this call. Counts the call for the fault. */
   take(facts: CallFacts): Fault | null {
     for (const [index, armed] of this.armed.entries()) {
       const fits = Object.entries(armed.fault.match).every(([field, value]) => value === undefined || facts[field as keyof CallFacts] === value);

@@ -1,38 +1,38 @@
 /**
  * The sandbox cards and tokens, as data. Only these are approved: a real card must not work in a sandbox. Public test numbers keep their public
- * meaning. The others are in the block 4000 0077 7, which no issuer has.
+ * meaning. The other numbers are in the block 4000 0077 7, which belongs to no issuer.
  */
 import type { Check, DeclineCode, Leg } from './processor.js';
 
-/** A later event of a charge. It is stored with the charge, so that a change of this table never changes booked charges. */
+/** A special behaviour of a charge. It is stored with the charge, so that a change of this table never changes charges that were made before. */
 export type Quirk =
-  /** The answer to the charge lacks its fields. The charge stands; finalize and look-up know it. */
+  /** The answer to the charge lacks its fields. The charge was executed; finalize and look-up know it. */
   | 'answer_incomplete'
-  /** Finalize and look-up always answer that they cannot tell. */
+  /** Finalize and look-up always answer `cannot_tell`. */
   | 'cannot_tell'
-  /** Captured from the first moment: a void is rejected as settled, and a refund works before the batch closes. */
+  /** The charge is captured at once: a void is rejected as settled, and a refund works before the batch closes. */
   | 'void_rejected'
-  /** The first void for a void request is not processed. */
+  /** The first void that a void request asks for is not processed. */
   | 'first_void_fails'
-  /** The first void or refund for a refund request is not processed. */
+  /** The first void or refund that a refund request asks for is not processed. */
   | 'first_refund_reversal_fails'
-  /** Settled at once, in a batch of its own. */
+  /** The charge settles at once, in a batch of its own. */
   | 'settles_at_once'
-  /** Its batch comes back with this charge rejected (C67). */
+  /** The charge's batch comes back with this charge rejected (C67). */
   | 'settlement_rejected'
-  /** Settling opens a dispute. */
+  /** When the charge settles, a dispute is opened. */
   | 'disputed_after_settlement';
 
 export interface Fixture {
-  /** Stable: written with every charge. Holds no digits of the card. */
+  /** A name that never changes, since it is written with every charge. It holds no digits of the card. */
   readonly name: string;
   readonly result:
     | { readonly kind: 'approved' }
     | { readonly kind: 'declined'; readonly code: DeclineCode; readonly message: string; readonly avs?: Check; readonly cvv?: Check }
     | { readonly kind: 'not_processed'; readonly message: string }
-    /** Lost before the processor: nothing happened, and the answer is incomplete all the same. */
+    /** The call is lost before it reaches the processor. Nothing happens, but the caller still gets an incomplete answer. */
     | { readonly kind: 'never_reached' };
-  /** Legs that the fixture affects; on others it is a plain approval. Omitted: all. */
+  /** Legs that the fixture affects. Other legs are plainly approved. Omitted: all legs. */
   readonly legs?: readonly Leg[];
   readonly delayMs?: number;
   readonly quirks?: readonly Quirk[];
@@ -44,7 +44,7 @@ const SLOW_APPROVAL_MS = 5_000;
 const approved = { kind: 'approved' } as const;
 const declined = (code: DeclineCode, message: string, checks: { avs?: Check; cvv?: Check } = {}) =>
   ({ kind: 'declined', code, message, ...checks }) as const;
-/** Once per payment, not once per leg. */
+/** With these legs, the behaviour happens once per payment and not once per leg. */
 const NOT_FEE: readonly Leg[] = ['principal', 'combined'];
 
 /** By card number. */

@@ -1,4 +1,4 @@
-/** The adapter of libs/payments against the real simulator: the contract, the fixture cards, and faults that the simulator acts out. */
+/** Tests the adapter of libs/payments against the real simulator: the gateway contract, the fixture cards, and faults. */
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -504,7 +504,7 @@ test('closing drops calls that wait, without an effect, and a start on the same 
   const outcome = await charge(done);
   await control.arm({ match: { ref: waiting }, delayBeforeMs: 60_000 });
   const dropped = charge(waiting);
-  // The fault is used up once the call has arrived.
+  // Once the fault is used up, the call has arrived.
   await eventually(async () => (await control.harmedCalls()) === 1);
   await simulator.close();
   expect(await dropped).toMatchObject({ kind: 'unknown', cause: 'disconnected' });

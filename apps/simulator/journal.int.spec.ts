@@ -1,4 +1,4 @@
-/** The journal on a real file: order, shared fsyncs, torn and damaged lines, one holder at a time. */
+/** Tests the journal on a real file: order, shared fsyncs, torn and damaged lines, and one holder at a time. */
 import { appendFile, mkdtemp, open, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -166,7 +166,7 @@ describe('a damaged line refuses the start with one line', () => {
     );
     expect(error).toBeInstanceOf(JournalRefused);
     expect(error!.message).not.toContain('\n');
-    // Nothing was changed by looking.
+    // The refused start has not changed the file.
     expect(await readFile(file)).toEqual(before);
     return error!.message;
   };

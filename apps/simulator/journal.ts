@@ -1,9 +1,9 @@
 /**
- * The simulator's durable file: append-only, one JSON line per record, on disk before the answer leaves. Requests that arrive together share one
- * fsync.
+ * The simulator's durable file. It is append-only, with one JSON line per record. A record is on disk before its answer is sent. Requests that arrive
+ * together share one fsync.
  *
- * Each line carries its number and a checksum, so that a changed, lost or inserted line is noticed on load. A last line without its line feed comes
- * from a kill in the middle of a write. No caller got an answer for it, so it is cut off.
+ * Each line holds its number and a checksum, so a changed, lost or inserted line is noticed on load. If the last line has no line feed, the process
+ * was killed in the middle of a write. No caller got an answer for that record, so the line is cut off.
  */
 import { createHash } from 'node:crypto';
 import { mkdir, open, stat, unlink, type FileHandle } from 'node:fs/promises';
@@ -14,7 +14,7 @@ import { crc32 } from 'node:zlib';
 
 const FORMAT_VERSION = 1;
 const READ_CHUNK_BYTES = 1024 * 1024;
-/** Records are far shorter. A longer run without a line feed is no journal. */
+/** Records are far shorter than this. If a longer run of bytes has no line feed, the file is no journal. */
 const MAX_LINE_BYTES = 1024 * 1024;
 const LINE_FEED = 10;
 /** `{"crc":"`, 8 hex digits and `",`: the text before the part that the checksum covers. */
@@ -23,7 +23,7 @@ const CRC_DIGITS = 8;
 const CRC_END = '",';
 const COVERED_FROM = CRC_START.length + CRC_DIGITS + CRC_END.length;
 
-/** The file is damaged, or another process holds it. The message is one line that says what to do. */
+/** Thrown if the file is damaged, or if another process holds it. The message is one line that says what to do. */
 export class JournalRefused extends Error {
   constructor(message: string) {
     super(message);
@@ -31,7 +31,7 @@ export class JournalRefused extends Error {
   }
 }
 
-/** The disk refused a write. The end of the file is unknown until a restart reads it. */
+/** Thrown after the disk refused a write. The end of the file is unknown until a restart reads it. */
 export class JournalFailed extends Error {
   constructor(message: string) {
     super(message);
@@ -41,11 +41,13 @@ export class JournalFailed extends Error {
 
 export interface Journal<Record> {
   /**
-   * Takes its place in the order at once. The record is on disk when {@link durable} resolves. Throws after a failed write, since the end of the file
-   * is unknown then.
+   * Appends a record. Its place in the order is fixed at once, and it is on disk when {@link durable} resolves. After a failed write this throws,
+   * since the end of the file is unknown then.
    */
   append(record: Record): void;
-  /** Resolves when everything appended so far is on disk; rejects if the disk refused. Answers that depend on a record wait for it. */
+  /**
+   * Resolves when all records appended so far are on disk. Rejects if the disk refused a write. An answer that depends on a record waits for this.
+   */
   durable(): Promise<void>;
   /** Waits for appended records, then closes the file and releases the lock. */
   close(): Promise<void>;
@@ -58,7 +60,7 @@ const encode = (number: number, record: unknown): string => {
   return `${CRC_START}${checksum(covered)}${CRC_END}${covered}\n`;
 };
 
-/** The record of a line, or its fault. */
+/** Reads a line. Returns its record, or its fault. */
 const decode = (line: Buffer, number: number): { record: unknown } | { fault: string } => {
   const covered = line.subarray(COVERED_FROM);
   if (line.subarray(0, COVERED_FROM).toString('latin1') !== `${CRC_START}${checksum(covered)}${CRC_END}`) return { fault: 'its checksum differs' };
@@ -68,8 +70,8 @@ const decode = (line: Buffer, number: number): { record: unknown } | { fault: st
 };
 
 /**
- * Holds a directory for one process by a listening socket named after the directory. The kernel drops the socket with the process, so `kill -9`
- * leaves nothing stale behind, unlike a file with a process id. Throws {@link JournalRefused} if another process holds it.
+ * Locks a directory for one process, by a listening socket that is named after the directory. The kernel removes the socket with the process. So
+ * after `kill -9` no stale lock remains, unlike with a file that holds a process id. Throws {@link JournalRefused} if another process holds the lock.
  */
 const hold = async (directory: string): Promise<() => Promise<void>> => {
   const { dev, ino } = await stat(directory);
@@ -84,7 +86,7 @@ const hold = async (directory: string): Promise<() => Promise<void>> => {
   const held = new JournalRefused(`another simulator holds ${directory}`);
   const isTaken = (error: unknown) => (error as NodeJS.ErrnoException).code === 'EADDRINUSE';
 
-  // Linux: an abstract socket; Windows: a pipe. Both vanish with their process.
+  // On Linux this is an abstract socket, on Windows a pipe. Both vanish with their process.
   const path = process.platform === 'linux' ? `\0${name}` : process.platform === 'win32' ? `\\\\.\\pipe\\${name}` : join(tmpdir(), `${name}.sock`);
   try {
     return release(await listen(path));
@@ -92,7 +94,7 @@ const hold = async (directory: string): Promise<() => Promise<void>> => {
     if (!isTaken(error)) throw error;
     if (process.platform === 'linux' || process.platform === 'win32') throw held;
   }
-  // On other systems the socket's file outlives a killed process. If nothing answers on it, it is left over.
+  // On other systems the socket's file remains after its process was killed. If nothing answers on the socket, its process is gone.
   const answered = await new Promise<boolean>((resolve) => {
     const probe = connect(path, () => resolve(true)).once('error', () => resolve(false));
     probe.once('close', () => probe.destroy());
@@ -106,7 +108,7 @@ const hold = async (directory: string): Promise<() => Promise<void>> => {
   );
 };
 
-/** Passes every whole line to `onLine`. Returns the length of the whole lines and of the rest after the last line feed. */
+/** Passes each whole line to `onLine`. Returns the number of bytes in whole lines (`whole`) and after the last line feed (`torn`). */
 const readLines = async (
   handle: FileHandle,
   file: string,
@@ -139,8 +141,8 @@ const syncDirectory = async (directory: string): Promise<void> => {
 };
 
 /**
- * Opens or begins the journal in `file` and passes every record to `onRecord` in order. Throws {@link JournalRefused} if another process holds the
- * directory, or if any line but a torn last one is damaged.
+ * Opens or creates the journal in `file`, and passes every record to `onRecord` in order. Throws {@link JournalRefused} if another process holds the
+ * directory, or if a line is damaged. A torn last line is not damage.
  */
 export const openJournal = async <Record>(
   file: string,
@@ -152,7 +154,7 @@ export const openJournal = async <Record>(
   const release = await hold(directory);
   let handle: FileHandle | undefined;
   try {
-    // Not 'a': writing at our own position overwrites a cut-off tail.
+    // Do not open with 'a': each write names its position, so that it follows the last whole line.
     handle = await open(file, 'r+').catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOENT') throw error;
       return open(file, 'wx+', 0o600);
@@ -209,7 +211,7 @@ class OpenJournal<Record> implements Journal<Record> {
     this.pending.push(encode(this.appended++, record));
     if (this.flushing) return;
     this.flushing = true;
-    // In the next turn of the event loop, so that requests that were read together are written together.
+    // Flush in the next turn of the event loop, so that requests that were read together are written together.
     setImmediate(() => void this.flush());
   }
 
@@ -245,8 +247,8 @@ class OpenJournal<Record> implements Journal<Record> {
       }
       this.flushing = false;
     } catch (error) {
-      // After a failed write or fsync the content of the disk is unknown, and a second try could report success for lost pages. Only a restart reads
-      // the truth.
+      // After a failed write or fsync, the content of the disk is unknown, and a second try could report success for lost pages. So all later calls
+      // fail, until a restart reads the file again.
       this.failure = new JournalFailed(`the journal cannot be written (${(error as NodeJS.ErrnoException).code ?? 'unknown'})`);
       for (const { reject } of this.waiting.splice(0)) reject(this.failure);
     }

@@ -1,4 +1,4 @@
-/** The role `simulator`: the sandbox card processor in a process of its own. Prints one JSON line when it listens. */
+/** The role `simulator`: the sandbox card processor in its own process. Prints one JSON line when it listens. */
 import { join } from 'node:path';
 import { ConfigError, createLogger, readConfig } from '#platform';
 import { JournalRefused } from './journal.js';
@@ -14,12 +14,13 @@ const run = async (): Promise<void> => {
     closeBatchesAt: config.simulatorBatchClose,
     controls: config.environment === 'sandbox',
     onLog: (line) => logger.info(line),
-    // Only a restart reads the disk again.
+    // After a failed write, only a restart reads what is on disk.
     onFailure: () => process.exit(1),
   });
   const stop = () => void simulator.close().then(() => process.exit(0));
   process.on('SIGTERM', stop);
-  // With a parent (an IPC channel) it ends when the parent ends. It ignores a Ctrl-C or a closed terminal, since the parent still has calls to make.
+  // If there is a parent process (an IPC channel), the simulator ends when the parent ends. Then it ignores Ctrl-C and a closed terminal, since the
+  // parent still has calls to make.
   process.on('disconnect', stop);
   for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, process.connected ? () => undefined : stop);
   process.stdout.write(`${JSON.stringify({ ready: 'simulator', url: simulator.url, pid: process.pid })}\n`);

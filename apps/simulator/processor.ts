@@ -1,11 +1,11 @@
 /**
  * The books of the sandbox card processor: charges, voids, refunds, settlements, and references that can never be executed any more.
  *
- * Deciding and folding are apart. Every operation is decided at once on the state in memory, and written as one record. The records alone rebuild the
- * state. Nothing here reads a clock, a socket or a file.
+ * Each operation is decided at once on the state in memory, and written as one record. Then the record is folded into the state. The records alone
+ * rebuild the state. Nothing here reads a clock, a socket or a file.
  *
- * The processor is a company of its own, so its words are those of its protocol, not those of the gateway port. It keeps no card data, not even
- * hashed: brand, last four and the fixture's name distinguish all its cards.
+ * The processor is another company, so its words are those of its own protocol and not those of the gateway port. It keeps no card data, not even
+ * hashed: brand, last four digits and the fixture's name are enough to tell its cards apart.
  */
 import { canonicalJson } from '#kernel';
 import { fixtureFor, type Fixture, type Quirk } from './fixtures.js';
@@ -36,12 +36,12 @@ export interface ReversalAsked {
   readonly op: 'void' | 'refund';
   readonly leg: Leg;
   readonly chargeTransactionId: string;
-  /** Null: all that remains (void only). */
+  /** null: all that remains. Only a void may have null. */
   readonly amountCents: number | null;
   readonly askedBy: AskedBy;
 }
 
-/** The result of an operation. It is stored under its reference and answers every call under it. */
+/** The result of an operation. It is stored under the operation's reference, and every later call with that reference gets it again. */
 export type Result =
   | {
       readonly kind: 'approved';
@@ -63,7 +63,7 @@ export type Result =
   | { readonly kind: 'rejected'; readonly why: Rejection; readonly message: string }
   | { readonly kind: 'not_processed'; readonly message: string };
 
-/** The processor's fee of each sale. It is part of the batch's record, so that a new tariff does not change old batches. */
+/** The processor's fee for each sale. It is part of the batch's record, so that a new tariff does not change old batches. */
 export interface Tariff {
   readonly flatCents: number;
   readonly percentBps: number;
@@ -81,7 +81,7 @@ export interface OperationRecord extends Recorded {
   readonly ref: string;
   readonly asked: ChargeAsked | ReversalAsked;
   readonly result: Result;
-  /** Of a charge: its later behaviour. */
+  /** For a charge: its special behaviour. */
   readonly quirks?: readonly Quirk[];
   /** For a charge that settled at once: its batch. */
   readonly batch?: { readonly batchId: string; readonly tariff: Tariff };
@@ -136,7 +136,7 @@ export interface SettlementLine {
   readonly transactionId: string;
   readonly ref: string;
   readonly type: 'sale' | 'refund';
-  /** False: the batch came back with this sale rejected. Gross is the presented amount; fee and net are 0. */
+  /** False: the batch came back with this sale rejected. Then gross is the amount that was presented, and fee and net are 0. */
   readonly accepted: boolean;
   readonly grossCents: number;
   readonly feeCents: number;
@@ -147,7 +147,7 @@ export interface Batch {
   readonly batchId: string;
   readonly merchantAccount: string;
   readonly closedAt: string;
-  /** The next weekday after the close, announced with it. */
+  /** The next weekday after the close. It is announced with the batch. */
   readonly fundedOn: string;
   readonly lines: readonly SettlementLine[];
 }
@@ -195,13 +195,13 @@ export type Found =
       readonly found: true;
       readonly state: ChargeState | 'declined';
       readonly transactionId: string;
-      /** Approved or declined, regardless of later voids. */
+      /** The amount that was approved or declined. Later voids do not change it. */
       readonly amountCents: number;
       readonly batchId?: string;
       readonly authCode?: string;
     };
 
-/** One executed operation or tombstone with its later state: the true state that a proof compares the ledger with. */
+/** One executed operation or tombstone, with its later state. Proofs compare the ledger with this true state. */
 export interface Truth {
   readonly number: number;
   readonly at: string;
@@ -224,9 +224,9 @@ export interface Truth {
 }
 
 export interface ProcessorOptions {
-  /** Voiding a part of an unsettled charge lowers its settled amount. */
+  /** True if a part of an unsettled charge can be voided. Then the rest settles. */
   readonly partialVoid: boolean;
-  /** Refund before settlement. */
+  /** True if a charge can be refunded before it has settled. */
   readonly refundUnsettled: boolean;
 }
 
@@ -234,7 +234,7 @@ interface Account {
   readonly refs: Map<string, OperationRecord | TombstoneRecord>;
   readonly charges: Map<string, Charge>;
   readonly refunds: Map<string, Refund>;
-  /** Of the open batch, in order of arrival. */
+  /** Items of the open batch, in order of arrival. */
   readonly open: Set<Charge | Refund>;
   /** Oldest first. */
   readonly batches: Batch[];
@@ -265,8 +265,8 @@ export class Processor {
   private batchCount = 0;
 
   /**
-   * @param write takes a record that was just decided and folded; it is durable before the answer leaves @param draw a new id: random characters
-   * behind a prefix
+   * @param write writes a record before it is folded into the state. The record must be durable before the answer is sent.
+   * @param draw makes a new id: random characters after a prefix.
    */
   constructor(
     private readonly options: ProcessorOptions,
@@ -274,7 +274,7 @@ export class Processor {
     private readonly draw: (prefix: string) => string,
   ) {}
 
-  /** True if a call under this reference has its answer already: a stored one, or a refusal for ever. */
+  /** True if a call with this reference has an answer already: a stored result, or the refusal of a finalised reference. */
   isAnswered(merchantAccount: string, ref: string): boolean {
     return this.account(merchantAccount).refs.has(ref);
   }
@@ -317,7 +317,7 @@ export class Processor {
     return this.book({ type: 'operation', at, merchantAccount, ref, asked, result, ...(usedUp && { usedUp }) });
   }
 
-  /** Tells whether it was executed. If not, it never will be: the tombstone answers every later call. */
+  /** Says whether the operation was executed. If it was not, a tombstone is written, which refuses every later call with this reference. */
   finalize(merchantAccount: string, at: string, ref: string, op: Operation): Finalized {
     const record = this.account(merchantAccount).refs.get(ref);
     if (!record) {
@@ -325,7 +325,7 @@ export class Processor {
       return { kind: 'never' };
     }
     if (record.type === 'tombstone') return { kind: 'never' };
-    // The reference belongs to another operation. The caller mixed the two up, and neither answer would be true.
+    // The reference belongs to another operation. The caller has mixed up the two, so neither `executed` nor `never` would be true.
     if (record.asked.op !== op || record.quirks?.includes('cannot_tell')) return { kind: 'cannot_tell' };
     return { kind: 'executed', result: record.result };
   }
@@ -347,7 +347,7 @@ export class Processor {
     return { found: true, state, transactionId, amountCents, ...(batchId && { batchId }), ...(authCode && { authCode }) };
   }
 
-  /** Closes the open batch of a merchant account; null if it is empty. */
+  /** Closes the open batch of a merchant account. null: the open batch is empty. */
   closeBatch(merchantAccount: string, at: string): Batch | null {
     const account = this.account(merchantAccount);
     if (account.open.size === 0) return null;
@@ -358,7 +358,7 @@ export class Processor {
     return account.batches.at(-1)!;
   }
 
-  /** Closed batches after a batch, oldest first; null if that batch is not this account's. */
+  /** Closed batches after the batch `batchId`, oldest first. null: this account has no such batch. */
   batchesAfter(merchantAccount: string, batchId: string | null): readonly Batch[] | null {
     const { batches, batchIndex } = this.account(merchantAccount);
     if (batchId === null) return batches;
@@ -394,12 +394,12 @@ export class Processor {
     return this.disputes.get(disputeId)!;
   }
 
-  /** Brand and last four of the card of a transaction. */
+  /** Brand and last four digits of the card of a charge. */
   cardOf(merchantAccount: string, chargeTransactionId: string): Card | null {
     return this.account(merchantAccount).charges.get(chargeTransactionId)?.asked.card ?? null;
   }
 
-  /** Executed operations and tombstones from a number on, oldest first. */
+  /** Executed operations and tombstones from number `from` on, oldest first. */
   truth(from: number, limit: number): Truth[] {
     return this.history.slice(from, from + limit).map((record, index) => this.truthOf(record, from + index));
   }
@@ -429,7 +429,7 @@ export class Processor {
   }
 
   private take(record: ProcessorRecord): void {
-    // Written first: if the journal refuses, the state in memory must not change.
+    // Write the record first: if the journal refuses it, the state in memory must not change.
     this.write(record);
     this.apply(record);
   }
@@ -478,7 +478,7 @@ export class Processor {
   private refundResult(charge: Charge, asked: ReversalAsked): Result {
     if (charge.rejected) return rejected('settlement_rejected', 'the settlement of this charge was rejected');
     const remaining = remainingOf(charge);
-    // "Nothing left" comes first. A voided charge will never settle, so "not settled" would invite the caller to wait.
+    // Check first whether anything remains. A voided charge will never settle, so "not settled" would invite the caller to wait.
     if (remaining === 0) return rejected('already_reversed', 'nothing remains of this charge');
     const refundable = charge.batchId !== null || charge.record.quirks?.includes('void_rejected') || this.options.refundUnsettled;
     if (!refundable) return rejected('not_settled', 'this charge has not settled');
@@ -506,7 +506,7 @@ export class Processor {
     const { transactionId, amountCents } = result;
     if (asked.op === 'void') {
       charge!.voidedCents += amountCents;
-      // Voided whole: the batch has no line for it.
+      // If the whole charge was voided, the batch has no line for it.
       if (charge!.voidedCents === charge!.asked.amountCents) account.open.delete(charge!);
       return;
     }

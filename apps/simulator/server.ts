@@ -1,8 +1,10 @@
 /**
- * The sandbox card processor over HTTP: a bank of its own, with its own durable file, so that what truly happened to the money does not die with us.
+ * The sandbox card processor over HTTP. It stands for a bank and has its own durable file. So if Payfold's processes die or lose data, the processor
+ * still knows what truly happened to the money.
  *
- * Merchant calls (`/v1/…`) carry `Authorization: Sandbox <merchant account>:<sandbox key>`; the key of an account is `sk_sandbox_<merchant account>`, that of the operator's
- * controls (`/control/…`) is `sk_sandbox_operator` under the name `operator`. Bodies are JSON. Every operation is executed at most once per merchant account and reference.
+ * Merchant calls (`/v1/…`) carry `Authorization: Sandbox <merchant account>:<sandbox key>`. The key of a merchant account is
+ * `sk_sandbox_<merchant account>`. The operator's controls (`/control/…`) need the name `operator` and the key `sk_sandbox_operator`. Bodies are JSON.
+ * An operation is executed at most once for each merchant account and reference.
  *
  * | merchant call | does |
  * |---|---|
@@ -17,9 +19,9 @@
  * |---|---|
  * | `POST, GET, DELETE /control/faults` | arm a fault (faults.ts) · list · clear |
  * | `POST /control/processing` `{enabled}` | refuse everything under `/v1` with a clear 503, nothing executed |
- * | `GET /control/charges?from=&limit=` | ground truth: every executed operation and tombstone |
+ * | `GET /control/charges?from=&limit=` | the true state: every executed operation and tombstone |
  * | `POST /control/batches/close` | closes every open batch |
- * | `GET /control/disputes` · `POST /control/disputes/{id}` `{status?, stage?}` | disputes of all accounts · moves one on |
+ * | `GET /control/disputes` · `POST /control/disputes/{id}` `{status?, stage?}` | disputes of all accounts · changes one |
  *
  * A refusal that executed nothing and stored nothing is `{error: {code, message}}`.
  */
@@ -47,12 +49,15 @@ import {
 } from './processor.js';
 
 const MAX_BODY_BYTES = 16 * 1024;
-/** Clients drop idle connections long before (15 s). So the server never closes one while a client writes a request to it. */
+/**
+ * Clients drop idle connections long before this time (after 15 s). So the server never closes a connection on which a client is just writing a
+ * request.
+ */
 const KEEP_ALIVE_MS = 65_000;
 const REQUEST_TIMEOUT_MS = 30_000;
-/** Time that a stop waits for answers in flight. */
+/** How long a stop waits for answers in flight. */
 const STOP_GRACE_MS = 2_000;
-/** Pages stay below the 64 KiB that a client reads of one answer. */
+/** With these limits, pages stay below the 64 KiB that a client reads of one answer. */
 const BATCHES_PER_PAGE = 100;
 const LINES_PER_PAGE = 200;
 const TRUTH_PER_PAGE = 1_000;
@@ -66,7 +71,7 @@ const RANDOM_ID_CHARACTERS = 16;
 const STATUS_OF_RESULT = { approved: 200, declined: 402, rejected: 422, not_processed: 502 } as const satisfies Record<Result['kind'], number>;
 
 export interface SimulatorOptions {
-  /** The directory of the journal; created if missing. One simulator at a time. */
+  /** The directory of the journal. It is created if it is missing. Only one simulator at a time can use it. */
   readonly directory: string;
   readonly host?: string;
   /** 0 or omitted: any free port. */
@@ -77,17 +82,17 @@ export interface SimulatorOptions {
   readonly partialVoid?: boolean;
   /** Default false. */
   readonly refundUnsettled?: boolean;
-  /** Time of day, UTC (`HH:MM` or `HH:MM:SS`), at which every open batch is closed; null or omitted: only on request. */
+  /** Time of day in UTC (`HH:MM` or `HH:MM:SS`) at which every open batch is closed. null or omitted: batches are closed only on request. */
   readonly closeBatchesAt?: string | null;
-  /** The operator's endpoints; default true. */
+  /** True: the operator's endpoints are served. Default true. */
   readonly controls?: boolean;
-  /** Called when the journal can no longer be written: the process should end and start again. */
+  /** Called when the journal can no longer be written. Then the process should end and start again. */
   readonly onFailure?: (error: Error) => void;
 }
 
 export interface Simulator {
   readonly url: string;
-  /** Stops accepting, lets answers in flight leave, drops waiting calls, closes the file. */
+  /** Stops accepting requests, waits for answers in flight, drops calls that still wait, and closes the file. */
   close(): Promise<void>;
 }
 
@@ -106,7 +111,7 @@ const invalid = (message: string) => new Refusal(400, 'invalid_request', message
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** The answer of a handler; null: the connection was cut. */
+/** The answer of a handler. null: the handler has answered itself, or has cut the connection. */
 type Reply = { readonly status: number; readonly body: unknown } | null;
 
 interface Request {
@@ -158,7 +163,7 @@ const instrumentOf = (value: unknown): { instrument: { number: string } | { toke
     return { instrument: { token }, card: Object.hasOwn(TOKENS, token) ? { brand: 'visa', last4: '4242' } : { brand: 'unknown', last4: '0000' } };
   }
   const number = text('instrument.number', instrument.number, /^\d{12,19}$/);
-  // The fixtures alone judge a card. A card without its required fields is a malformed request.
+  // Only the fixtures decide about a card. But a card without its required fields is a malformed request.
   integer('instrument.expiryMonth', instrument.expiryMonth ?? 0, 1, 12, 0);
   integer('instrument.expiryYear', instrument.expiryYear ?? 0, 2000, 2099, 0);
   text('instrument.cvv', instrument.cvv, /^\d{3,4}$/);
@@ -193,7 +198,7 @@ const faultOf = (body: Fields): Fault => {
 const MERCHANT_ACCOUNT = /^[0-9A-Za-z_.-]{1,100}$/;
 const OPERATOR = 'operator';
 
-/** The merchant account of a caller; throws a 401. */
+/** The merchant account of a caller. Throws a 401 if the key is wrong. */
 const callerOf = (authorization: string | undefined): string => {
   const [, name = '', key] = /^Sandbox ([^:\s]+):(\S+)$/.exec(authorization ?? '') ?? [];
   if (!MERCHANT_ACCOUNT.test(name) || key !== `sk_sandbox_${name}`)
@@ -214,7 +219,7 @@ const readBody = async (request: IncomingMessage): Promise<Fields> => {
   try {
     value = JSON.parse(Buffer.concat(chunks).toString('utf8'));
   } catch {
-    // The parser's own message repeats the text, and the text may hold a card.
+    // Do not pass on the parser's message: it repeats the text, which may hold a card number.
     throw invalid('the body is not JSON');
   }
   return fields('the body', value);
@@ -230,7 +235,7 @@ const summary = ({ batchId, closedAt, fundedOn, lines }: Batch) => ({
   netCents: lines.reduce((sum, line) => sum + line.netCents, 0),
 });
 
-/** The address of a simulator that runs on this directory; null if none answers. */
+/** The address of a simulator that runs on this directory. null: none answers. */
 export const findSimulator = async (directory: string): Promise<string | null> => {
   try {
     const { url } = JSON.parse(await readFile(join(directory, ADDRESS_FILE), 'utf8')) as { url: string };
@@ -241,7 +246,7 @@ export const findSimulator = async (directory: string): Promise<string | null> =
   }
 };
 
-/** Milliseconds until the next time of this time of day in UTC; a whole day if it is now. */
+/** Milliseconds until this time of day in UTC comes next. If it is now, a whole day. */
 const untilTimeOfDay = (timeOfDay: string, now: number): number => {
   const [hours = 0, minutes = 0, seconds = 0] = timeOfDay.split(':').map(Number);
   const wanted = ((hours * 60 + minutes) * 60 + seconds) * 1_000;
@@ -255,8 +260,8 @@ const JOURNAL_FILE = 'journal.ndjson';
 const ADDRESS_FILE = 'address.json';
 
 /**
- * Starts the processor on its directory. Throws `JournalRefused` if another simulator holds it or its file is damaged, and the system's error if the
- * port is taken.
+ * Starts the processor on its directory. Throws `JournalRefused` if another simulator holds the directory or its file is damaged, and the system's
+ * error if the port is taken.
  */
 export const startSimulator = async (options: SimulatorOptions): Promise<Simulator> => {
   const {
@@ -285,7 +290,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   const now = () => timestamp(clock.now());
   const wait = async (ms: number): Promise<void> => {
     if (ms > 0) await clock.sleep(ms, stopping.signal);
-    // A call that waited through a stop is dropped before it changes anything.
+    // If the simulator was stopped while a call waited, the call is dropped before it changes anything.
     if (stopping.signal.aborted) throw new Refusal(503, 'stopping', 'the processor is stopping');
   };
 
@@ -295,7 +300,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
       return batch ? [{ merchantAccount, ...summary(batch) }] : [];
     });
 
-  /** The nightly close. */
+  /** Closes all open batches every day at this time. */
   const closeDaily = async (timeOfDay: string): Promise<void> => {
     for (;;) {
       await clock.sleep(untilTimeOfDay(timeOfDay, clock.now()), stopping.signal);
@@ -305,7 +310,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     }
   };
 
-  /** Executes a call with its fault, if any. `execute` decides at once. Its record is durable before the answer leaves. */
+  /** Executes a call, with a fault if one hits it. `execute` decides at once. Its record is durable before the answer is sent. */
   const perform = async (
     response: ServerResponse,
     facts: CallFacts,
@@ -317,7 +322,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     if (fault?.answer === 'disabled') throw new Refusal(503, 'disabled', 'processing is disabled');
     await wait(delayMs + (fault?.delayBeforeMs ?? 0));
     const reply = fault?.effect === false ? { status: 200, body: { ref: facts.ref, outcome: { kind: 'approved' } } } : execute();
-    // Also for repeated answers: the first one may not be on disk yet.
+    // Wait for the disk even if the answer is a repeated one, since the first answer's record may not be on disk yet.
     await journal.durable();
     if (!fault) return reply;
     await wait(fault.delayAfterMs);
@@ -434,7 +439,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     return { batchId, lines: batch.lines.slice(from, from + LINES_PER_PAGE), more: batch.lines.length > from + LINES_PER_PAGE };
   });
 
-  /** A control's answer waits for the disk like any other. */
+  /** Makes a handler for the operator only. Its answer waits for the disk like any other. */
   const control =
     (execute: (request: Request) => unknown): Handler =>
     async (request) => {
@@ -525,7 +530,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     } catch (error) {
       if (error instanceof Refusal && error.code !== 'stopping')
         return send(response, error.status, { error: { code: error.code, message: error.message } });
-      // An uncertain outcome gets no answer: the connection is cut.
+      // If the outcome is uncertain, send no answer and cut the connection.
       response.socket?.destroy();
       if (error instanceof Refusal || request.errored) return;
       onLog(`a call failed: ${error instanceof Error ? (error.stack ?? error.message) : 'unknown'}`);

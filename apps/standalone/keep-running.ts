@@ -1,4 +1,4 @@
-/** A child process that is started again whenever it ends. Until then its callers fail or wait by their own rules. */
+/** Starts a child process again whenever it ends. While no child runs, calls to it fail or wait, as each caller has decided. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Logger } from '#platform';
 
@@ -6,24 +6,25 @@ export interface Child {
   readonly pid: number;
   /** Resolves when the process is gone. */
   readonly exited: Promise<unknown>;
-  /** Resolves when the process is gone, at once if it is already. */
+  /** Ends the process. Resolves when it is gone, or at once if it has ended before. */
   stop(): Promise<void>;
 }
 
 export interface Kept<C extends Child> {
-  /** The first child. Its successors have the same address. */
+  /** The first child. Later children have the same address. */
   readonly first: C;
   current(): C;
   stop(): Promise<void>;
 }
 
 const BACKOFF_MS = { first: 100, most: 5_000 } as const;
-/** A child that lived this long was healthy. Its end counts as a new fault. */
+/** If a child lived this long, it was healthy. The pauses before the next starts then begin with the shortest one again. */
 const WELL_AFTER_MS = 30_000;
 
 /**
- * `start` gets the child that ended (null at first), so the next one can take its address. Rejects if the first child cannot be started. Later it
- * tries again without end. The signal of `start` ends a start that is under way: the first one by `stop`, later ones by {@link Kept.stop}.
+ * Starts a child, and starts it again whenever it ends. `start` gets the child that ended (null at first), so that the new child can take its
+ * address. Rejects if the first start fails; later starts are repeated without limit. The signal that `start` gets ends a start that is under way:
+ * `stop` ends the first start, and {@link Kept.stop} ends later ones.
  */
 export const keepRunning = async <C extends Child>(
   name: string,

@@ -1,12 +1,12 @@
 /**
- * The supervisor behind `npm start`. It runs Postgres, the sandbox processor, the API and the worker as processes of their own, and does no work
- * itself.
+ * The supervisor behind `npm start`. It runs Postgres, the sandbox processor, the API and the worker as processes of their own, and does no other
+ * work.
  *
- * Start: Postgres and the processor first, then the API and the worker. The faster of those two brings the schema up to date, under a lock. When both
- * are ready, the worker makes the sandbox's first account. The first start of each process must succeed. Later, a child that ends is started again at
- * the same address.
+ * Start: Postgres and the processor start first, then the API and the worker. The API or the worker, whichever is first, brings the schema up to date
+ * under a lock. When both are ready, the worker makes the sandbox's first account. The first start of each process must succeed. Later, a child that
+ * ends is started again at the same address.
  *
- * A stop during the start ends the children that are starting, then everything that was started.
+ * If a stop is requested during the start, the supervisor ends the children that are starting, then everything that it has started.
  *
  * End: first the API drains, then the worker ends, then the processor and Postgres. If the supervisor itself is killed, the API and the worker drain
  * by themselves. The processor ends within 2 s, and Postgres after the last process that needs it.
@@ -31,7 +31,7 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
   const stops: Stops = [];
   const stop = async () => {
     const failures: unknown[] = [];
-    // A child that cannot be stopped must not keep the others running.
+    // If one child cannot be stopped, the others must still be stopped.
     for (const one of stops.splice(0).reverse()) await one().catch((error: unknown) => failures.push(error));
     if (failures.length > 0) throw failures[0];
   };
@@ -41,7 +41,7 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
     const lock = tryLockDataDir(config.dataDir);
     if ('holder' in lock) throw new Error(`${config.dataDir} is in use by process ${lock.holder}; stop it, or set DATA_DIR to another folder`);
     stops.push(async () => lock.release());
-    // The key file is checked before anything is started, so a wrong one leaves no half-made data directory.
+    // The key file is checked before anything is started, so that a wrong key file leaves no half-made data directory.
     refuseHalfDirectory(config);
     openKeys(config);
 
@@ -57,7 +57,8 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
       ...process.env,
       DATABASE_URL: databaseUrl,
       ...(simulatorUrl !== null && { SIMULATOR_URL: simulatorUrl }),
-      // A lost key must not be replaced by a new one. And the port below may be one that the user chose.
+      // With MASTER_KEY_FILE set, a role never replaces a lost key by a new one. PUBLIC_URL keeps its value even if PORT is set to another port
+      // below.
       MASTER_KEY_FILE: config.masterKeyFile,
       PUBLIC_URL: config.publicUrl,
     };
@@ -69,7 +70,7 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
     const [worker, api] = await together(keep('worker'), keep('api'));
     const { url, auditUrl } = api.first.addresses as Required<RoleProcess['addresses']>;
     await untilReady(url, log, stopStart);
-    // The key is shown only once. So it is made after every step that may refuse to start.
+    // The API key is shown only once. So the account is made after every step that can fail.
     const first = config.environment === 'sandbox' ? await orStopped(worker.current().ask('firstAccount'), stopStart) : null;
 
     const runtime = join(config.dataDir, 'runtime.json');
@@ -86,7 +87,10 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
 const READY_WAIT_MS = 30_000;
 const READY_POLL_MS = 50;
 
-/** After an upgrade the worker may still build read models. A long build continues while /readyz reports it. */
+/**
+ * Waits until the API is ready, at most {@link READY_WAIT_MS}. After an upgrade the worker may still build read models. If that takes longer, the
+ * build continues and /readyz reports it.
+ */
 const untilReady = async (url: string, log: Logger, stop: AbortSignal): Promise<void> => {
   for (const until = performance.now() + READY_WAIT_MS; performance.now() < until;) {
     if ((await fetch(`${url}/readyz`, { signal: stop }).catch(() => null))?.ok) return;
@@ -95,27 +99,27 @@ const untilReady = async (url: string, log: Logger, stop: AbortSignal): Promise<
   log.warn('the service is not ready yet; /readyz names the check that fails');
 };
 
-/** Waits for all, so that everything that was started can be stopped. Then throws the first fault. */
+/** Waits for both, even if one fails, so that everything that was started can be stopped. Then throws the first error. */
 const together = async <A, B>(a: A | Promise<A>, b: B | Promise<B>): Promise<[A, B]> => {
   const settled = await Promise.allSettled([a, b]);
   for (const one of settled) if (one.status === 'rejected') throw one.reason;
   return Promise.all([a, b]);
 };
 
-/** A new child listens at the port of the one before. */
+/** Makes a new child listen at the ports of the child before it. */
 const portsOf = (before: RoleProcess | null): Record<string, string> => {
   const { url, auditUrl } = before?.addresses ?? {};
   return url && auditUrl ? { PORT: new URL(url).port, AUDIT_PORT: new URL(auditUrl).port } : {};
 };
 
-/** Metrics of both roles. Figures of each process are added up. Figures of the database come from one of them. */
+/** Metrics of all processes. Figures of the processes are added up. Figures of the database come from the worker only. */
 const allMetrics = async ({ api, worker }: Partial<Record<'api' | 'worker', Kept<RoleProcess>>>): Promise<Registry> => {
   if (!api || !worker) throw new Error('not ready');
   const parts = [ours.getMetricsAsJSON(), api.current().ask('ownMetrics'), worker.current().ask('ownMetrics'), worker.current().ask('sharedMetrics')];
   return client.AggregatorRegistry.aggregate(await Promise.all(parts));
 };
 
-/** The metrics of all processes are added up. That makes no sense for start times, so only the supervisor's is reported. */
+/** The metrics of all processes are added up. A sum of start times makes no sense, so only the supervisor's start time is reported. */
 const ours = new client.Registry();
 countMaskedLines(ours);
 new client.Gauge({
@@ -125,7 +129,7 @@ new client.Gauge({
   registers: [ours],
 }).set(Math.round(performance.timeOrigin / 1_000));
 
-/** Data without its key cannot be used, and a new key would hide that. */
+/** Throws if the data directory holds data but no key file. The data cannot be used without its key, and a new key would hide the loss. */
 const refuseHalfDirectory = (config: Config): void => {
   if (
     !config.databaseUrl &&
@@ -148,9 +152,9 @@ const embedded = async (
   const postgres = await keepRunning('postgres', log, stop, (before: EmbeddedPostgres | null, stopped) =>
     startEmbeddedPostgres(cluster, {
       stop: stopped,
-      // Other processes use this port.
+      // Other processes know this port, so a new Postgres must use the same one.
       ...(before && { port: before.port }),
-      // After a Ctrl-C the requests in flight still need it.
+      // A Ctrl-C must not reach Postgres, since the requests in flight still need it.
       ownSession: true,
       onSpawn: watch,
       onLog: (line) => log.debug({ line }, 'postgres'),
@@ -179,7 +183,9 @@ const simulator = async (config: Config, log: Logger, stops: Stops, stop: AbortS
   return child.first.url;
 };
 
-/** The simulator of a killed service ends within seconds. Until then it holds its journal. */
+/**
+ * If a service was killed, its simulator still holds the journal until it ends, which takes some seconds. So the start is tried again for this long.
+ */
 const PREDECESSOR_MS = 10_000;
 const PREDECESSOR_POLL_MS = 250;
 const afterItsPredecessor = async <T>(stop: AbortSignal, begin: () => Promise<T>): Promise<T> => {

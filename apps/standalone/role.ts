@@ -1,6 +1,6 @@
 /**
- * The API or the worker as a child process. It reports its address, answers questions over its channel, and ends by SIGTERM or when its parent has
- * ended.
+ * The API or the worker as a child process. The child reports its address, answers questions over its channel, and ends on SIGTERM or when its parent
+ * is gone.
  */
 import { fork } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
@@ -20,8 +20,8 @@ export interface RoleProcess extends Child {
 }
 
 /**
- * Starts the role and waits until it is ready. If it does not start, throws its error line. It keeps `lifeline` open as long as it lives. `stop` ends
- * a start that is under way.
+ * Starts the role and waits until it is ready. If it does not start, throws the role's error line. The child keeps `lifeline` open as long as it
+ * lives. `stop` ends a start that is under way.
  */
 export const startRole = async (
   role: 'api' | 'worker',
@@ -32,12 +32,12 @@ export const startRole = async (
   stop.throwIfAborted();
   const child = fork(fileURLToPath(new URL(`../${role}/main.js`, import.meta.url)), [`${SUPERVISED}${SUPERVISOR_ID}`], {
     env,
-    // Figures may be NaN, which JSON cannot express.
+    // Metrics may be NaN, which JSON cannot express.
     serialization: 'advanced',
     stdio: ['ignore', 'inherit', 'inherit', 'ipc', lifeline],
   });
   const kill = () => child.kill('SIGKILL');
-  // If this process ends at once, the child must end too.
+  // If this process exits without stopping the child first, the child must end, too.
   process.once('exit', kill);
   const exited = new Promise<string>((resolve) => {
     child.on('exit', (code, signal) => resolve(signal ?? `code ${code}`)).on('error', (error) => resolve(error.message));

@@ -1,6 +1,6 @@
 /**
- * The worker: the subscribers that follow the log, the loops that run by the clock, and the dispatcher of webhooks. Any number of workers may run,
- * since each piece of work has its own guard.
+ * The worker runs the subscribers that follow the log, the loops that run at fixed times, and the dispatcher of webhooks. Several workers may run at
+ * the same time: every piece of work is guarded against a second worker.
  */
 import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresUnfinishedRows } from '#checkout';
@@ -17,9 +17,12 @@ const SWEEP_EVERY_MS = 5_000;
 /** Batches close once a day, so this is soon enough. */
 const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
-/** Time between two signed heads. A signed head does not show the loss of events that are younger than this. */
+/** Time between two signed heads. If events younger than this are lost, no signed head shows the loss. */
 const HEAD_EVERY_MS = 60_000;
-/** One round of payments at a time, and a few of them between two pauses. A million payments take a few hours and little of a core. */
+/**
+ * Each round checks some hundred payments, with a pause after every few of them. So the check of a million payments takes a few hours and little of a
+ * core.
+ */
 const DRIFT_EVERY_MS = 5_000;
 const DRIFT_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
@@ -39,7 +42,7 @@ export interface Worker {
   stop(): Promise<void>;
 }
 
-/** One round of a loop. Whatever it would do in an incident may rest on events that are lost (C76). */
+/** Runs one round of a loop. In an incident it does nothing, since the round might act on events that are lost (C76). */
 export const playRound = async (round: Round, ownLog: Pick<LogGate, 'incident'>, log: Pick<Logger, 'warn'>): Promise<void> => {
   if (ownLog.incident) return;
   await round.run().catch((error: unknown) => log.warn({ err: error, loop: round.name }, 'a loop of the worker failed; it goes on'));
@@ -49,11 +52,11 @@ export const startWorker = (services: Services): Worker => {
   const { checkout, clock, config, log, ownLog, payments, pool, reactors, readModels, settlement, webhooks } = services;
   const subscribers = [...Object.values(reactors), ...readModels.all()];
   const stop = new AbortController();
-  // Every loop has a listener on it.
+  // Every loop adds a listener to this signal.
   setMaxListeners(0, stop.signal);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
-    // Exceptions are opened even if the round failed. They belong to the batches that were recorded.
+    // Exceptions are opened even if recording failed, since some batches may have been recorded before the failure.
     {
       name: 'settlement',
       everyMs: SETTLEMENT_EVERY_MS,
@@ -83,7 +86,7 @@ export const startWorker = (services: Services): Worker => {
   ];
 
   for (const reactor of Object.values(reactors)) reactor.start();
-  // No request comes here, but the keys are finished over the same connections.
+  // A worker serves no requests. But its key sweeper finishes keys, so the database of the keys must be compared here, too.
   void payments.claims.begun();
   const following = readModels.follow(stop.signal);
   webhooks.dispatcher.start();
@@ -101,7 +104,7 @@ export const startWorker = (services: Services): Worker => {
   };
 };
 
-/** If the log does not begin with the part that was signed, an alarm is raised and nothing is signed. */
+/** Signs the log. If the log does not begin with the part that was signed before, logs an error as an alarm and signs nothing. */
 const signHeads = async ({ seal, log }: Services): Promise<void> => {
   try {
     await signLog(seal);
@@ -111,7 +114,7 @@ const signHeads = async ({ seal, log }: Services): Promise<void> => {
   }
 };
 
-/** A difference between a read model and the events is a fault of ours, or tampering. */
+/** Compares payments in read models with their events, and logs each difference. A difference is a fault of ours, or tampering. */
 const lookForDrift = async ({ seal: { store, db, now }, clock, log }: Services, stop: AbortSignal): Promise<void> => {
   const found = await sweepDrift({ store, db, now }, () => clock.sleep(DRIFT_PAUSE_MS, stop));
   for (const { paymentId, kind, position, message } of found ?? [])

@@ -12,7 +12,7 @@ import { MemoryDirectory } from './directory.js';
 const START = Date.parse('2026-01-05T10:00:00.000Z');
 const ring = (...kids: string[]) => new Ring(kids.at(-1)!, new Map(kids.map((kid) => [kid, Buffer.alloc(32, kid)])));
 
-/** Everything that authentication touches, with a clock that stands where it is put. */
+/** Everything that authentication uses, with a clock that the test sets. */
 const world = async (keys: KeyRing = ring('k1'), environment: 'sandbox' | 'production' = 'sandbox') => {
   const time = { ms: START };
   const clock: Clock = { ...systemClock, now: () => time.ms };
@@ -140,7 +140,7 @@ describe('API keys (C51)', () => {
     expect(await statusOf(w.apiKey.replace('pc_test_', 'pc_live_'))).toBe(401);
     const production = { ...w.deps, environment: 'production' as const };
     expect((await refused(authenticate([w.apiKey], production))).status).toBe(401);
-    // Nor where a sandbox's rows were copied into production and the text was altered to fit.
+    // The production environment refuses the key even if a sandbox's rows were copied into it and the text of the key was changed to `pc_live_`.
     expect((await refused(authenticate([w.apiKey.replace('pc_test_', 'pc_live_')], production))).status).toBe(401);
   });
   test('outlive a rotation of the master key, and end when their master key leaves the ring', async () => {
@@ -199,7 +199,7 @@ describe('access tokens (C52)', () => {
   const now = () => Math.floor(w.time.ms / 1_000);
   const encode = (value: unknown) => Buffer.from(JSON.stringify(value)).toString('base64url');
 
-  /** A token signed with the right key, after changes to header and claims; `undefined` takes a field away. */
+  /** A token with changed claims and header, signed with the right key. `undefined` removes a field. */
   const forge = async (claims: Record<string, unknown> = {}, header: Record<string, unknown> = {}, keys: KeyRing = w.keys, signWith = 'k1') => {
     const payload = { iss: 'payfold:sandbox', aud: 'payfold:partner-v1', sub: w.accountId, iat: now(), exp: now() + 3_600, ...claims };
     const { sign } = await import('node:crypto');
@@ -316,7 +316,7 @@ describe('access tokens (C52)', () => {
     const token = await forge();
     const alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_';
     const last = alphabet.indexOf(token.at(-1)!);
-    // 64 bytes leave four unused bits in the last character.
+    // The signature has 64 bytes. Its last base64url character has four unused bits.
     await bad(`${token.slice(0, -1)}${alphabet[last + 1]!}`);
   });
   test('longer than 2 KB', async () => {

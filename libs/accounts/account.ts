@@ -1,10 +1,10 @@
-/** An API account. Stream `account-<accountId>`. Of each key it holds the look-up part and a keyed hash of the secret (C51). */
+/** An API account. Its stream is `account-<accountId>`. For each key, the stream holds the look-up part and a keyed hash of the secret (C51). */
 import { type Decider, ServiceError, unreachable } from '#kernel';
 
 /** Longest name of an account, portal or agency, in UTF-16 units. */
 export const MAX_NAME_LENGTH = 200;
 
-/** The environment that a key was issued in. The key is refused in the other one (C51). */
+/** The environment that a key was issued in. The other environment refuses the key (C51). */
 export type KeyEnvironment = 'test' | 'live';
 
 /** The recorded part of an API key. */
@@ -24,7 +24,7 @@ export interface ApiKeyRecord {
 export type AccountEvent =
   | { readonly type: 'AccountCreated'; readonly data: { readonly accountId: string; readonly name: string } }
   | { readonly type: 'ApiKeyIssued'; readonly data: { readonly accountId: string; readonly key: ApiKeyRecord } }
-  /** One event, so that there is no moment in which both keys work or neither does. */
+  /** The end of the old keys and the new key are one event, so that there is no moment in which both keys work or neither does. */
   | {
       readonly type: 'ApiKeysRotated';
       readonly data: { readonly accountId: string; readonly endedKeyIds: readonly string[]; readonly key: ApiKeyRecord };
@@ -89,7 +89,7 @@ const decide = (state: Account | null, command: AccountCommand): readonly Accoun
     if (state) throw new ServiceError('INVALID_STATE', 'The account already exists.');
     return [{ type: 'AccountCreated', data: { accountId: command.accountId, name: validName('name', command.name) } }];
   }
-  // A deactivated account may still get keys: a leaked key is rotated before reactivation.
+  // A deactivated account may still get keys, so that a leaked key can be rotated before the account is reactivated.
   const { accountId, status, keys } = existing(state);
   switch (command.type) {
     case 'IssueApiKey':
@@ -114,7 +114,10 @@ const existing = (state: Account | null): Account => {
 
 const CONTROL_OR_SURROGATE = /[\p{Cc}\p{Surrogate}]/u;
 
-/** A text for one line: 1–`max` UTF-16 units, trimmed, no control characters. Throws VALIDATION_ERROR with the field's name, not its value. */
+/**
+ * A text for one line: 1–`max` UTF-16 units, trimmed, no control characters. The message of VALIDATION_ERROR names the field and does not repeat the
+ * value.
+ */
 export const validLine = (field: string, value: string, max: number): string => {
   const text = value.trim();
   if (text.length < 1 || text.length > max) throw new ServiceError('VALIDATION_ERROR', `${field} must have 1 to ${max} characters.`);

@@ -9,7 +9,7 @@ import { postgresKeyUse } from './key-use.js';
 import { openSigningSecret } from './administration.js';
 
 export const DIRECTORY = Symbol('directory');
-/** The dependencies of the authentication of partners. */
+/** The dependencies of `authenticate`, which checks the credentials of partners. */
 export const AUTHENTICATION = Symbol('authentication');
 
 @Global()
@@ -40,7 +40,10 @@ export const AUTHENTICATION = Symbol('authentication');
 })
 export class AccountsModule {}
 
-/** Under another ring every API key would be refused and no secret could be opened. A clear line at the start is better than a 401 for each request. */
+/**
+ * Throws if the master key ring is not the one of this database. With another ring, every API key would be refused and no secret could be opened. One
+ * clear line at the start is better than a 401 for each request.
+ */
 const requireRightKeys = async ({ config: { masterKeyFile }, keys }: ProcessContext, directory: Directory): Promise<void> => {
   const portal = (await directory.portals()).at(-1);
   if (!portal) return;

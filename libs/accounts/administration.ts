@@ -25,12 +25,15 @@ export interface AdministrationDeps {
   readonly ids: Ids;
   readonly keys: KeyRing;
   readonly environment: 'sandbox' | 'production';
-  /** Names, reasons and reference ids are searched for card numbers (C9). */
+  /** True: names, reasons and reference ids that hold a card number are refused (C9). */
   readonly cardInTextCheck: boolean;
   readonly actor: Actor;
 }
 
-/** The state after a command. `position`: readers that have passed it show the change. null if no event was ever recorded. */
+/**
+ * The state after a command. `position` is the position of the stream's last event: a read model that has reached it shows the change. null: the
+ * stream has no event.
+ */
 export interface Done<State> {
   readonly state: State;
   readonly position: Position | null;
@@ -54,26 +57,27 @@ export interface CaseChange {
   readonly portalId: string;
   readonly referenceId: string;
   readonly kind: 'block' | 'hold' | 'allow';
-  /** RFC 3339; null: until removed. Not for `allow`. */
+  /** End of the restriction, RFC 3339. null: until it is removed. Not used for `allow`. */
   readonly until: string | null;
   readonly reason: string | null;
 }
 
 /**
  * Every method throws a ServiceError for a mistake of the operator (unknown account 404, unknown portal PORTAL_ACCESS_DENIED, values out of range
- * VALIDATION_ERROR), and the errors of the store. A repeated command appends nothing and succeeds.
+ * VALIDATION_ERROR), and the errors of the store. A command that would change nothing, such as the second of two deactivations, appends nothing and
+ * succeeds.
  */
 export class Administration {
   constructor(private readonly deps: AdministrationDeps) {}
 
-  /** The same, recorded under another actor. */
+  /** The same commands, recorded under another actor. */
   as(actor: Actor): Administration {
     return new Administration({ ...this.deps, actor });
   }
 
   // Accounts and keys.
 
-  /** Present state. Throws 404 for an unknown account. */
+  /** The present state of an account. Throws 404 for an unknown account. */
   async account(accountId: string): Promise<Account> {
     const { state } = await load(this.deps.store, ACCOUNT_STREAM, accountId);
     if (!state) throw new ServiceError('VALIDATION_ERROR', 'There is no such account.', {}, { status: 404 });
@@ -98,7 +102,9 @@ export class Administration {
     return { ...(await this.changeAccount(accountId, { type: 'IssueApiKey', key: record })), keyId: record.keyId, apiKey };
   }
 
-  /** Ends every key of the account and issues a new one, in one event. Tokens that were already issued stay valid (specification, Authentication 3). */
+  /**
+   * Ends every key of the account and issues a new one, in one event. Tokens that were issued before stay valid (specification, Authentication 3).
+   */
   async rotateKeys(accountId: string): Promise<Done<Account> & NewKey> {
     const { apiKey, record } = this.drawKey();
     return { ...(await this.changeAccount(accountId, { type: 'RotateApiKeys', key: record })), keyId: record.keyId, apiKey };
@@ -115,7 +121,7 @@ export class Administration {
 
   // Portals.
 
-  /** Present state. Throws PORTAL_ACCESS_DENIED for an unknown portal. */
+  /** The present state of a portal. Throws PORTAL_ACCESS_DENIED for an unknown portal. */
   async portal(portalId: string): Promise<Portal> {
     const { state } = await load(this.deps.store, PORTAL_STREAM, portalId);
     if (!state) throw new ServiceError('PORTAL_ACCESS_DENIED', 'There is no such portal.');
@@ -150,7 +156,10 @@ export class Administration {
     return { signingSecret, sealed: this.deps.keys.seal(signingSecret, signingSecretContext(portalId)) };
   }
 
-  /** `signingSecret` is shown once. Links signed with it are accepted from now on. Returns are signed with it after {@link activateSigningSecret}. */
+  /**
+   * `signingSecret` is shown once. Links signed with it are accepted from now on. Addresses that lead back to the partner are signed with it only
+   * after {@link activateSigningSecret}.
+   */
   async stageSigningSecret(portalId: string): Promise<Done<Portal> & { readonly signingSecret: string }> {
     const { signingSecret, sealed } = this.drawSigningSecret(portalId);
     return { ...(await this.changePortal(portalId, { type: 'StageSigningSecret', signingSecret: sealed })), signingSecret };
@@ -161,7 +170,7 @@ export class Administration {
     return this.changePortal(portalId, { type: 'ActivateSigningSecret' });
   }
 
-  /** Unnamed parts stay as they are. A change of any part makes a new fee version. */
+  /** Parts that `change` does not name stay as they are. A change of any part makes a new fee version. */
   changeFee(portalId: string, change: Partial<FeeConfig>): Promise<Done<Portal>> {
     return this.changePortal(portalId, { type: 'ChangeFee', change });
   }
@@ -180,7 +189,7 @@ export class Administration {
     return this.changePortal(portalId, { type: 'SetLimits', scope, limits });
   }
 
-  /** Unnamed rules stay as they are; null removes a rule. */
+  /** Rules that `change` does not name stay as they are. null removes a rule. */
   setRules(portalId: string, change: Partial<PortalRules>): Promise<Done<Portal>> {
     return this.changePortal(portalId, { type: 'SetRules', change });
   }
@@ -232,8 +241,8 @@ export class Administration {
 }
 
 /**
- * Merchant accounts of the simulator are invented: one for the agency's money and one for the fee. So batches and balances stay apart for each
- * portal.
+ * The gateway of a new portal. The simulator accepts any merchant account, so each portal gets two of its own: one for the agency's money and one for
+ * the fee. This keeps the batches and balances of portals apart.
  */
 const gatewayOf = (portalId: string, gateway: NewPortal['gateway']): PortalGateway | null =>
   gateway === 'none'
@@ -258,7 +267,7 @@ export const openAcceptedSecrets = (keys: KeyRing, portal: Pick<Portal, 'portalI
     .filter((sealed) => sealed !== null)
     .map((sealed) => openSigningSecret(keys, { portalId: portal.portalId, signingSecret: sealed }));
 
-/** Shown at the first start of a sandbox. */
+/** The account, portal and key that the first start of a sandbox shows. */
 export interface SandboxDefaults extends NewKey {
   readonly accountId: string;
   readonly portalId: string;
@@ -270,8 +279,8 @@ export interface SandboxDefaults extends NewKey {
 export const SANDBOX_FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 250 };
 
 /**
- * Makes account, portal and key of a new sandbox; null if they exist. The ids are fixed and the key comes last, so the next start completes one that
- * was cut short. `signingSecret` is null if an earlier start made the portal.
+ * Creates account, portal and key of a new sandbox. null: the account already has a key. The ids are fixed and the key is issued last, so that the
+ * next start can complete an interrupted one. `signingSecret` is null if an earlier start created the portal.
  */
 export const createSandboxDefaults = async (administration: Administration): Promise<SandboxDefaults | null> => {
   const accountId = hashedUuid('payfold', 'sandbox', 'account');

@@ -1,19 +1,19 @@
 /**
- * An agency's restriction of one case: payments for it are blocked, held for a while, or neither. Stream `case-<portalId>-<first 32 hex digits of
- * SHA-256 of the reference id>`; the events carry both ids in full. The case is the payment-level `referenceId` of a portal (specification, Errors
- * 2).
+ * An agency's restriction of one case: payments for it are blocked, held for a while, or neither. A case is the payment-level `referenceId` of a
+ * portal (specification, Errors 2). The stream is `case-<portalId>-<first 32 hex digits of SHA-256 of the reference id>`; its events carry both ids
+ * in full.
  */
 import { type Decider, ServiceError, unreachable } from '#kernel';
 
 /** Longest `referenceId` of a payment (specification, Limits), in UTF-16 units. */
 export const MAX_REFERENCE_LENGTH = 255;
-/** Longest reason of a restriction, as of refunds and voids. */
+/** Longest reason of a restriction. Refunds and voids have the same limit. */
 export const MAX_REASON_LENGTH = 1_000;
 
 export interface CaseRestriction {
   /** `blocked` → PAYMENT_BLOCKED, `held` → PAYMENT_HELD. */
   readonly kind: 'blocked' | 'held';
-  /** RFC 3339, the first moment at which it is no longer in force; null: in force until removed. */
+  /** The first moment at which the restriction is no longer in force, RFC 3339. null: in force until it is removed. */
   readonly until: string | null;
   readonly reason: string | null;
 }
@@ -57,7 +57,7 @@ const evolve = (_: Case | null, event: CaseEvent): Case => {
 export const restrictionInForce = (restriction: CaseRestriction | null, epochMs: number): CaseRestriction | null =>
   restriction && (restriction.until === null || epochMs < Date.parse(restriction.until)) ? restriction : null;
 
-// Commands. `at` is the time of the caller, RFC 3339.
+// Commands. `at` is the present time, RFC 3339.
 
 export type CaseCommand =
   | ({ readonly type: 'BlockCase' | 'HoldCase'; readonly until: string | null; readonly reason: string | null; readonly at: string } & CaseName)
@@ -79,7 +79,7 @@ const decide = (state: Case | null, command: CaseCommand): readonly CaseEvent[] 
 
 const UNSTORABLE = /[\0\p{Surrogate}]/u;
 
-/** The rules of a payment's own `referenceId` (C8). A payment cannot name any other case, so no other case can be restricted. */
+/** Checks the rules for the `referenceId` of a payment (C8). No payment can name a case that breaks them, so such a case cannot be restricted. */
 const validReference = (referenceId: string): string => {
   if (referenceId.length < 1 || referenceId.length > MAX_REFERENCE_LENGTH)
     throw new ServiceError('VALIDATION_ERROR', `referenceId must have 1 to ${MAX_REFERENCE_LENGTH} characters.`);

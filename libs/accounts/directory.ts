@@ -1,8 +1,8 @@
 /**
- * The directory: the read model of accounts, keys, portals and cases that every request reads. It is read by primary key and never cached, so that a
- * deactivation or a rotated key counts on the next request (specification, Authentication 3 and 4).
+ * The directory: the read model of accounts, keys, portals and cases that every request reads. Requests read it by primary key and never cache it, so
+ * that a deactivation or a rotated key counts on the next request (specification, Authentication 3 and 4).
  *
- * Rows are folds by the deciders' own `evolve`. There are two implementations under one contract spec: Postgres, and memory for the simulation.
+ * The `evolve` of each decider makes the rows. There are two implementations, Postgres and memory (for the simulation). Both pass one contract spec.
  */
 import { isUuid, systemClock } from '#kernel';
 import { batched, type Queryable } from '#platform';
@@ -43,13 +43,15 @@ export interface ChargeTerms {
   readonly access: PortalAccess;
   /** null: no such portal. */
   readonly portal: Portal | null;
-  /** As recorded. `restrictionInForce` decides whether it is in force at a moment. null without a reference id. */
+  /**
+   * The restriction as recorded; `restrictionInForce` decides whether it is in force at a moment. null: no restriction, or no reference id was given.
+   */
   readonly restriction: CaseRestriction | null;
 }
 
-/** Reads present rows. An id that is no UUID does not exist. */
+/** Reads the present rows. An id that is not a UUID is treated as unknown. */
 export interface Directory {
-  /** By the look-up part of the key text. */
+  /** Finds a key by the look-up part of its text. */
   findApiKey(lookupId: string): Promise<ApiKeyFacts | null>;
   account(accountId: string): Promise<AccountFacts | null>;
   /** All accounts, oldest id first. */
@@ -66,7 +68,7 @@ export interface Directory {
 
 interface Row<State> {
   readonly state: State;
-  /** Revision of the last event in the state. An event is folded once, and a gap throws. */
+  /** Revision of the last event in the state. Each event is folded only once. A missing revision throws. */
   readonly revision: bigint;
 }
 
@@ -290,7 +292,7 @@ interface GrantColumns {
 
 const toAccess = ({ active, once_granted }: GrantColumns): PortalAccess => (active ? 'granted' : once_granted ? 'revoked' : null);
 
-/** Two statements of each kind at once, so that a slow one does not hold up all requests. */
+/** Two statements of each kind may be in flight, so that one slow statement does not delay all requests. */
 const LOOKUPS = { maxItems: 200, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
 interface KeyRow {
@@ -327,8 +329,8 @@ interface TermsQuestion {
 }
 
 /**
- * One statement, so that grant, portal and restriction are of one moment. If many requests of a batch name one portal, its row is sent once, with the
- * first of them.
+ * Reads with one statement, so that grant, portal and restriction are of the same moment. If several requests of a batch name the same portal, its
+ * row is sent only once, with the first of these requests.
  */
 const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[]): Promise<ChargeTerms[]> => {
   const uuids = (ids: readonly string[]) => ids.map((id) => (isUuid(id) ? id.toLowerCase() : null));
@@ -359,7 +361,7 @@ const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[
   }));
 };
 
-/** The directory on Postgres. Statements are named, so that a connection plans each of them once. */
+/** The directory on Postgres. Statements have names, so that each connection plans each statement once. */
 export const postgresDirectory = (db: Queryable): Directory => {
   const findApiKey = batched((lookupIds: readonly string[]) => findApiKeys(db, lookupIds), LOOKUPS);
   const chargeTerms = batched((questions: readonly TermsQuestion[]) => findChargeTerms(db, questions), LOOKUPS);
@@ -422,10 +424,10 @@ export const postgresDirectory = (db: Queryable): Directory => {
   };
 };
 
-/** The directory in memory, for the simulation and unit specs: `apply` feeds it the log. */
+/** The directory in memory, for the simulation and unit specs. The caller passes the events of the log to `apply`. */
 export class MemoryDirectory implements Directory {
   private readonly rows = noRows();
-  /** Look-up id to account id; a key never moves to another account. */
+  /** Account id by look-up id. A key never moves to another account. */
   private readonly accountOfKey = new Map<string, string>();
 
   apply(events: readonly Recorded[]): void {

@@ -46,6 +46,6 @@ export const CASE_STREAM: DecidedStreamType<Case | null, CaseCommand, CaseEvent>
   decider: caseRestriction,
 };
 
-/** Id of a case's stream. Hashed, because a reference id is any text and a stream name is not. */
+/** Id of a case's stream. The reference id is hashed, because it may be any text and the name of a stream may not. */
 export const caseStreamId = (portalId: string, referenceId: string): string =>
   `${portalId}-${createHash('sha256').update(referenceId, 'utf8').digest('hex').slice(0, 32)}`;

@@ -1,17 +1,20 @@
 /**
  * A portal: an agency's payment configuration, and the accounts that may use it. Stream `portal-<portalId>`.
  *
- * Configuration is history, not a row: a payment's intent names the fee version that it was charged under, and this stream can still show that
- * version.
+ * The configuration is kept as events, not as one row. The intent of a payment names the fee version that the payment was charged under, and this
+ * stream can still show that version.
  */
 import { canonicalJson, type Cents, type Decider, isCents, MAX_AMOUNT_CENTS, ServiceError, unreachable } from '#kernel';
 import { validName } from './account.js';
 
-/** 100 %: a higher percentage is a mistake in the decimal point. */
+/** 100 %. A higher percentage is probably a misplaced decimal point. */
 export const MAX_PERCENT_BPS = 10_000;
 /** 31 days: the longest window decides how long velocity rows are kept. */
 export const MAX_WINDOW_SECONDS = 2_678_400;
-/** A limit that no window ever reaches is a mistake, and counting rows up to it would be slow. */
+/**
+ * Largest number of attempts or declines that a limit may have. A window would never reach a larger number, and counting that many rows would be
+ * slow.
+ */
 export const MAX_VELOCITY_COUNT = 10_000;
 export const MAX_ALLOWED_ADDRESSES = 50;
 export const MAX_ADDRESS_LENGTH = 2_048;
@@ -33,10 +36,7 @@ export interface FeeConfig {
 /** Defaults of `portals create`. */
 export const NO_FEE: FeeConfig = { flatCents: 0, percentBps: 0, minCents: 0, maxCents: null, chargeMode: 'separate' };
 
-/**
- * The gateway that a portal charges through, with the fields of the port's `GatewayAccount`. The fee leg of a separate charge goes to a merchant
- * account of its own.
- */
+/** The gateway that a portal charges through, with the fields of `GatewayAccount`. The fee leg of a separate charge goes to `feeMerchantAccount`. */
 export interface PortalGateway {
   readonly gateway: string;
   readonly merchantAccount: string;
@@ -48,12 +48,15 @@ export interface PortalGateway {
 export const LIMIT_SCOPES = ['card', 'case'] as const;
 export type LimitScope = (typeof LIMIT_SCOPES)[number];
 
-/** C53, C70. N attempts (declines) within the window pass; the next one is refused. null: no limit. */
+/** C53, C70. Within the window, the given number of attempts (or declines) is allowed. The next attempt is refused. null: no limit. */
 export interface VelocityLimits {
   readonly attempts: number | null;
   readonly declines: number | null;
   readonly windowSeconds: number;
-  /** Scope `card` with `declines` only: how long `DECLINE_BLOCKED` lasts; null: `VELOCITY_LIMIT` until the oldest decline leaves the window. */
+  /**
+   * Only for scope `card` with `declines`: for how long a card is refused with `DECLINE_BLOCKED`. null: the card is refused with `VELOCITY_LIMIT`
+   * until the oldest decline leaves the window.
+   */
   readonly blockSeconds: number | null;
 }
 
@@ -61,7 +64,10 @@ export interface VelocityLimits {
 export const RULE_BRANDS = ['visa', 'mastercard', 'amex', 'discover', 'diners', 'jcb', 'unionpay', 'unknown'] as const;
 export type RuleBrand = (typeof RULE_BRANDS)[number];
 
-/** Conditions on a payment. If one does not hold: `PAYMENT_NOT_ALLOWED` (C70). null: no such rule. Bounds are of `amountCents`, inclusive. */
+/**
+ * Conditions on a payment. A payment that does not meet one is refused with `PAYMENT_NOT_ALLOWED` (C70). null: no such rule. The bounds apply to
+ * `amountCents`, inclusive.
+ */
 export interface PortalRules {
   readonly minCents: Cents | null;
   readonly maxCents: Cents | null;
@@ -80,9 +86,9 @@ export interface CheckoutConfig {
   readonly requireSignedIntake: boolean;
   /** The heading of each page; null: the portal's own name. */
   readonly agencyName: string | null;
-  /** Colour of the button and of the heading, `#rrggbb`, lower case; null: the service's own. */
+  /** Colour of the button and of the heading, `#rrggbb`, lower case. null: the default colour of the checkout pages. */
   readonly colour: string | null;
-  /** Language of a page if the partner names none; null: the browser's. */
+  /** Language of a page if the partner names none. null: the browser's language. */
   readonly locale: CheckoutLocale | null;
 }
 
@@ -119,7 +125,10 @@ export type PortalEvent =
   | { readonly type: 'PortalRulesSet'; readonly data: { readonly portalId: string; readonly rules: PortalRules } }
   | { readonly type: 'PortalGatewaySet'; readonly data: { readonly portalId: string; readonly gateway: PortalGateway | null } }
   | { readonly type: 'PortalCheckoutConfigured'; readonly data: { readonly portalId: string; readonly checkout: CheckoutConfig } }
-  /** A new signing secret exists beside the active one. Links signed with either are accepted. Returns are still signed with the active one. */
+  /**
+   * A new signing secret exists beside the active one. Links signed with either secret are accepted. Addresses that lead back to the partner are
+   * still signed with the active one.
+   */
   | { readonly type: 'PortalSigningSecretStaged'; readonly data: { readonly portalId: string; readonly signingSecret: SealedSecret } }
   /** The staged secret replaced the active one, which is no longer accepted. */
   | { readonly type: 'PortalSigningSecretActivated'; readonly data: { readonly portalId: string } };
@@ -204,7 +213,7 @@ export type PortalCommand =
       readonly portalId: string;
       readonly name: string;
       readonly ownerAccountId: string;
-      /** Further accounts. */
+      /** Further accounts that get access. */
       readonly grantedAccountIds: readonly string[];
       readonly gateway: PortalGateway | null;
       readonly fee: FeeConfig;
@@ -218,7 +227,7 @@ export type PortalCommand =
   | { readonly type: 'SetRules'; readonly change: Partial<PortalRules> }
   | { readonly type: 'SetGateway'; readonly gateway: PortalGateway | null }
   | { readonly type: 'ConfigureCheckout'; readonly change: Partial<CheckoutConfig> }
-  /** Staging again replaces the staged secret: a secret that was lost on its way can be staged anew. */
+  /** Staging again replaces the staged secret, in case that secret was lost before the partner received it. */
   | { readonly type: 'StageSigningSecret'; readonly signingSecret: SealedSecret }
   | { readonly type: 'ActivateSigningSecret' };
 
@@ -241,7 +250,7 @@ const decide = (state: Portal | null, command: PortalCommand): readonly PortalEv
     }
     case 'RevokeAccess': {
       const { accountId } = command;
-      // Revoking access that an account never had is more likely a mistake than a wish.
+      // To revoke access that an account never had is probably a mistake of the operator.
       if (!portal.access[accountId]) throw new ServiceError('INVALID_STATE', 'The account never had access to this portal.');
       return portal.access[accountId] === 'revoked' ? [] : [{ type: 'PortalAccessRevoked', data: { portalId, accountId } }];
     }
@@ -296,7 +305,7 @@ const centsFrom0 = (field: string, cents: Cents) => {
   if (!isWholeNumber(cents, 0, MAX_AMOUNT_CENTS)) refuse(`${field} must be whole cents, 0 to ${MAX_AMOUNT_CENTS}.`);
 };
 
-/** C32: whole cents up to one payment's limit, at most 100 %, minimum not above maximum. */
+/** Checks the rules of C32: whole cents up to one payment's limit, at most 100 %, minimum not above maximum. */
 export const validFee = (fee: FeeConfig): FeeConfig => {
   const { flatCents, percentBps, minCents, maxCents, chargeMode } = fee;
   centsFrom0('flatCents', flatCents);
@@ -322,7 +331,7 @@ const validLimits = (scope: LimitScope, limits: VelocityLimits): VelocityLimits 
     ['blockSeconds', blockSeconds ?? 1],
   ] as const)
     if (!isWholeNumber(seconds, 1, MAX_WINDOW_SECONDS)) refuse(`${field} must be a whole number of seconds, 1 to ${MAX_WINDOW_SECONDS}.`);
-  // C70 knows a block only for declines of a card. A value that has no effect must not be accepted.
+  // C70 defines a block only for declines of a card. Elsewhere `blockSeconds` would have no effect, so it is refused.
   if (blockSeconds !== null && (scope !== 'card' || declines === null)) refuse('blockSeconds applies to declines of scope card only.');
   return attempts === null && declines === null ? null : { attempts, declines, windowSeconds, blockSeconds };
 };
@@ -337,7 +346,7 @@ const validRules = (rules: PortalRules): PortalRules => {
   if (minCents !== null && maxCents !== null && maxCents < minCents) refuse('maxCents must not be below minCents.');
   if (rules.brands === null) return { minCents, maxCents, brands: null };
   for (const brand of rules.brands) if (!RULE_BRANDS.includes(brand)) refuse(`brands must be of ${RULE_BRANDS.join(', ')}.`);
-  // An empty list would refuse every card. Removing the gateway says the same openly.
+  // An empty list would refuse every card. An operator can remove the gateway to refuse every card.
   if (rules.brands.length === 0) refuse('brands must name at least one brand.');
   return { minCents, maxCents, brands: RULE_BRANDS.filter((brand) => rules.brands?.includes(brand)) };
 };
@@ -364,7 +373,7 @@ const WILDCARD_HOST = /^\*(?:\.[a-z0-9-]+){2,}$/;
 const PLAIN_HOST = /^[a-z0-9-]+(?:\.[a-z0-9-]+)*$/;
 const IPV4_LITERAL = /^\d{1,3}(?:\.\d{1,3}){3}$/;
 
-/** One entry of the allow-list in its normal form. Addresses are compared after parsing, never by a string prefix. */
+/** One entry of the allow-list in its normal form. Checkout compares addresses after parsing them, never by a string prefix. */
 const allowedAddress = (text: string): string => {
   const wrong = (): never =>
     refuse('An allowed address reads https://host[:port][/path-prefix], without user, query or fragment; the host is a name.');
@@ -382,7 +391,7 @@ const existing = (state: Portal | null): Portal => {
   return state;
 };
 
-/** A state that an older release stored, with the fields that came later. */
+/** A state that an older release stored, with defaults for the fields that were added later. */
 export const asNow = (stored: Portal): Portal => ({
   ...stored,
   checkout: { ...CHECKOUT_OFF, ...stored.checkout },

@@ -1,8 +1,8 @@
 /**
- * Audit keys: read-only credentials of finance tools and auditors, good for `/audit/v1/*` and nothing else.
+ * Audit keys: read-only credentials of finance tools and auditors. They open only `/audit/v1/*`.
  *
- * Form: `pa_<test|live>_<16 base32>_<43 base62>`. Only a keyed hash of the secret is kept. Each key is a stream of its own (`staff-audit-key-<id>`),
- * which records its issue and its revocation with actor and time.
+ * Form: `pa_<test|live>_<16 base32>_<43 base62>`. Only a keyed hash of the secret is kept. Each key has its own event stream
+ * (`staff-audit-key-<id>`), which records who issued and who revoked the key, and when.
  */
 import { randomBytes, timingSafeEqual } from 'node:crypto';
 import { keyEnvironment, newSecret } from '#accounts';
@@ -10,7 +10,7 @@ import { type Actor, change, type DecidedStreamType, defineEvents, type EventSto
 import { AuthenticationError, type Clock, type Ids, ServiceError } from '#kernel';
 import { crockford, type KeyRing, type Queryable } from '#platform';
 
-/** Both scopes only read. A finance key does not see the names of staff, nor how requests were repeated. */
+/** Both roles can only read. A finance key cannot read the reports on staff actions and on idempotency keys (`auditorsOnly`). */
 export const AUDIT_ROLES = ['finance', 'auditor'] as const;
 export type AuditRole = (typeof AUDIT_ROLES)[number];
 
@@ -111,7 +111,7 @@ export interface IssuedAuditKey {
   readonly position: Position;
 }
 
-/** Issues a key; the text is shown once and kept nowhere. A name that is none → VALIDATION_ERROR. */
+/** Issues a key. The result holds its text, which is stored nowhere. Invalid name → VALIDATION_ERROR. */
 export const issueAuditKey = async (
   ports: AuditKeyPorts,
   { name, role }: { readonly name: string; readonly role: AuditRole },
@@ -128,7 +128,9 @@ export const issueAuditKey = async (
   return { keyId, auditKey: `pa_${environment}_${lookupId}_${secret}`, position };
 };
 
-/** Revokes a key. Revoking it again changes nothing. Unknown key → 404. Returns a position: the change holds for each reader that has passed it. */
+/**
+ * Revokes a key. Revoking it again changes nothing. Unknown key → 404. Returns a log position: when the read model has passed it, the key is refused.
+ */
 export const revokeAuditKey = (ports: AuditKeyPorts, keyId: string, actor: Actor): Promise<Position> =>
   changeKey(ports, { type: 'AuditKeyRevoked', data: { keyId } }, actor);
 
@@ -145,7 +147,7 @@ export const listAuditKeys = async (db: Queryable): Promise<AuditKeyRow[]> => {
   }));
 };
 
-/** The reader. */
+/** The audit key of a request. */
 export interface AuditCaller {
   readonly keyId: string;
   readonly role: AuditRole;
@@ -154,8 +156,8 @@ export interface AuditCaller {
 const NO_HASH = Buffer.alloc(32);
 
 /**
- * The key that a credential belongs to. A missing, unknown, revoked or partner's credential, or one of the other environment → 401, by the same path
- * and in the same time (C51).
+ * Finds the audit key of a credential. A credential that is missing, malformed, unknown, revoked, a partner's, or of the other environment → 401. An
+ * unknown key id takes the same path as a wrong secret, with a comparison in constant time (C51).
  */
 export const authenticateAudit = async (
   authorization: readonly string[],

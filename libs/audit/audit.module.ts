@@ -1,4 +1,4 @@
-/** The sealed log and the keys of auditors, for Nest (`#audit/module`). */
+/** The Nest module of the sealed log and of audit keys (`#audit/module`). */
 import { Global, Module } from '@nestjs/common';
 import { Command } from '@nestjs/cqrs';
 import type { Actor, EventStore, Position } from '#eventstore';
@@ -8,13 +8,13 @@ import { commandHandler, ProcessContext } from '#platform/module';
 import { type AuditKeyPorts, type AuditRole, type IssuedAuditKey, issueAuditKey, revokeAuditKey } from './audit-key.js';
 import { headFolder, logSeal, type ProvePorts, resumeSeal, signLog, type SignedLog } from './seal.js';
 
-/** The sealed log: its tiles, and the folder of its signed heads. */
+/** Token of the ports of the sealed log ({@link ProvePorts}): event store, database, key ring, and the folder of signed heads. */
 export const SEAL = Symbol('seal');
-/** The subscriber that seals. */
+/** Token of the subscriber that seals the log. */
 export const SEALER = Symbol('sealer');
 export const AUDIT_KEY_PORTS = Symbol('audit key ports');
 
-/** Signs a head over everything that is sealed. null: nothing to sign yet. */
+/** Signs a head over all sealed events. null: there is nothing to sign. */
 export class SignLog extends Command<SignedLog | null> {}
 
 export class IssueAuditKey extends Command<IssuedAuditKey> {

@@ -1,9 +1,9 @@
 /**
- * Drift: a difference between the events and the rows that are shown.
+ * Drift: a difference between the events and the rows of the read models.
  *
  * For every payment four sources are compared: the replay of its stream, its row in the list, its entries in the journal, and the settlement records
- * of its charges. Only differences are reported. Each row is compared at its own revision, so a running service shows no difference. A row that is
- * too far behind its own checkpoint is one.
+ * of its charges. Each row is compared with the events up to the row's own revision. So a row that is only a little behind is no difference, and the
+ * check can run while the service runs. If a read model's checkpoint has passed events that a row does not show, that row is a difference.
  */
 import { createHash } from 'node:crypto';
 import { checkpointOf, type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
@@ -35,18 +35,18 @@ export type DriftKind = 'list' | 'journal' | 'amounts' | 'settlement' | 'books';
 export interface Difference {
   readonly kind: DriftKind;
   readonly paymentId: string | null;
-  /** Position in the log of the differing fact. null: the difference is in a sum. */
+  /** Log position of the event at which rows and events differ. null: the difference belongs to no single event, for example a sum. */
   readonly position: string | null;
   readonly message: string;
 }
 
 export interface DriftReport {
   readonly payments: number;
-  /** Everything up to this position was compared with the events. */
+  /** Checkpoint of the journal when the comparison began: its entries up to here were compared. null: the journal has read no event. */
   readonly position: string | null;
-  /** SHA-256 over id, revision and folded state of every payment, one line each, in the order of their ids. */
+  /** SHA-256 over one line for each payment (id, revision and folded state), in the order of the ids. */
   readonly digest: string;
-  /** Journal entries that the events post. */
+  /** Number of journal entries that the events post. */
   readonly entries: number;
   readonly differences: readonly Difference[];
 }
@@ -55,17 +55,20 @@ export interface DriftPorts {
   readonly store: EventStore;
   readonly db: Queryable;
   readonly now: () => number;
-  /** Default: those of this release. A spec tries a new version of a rule with it. */
+  /** Default: the posting rules of this release. A spec passes others to test a new version of a rule. */
   readonly rules?: PostingRules;
 }
 
 /** A report lists at most this many differences of payments, and counts the others by kind. */
 export const MAX_DIFFERENCES = 1_000;
-/** A small number, so that the rows of a page are freed before the garbage collector copies them. */
+/** Kept small. Then the rows of a page are no longer in use when the garbage collector runs, and it need not copy them. */
 const PAGE_PAYMENTS = 100;
-/** Pages that are read ahead of the one in work. */
+/** Number of pages that are read ahead while one page is compared. */
 const PAGES_AHEAD = 3;
-/** The entry of a settlement line follows the payment's own fact within moments. After a crash in between, the next round completes it. */
+/**
+ * The line of a batch is recorded shortly after the PaymentSettled event of its payment. If the process dies in between, the next round of settlement
+ * records the line. During this time a missing line is no difference.
+ */
 const LINE_FOLLOWS_MS = 10 * 60_000;
 
 interface Checkpoints {
@@ -89,7 +92,7 @@ const readCheckpoints = async ({ db, rules }: DriftPorts): Promise<Checkpoints> 
   };
 };
 
-/** The columns by which rows of the list are looked up, in order. */
+/** Names of the columns by which the list is searched, in the order of `found` in the query below. */
 const FOUND_UNDER = ['account', 'portal', 'creation', 'status', 'open attempt', 'open since'] as const;
 
 interface Rows {
@@ -100,7 +103,7 @@ interface Rows {
 }
 
 const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> => {
-  // Awaited together: if they were awaited one by one, a failure behind the first would be an unhandled rejection.
+  // Await the three reads together. If each was awaited in turn, a failure of a later read would be an unhandled rejection.
   const [list, journal, legs] = await Promise.all([
     db.query<{ payment_id: string; revision: string; found: (string | null)[]; state: Payment }>({
       name: 'drift-list',
@@ -115,7 +118,7 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
     }),
     readSettled(db, ids),
   ]);
-  // Read after the rows with the journal's progress. Later entries are excluded by their position in the log.
+  // Read the entries after the `journal_payment` rows. Entries that are newer than those rows are left out later, by their log position.
   const entries = await entriesOfPayments(db, ids);
   return {
     list: new Map(list.rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), found: row.found, state: row.state }])),
@@ -125,7 +128,7 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
   };
 };
 
-/** The batch that settled each leg of these payments, by the processor's lines. */
+/** For each payment: its legs, each with the batch that settled it according to the processor's lines. */
 const readSettled = async (db: Queryable, ids: readonly string[]): Promise<ReadonlyMap<string, ReadonlyMap<string, string>>> => {
   const { rows } = await db.query<{ payment_id: string; leg: string; settled_batch_id: string }>({
     name: 'drift-settled',
@@ -151,11 +154,11 @@ const grouped = (entries: readonly JournalEntry[]): Map<string, JournalEntry[]> 
   return groups;
 };
 
-/** Rules whose entries come from a payment's own stream. Entries of settlement lines name their line. */
+/** Rules whose entries come from events of the payment's own stream. Entries of settlement lines name the line in `part`. */
 const PAYMENT_RULES: readonly Rule[] = ['R1', 'R2', 'R3', 'R4', 'R5', 'R7', 'R8', 'R9', 'R11', 'R12', "R12'", "R12''", 'R14'];
 const isOfPayment = ({ rule, part }: JournalEntry): boolean => part === null && PAYMENT_RULES.includes(rule);
 
-/** One payment: its events compared with all rows that were made from them. */
+/** Compares the events of one payment with all rows that were made from them. */
 const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, rows: Rows, now: number): Difference[] => {
   const differences: Difference[] = [];
   const differs = (kind: DriftKind, position: string | null, message: string) => differences.push({ kind, paymentId: id, position, message });
@@ -183,7 +186,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
   }
   const reached = (checkpoint: string) => events.findLast(({ position }) => position <= checkpoint);
 
-  // (b) the list.
+  // List: compare the payment's row.
   const listed = reached(at.list);
   const last = events.at(-1)?.position ?? null;
   if (row && row.revision >= BigInt(events.length))
@@ -201,9 +204,9 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
     }
   }
 
-  // (c) the journal: entry by entry, and in sums that use no posting rules.
+  // Journal: compare its entries one by one, and compare their sums with the amounts of the payment (`wrongAmounts`).
   const journalled = reached(at.journal);
-  // Entries are read last. Entries that were posted later are excluded by their place in the log.
+  // The entries were read after the payment's `journal_payment` row. Leave out the entries that are newer than that row.
   const through = booked ? (events[Number(booked.revision)]?.position ?? '') : at.journal;
   const stored = (rows.entries.get(id) ?? []).filter((entry) => isOfPayment(entry) && entry.position <= through);
   if (journalled && (!booked || booked.revision < journalled.revision))
@@ -215,7 +218,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
     if (isVisible(inJournal)) for (const message of wrongAmounts(inJournal, stored)) differs('amounts', last, message);
   } else for (const extra of stored) differs('journal', extra.position, `entry ${extra.entryId} (${extra.rule}) belongs to no event`);
 
-  // (d) settlement.
+  // Settlement: compare each leg with the processor's lines.
   const evidence = rows.settled.get(id);
   const legs = payment.phase === 'charged' ? payment.legs : [];
   for (const { leg, settledBatchId } of legs) {
@@ -230,8 +233,8 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
 };
 
 /**
- * Equal as data. Values that the same code wrote have their fields in the same order, and comparing plain text is ten times cheaper than canonical
- * text.
+ * True if two values are equal as JSON. Plain text is compared first: that is ten times cheaper than canonical text, and it is enough for values
+ * whose fields the same code wrote in the same order.
  */
 const isSame = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b) || canonicalJson(a) === canonicalJson(b);
 
@@ -265,7 +268,7 @@ const compareEntries = (
   for (const extra of byId.values()) differs(extra.position, `entry ${extra.entryId} (${extra.rule}) belongs to no event`);
 };
 
-/** The money by the payment's own state, compared with sums over its entries. */
+/** Compares the amounts of the payment's state with sums over its journal entries. Returns one message for each difference. */
 const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>, entries: readonly JournalEntry[]): string[] => {
   const charge: Charged | null = payment.phase === 'charged' ? payment : null;
   const legs = charge?.legs ?? [];
@@ -292,7 +295,7 @@ const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>
     .map(([what, replay, journal]) => `${what}: ${replay} cents by its events, ${journal} by the journal`);
 };
 
-/** The first field in which two values differ, with both values, for people to read. */
+/** Names the first field in which two values differ, with both values, for people to read. */
 const firstDifference = (right: unknown, wrong: unknown, path = ''): string => {
   const [a, b] = [right, wrong] as [Record<string, unknown>, Record<string, unknown>];
   if (a !== null && b !== null && typeof a === 'object' && typeof b === 'object')
@@ -303,12 +306,12 @@ const firstDifference = (right: unknown, wrong: unknown, path = ''): string => {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Nearly every payment agrees. Comparing text shows that at a fraction of the cost of parsing rows. Only a payment whose text differs is compared
-// field by field, above.
+// Nearly every payment has no difference. A comparison of rows as text shows this at a fraction of the cost of parsing them. Only if a text differs
+// is the payment compared field by field (`checkPayment`).
 
-/** A payment as list, journal and register store it, as text. */
+/** The rows of one payment in the list, the journal and the register, as text. */
 interface Told {
-  /** As `paymentListRow` has it. */
+  /** Columns in the order of `paymentListRow`. */
   readonly list?: readonly (string | null)[];
   readonly journal?: readonly [revision: string, books: string | null];
   readonly lines?: string;
@@ -331,8 +334,8 @@ const readTold = async (db: Queryable, ids: readonly string[]): Promise<Readonly
     }),
     readSettled(db, ids),
   ]);
-  // Read after the rows with the journal's progress. If the journal has moved on since, the text differs, and that payment is compared field by
-  // field.
+  // Read the entries after the `journal_payment` rows. If the journal posts entries between the two reads, the text differs, and the payment is
+  // compared field by field.
   const lines = await linesOfPayments(db, ids, PAYMENT_RULES);
   const told = new Map<string, { -readonly [Field in keyof Told]: Told[Field] }>(ids.map((id) => [id, {}]));
   for (const row of list.rows) told.get(row[0])!.list = row;
@@ -344,9 +347,9 @@ const readTold = async (db: Queryable, ids: readonly string[]): Promise<Readonly
 
 interface Replayed {
   readonly payment: Payment;
-  /** The payment's row in the list. Its last column is the folded state. null: it has none. */
+  /** The row that the list should hold. Its last column is the folded state. null: the list should hold no row. */
   readonly row: readonly (string | null)[] | null;
-  /** Revision of its last event. */
+  /** Revision of the payment's last event. */
   readonly revision: string;
   readonly books: Books;
   readonly entries: readonly JournalEntry[];
@@ -366,7 +369,7 @@ const replay = (paymentId: string, events: readonly Recorded[], at: Checkpoints)
   return { payment, row, revision: String(events.length - 1), books, entries };
 };
 
-/** true if all rows show the payment up to its last event, as the replay does. false proves nothing yet. */
+/** True if all rows agree with the replay of the whole stream. If false, a row may differ, or may only be behind the stream. */
 const agrees = ({ payment, row, revision, books, entries }: Replayed, { list, journal, lines = '', settled }: Told): boolean => {
   if (!list || !row || !isVisible(payment) || !journal) return false;
   const legs = payment.phase === 'charged' ? payment.legs : [];
@@ -383,13 +386,13 @@ const agrees = ({ payment, row, revision, books, entries }: Replayed, { list, jo
 
 interface Checked {
   readonly differences: Difference[];
-  /** A line for each, in the order asked for. */
+  /** One line for each payment (id, revision, state), in the order of the given ids. */
   readonly texts: string[];
-  /** How many entries their events post up to a position. */
+  /** Number of journal entries that the payments' events post up to `until`. */
   readonly entries: number;
 }
 
-/** Differences of these payments. */
+/** Compares these payments. `until`: the log position up to which `entries` counts. */
 export const checkPayments = async (ports: DriftPorts, ids: readonly string[], until = ''): Promise<Checked> =>
   checkRead(ports, await read(ports, ids), until);
 
@@ -402,7 +405,8 @@ interface ReadPage {
 
 const read = async (ports: DriftPorts, ids: readonly string[]): Promise<ReadPage> => {
   const { store, db } = ports;
-  // Checkpoints are read first and events last. So the rows are at or behind the events, and at or after the checkpoints.
+  // Read the checkpoints first, then the rows, then the events. So each row is at least as new as its checkpoint, and the events are at least as new
+  // as the rows.
   const at = await readCheckpoints(ports);
   const told = await readTold(db, ids);
   return { ids, at, told, streams: await readStreams(store, ids.map(paymentStream), { skipUnreadable: true }) };
@@ -430,7 +434,7 @@ const lookClosely = async (ports: DriftPorts, ids: readonly string[]): Promise<D
   return ids.flatMap((id, index) => checkPayment(id, streams[index]!, at, rows, now()));
 };
 
-/** Ids of payments in list or journal, in order, after one id. */
+/** Ids of payments in the list or the journal, in ascending order, from the first one after `after`. */
 export const paymentIdsAfter = async (db: Queryable, after: string | null, limit = PAGE_PAYMENTS): Promise<string[]> => {
   const { rows } = await db.query<{ payment_id: string }>({
     name: 'drift-ids',
@@ -443,14 +447,17 @@ export const paymentIdsAfter = async (db: Queryable, after: string | null, limit
   return rows.map((row) => row.payment_id);
 };
 
-/** Pages in the order of their ids. The next ones are read while one is compared, so the database works while this process compares. */
+/**
+ * Pages of payments in the order of their ids. While the caller compares one page, the next pages are read, so the database and this process work at
+ * the same time.
+ */
 const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, void, void> {
   const reading: Promise<ReadPage>[] = [];
   for (let after: string | null = null; ;) {
     const ids = await paymentIdsAfter(ports.db, after);
     if (ids.length === 0) break;
     const page = read(ports, ids);
-    // The caller gets the error; until then there is no listener.
+    // The error reaches the caller when it awaits this page. Until then, this handler prevents an unhandled rejection.
     page.catch(() => undefined);
     reading.push(page);
     if (reading.length > PAGES_AHEAD) yield await reading.shift()!;
@@ -459,7 +466,7 @@ const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, 
   for (const page of reading) yield await page;
 };
 
-/** Compares everything. `streams`: the number of payment streams in the log, if it is known. */
+/** Compares all payments, all other journal entries, and the totals of the books. `streams`: the number of payment streams in the log, if known. */
 export const findDrift = async (
   ports: DriftPorts,
   { streams = null, onProgress }: { streams?: number | null; onProgress?: (payments: number) => void } = {},
@@ -493,7 +500,7 @@ export const findDrift = async (
   return { payments, position: position === '' ? null : position, digest: digest.digest('hex'), entries: entries + others.entries, differences };
 };
 
-/** Entries of settlement, exceptions and adjustments, up to the position of the journal. */
+/** Compares the entries of settlement, exceptions and adjustments with their events, up to the log position `until`. */
 const checkOtherEntries = async (ports: DriftPorts, until: string): Promise<{ differences: Difference[]; entries: number }> => {
   const { store, db } = ports;
   const differences: Difference[] = [];
@@ -511,7 +518,9 @@ const checkOtherEntries = async (ports: DriftPorts, until: string): Promise<{ di
   return { differences, entries };
 };
 
-/** Invariants 1 and 2 over the whole journal, and its day totals. */
+/**
+ * Checks the whole journal: all accounts sum to 0, every entry balances, the number of entries is right, and the day totals agree with the entries.
+ */
 const checkBooks = async (db: Queryable, until: string, expectedEntries: number): Promise<Difference[]> => {
   const differs = (message: string, position: string | null = null): Difference => ({ kind: 'books', paymentId: null, position, message });
   const sum = bookSumCents(await balances(db, { asOf: null, effectiveTo: null }));
@@ -540,7 +549,7 @@ const checkBooks = async (db: Queryable, until: string, expectedEntries: number)
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// The sweep: without end, at low priority. Any worker takes the next round of payments.
+// The sweep checks all payments again and again, at low priority. Any worker can take the next round of payments.
 
 export const driftMigration: Migration = {
   name: '0102-drift',
@@ -565,16 +574,17 @@ create table drift_difference (
 `,
 };
 
-/** Payments of one round of the sweep. */
+/** Number of payments in one round of the sweep. */
 const SWEPT_PAYMENTS = 800;
-/** Payments that are compared in one go: some milliseconds of processor time, which a request can wait. */
+/** Payments that are compared without a pause. This takes some milliseconds of processor time, which a request may have to wait. */
 const SWEPT_AT_ONCE = 40;
-/** A worker that died in the middle of a round is replaced after this long. */
+/** If a worker dies during a round, another worker may begin a round after this time. */
 const ROUND_SECONDS = 60;
 
 /**
- * Checks the next round of payments, and begins again after the last one. null: another worker does it. A difference that no longer exists is
- * removed. `pause` is awaited between two groups of payments, so a request never waits for a whole round.
+ * Compares the next round of payments. After the last payment the next round begins with the first. Returns null if another worker does the round.
+ * Stored differences that no longer exist are deleted. `pause` is awaited between two groups of payments, so that a request never waits for a whole
+ * round.
  */
 export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> = async () => undefined): Promise<readonly Difference[] | null> => {
   const { db } = ports;
@@ -608,7 +618,7 @@ export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> =
   return differences;
 };
 
-/** The differences of the sweep that still exist, and its progress. */
+/** The differences that the sweep has stored, and its progress. */
 export const driftFound = async (db: Queryable) => {
   const { rows: sweep } = await db.query<{ payments: string; completed_at: Date | null }>('select payments, completed_at from drift_sweep');
   const found = everyRow<FoundDifference>(async (after, limit) => {
@@ -638,11 +648,11 @@ interface FoundDifference {
   readonly position: string | null;
   readonly message: string;
   readonly found_at: Date;
-  /** Exact: a Date cuts microseconds. */
+  /** `found_at` with microseconds, which a Date does not hold. */
   readonly found_at_text: string;
 }
 
-/** For metrics: the number of differences, and the time since the sweep last reached its end. null before the first time. */
+/** For metrics: the number of differences, and the seconds since the sweep last reached its end (null: it never did). */
 export const driftFigures = async (db: Queryable): Promise<{ readonly differences: number; readonly lastRunSeconds: number | null }> => {
   const { rows } = await db.query<{ differences: string; seconds: string | null }>(
     `select (select count(*) from drift_difference) as differences, (select extract(epoch from now() - completed_at) from drift_sweep) as seconds`,

@@ -1,6 +1,9 @@
 /**
- * Reports for finance staff, reconciliation jobs and auditors, as pages of rows. Each page is read by key, so a report streams at constant memory,
- * and goes on after a break. `from` (inclusive) and `to` (exclusive) bound the report's own time. Reports over the journal also take `asOf`.
+ * Reports for finance staff, reconciliation jobs and auditors, as pages of rows.
+ *
+ * A report streams in constant memory. Each page has an `after`, which names the page's last row by its key. After a break, a new query with this
+ * `after` continues behind that row. `from` (inclusive) and `to` (exclusive) bound the report's own time column. Reports over the journal also take
+ * `asOf`.
  */
 import type { EventStore, Position, ReadModel } from '#eventstore';
 import { ServiceError, sumCents } from '#kernel';
@@ -13,9 +16,9 @@ export interface ReportQuery {
   /** RFC 3339; null: unbounded. */
   readonly from: string | null;
   readonly to: string | null;
-  /** The state of knowledge at that time, for reports over the journal. */
+  /** For reports over the journal: only entries that were recorded by this time count. null: all. */
   readonly asOf: string | null;
-  /** `after` of an earlier page. */
+  /** `after` of the last page that was read. null: begin with the first row. */
   readonly after: string | null;
 }
 
@@ -26,7 +29,7 @@ export interface ReportPorts {
 
 export interface ReportPage {
   readonly rows: readonly (readonly Cell[])[];
-  /** Where to go on. */
+  /** The value of `after` with which a query continues behind this page. */
   readonly after: string;
 }
 
@@ -35,14 +38,17 @@ interface Report {
   readonly columns: readonly string[];
   /** Columns of cents with a meaningful control total. */
   readonly totals: readonly string[];
-  /** The read model whose checkpoint says how complete the report is. The journal, if the report reads none (keys, deliveries, the log itself). */
+  /**
+   * The report is complete up to the checkpoint of this read model. A report that uses no read model (keys, deliveries, the log itself) names the
+   * journal.
+   */
   readonly projection: ReadModel;
   /** Only for auditors. */
   readonly auditorsOnly?: true;
   pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
 }
 
-/** A small number, so that the rows of a page are freed before the garbage collector copies them. */
+/** Kept small. Then the rows of a page are no longer in use when the garbage collector runs, and it need not copy them. */
 const PAGE_ROWS = 250;
 
 type Kind = 'text' | 'cents' | 'time' | 'day' | 'bool';
@@ -58,7 +64,9 @@ const SPELLED: Readonly<Record<Kind, (sql: string) => string>> = {
 const parsed = (kind: Kind, value: string | null): Cell =>
   value === null ? null : kind === 'cents' ? Number(value) : kind === 'bool' ? value === 'true' : value;
 
-/** Reads the rows of one statement page by page from a cursor. The database plans and sorts the statement once. This process holds at most two pages. */
+/**
+ * Reads the rows of one statement page by page from a cursor. The database plans and sorts the statement once. This process holds at most two pages.
+ */
 const cursorPages = async function* <Row>(db: Pool, query: { text: string; values: unknown[] }): AsyncGenerator<Row[], void, void> {
   const client = await db.connect();
   let [broken, begun] = [true, false];
@@ -66,7 +74,7 @@ const cursorPages = async function* <Row>(db: Pool, query: { text: string; value
     await client.query('begin read only');
     await client.query('set local statement_timeout = 0');
     await client.query(`declare report no scroll cursor for ${query.text}`, query.values);
-    // The next page is read while this one is written.
+    // Fetch the next page while the caller writes this one.
     const fetch = () => {
       const page = client.query({ text: `fetch ${PAGE_ROWS} from report`, rowMode: 'array' } as { text: string });
       page.catch(() => undefined);
@@ -82,12 +90,11 @@ const cursorPages = async function* <Row>(db: Pool, query: { text: string; value
     await client.query('commit');
     broken = false;
   } catch (error) {
-    // The database could not convert a part of `after` to its type (date, id or text). All other parameters were checked before, so `after` must be
-    // wrong.
+    // All other parameters were checked before. So the database failed to convert a part of `after` to its type (date, id or text).
     if (!begun && isDataException(error)) throw notAPlace();
     throw error;
   } finally {
-    // A reader that stops early leaves a transaction open. Its connection is closed with it.
+    // If the caller stopped early, or a query failed, the transaction is still open. Then close the connection; this ends the transaction.
     client.release(broken);
   }
 };
@@ -99,14 +106,17 @@ const keyOf = (after: string, length: number): readonly string[] => {
     const key = JSON.parse(Buffer.from(after, 'base64url').toString()) as unknown;
     if (Array.isArray(key) && key.length === length && key.every((part) => typeof part === 'string')) return key;
   } catch {
-    // Not one of our errors.
+    // Invalid JSON gets the same answer as a wrong key.
   }
   throw notAPlace();
 };
 
 type Key = readonly [sql: string, type: 'text' | 'uuid' | 'date' | 'timestamptz'];
 
-/** A report that is one statement. `key` names a row, in the order of the report. `$1`, `$2`, `$3` are from, to and asOf. */
+/**
+ * A report that is one SQL statement. It is sorted by the columns of `key`, which together name a row. In `source`, `$1`, `$2` and `$3` are from, to
+ * and asOf.
+ */
 const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[], source: string, extra: Partial<Report> = {}): Report => ({
   title,
   columns: columns.map(([name]) => name),
@@ -128,7 +138,7 @@ const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[
   ...extra,
 });
 
-/** A report over folded payments, oldest first; `rowsOf` makes none, one or several rows of each. */
+/** A report over folded payments, oldest first. `rowsOf` returns the rows of one payment: none, one or several. */
 const paymentReport = (
   title: string,
   columns: readonly string[],
@@ -141,7 +151,7 @@ const paymentReport = (
   totals,
   projection: paymentListModel,
   pages: async function* ({ db }, { from, to, after }) {
-    // Ids are drawn in the order of time, and have an index.
+    // Payment ids ascend with the time of creation and are indexed. So this report is sorted by id alone.
     const [place] = after === null ? [null] : keyOf(after, 1);
     const text = `select payment_id, state from payment_list where created_at >= $1::timestamptz and created_at < $2::timestamptz
       and ($3::uuid is null or payment_id > $3) and ${where} order by payment_id`;
@@ -161,7 +171,7 @@ const ACCOUNTED = `journal_entry e cross join unnest(e.accounts, e.cents) as p (
   where e.booked_at >= $1::timestamptz and e.booked_at < $2::timestamptz and e.recorded_at <= $3::timestamptz`;
 const movement = (condition: string) => `coalesce(sum(-p.cents) filter (where ${condition}), 0)`;
 
-/** Actions of people: on payments, on exceptions, adjustments, and changes by administrators. */
+/** All events that staff or operators caused: on payments, exceptions and adjustments, and changes by administrators. */
 const staffActions: Report = {
   title: 'Staff actions: who did what, and why',
   columns: ['recorded_at', 'actor_type', 'actor', 'event', 'stream', 'reason', 'event_id', 'position'],
@@ -244,7 +254,7 @@ export const REPORTS = {
     'Refund and void register',
     ['payment_id', 'attempt_id', 'requested_at', 'operation', 'reversal_type', 'outcome', 'initiated_by', 'reason', 'principal_cents', 'fee_cents', 'transaction_ids', 'completes'], // prettier-ignore
     ['principal_cents', 'fee_cents'],
-    // The status says if a row has no reversal, except for a void that is incomplete.
+    // Payments of these statuses have no reversal. `succeeded` is included, since it is also the status of a payment with an incomplete void.
     `status not in ('pending', 'failed', 'unknown')`,
     (id, payment) =>
       payment.phase !== 'charged'

@@ -1,6 +1,6 @@
 /**
- * Signed heads of the log: C2SP checkpoints (c2sp.org/tlog-checkpoint). They are signed notes of origin, size and root, with the time and the
- * position in the store's log as extension lines.
+ * Signed heads of the log, in the form of C2SP checkpoints (c2sp.org/tlog-checkpoint). A head is a signed note with the log's origin, the tree's size
+ * and its root. Two extension lines hold the time and the position in the store's log.
  *
  * The Ed25519 key is derived from the master key ring. Each head is written once, as a file outside the database.
  */
@@ -29,17 +29,17 @@ export interface Head {
   readonly root: Buffer;
   /** RFC 3339: when it was signed. */
   readonly at: string;
-  /** Of the last event that it covers; '' for none. */
+  /** Log position of the last event that the head covers. '' if it covers none. */
   readonly position: string;
 }
 
-/** The fixed bytes of PKCS #8 and of SPKI before an Ed25519 key's own 32. */
+/** The fixed bytes that come before the 32 bytes of an Ed25519 key in PKCS #8 and in SPKI. */
 const PKCS8 = Buffer.from('302e020100300506032b657004220420', 'hex');
 const SPKI = Buffer.from('302a300506032b6570032100', 'hex');
 const ED25519 = 1;
 const KEY_HASH_BYTES = 4;
 
-/** The signer of one log's heads. */
+/** A public key by which heads of one log are verified. */
 export interface HeadKey {
   readonly name: string;
   readonly publicKey: Buffer;
@@ -62,7 +62,7 @@ const headKey = (name: string, keys: KeyRing, kid: string): HeadKey => {
   return { name, publicKey, vkey };
 };
 
-/** The keys of a log, one for each key of the ring. Heads of an earlier key stay valid. */
+/** The keys that sign heads of a log, one for each key of the master key ring. So heads that an earlier key signed stay valid. */
 export const headKeys = (origin: string, keys: KeyRing): HeadKey[] => keys.kids.map((kid) => headKey(origin, keys, kid));
 
 const textOf = ({ origin, size, root, at, position }: Head): string =>
@@ -77,7 +77,7 @@ export const signHead = (head: Head, keys: KeyRing): string => {
 
 export class ForgedHead extends Error {}
 
-/** Opens a signed head. Throws {@link ForgedHead} if the text is no head, or none of these keys signed it. */
+/** Reads a signed head and verifies its signature. Throws {@link ForgedHead} if the text is not a head, or if none of these keys signed it. */
 export const openHead = (note: string, keys: readonly HeadKey[]): Head => {
   const [, text, signatures] = /^([^]*?\n)\n((?:— [^\n]+\n)+)$/.exec(note) ?? [];
   const lines = text?.split('\n') ?? [];
@@ -112,7 +112,7 @@ export const openHead = (note: string, keys: readonly HeadKey[]): Head => {
 const DIGITS = 20;
 const EXTENSION = '.head';
 
-/** Writes a head once. An existing file stays as it is. Returns the file. */
+/** Writes a head to its file and returns the file's path. If the file exists, it is not changed. */
 export const writeHead = (folder: string, head: Head, note: string, name: string = String(head.size).padStart(DIGITS, '0')): string => {
   const day = join(folder, head.at.slice(0, 10));
   mkdirSync(day, { recursive: true, mode: 0o755 });
@@ -134,13 +134,13 @@ export const writeHead = (folder: string, head: Head, note: string, name: string
   return file;
 };
 
-/** The keys that sign this log, for auditors to note down. */
+/** Writes the public keys of this log's heads to `keys.txt`, for auditors to copy. */
 export const writeKeys = (folder: string, keys: readonly HeadKey[]): void => {
   mkdirSync(folder, { recursive: true, mode: 0o755 });
   writeFileSync(join(folder, 'keys.txt'), keys.map(({ vkey }) => `${vkey}\n`).join(''), { mode: 0o644 });
 };
 
-/** All files of heads in a folder, oldest first. None if there is no folder. */
+/** All head files in a folder, oldest first. Empty if the folder does not exist. */
 export const headFiles = (folder: string): string[] =>
   existsSync(folder) && statSync(folder).isDirectory()
     ? readdirSync(folder, { recursive: true, encoding: 'utf8' })
@@ -149,7 +149,7 @@ export const headFiles = (folder: string): string[] =>
         .map((name) => join(folder, name))
     : [];
 
-/** The newest file of heads. A year has half a million of them, so only the last day is read. */
+/** The newest head file. Only the last day's folder is listed, since a year has half a million head files. */
 export const newestHeadFile = (folder: string): string | null => {
   const days = existsSync(folder) ? readdirSync(folder).sort().reverse() : [];
   for (const day of days) {

@@ -1,7 +1,7 @@
 /**
- * The Merkle tree of RFC 9162, 2.1, over tiles: hashes of leaves and nodes, the root of a tree of any size, and the two proofs.
+ * The Merkle tree of RFC 9162, 2.1, stored in tiles: hashes of leaves and nodes, the root of a tree of any size, and the two kinds of proof.
  *
- * A tile holds up to 256 hashes of one level. Level L counts nodes over 256^L leaves. A few tiles are enough to compute everything here.
+ * A tile holds up to 256 hashes of one level. Each hash on level L covers 256^L leaves. Each computation here needs only a few tiles.
  */
 import { hash } from 'node:crypto';
 import type { Recorded } from '#eventstore';
@@ -32,7 +32,7 @@ export const nodeHash = (left: Uint8Array, right: Uint8Array): Buffer => {
 /** Root of the empty tree. */
 export const EMPTY_ROOT = sha256(Buffer.alloc(0));
 
-/** The sealed content of an event: everything that a reader is shown. The store's own clock is not sealed. */
+/** The sealed content of an event: all fields that a reader of the log sees. The store's own timestamp is not sealed. */
 export const leafOf = (event: Recorded) => {
   const { position, stream, revision, type, id, v, data, meta } = shownEvent(event);
   return { position, stream, revision: Number(revision), type, id, version: v, data, metadata: meta };
@@ -40,7 +40,7 @@ export const leafOf = (event: Recorded) => {
 
 export const eventHash = (event: Recorded): Buffer => leafHash(Buffer.from(canonicalJson(leafOf(event)), 'utf8'));
 
-/** Root over a power of two of hashes that lie one after the other. */
+/** Root over adjacent hashes. Their number must be a power of two. */
 const perfectRoot = (hashes: Uint8Array): Buffer => {
   let level = Buffer.from(hashes);
   while (level.length > HASH_BYTES) {
@@ -52,16 +52,16 @@ const perfectRoot = (hashes: Uint8Array): Buffer => {
   return level;
 };
 
-/** Hash of a full tile: its node on the level above. */
+/** Root of a full tile. It is also a node on the level above. */
 export const tileRoot = (tile: Uint8Array): Buffer => {
   if (tile.length !== TILE_HASHES * HASH_BYTES) throw new Error('only a full tile has a root');
   return perfectRoot(tile);
 };
 
-/** Hashes of a tile, one after the other: at least as many as the size in question needs. */
+/** Returns the hashes of a tile as adjacent bytes. The tile must hold at least the hashes of the tree size in question. */
 export type FetchTile = (level: number, number: number) => Promise<Uint8Array>;
 
-/** Keeps fetched tiles during one piece of work. */
+/** Fetches each tile only once and keeps it in memory. */
 export const rememberingTiles = (fetch: FetchTile): FetchTile => {
   const known = new Map<string, Promise<Uint8Array>>();
   return (level, number) => {
@@ -72,7 +72,7 @@ export const rememberingTiles = (fetch: FetchTile): FetchTile => {
   };
 };
 
-/** Node over the 2^height leaves that begin at `index · 2^height`. */
+/** Hash of the node over 2^height leaves, beginning with leaf `index · 2^height`. */
 const node = async (tiles: FetchTile, height: number, index: number): Promise<Buffer> => {
   const level = Math.floor(height / TILE_HEIGHT);
   const count = 2 ** (height % TILE_HEIGHT);
@@ -93,7 +93,7 @@ const splitOf = (count: number): number => {
 
 const isPowerOfTwo = (count: number): boolean => Number.isInteger(Math.log2(count));
 
-/** Root over leaves `start` to before `end`. */
+/** Root over the leaves from `start` (inclusive) to `end` (exclusive). */
 const rangeRoot = async (tiles: FetchTile, start: number, end: number): Promise<Buffer> => {
   const count = end - start;
   if (count === 0) return EMPTY_ROOT;
@@ -118,7 +118,7 @@ export const inclusionProof = async (tiles: FetchTile, index: number, size: numb
   return path(0, size);
 };
 
-/** Proof that the tree of `size` leaves only appended to the one of `before` (RFC 9162, 2.1.4.1). */
+/** Proof that the first `before` leaves of the tree of `size` leaves are those of the earlier tree (RFC 9162, 2.1.4.1). */
 export const consistencyProof = async (tiles: FetchTile, before: number, size: number): Promise<Buffer[]> => {
   const part = async (start: number, end: number, whole: boolean): Promise<Buffer[]> => {
     if (before === end) return whole ? [] : [await rangeRoot(tiles, start, end)];
@@ -131,7 +131,7 @@ export const consistencyProof = async (tiles: FetchTile, before: number, size: n
   return before === 0 || before === size ? [] : part(0, size, true);
 };
 
-/** A tree that grows from left to right. It keeps only the hashes that its root needs. */
+/** A tree to which leaves are appended. It keeps only the hashes that are needed for its root. */
 export class GrowingTree {
   /** Number of leaves. */
   size = 0;
@@ -142,7 +142,7 @@ export class GrowingTree {
     this.push(0, leaf);
   }
 
-  /** Adds a full tile at once, by its root. The tree must hold whole tiles before. */
+  /** Appends a full tile of leaves, given the tile's root. Until then the tree must hold only full tiles. */
   addTile(root: Buffer): void {
     if (this.size % TILE_HASHES !== 0) throw new Error('a tile begins where a tile ends');
     this.push(TILE_HEIGHT, root);
@@ -158,7 +158,7 @@ export class GrowingTree {
     this.size += 2 ** height;
   }
 
-  /** Root with some more leaves. The tree itself stays unchanged. */
+  /** The root that the tree would have with these further leaves. The tree itself is not changed. */
   rootWith(leaves: readonly Buffer[]): Buffer {
     const longer = new GrowingTree();
     longer.subtrees = [...this.subtrees];

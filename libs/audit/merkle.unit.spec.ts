@@ -1,4 +1,7 @@
-/** The tree, its proofs and its heads against the vectors that are published for RFC 6962 and RFC 9162, and the standalone verifier against both. */
+/**
+ * Compares the tree, its proofs and its heads with the test vectors that are published for RFC 6962 and RFC 9162. Compares the standalone verifier
+ * with the tree and with the vectors.
+ */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { createHash } from 'node:crypto';
@@ -20,7 +23,7 @@ import {
   tileRoot,
 } from './merkle.js';
 
-// The standalone verifier knows nothing of us, and the spec nothing of its types.
+// verify.mjs imports nothing of this project and has no types, so this spec declares the functions that it calls.
 interface Verifier {
   leafHash(bytes: Buffer): Buffer;
   canonical(value: unknown): string;
@@ -57,7 +60,7 @@ const CONSISTENCY: readonly [first: number, second: number, proof: string[]][] =
   [2, 5, ['5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e', 'bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b']],
 ];
 
-/** Tiles of a list of leaves, as the sealer would keep them. */
+/** The tiles that the sealer would store for these leaves. */
 const tilesOf = (hashes: readonly Buffer[]): FetchTile => {
   const levels: Buffer[][] = [[...hashes]];
   for (let level = 0; levels[level]!.length >= TILE_HASHES; level++) {

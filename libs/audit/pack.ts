@@ -1,6 +1,7 @@
 /**
- * Exports into files with a manifest (query, rows, control totals, position in the log, head, digest, SHA-256), and the evidence pack of a period. No
- * file holds the time of its writing. So two exports of the same period at the same position of the log are the same bytes.
+ * Exports of reports with a manifest (query, rows, control totals, position in the log, head, digest, SHA-256), and the evidence pack of a period.
+ *
+ * No file holds the time at which it was written. So two exports of the same period at the same log position have the same bytes.
  */
 import { createHash, type Hash } from 'node:crypto';
 import { createWriteStream, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -37,7 +38,7 @@ export interface ExportedFile {
   readonly totals: Readonly<Record<string, number>>;
 }
 
-/** Writes text into a file, piece by piece, and hashes and counts it. It is never faster than the disk. */
+/** Writes text piece by piece into a file, and counts and hashes its bytes. Each write waits until the disk can take more. */
 class HashedFile {
   private readonly hash: Hash = createHash('sha256');
   private readonly stream;
@@ -69,16 +70,16 @@ class HashedFile {
 
 export type ExportFormat = 'csv' | 'ndjson';
 
-/** Rows, bytes and hash of an export so far. */
+/** Progress of an export. */
 export interface Exported {
   rows: number;
   /** Sums of the cents columns. */
   totals: Record<string, number>;
-  /** Where to go on. null before the first row. */
+  /** `after` with which a later export continues. null: from the first row. */
   after: string | null;
 }
 
-/** The text of a report, piece by piece. `said` is updated with each piece. */
+/** The text of a report, piece by piece. `said` is updated before each piece is returned. */
 export const reportText = async function* (
   ports: { readonly store: EventStore; readonly db: Pool },
   name: ReportName,
@@ -103,34 +104,34 @@ export const reportText = async function* (
   }
 };
 
-/** `sha256` as a {@link DriftReport} has it. */
+/** `sha256` is the digest of a {@link DriftReport}. */
 export interface ProjectionDigest {
   readonly sha256: string;
   readonly payments: number;
   readonly position: string | null;
 }
 
-/** For the manifest of an export: there is no digest if anything differs from its replay. */
+/** The digest for the manifest of an export. If any row differs from the replay of its events → INVALID_STATE. */
 export const projectionDigest = ({ digest, payments, position, differences }: DriftReport): ProjectionDigest => {
   if (differences.length > 0) throw new ServiceError('INVALID_STATE', 'The read models are not what their replay says: see audit drift.');
   return { sha256: digest, payments, position };
 };
 
-/** The manifest of one export: its question, its result, and the position in the log. */
+/** The manifest of one export: its query, its result, and the position in the log. */
 export interface ExportManifest extends Exported {
   readonly report: ReportName;
   readonly format: ExportFormat;
   readonly query: ReportQuery;
-  /** Up to where the report is complete. null: the log is empty. */
+  /** Log position up to which the report is complete. null: no event was applied yet. */
   readonly position: string | null;
   /** The newest signed head of the log. null: none is signed yet. */
   readonly head: { readonly size: number; readonly root: string } | null;
   /**
-   * Of all folded payments, from the comparison with their replay right before. null: no digest was requested, since it takes as long as `audit
-   * drift`.
+   * Digest of all folded payments, from a drift check right before the export. null: no digest was requested, since the check takes as long as the
+   * command `audit drift`.
    */
   readonly digest: ProjectionDigest | null;
-  /** Of the bytes that were written, the heading among them. */
+  /** SHA-256 of all bytes that were written, including the heading. */
   readonly sha256: string;
 }
 
@@ -165,13 +166,13 @@ export interface PackPorts {
 }
 
 export interface PackRequest {
-  /** RFC 3339: the period, from inclusive, to exclusive. */
+  /** The period, in RFC 3339: `from` is inclusive, `to` is exclusive. */
   readonly from: string;
   readonly to: string;
   readonly out: string;
   /** Version of the code, for the manifest. */
   readonly version: string;
-  /** Of the standalone verifier, which goes into the pack. */
+  /** Path of the standalone verifier. The file is copied into the pack. */
   readonly verifier: string;
   readonly onProgress?: (file: string) => void;
 }
@@ -184,11 +185,11 @@ export interface Pack {
   readonly drift: DriftReport;
 }
 
-/** Accounts, portals, cases, staff and posting rules. Every pack holds these streams, for any period. */
+/** Stream prefixes of accounts, portals, cases, staff and posting rules. Every pack holds all events of these streams, whatever its period. */
 const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-', RULE_CHANGES];
 const PAGE_ENTRIES = 2_000;
 
-/** Writes the evidence pack into a new folder. Seal and read models must have passed the log's head. */
+/** Writes the evidence pack into a new folder. Before the call, the sealer and the read models must have reached the log's head. */
 export const writePack = async (ports: PackPorts, { from, to, out, version, verifier, onProgress }: PackRequest): Promise<Pack> => {
   const { db, keys } = ports;
   if (from >= to) throw new ServiceError('VALIDATION_ERROR', 'The period must begin before it ends.');
@@ -264,7 +265,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
   return { position: head.position, size: head.size, root: manifest.root, files, drift };
 };
 
-/** First those that have not ended, then those that have. */
+/** Exceptions as text: first the open ones, then the resolved, then the superseded. */
 const exceptionText = async function* (db: Pool, now: number, said: { rows: number }): AsyncGenerator<string, void, void> {
   for (const status of [null, 'resolved', 'superseded'])
     for await (const row of exceptionRows(db, { status, now })) {

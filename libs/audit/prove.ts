@@ -1,6 +1,6 @@
 /**
- * Proofs that can be checked without our code (apps/operator/verify.mjs): that events are in the signed log, and that a later head only appended to
- * an earlier one.
+ * Proofs that a third party can check with the standalone verifier (apps/operator/verify.mjs). An inclusion proof shows that events are in the signed
+ * log. A consistency proof shows that the log of a later head only added events to the log of an earlier head.
  */
 import type { Position, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
@@ -9,12 +9,12 @@ import { type Head, headKeys, openHead } from './head.js';
 import { consistencyProof, eventHash, HASH_BYTES, inclusionProof, leafOf, rememberingTiles, rootOf, TILE_HASHES } from './merkle.js';
 import { logState, type ProvePorts, signLog, storedTiles } from './seal.js';
 
-/** Events with their places in the tree of one signed head. */
+/** Events with their leaf numbers and proofs in the tree of one signed head. */
 export interface InclusionProofs {
   readonly kind: 'payfold inclusion proofs';
   /** The signed head, as text. */
   readonly head: string;
-  /** Keys that sign this log. Compare them with the ones that you noted before. */
+  /** Public keys that sign this log. The reader must compare them with keys that were noted earlier. */
   readonly keys: readonly string[];
   readonly events: readonly { readonly leaf: number; readonly event: ReturnType<typeof leafOf>; readonly proof: readonly string[] }[];
 }
@@ -29,7 +29,10 @@ export interface ConsistencyProof {
 
 const base64 = (hashes: readonly Buffer[]): string[] => hashes.map((hash) => hash.toString('base64'));
 
-/** Proves every event of a payment against a head that is signed now. The sealer must have passed these events. Unknown payment → PAYMENT_NOT_FOUND. */
+/**
+ * Proves all events of a payment against a head that is signed now. If the sealer has not passed these events, this throws. Unknown payment →
+ * PAYMENT_NOT_FOUND.
+ */
 export const provePayment = async (ports: ProvePorts, paymentId: string): Promise<InclusionProofs> => {
   const events: Recorded[] = [];
   for await (const event of ports.store.read(paymentStream(paymentId))) events.push(event);
@@ -39,7 +42,7 @@ export const provePayment = async (ports: ProvePorts, paymentId: string): Promis
   return proveEvents(ports, events, signed);
 };
 
-/** Proofs that events are under a signed head. If an event is not the one that was sealed, this throws and names it. */
+/** Proves that events are in the tree of a signed head. If an event differs from the sealed one, this throws and names the event. */
 export const proveEvents = async (
   ports: ProvePorts,
   events: readonly Recorded[],
@@ -58,7 +61,10 @@ export const proveEvents = async (
   return { kind: 'payfold inclusion proofs', head: note, keys: headKeys(head.origin, ports.keys).map(({ vkey }) => vkey), events: proved };
 };
 
-/** Place of an event in the tree: its number where positions count events, else counted from the first event of its tile. */
+/**
+ * Leaf number of an event. If the store's positions count events, it is the position minus 1. Otherwise it is counted from the first event of the
+ * leaf's tile.
+ */
 const leafIndex = async ({ db, store }: ProvePorts, { position }: Recorded, size: number): Promise<number> => {
   const notYet = () => new Error(`the event at position ${position} is not sealed yet`);
   if (/^\d+$/.test(position)) {
@@ -78,7 +84,10 @@ const leafIndex = async ({ db, store }: ProvePorts, { position }: Recorded, size
   return leaf;
 };
 
-/** Proof between two signed heads of this log. A head that none of its keys signed is refused as forged. */
+/**
+ * Proof that the larger of two signed heads only added events to the smaller one. If no key of this log signed a head, this throws {@link
+ * ForgedHead}.
+ */
 export const proveConsistency = async (
   ports: ProvePorts,
   first: string,

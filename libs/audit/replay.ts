@@ -1,6 +1,6 @@
 /**
- * History, replayed: a payment at a revision, at a position in the log or at an instant; the list as it was at an instant; the timeline of a payment,
- * with actors and the versions of rules. Everything is folded from the events alone, with the decider's own `evolve`.
+ * Reads the history of payments: a payment at a revision, at a log position or at an instant; the list as it was at an instant; the timeline of a
+ * payment with actors, fee versions and posting rules. Each state is folded from the events with the decider's own `evolve`.
  */
 import { type EventStore, readStreams, type Recorded } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
@@ -19,9 +19,9 @@ import {
 import type { Queryable } from '#platform';
 import { type Books, journalise, policyAt, type PostingRules, rulePolicies } from '#ledger';
 
-/** The end of the replay. Default: the end of history. */
+/** Where a replay ends. Default: at the last event. */
 export interface Until {
-  /** RFC 3339, inclusive. Counts the events that had been recorded by then. */
+  /** RFC 3339, inclusive. Only events that were recorded by this time count. */
   readonly asOf?: string | undefined;
   readonly revision?: bigint | undefined;
   /** A position in the log, inclusive. */
@@ -43,12 +43,12 @@ const foldPayment = (events: readonly Recorded[]): Payment => {
 
 export interface PaymentThen {
   readonly payment: PaymentView & { readonly accountId: string };
-  /** Of the last event that it was folded from. */
+  /** Revision of the last event from which the payment was folded. */
   readonly revision: number;
   readonly position: string;
 }
 
-/** A payment as it was at that point. If there was none yet → PAYMENT_NOT_FOUND. */
+/** A payment as it was at `end`. If the payment did not exist at that point → PAYMENT_NOT_FOUND. */
 export const paymentAsOf = async (store: EventStore, paymentId: string, end: Until): Promise<PaymentThen> => {
   const events: Recorded[] = [];
   for await (const event of store.read(paymentStream(paymentId))) events.push(event);
@@ -63,7 +63,7 @@ export const paymentAsOf = async (store: EventStore, paymentId: string, end: Unt
   };
 };
 
-/** One fact of a payment's life. */
+/** One event of a payment's timeline. */
 export interface Moment {
   readonly revision: number;
   readonly position: string;
@@ -74,17 +74,20 @@ export interface Moment {
   readonly effectiveAt: string | null;
   readonly actor: Recorded['meta']['actor'];
   readonly correlationId: string;
-  /** The state of the payment after it. */
+  /** Status of the payment after this event. null: the payment cannot be seen yet. */
   readonly status: PaymentStatus | null;
-  /** Version of the fee configuration that gave the fee; with the intent. */
+  /** For PaymentInitiated: the version of the fee configuration from which the service fee was computed. Otherwise null. */
   readonly feeVersion: number | null;
-  /** The posting rules of the fact. */
+  /** The posting rules under which this event makes journal entries. */
   readonly rules: readonly string[];
-  /** All facts that the gateway gave, with references and transactions. */
+  /** The event's data, including the gateway's references and transaction ids. */
   readonly data: Json;
 }
 
-/** Every event of a payment, with its changes and its entries. `rules`: a spec tries a new version of a rule with it. */
+/**
+ * All events of a payment up to `end`, each with the status after it and its posting rules. `rules`: a spec passes others to test a new version of a
+ * rule.
+ */
 export const timeline = async (store: EventStore, paymentId: string, end: Until = {}, rules?: PostingRules): Promise<Moment[]> => {
   let payment: Payment = decider.initial;
   let books: Books = null;
@@ -122,7 +125,7 @@ export interface ListThenQuery {
   readonly asOf: string | null;
   readonly accountId: string | null;
   readonly portalId: string | null;
-  /** Of createdAt, inclusive and exclusive. */
+  /** Bounds of createdAt: `from` is inclusive, `to` is exclusive. */
   readonly from: string | null;
   readonly to: string | null;
   readonly status: PaymentStatus | null;
@@ -131,13 +134,13 @@ export interface ListThenQuery {
   readonly limit: number;
 }
 
-/** Rows that one page reads at most. A rare status must not read all of history in one request. */
+/** At most this many rows are read for one page. Otherwise a request for a rare status could read all of history. */
 const MAX_LOOKED_AT = 5_000;
 const LOOK_AT = 250;
 
 /**
- * A page of the list as it was at an instant, newest first. `next` is null at the end. Before the end a page may hold fewer rows than requested, even
- * none.
+ * A page of the list as it was at an instant, newest first. `next` is null at the end of the list. If `next` is not null, the page may still hold
+ * fewer payments than `limit`, even none.
  */
 export const listAsOf = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
@@ -146,7 +149,8 @@ export const listAsOf = async (
   const payments: PaymentThen['payment'][] = [];
   let place = after;
   for (let looked = 0; looked < MAX_LOOKED_AT;) {
-    // A payment keeps its place in the list for ever. So the present rows include all candidates of that time.
+    // A payment never leaves the list and never changes its position there. So the present rows include all payments that the list held at that
+    // instant.
     const { rows } = await db.query<{ payment_id: string; created: string }>(
       `select payment_id, to_char(created_at, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as created from payment_list
        where ($1::uuid is null or account_id = $1) and ($2::uuid is null or portal_id = $2) and created_at <= $3::timestamptz

@@ -1,4 +1,6 @@
-/** The seal of a KurrentDB into which other programs write too: the same leaves from every release, and a true verdict. */
+/**
+ * Seals a KurrentDB into which other programs also write. Every release must seal the same leaves, and the verification must give the right verdict.
+ */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -58,7 +60,10 @@ const foreign = (stream: string) => {
   double.write(stream, [{ type: 'OrderPlaced', data: { cents: 1 }, meta: { by: 'shop' } }]);
   return double.log.length - 1;
 };
-/** Three events of ours, one of another program, two of a stream that only a newer release knows, one of another program, one of ours. */
+/**
+ * Writes, in this order: three of our events, one event of another program, two of a stream that only a newer release knows, one of another program,
+ * one of ours.
+ */
 const writeLog = async () => {
   const stream = newStream();
   const third = await store.append(stream, 'no_stream', newEvents(3));

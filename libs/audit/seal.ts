@@ -1,9 +1,9 @@
 /**
- * The sealer: a subscriber that reads the log without a filter, so that it sees every gap. It appends every event to a Merkle tree, kept as tiles in
- * Postgres, in the transaction that moves its checkpoint.
+ * The sealer: a subscriber that reads the log without a filter, so that it notices every gap. It appends each event to a Merkle tree. The tree is
+ * stored as tiles in Postgres, in the transaction that moves the sealer's checkpoint.
  *
- * The tree is never rebuilt: a tree made again from changed events would prove nothing. Heads are signed every minute while events arrive. Before
- * each signature the sealer checks that the last signed head is still a beginning of the tree.
+ * Unlike a read model, the tree is never rebuilt: a tree that was made again from changed events would prove nothing. While events arrive, a head is
+ * signed every minute. Before each signature the sealer checks that the tree still begins with the tree of the last signed head.
  */
 import type { EventStore, Position, Projection, Recorded, SealedPlace } from '#eventstore';
 import { timestamp } from '#kernel';
@@ -12,7 +12,7 @@ import { join } from 'node:path';
 import { ForgedHead, type Head, headKeys, newestHeadFile, openHead, readHeadFile, signHead, writeHead, writeKeys } from './head.js';
 import { eventHash, type FetchTile, HASH_BYTES, rememberingTiles, rootOf, TILE_HASHES, tileRoot } from './merkle.js';
 
-/** Name of the subscriber and of its checkpoint. */
+/** Name of the sealer and of its checkpoint. */
 export const LOG_SEAL = 'log-seal';
 
 export const logSealMigration: Migration = {
@@ -51,7 +51,7 @@ interface Tile {
 export interface LogState {
   readonly origin: string;
   readonly size: number;
-  /** Of the last event in the tree; '' for none. */
+  /** Log position of the last event in the tree. '' if the tree is empty. */
   readonly position: string;
 }
 
@@ -67,13 +67,16 @@ export const unsignedEvents = async (db: Queryable): Promise<number> => {
   return Number(rows[0]?.count ?? 0);
 };
 
-/** Size and root of the newest head in the database, from its signed text. */
+/** Size and root of the newest head in the database. The root is read from the head's signed text. */
 export const newestHead = async (db: Queryable): Promise<{ readonly size: number; readonly root: string } | null> => {
   const { rows } = await db.query<{ size: string; note: string }>('select size, note from log_head order by size desc limit 1');
   return rows[0] ? { size: Number(rows[0].size), root: rows[0].note.split('\n')[2] ?? '' } : null;
 };
 
-/** Heads are signed every minute. Until then leaves are gathered, since each write rewrites the last tile. */
+/**
+ * The sealer collects events for this time before it writes, since each write rewrites the last tile. Heads are signed only every minute, so this
+ * delay does not matter.
+ */
 const GATHER_MS = 500;
 
 export const logSeal: Projection = {
@@ -89,7 +92,7 @@ export const logSeal: Projection = {
   },
 };
 
-/** Where positions count events, the first event is leaf 0 and nothing is left out. */
+/** Throws if positions do not ascend. If positions count events, it also throws if one is missing: position n must become leaf n - 1. */
 const refuseGap = (size: number, position: string, events: readonly Recorded[]): void => {
   for (const [index, event] of events.entries()) {
     if (/^\d+$/.test(event.position) && BigInt(event.position) !== BigInt(size + index + 1))
@@ -98,7 +101,7 @@ const refuseGap = (size: number, position: string, events: readonly Recorded[]):
   }
 };
 
-/** The growing edge of the tree: the last tile of each level. */
+/** Appends leaves to the stored tree. In memory it holds only the last tile of each level. */
 class TiledTree {
   private readonly edge: Tile[] = [];
   private readonly written = new Map<string, Tile>();
@@ -147,7 +150,7 @@ class TiledTree {
   }
 }
 
-/** Tiles as they are stored. */
+/** Fetches tiles from the database. */
 export const storedTiles =
   (db: Queryable): FetchTile =>
   async (level, number) => {
@@ -180,7 +183,7 @@ export interface ProvePorts extends HeadPorts {
   readonly store: EventStore;
 }
 
-/** The last event that the seal of a database covers. null: nothing is sealed. Also for a database of another release. */
+/** The last sealed event of a database. null: nothing is sealed. The database may be of an earlier release that has no seal. */
 export const sealedEnd = async (db: Queryable): Promise<SealedPlace | null> => {
   const { rows } = await db.query<{ found: boolean }>(`select to_regclass('public.log_state') is not null as found`);
   if (!rows[0]!.found) return null;
@@ -189,8 +192,8 @@ export const sealedEnd = async (db: Queryable): Promise<SealedPlace | null> => {
 };
 
 /**
- * The last event that the newest signed head covers, of the database or of the folder. null: nothing is signed. A head that none of our keys signed
- * proves nothing about the log.
+ * The last event that the newest signed head covers. Heads are read from the database and from the folder. null: no head is signed, or one of these
+ * heads is forged. A forged head proves nothing about the log.
  */
 export const signedEnd = async (ports: HeadPorts): Promise<SealedPlace | null> => {
   const last = await lastHead(ports).catch((error: unknown) => {
@@ -207,16 +210,17 @@ const sealedPlace = async (db: Queryable, size: number, position: Position, wher
     [tile, index * HASH_BYTES + 1],
   );
   const leaf = rows[0]?.leaf;
-  // If the database went back behind the head, it has no leaf to compare.
+  // If the database was restored from a time before this head, it has no leaf to compare. Then any event is accepted.
   return { where, position, isEvent: (event) => leaf?.length !== HASH_BYTES || eventHash(event).equals(leaf) };
 };
 
 /**
- * If the seal was lost with its database, but events and heads were not, the seal continues under the origin that the heads name. It is made again
- * from the log and must reach them again. Runs before the sealer starts. Heads that cannot be read, or that none of our keys signed, change nothing.
+ * Call this before the sealer starts. It handles the case that the database was lost, but the events and the head files were not. Then the new, empty
+ * tree takes the origin that the head files name. The sealer seals the log again, and the new tree must contain the signed heads. Head files that
+ * cannot be read, or that none of our keys signed, are ignored.
  */
 export const resumeSeal = async ({ db, keys, folder }: Pick<HeadPorts, 'db' | 'keys' | 'folder'>): Promise<void> => {
-  // Without its state the seal stops. The service goes on.
+  // Do nothing if events are sealed already. Also do nothing if the row is missing: then the sealer fails, but the service continues.
   if ((await db.query('select from log_state where size = 0')).rowCount === 0) return;
   const origin = signedOrigin(folder, keys);
   if (origin === null) return;
@@ -236,8 +240,8 @@ const signedOrigin = (folder: string, keys: KeyRing): string | null => {
 };
 
 /**
- * True if the sealer is only late. The log reaches the signed position, and the sealer's checkpoint agrees with the tree. So leaves are missing in
- * the tree, and no event is missing in the log.
+ * True if the tree is smaller than the signed head only because the sealer is late. In this case the log reaches the signed position, and the
+ * sealer's checkpoint agrees with the tree. Then leaves are missing in the tree, but no event is missing in the log.
  */
 const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<boolean> => {
   const end = await store.head();
@@ -249,15 +253,15 @@ const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<b
   const [places] = rows;
   if (!places) return false;
   if (places.read === places.sealed) return true;
-  // Only events of other programs, which are not sealed, may lie between the two.
+  // Between the two positions there may be only events of other programs, which are not sealed.
   for await (const events of store.readAll(places.sealed || null, { until: places.read })) if (events.length > 0) return false;
   return true;
 };
 
-/** The tree no longer begins with the signed one: the log was changed. So nothing is signed over it. */
+/** Thrown if the tree does not begin with the tree of the last signed head. Then the log was changed, and nothing more is signed. */
 export class BrokenPromise extends Error {}
 
-/** The head that was signed last, in the database or beside it; null while there is none. */
+/** The largest signed head in the database and in the folder. null: there is none. Throws {@link ForgedHead} if one of them is not ours. */
 export const lastHead = async ({ db, keys, folder }: HeadPorts): Promise<{ head: Head; note: string } | null> => {
   const { origin } = await logState(db);
   const { rows } = await db.query<{ note: string }>('select note from log_head order by size desc limit 1');
@@ -268,8 +272,8 @@ export const lastHead = async ({ db, keys, folder }: HeadPorts): Promise<{ head:
 };
 
 /**
- * Signs the present tree, unless nothing was added since the last head. null: there is nothing to sign, or less than was signed before. Throws {@link
- * BrokenPromise} if the tree no longer begins with the last head, ForgedHead if that head is not ours.
+ * Signs the present tree. If nothing was added since the last head, it returns that head. null: nothing is sealed, or the sealer has not yet reached
+ * the last head again. Throws {@link BrokenPromise} if the tree does not begin with the last head, and {@link ForgedHead} if that head is not ours.
  */
 export const signLog = async (ports: ProvePorts): Promise<SignedLog | null> => {
   const { db, keys, folder, now } = ports;

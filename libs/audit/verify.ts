@@ -1,8 +1,8 @@
 /**
- * Verification of the sealed log. Every event is read again, and its leaf is computed again and compared with the tiles. Every tile is compared with
- * the one above it, and every signed head with the tree of that size.
+ * Verification of the sealed log. Each event is read again, and its leaf is computed and compared with the stored tiles. Each tile is compared with
+ * the tile above it, and each signed head with the tree of that size.
  *
- * The result names each difference: the first event that was changed, removed, inserted or swapped; the tile; the head.
+ * The result names what differs: the first event that was changed, removed, inserted or swapped; the tile; the head.
  */
 import { type EventStore, LogGap, NotInTheLog, type Position, type Recorded } from '#eventstore';
 import type { Check } from '#ledger';
@@ -14,7 +14,7 @@ import { logState } from './seal.js';
 export interface LogVerified {
   readonly position: string | null;
   readonly size: number;
-  /** Root over the events as they are now, base64. */
+  /** Root over the present events, base64. */
   readonly root: string;
   /** Number of payment streams that begin in the log. */
   readonly payments: number;
@@ -28,9 +28,9 @@ export interface VerifyPorts {
   readonly headFolder: string;
 }
 
-/** Further findings are only counted: after one removed event nothing matches any more. */
+/** At most this many findings are named, and the others are counted. After one removed event, all later leaves differ. */
 const NAMED_FINDINGS = 5;
-/** The number of events around a difference that are tried as its cause. */
+/** The cause of a difference is searched among this many events and sealed leaves, from the difference on. */
 const NEIGHBOURS = 64;
 const TILES_PER_READ = 64;
 
@@ -56,18 +56,18 @@ interface SignedHead {
   readonly at: string;
 }
 
-/** Reads everything that is sealed. Memory grows only with signed heads, by a hundred bytes each. */
+/** Verifies the whole sealed log. The memory that it needs grows only with the number of signed heads, by about a hundred bytes each. */
 export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number) => void): Promise<LogVerified> => {
   const { store, db } = ports;
   const [events, tiles, heads] = [new Findings(), new Findings(), new Findings()];
-  // The heads come first: the sealer may sign more while this runs.
+  // Read the heads before the size, since the sealer may sign larger heads during the verification.
   const signed = await readHeads(ports, (await logState(db)).origin, heads);
   const { size, position } = await logState(db);
   const tree = new GrowingTree();
   const roots = new StoredTiles(db, tiles);
   let nextHead = 0;
   let agreed: SignedHead | null = null;
-  // The leaves of the last tile while it is incomplete. They go into the tree when the tile is full, or at the end of the log.
+  // Leaves of the present tile. They are added to the tree when the tile is full, and at the end of the log.
   let batch: { event: Recorded; hash: Buffer }[] = [];
   let count = 0;
   const rootNow = () => tree.rootWith(batch.map(({ hash }) => hash));
@@ -118,7 +118,7 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
   await roots.end(tree.size, size);
   if (tree.size < size && !events.any)
     events.add(`the log ends after ${tree.size} events (position ${last || 'none'}); ${size} were sealed, up to position ${position}`);
-  // The others were compared with nothing. A log that was cut short together with its tiles is shown only by its heads.
+  // The remaining heads cover more events than were read. If the log was cut short together with its tiles, only these heads show it.
   for (const head of signed.slice(nextHead))
     heads.add(
       `${head.where} was signed at ${head.at} over ${head.size} events; ${count < size ? `the log shows only ${count} now` : `only ${size} are sealed now`}`,
@@ -157,13 +157,13 @@ const readHeads = async ({ db, keys, headFolder }: VerifyPorts, origin: string, 
     .sort((a, b) => a.size - b.size);
 };
 
-/** null: the event; else the finding about the tile. */
+/** Which side of a difference was changed. null: the event. Otherwise the tile, and this is the text of the finding. */
 type Guilty = string | null;
 
-/** The tiles as they are stored, read in their order, level by level as they fill up. */
+/** Compares computed hashes with the stored tiles, from left to right. When the hashes of a level fill a tile, the next level is compared too. */
 class StoredTiles {
   private readonly ahead = new Map<number, Buffer>();
-  /** For each level above the leaves: the hashes of its last tile so far. */
+  /** For each level above the leaves: the hashes of its last, incomplete tile. */
   private readonly above: Buffer[][] = [];
 
   constructor(
@@ -171,10 +171,10 @@ class StoredTiles {
     private readonly findings: Findings,
   ) {}
 
-  /** Compares the leaves from `first` on, at most a tile of them, with the stored ones. */
+  /** Compares leaves with the stored ones. `leaves` are at most one tile, and the first of them has the number `first`. */
   async compare(
     leaves: readonly { readonly event: Recorded; readonly hash: Buffer }[],
-    /** Of a full tile. */
+    /** Root of these leaves, if they fill a tile. */
     root: Buffer | null,
     first: number,
     onDifference: (event: Recorded, index: number, guilty: Guilty) => Promise<void>,
@@ -187,7 +187,7 @@ class StoredTiles {
     if (root) await this.addRoot(1, number, root, same);
     if (same) return;
     const parent = root && (await this.storedNode(1, number));
-    // If the tile above agrees with the events, this tile is the changed one.
+    // If the tile above agrees with the events, the tile of leaves was changed, and not an event.
     const tileIsGuilty = root !== null && parent?.equals(root) === true;
     for (const [index, { event, hash }] of leaves.entries()) {
       if (hash.equals(stored.subarray(index * HASH_BYTES, (index + 1) * HASH_BYTES))) continue;
@@ -199,7 +199,7 @@ class StoredTiles {
     }
   }
 
-  /** The root of a full tile stands on the level above. From there on stored hashes are compared with stored hashes. */
+  /** Checks that the level above holds the root of a full tile. From level 2 on, that root is computed from stored hashes, not from events. */
   private async addRoot(level: number, index: number, root: Buffer, genuine: boolean): Promise<void> {
     const stored = await this.storedNode(level, index);
     if (genuine && !stored?.equals(root))
@@ -211,7 +211,10 @@ class StoredTiles {
     await this.addRoot(level + 1, Math.floor(index / TILE_HASHES), tileRoot(Buffer.concat(nodes)), true);
   }
 
-  /** Tiles beyond the tree were not written by the sealer. The tree may have grown since; tiles and its size are of one snapshot. */
+  /**
+   * Finds tiles beyond the end of the tree, which the sealer did not write. The tree may have grown during the verification, so its present size and
+   * the tiles are read in one snapshot.
+   */
   async end(read: number, size: number): Promise<void> {
     if (read !== size) return;
     const { rows } = await this.db.query<{ level: number; number: string; held: number; sealed: string }>(
@@ -246,12 +249,12 @@ class StoredTiles {
   }
 }
 
-/** Names the difference: tries the event against the hashes that were sealed around it. */
+/** Says what happened to the first event that differs. For this it compares the event with the leaves that were sealed next to it. */
 const nameDifference = async ({ store, db }: VerifyPorts, event: Recorded, index: number, size: number): Promise<string> => {
   const name = `the event at position ${event.position} (${event.type} ${event.id} in ${event.stream})`;
   const sealed = await sealedHashes(db, index, Math.min(size, index + NEIGHBOURS));
   if (!/^\d+$/.test(event.position)) {
-    // Positions that do not count events do not change when another event is added or removed.
+    // These positions do not count events, so they stay the same if another event is inserted or removed.
     const removed = sealed.findIndex((hash) => hash.equals(eventHash(event)));
     if (removed > 0) return `${removed === 1 ? 'the event' : `${removed} events`} sealed before ${name} ${removed === 1 ? 'was' : 'were'} removed`;
     for await (const batch of store.readAll(event.position, { max: NEIGHBOURS }))
@@ -263,7 +266,7 @@ const nameDifference = async ({ store, db }: VerifyPorts, event: Recorded, index
   const around: Recorded[] = [];
   const before = BigInt(event.position) - 1n;
   const after = before === 0n ? null : (String(before).padStart(event.position.length, '0') as Position);
-  // The rest of the log may have gaps of its own.
+  // The log may have further gaps after this event. Then compare what was read before the gap.
   try {
     for await (const batch of store.readAll(after, { max: places.length })) around.push(...batch);
   } catch {

@@ -1,20 +1,20 @@
 /**
- * The browser's share of a session: a cookie, and a token in each form. Both are keyed hashes, so nothing is stored. The cookie binds a random part
- * to the session; the token binds the session, that cookie and the form's attempt id.
+ * Proofs that a browser may act in a session: a cookie, and a token in each form. Both are keyed hashes, so nothing is stored. The cookie holds a
+ * random part and a hash of this part with the session. The token is a hash of the session, the cookie and the form's attempt id.
  *
- * Every answer may set a new cookie, which is as valid as the old one. A new cookie makes a browser drop the page that it keeps for "Back", with the
- * card number in it.
+ * Every answer may set a new cookie, and the old one stays valid. A new cookie makes a browser drop the page that it keeps for its Back button. That
+ * page may hold the card number.
  */
 import { timingSafeEqual } from 'node:crypto';
 import type { KeyRing } from '#platform';
 
-/** Longest cookie: 36 characters of id, a dot, 43 of the hash. */
+/** A cookie is a random id (36 characters), a dot, and the hash (43 characters). */
 const COOKIE = /^([0-9a-f-]{36})\.([\w-]{43})$/;
 
 export class Capabilities {
   constructor(private readonly keys: KeyRing) {}
 
-  /** A new cookie value of the session. `random` is any new id. */
+  /** A new cookie value for the session. `random` is any new id. */
   cookie(checkoutId: string, random: string): string {
     return `${random}.${this.hash('cookie', checkoutId, random)}`;
   }
@@ -25,7 +25,7 @@ export class Capabilities {
     return random !== undefined && hash !== undefined && equal(hash, this.hash('cookie', checkoutId, random));
   }
 
-  /** The token of a form that was made for this cookie. */
+  /** The token of a form, for the browser that holds this cookie. */
   token(checkoutId: string, cookie: string, attemptId: string): string {
     return this.hash('form', checkoutId, cookie, attemptId);
   }

@@ -1,4 +1,4 @@
-/** Hosted checkout, for Nest (`#checkout/module`). */
+/** The Nest module of hosted checkout (`#checkout/module`). */
 import { Global, Module } from '@nestjs/common';
 import { Command } from '@nestjs/cqrs';
 import type { Directory } from '#accounts';
@@ -39,7 +39,7 @@ export class PayCheckout extends Command<Session> {
   }
 }
 
-/** Brings the session up to the outcome of its attempt. */
+/** Records the outcome of the session's last attempt in the session, if it is known. */
 export class FollowCheckout extends Command<Session> {
   constructor(
     readonly session: Session,

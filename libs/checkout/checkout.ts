@@ -1,20 +1,20 @@
 /**
  * A hosted checkout: one visit of a payer to our page, from the partner's request to the way back. Stream `checkout-<checkoutId>`.
  *
- * At any moment at most one attempt is in flight, and at most one is ever paid: an attempt begins only from `open`, at the exact revision (C66). The
- * payment's stream decides the outcome. This stream repeats it, so a page need not guess.
+ * At any moment at most one attempt is in flight, and at most one attempt is ever paid: an attempt begins only from `open`, at the exact revision
+ * (C66). The payment's stream decides the outcome. It is recorded in this stream too, so that every page can show it.
  */
 import { type Cents, type Decider, type ErrorCode, type Json, ServiceError, unreachable } from '#kernel';
 
-/** Life of a session, from its start or its last extension. */
+/** Lifetime of a session, counted from its start or its last extension. */
 export const SESSION_LIFE_MS = 60 * 60_000;
-/** A payer may ask for more time at least ten times (WCAG 2.2.1). A script must not ask without end. */
+/** Most extensions of a session. A payer must be able to extend it at least ten times (WCAG 2.2.1). A script must not extend it without end. */
 export const MAX_EXTENSIONS = 24;
-/** A request for more time a moment after the last one is not recorded. */
+/** If a session would be extended by less than this, nothing is recorded. */
 const MIN_EXTENSION_MS = 60_000;
-/** Most attempts in one session. After that, a card tester must begin a new session, and rate and velocity limits apply to new sessions. */
+/** Most attempts in one session. Then a card tester must begin a new session, to which rate limits and velocity limits apply. */
 export const MAX_ATTEMPTS = 10;
-/** After this time with an unknown outcome a payer may leave without it. */
+/** If the outcome is unknown this long after the start of the attempt, the payer may leave without it. */
 export const OFFER_TO_LEAVE_AFTER_MS = 30_000;
 
 export interface CheckoutLine {
@@ -55,13 +55,13 @@ export interface CheckoutTerms {
   readonly cancelUrl: string;
   /** Echoed to the partner unchanged. */
   readonly state: string | null;
-  /** The requested language tag; null: the portal's, or the browser's. */
+  /** The language tag in the partner's request. null: the portal's language counts, or else the browser's. */
   readonly locale: string | null;
-  /** Keyed hash of the whole request with the nonce. The same nonce with other content is refused. null without a nonce. */
+  /** Keyed hash of the whole request. null: the request has no nonce. If the same nonce is used with other content, the request is refused. */
   readonly fingerprint: string | null;
 }
 
-// Events. `at` is the event's recordedAt. No card data and no fee: the payment's stream holds what was charged.
+// Events. `at` is the event's recordedAt. They hold no card data and no fee, since the payment's stream holds what was charged.
 
 type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
 
@@ -71,17 +71,20 @@ export type CheckoutEvent =
   | Fact<'CheckoutOpened', Record<string, never>>
   | Fact<'CheckoutExtended', { readonly expiresAt: string }>
   | Fact<'AttemptStarted', { readonly attemptId: string; readonly paymentId: string }>
-  /** Certainly not charged, for any reason. */
+  /** The attempt certainly charged nothing, for any reason. */
   | Fact<'AttemptDeclined', { readonly attemptId: string } & Refusal>
   | Fact<'OutcomeUnknown', { readonly attemptId: string; readonly paymentId: string }>
   | Fact<'CheckoutPaid', { readonly attemptId: string; readonly paymentId: string }>
-  /** The payer went back with `result=unknown`. From then on this session takes no further card, even if the outcome becomes known. */
+  /** The payer went back to the partner with `result=unknown`. From then on this session takes no further card, even if the outcome becomes known. */
   | Fact<'PayerLeft', Record<string, never>>
   | Fact<'CheckoutCancelled', Record<string, never>>
-  /** The partner got the result `expired`. Before that, only the clock decides about expiry, and a valid link begins another hour. */
+  /**
+   * The partner got the result `expired`. Without this event, only the clock says that a session has expired, and a valid link extends it by another
+   * hour.
+   */
   | Fact<'CheckoutExpired', Record<string, never>>;
 
-/** The reason of an attempt without a charge: the API's code, and a detail that distinguishes two reasons under one code. */
+/** Why an attempt charged nothing: the API's error code, and a detail if one code can have two reasons. */
 export interface Refusal {
   readonly code: ErrorCode;
   readonly declineCode: string | null;
@@ -102,7 +105,7 @@ interface Known {
   readonly startedAt: string;
   readonly expiresAt: string;
   readonly extensions: number;
-  /** Ids of every attempt that was begun, oldest first. None of them begins again. */
+  /** Ids of all attempts that were begun, oldest first. An attempt with one of these ids cannot begin again. */
   readonly attemptIds: readonly string[];
   readonly lastRefusal: Refusal | null;
 }
@@ -177,11 +180,11 @@ const underWay = (checkout: Checkout, event: CheckoutEvent) => {
   return checkout;
 };
 
-// The page that a visitor may see; it guards every route.
+// The page that a visitor may see. Every route checks it.
 
 export type View = 'pay' | 'attempts_used_up' | 'processing' | 'receipt' | 'cancelled' | 'expired';
 
-/** The one page that a session shows at a moment, for every requested page. */
+/** The one page that a session shows now, whichever page the browser requests. */
 export const viewOf = (checkout: KnownCheckout, now: number): View => {
   switch (checkout.phase) {
     case 'open':
@@ -203,7 +206,7 @@ export const viewOf = (checkout: KnownCheckout, now: number): View => {
 
 const isLapsed = ({ expiresAt }: Open, now: number): boolean => now >= Date.parse(expiresAt);
 
-/** True if a waiting payer may go back without an outcome: it is unknown, and the time has passed. */
+/** True if a waiting payer may go back without an outcome: the outcome is unknown, and OFFER_TO_LEAVE_AFTER_MS has passed. */
 export const mayLeave = (checkout: KnownCheckout, now: number): checkout is Extract<Checkout, { phase: 'unknown' }> =>
   checkout.phase === 'unknown' && now - Date.parse(checkout.attempt.startedAt) >= OFFER_TO_LEAVE_AFTER_MS;
 
@@ -249,7 +252,7 @@ const decide = (checkout: Checkout, command: CheckoutCommand): readonly Checkout
     }
     case 'RecordDeclined': {
       const { attemptId, code, declineCode } = command;
-      // Another writer was first: the worker, or the request itself.
+      // The outcome was recorded already, by the worker or by the request itself.
       if (!isUnderWay(checkout) || checkout.attempt.attemptId !== attemptId) return [];
       return [{ type: 'AttemptDeclined', at, data: { attemptId, code, declineCode } }];
     }

@@ -1,8 +1,8 @@
 /**
- * Intake: from a partner's request to a session, or to a refusal.
+ * Intake: makes a session of a partner's request, or refuses the request.
  *
- * No browser is redirected to an address before that address is checked. Until `cancel_url` is known to be the portal's, a refusal ends on our own
- * error page. After that it goes back to the partner with a code.
+ * No browser is redirected to an address that was not checked. Until `cancel_url` has passed the check, a refusal ends on our own error page. After
+ * that, a refusal leads back to the partner's `cancel_url`, with an error code.
  */
 import { openAcceptedSecrets, type Portal } from '#accounts';
 import { Conflict, type Origin } from '#eventstore';
@@ -16,7 +16,7 @@ import { newCheckoutId, type Session } from './sessions.js';
 import { canonical, isSigned } from './signature.js';
 import { cancelAddress } from './way-back.js';
 
-/** A link lives at most this long. */
+/** A link is valid for at most this long. */
 export const MAX_LINK_LIFE_SECONDS = 7 * 24 * 3_600;
 const NONCE = /^[\w.~-]{16,64}$/;
 const UNIX_SECONDS = /^[1-9]\d{8,10}$/;
@@ -26,11 +26,11 @@ const MAX_REFERENCE_LENGTH = 255;
 /** A partner's request. */
 export interface IntakeRequest {
   readonly kind: IntakeKind;
-  /** Our own address that received the request, as partners know it. It is the third line of the signature. */
+  /** Our own address that received the request, as partners know it. It is the third line of the signed text. */
   readonly address: string;
-  /** Every parameter as text: the content of a signature (C58). */
+  /** Every parameter as text, as the signature covers it (C58). */
   readonly pairs: ReadonlyMap<string, string>;
-  /** Reads and checks the amount to pay. Throws VALIDATION_ERROR. Called only after `cancel_url` is checked. */
+  /** Reads and checks the amount to pay and the other content. Throws VALIDATION_ERROR. It is called only after `cancel_url` was checked. */
   readonly content: () => IntakeContent;
 }
 
@@ -45,7 +45,7 @@ export interface IntakeContent {
 }
 
 export type IntakeOutcome =
-  /** `bound`: this browser may have the cookie. Otherwise it sees the public page of the session. */
+  /** `bound`: true if this browser gets the session's cookie. Otherwise it sees only the public page of the session. */
   | { readonly to: 'session'; readonly session: Session; readonly bound: boolean }
   | { readonly to: 'cancel_url'; readonly location: string; readonly code: ErrorCode; readonly message: string }
   | { readonly to: 'error_page'; readonly code: ErrorCode; readonly message: string };
@@ -77,7 +77,10 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
   }
 };
 
-/** A faulty value is not sent back. A card number is never sent back, even if the check of free text is off (C9). */
+/**
+ * The value, if it may be sent back to the partner. A value that is too long is not sent back. A card number is never sent back, even if the check of
+ * free text is off (C9).
+ */
 const echoed = (value: string | undefined, max: number): string | null =>
   value !== undefined && value !== '' && value.length <= max && !holdsCardNumber(value) ? value : null;
 
@@ -123,7 +126,10 @@ const accepted = async (
   }
 };
 
-/** A link must be signed; a POST only if the portal requires it. A signature that is present must always be right. */
+/**
+ * Refuses a wrong signature. A link must be signed. A POST must be signed only if the portal requires it, but a signature that is present must be
+ * right.
+ */
 const refuseWrongSignature = (keys: KeyRing, portal: Portal, { kind, address, pairs }: IntakeRequest): void => {
   const sig = pairs.get('sig');
   if (sig === undefined) {
@@ -134,7 +140,7 @@ const refuseWrongSignature = (keys: KeyRing, portal: Portal, { kind, address, pa
   if (!isSigned(openAcceptedSecrets(keys, portal), kind === 'link' ? 'link' : 'intake', address, pairs, sig)) throw invalid('sig does not match.');
 };
 
-/** `exp` lies in the future, and no further ahead than links may live. A POST may omit it. */
+/** Refuses a request if its `exp` is past, or further ahead than a link may be valid. A POST may omit `exp`. */
 const refuseLapsed = ({ kind, pairs }: IntakeRequest, nowMs: number): void => {
   const exp = pairs.get('exp');
   if (exp === undefined) {
@@ -148,8 +154,9 @@ const refuseLapsed = ({ kind, pairs }: IntakeRequest, nowMs: number): void => {
 };
 
 /**
- * The same nonce again leads to the checkout that it began. If that checkout only ran out of time, it goes on while the link is valid, since a mail
- * scanner may have opened it first. The browser is bound to a session that can still be paid, not to a receipt.
+ * If a nonce is used again, the request leads to the checkout that this nonce began. If that checkout has only run out of time, it is extended while
+ * the link is valid: a mail scanner may have opened the link first. The browser gets the cookie if the session can still be paid, and not for a
+ * receipt.
  */
 const resumed = async (
   ports: CheckoutPorts,
@@ -169,7 +176,7 @@ const resumed = async (
     const awake = lapsed ? await ports.sessions.execute(known, { type: 'Extend' }, origin) : known;
     return { to: 'session', session: bound ? await ports.sessions.execute(awake, { type: 'Open' }, origin) : awake, bound };
   } catch (error) {
-    // Another request continued it at the same moment. The page shows its present state.
+    // Another request changed the session at the same moment. The page shows the present state.
     if (error instanceof Conflict) return { to: 'session', session: known, bound };
     throw error;
   }

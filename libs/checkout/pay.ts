@@ -1,6 +1,6 @@
 /**
- * Paying in a session. The attempt is recorded, then `charge` of the partner API charges (C66), then the session repeats the outcome from the
- * payment's stream.
+ * A payment in a session. First the attempt is recorded in the session. Then `charge` of the partner API charges the card (C66). Then the outcome is
+ * read from the payment's stream and recorded in the session.
  *
  * The request itself, a waiting page, and the worker after a crash all read that stream in the same way. So a session never stays in `processing`.
  */
@@ -22,7 +22,10 @@ import {
 import type { Attempt, CheckoutPayer, CheckoutTerms, Refusal } from './checkout.js';
 import type { CheckoutSessions, Session } from './sessions.js';
 
-/** Longer than any request may run (C42). If an attempt has no payment by then, its request is gone, or will find the payment fenced. */
+/**
+ * If an attempt has no payment after this time, its request has ended, or the request will find that the payment's stream is fenced. No request may
+ * run this long (C42).
+ */
 export const ABANDONED_AFTER_MS = 60_000;
 /** Time for fencing one payment stream. */
 const FENCE_MS = 10_000;
@@ -40,7 +43,7 @@ export interface Quote {
   readonly totalCents: Cents;
 }
 
-/** By the charge's own function, with the fee in force now (C49). */
+/** The amounts, with the fee that is in force now. The charge uses the same function (C49). */
 export const quoteOf = ({ amountCents }: Pick<CheckoutTerms, 'amountCents'>, portal: Portal): Quote => {
   const serviceFeeCents = serviceFee(amountCents, portal.fee);
   return { amountCents, serviceFeeCents, totalCents: amountCents + serviceFeeCents };
@@ -55,8 +58,10 @@ export interface PayRequest {
 }
 
 /**
- * Makes one attempt. Returns the session after it: paid, open again, unknown, or still processing if the outcome could not be recorded (the worker
- * records it later). Throws Conflict and ServiceError INVALID_STATE before anything has happened. Then load the session again and show its page.
+ * Makes one attempt. Returns the session after it: paid, open again, unknown, or still processing. It is still processing if the outcome could not be
+ * recorded; the worker records it later.
+ *
+ * If this throws Conflict or ServiceError INVALID_STATE, nothing has happened. Then load the session again and show its page.
  */
 export const pay = async (ports: CheckoutPorts, session: Session, request: PayRequest, origin: Origin): Promise<Session> => {
   const { payments, sessions } = ports;
@@ -69,7 +74,7 @@ export const pay = async (ports: CheckoutPorts, session: Session, request: PayRe
   try {
     await charge(payments, chargeRequestOf(terms, request), { paymentId, attemptId, idempotency: null }, origin, deadline);
   } catch (error) {
-    // Nothing was sent. The worker ends the attempt when the incident is over.
+    // Nothing was sent to the gateway. The worker ends the attempt when the incident is over.
     if (error instanceof StoreIncident) return refuseIncident(error);
     if (!(error instanceof ServiceError))
       payments.log.error({ requestId: origin.correlationId, paymentId, err: error }, 'a checkout attempt was cut short');
@@ -86,7 +91,10 @@ const refuseIncident = (error: unknown): never => {
   throw error instanceof StoreIncident ? storeIncident() : error;
 };
 
-/** The outcome is in the payment's stream. If this session cannot repeat it now, the payer must not see a failure. */
+/**
+ * Records the outcome in the session. If that fails now, the payer must not see a failure: the payment's stream has the outcome, and the worker
+ * records it later.
+ */
 const retold = async (ports: CheckoutPorts, session: Session, origin: Origin, tell: (latest: Session) => Promise<Session>): Promise<Session> => {
   try {
     return await tell(session);
@@ -166,10 +174,10 @@ export const follow = async (
       return declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
     case 'none':
       if (ageMs(payments.clock, attempt.startedAt) < abandonedAfterMs) return session;
-      // An absent stream may be a lost one.
+      // The payment's stream may be absent because the event store has lost it. Check the log first.
       await payments.ownLog.verified(null);
-      // The stream is fenced first: a process that wakes late must find that this payment can never begin. If it began just now, the fence conflicts,
-      // and the payment is read again.
+      // Fence the stream first, so that a process that continues late cannot begin this payment. If the payment begins at this moment, the fence
+      // conflicts, and the payment is read again.
       await payments.streams.execute(
         { paymentId: attempt.paymentId, payment, revision },
         [
@@ -207,7 +215,7 @@ export const followNow = async (
   }
 };
 
-/** The payment of a session as the partner sees it; null if it has none. */
+/** The payment of an attempt, as the partner sees it. null: there is none that can be seen. */
 export const paymentOf = async ({ payments }: CheckoutPorts, { paymentId }: Attempt): Promise<PaymentView | null> => {
   const { payment }: { payment: Payment } = await payments.streams.load(paymentId);
   return isVisible(payment) ? paymentView(paymentId, payment) : null;

@@ -27,9 +27,11 @@ const CHECKOUT_ID = /^cs_[\w-]{32}$/;
 const ID_BYTES = 24;
 
 /**
- * `cs_` and 24 bytes that cannot be guessed: a keyed hash of a new id, or of portal and nonce if there is a nonce. So one nonce is one stream, and
- * the store's own "no stream yet" makes the nonce single use in any number of processes. The oldest key of the ring makes the hash, since the id must
- * stay the same for the life of a link.
+ * Makes the id of a session: `cs_` and 24 bytes that cannot be guessed. The bytes are a keyed hash of a new id or, if the request has a nonce, of
+ * portal and nonce.
+ *
+ * So a nonce always leads to the same stream. The store lets a stream begin only once, so a nonce begins only one session, in any number of
+ * processes. The hash uses the oldest key of the ring, since the id must stay the same as long as the link is valid.
  */
 export const newCheckoutId = (keys: KeyRing, of: { readonly fresh: string } | { readonly portalId: string; readonly nonce: string }): string =>
   `cs_${keys.mac('checkout', JSON.stringify(of), keys.kids[0]).subarray(0, ID_BYTES).toString('base64url')}`;
@@ -47,22 +49,22 @@ export class CheckoutSessions {
     private readonly ids: Ids,
   ) {}
 
-  /** The session as it is now. null: there never was a session with this id. Throws Unavailable. */
+  /** The present session. null: there never was a session with this id. Throws Unavailable. */
   async load(checkoutId: string): Promise<Session | null> {
     if (!CHECKOUT_ID.test(checkoutId)) return null;
     const loaded = await load(this.store, CHECKOUT_STREAM, checkoutId);
     return loaded.revision === null || loaded.state.phase === 'none' ? null : sessionOf(loaded);
   }
 
-  /** Begins the stream. Throws Conflict if it has begun, and the errors of the store. */
+  /** Begins the stream. Throws Conflict if the stream has begun already, and the errors of the store. */
   start(command: Omit<Extract<CheckoutCommand, { type: 'Start' }>, 'at'>, origin: Origin): Promise<Session> {
     const { checkoutId } = command.terms;
     return this.executeOn({ id: checkoutId, state: decider.initial, revision: null, position: null }, command, origin);
   }
 
   /**
-   * Decides and appends at the loaded revision. A command without events appends nothing. Throws ServiceError INVALID_STATE if the phase does not
-   * allow it, Conflict if another writer appended first, and the errors of the store.
+   * Decides the command and appends its events at the loaded revision. Without events, nothing is appended. Throws ServiceError INVALID_STATE if the
+   * phase does not allow the command, Conflict if another writer appended first, and the errors of the store.
    */
   execute({ checkoutId, checkout, revision }: Session, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
     return this.executeOn({ id: checkoutId, state: checkout, revision, position: null }, command, origin);
@@ -74,7 +76,7 @@ export class CheckoutSessions {
   }
 }
 
-/** Of a stream that has begun. */
+/** The session of a stream that has begun. */
 const sessionOf = ({ id, state, revision }: Loaded<Checkout>): Session => ({ checkoutId: id, checkout: state as KnownCheckout, revision: revision! });
 
 export type WithoutTime<Command> = Command extends unknown ? Omit<Command, 'at'> : never;

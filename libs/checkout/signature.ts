@@ -1,8 +1,8 @@
 /**
- * `sig` (C60): a portal's signing secret signs an address with its query, in both directions.
+ * `sig` (C60): with a portal's signing secret, the partner signs requests to us, and we sign addresses on the way back.
  *
- * The signed text has four lines, joined by line feeds: the version, the purpose (a cancel must not pass as a return), the address, and the query.
- * Every pair of the query is encoded in one way only, and the pairs are sorted by bytes.
+ * The signed text has four lines, joined by line feeds: the version, the kind, the address, and the query. The kind is there so that the signature of
+ * a cancel address does not fit a return address. Each pair of the query has only one encoding, and the pairs are sorted by bytes.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import { queryPairs } from './addresses.js';
@@ -12,11 +12,14 @@ export type Pairs = Iterable<readonly [name: string, value: string]>;
 
 const SIGNATURE = /^[0-9a-f]{64}$/;
 
-/** RFC 3986: everything but the unreserved characters, upper-case hex. `encodeURIComponent` leaves five more as they are. */
+/**
+ * Percent-encodes everything except the unreserved characters of RFC 3986, with upper-case hex. `encodeURIComponent` alone would leave five more
+ * characters.
+ */
 const encode = (text: string): string =>
   encodeURIComponent(text).replace(/[!'()*]/g, (character) => `%${character.charCodeAt(0).toString(16).toUpperCase()}`);
 
-/** Encoded text is ASCII, so comparing characters compares bytes. */
+/** Compares encoded texts. They are ASCII, so this compares their bytes. */
 const byText = (a: string, b: string) => (a < b ? -1 : a > b ? 1 : 0);
 
 /** The text that is signed. `address` is origin and path; its query is ignored. */
@@ -33,7 +36,10 @@ export const sign = (secret: string, kind: SignatureKind, address: string, pairs
     .update(canonical(kind, address, pairs))
     .digest('hex');
 
-/** True if `sig` was made with one of the secrets. Takes constant time. A text that is no signature is wrong. */
+/**
+ * True if `sig` was made with one of the secrets. False also for a text that does not have the form of a signature. The comparison takes constant
+ * time.
+ */
 export const isSigned = (secrets: readonly string[], kind: SignatureKind, address: string, pairs: Pairs, sig: unknown): boolean => {
   if (typeof sig !== 'string' || !SIGNATURE.test(sig)) return false;
   const given = Buffer.from(sig, 'hex');
@@ -43,7 +49,7 @@ export const isSigned = (secrets: readonly string[], kind: SignatureKind, addres
 
 /**
  * The address with our parameters after its own query, signed as a whole. Null values are left out. `t` (unix seconds) and `sig` come last. `address`
- * was checked before, so its own query can be decoded and uses none of our names.
+ * was checked before, so its query can be decoded and has no parameter with one of our names.
  */
 export const signedAddress = (
   secret: string,

@@ -1,4 +1,4 @@
-/** Postgres keeps the contract of unfinished checkouts. */
+/** Runs the contract of unfinished checkouts (test/support/unfinished-rows.contract.ts) on Postgres. */
 import { createPool } from '#platform';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
 import { unfinishedRowsContract } from '../../test/support/unfinished-rows.contract.js';

@@ -1,6 +1,6 @@
 /**
- * Sessions whose attempt has no outcome yet: a read model of them, and the worker's round that finishes them. So no session stays in `processing`
- * when a payer closes the browser, when a process dies between two appends, or when recovery undoes a charge an hour later.
+ * Sessions whose attempt has no outcome yet: a read model of them, and the worker's round that finishes them. So no session stays in `processing` if
+ * a payer closes the browser or a process dies between two appends. The same holds if recovery undoes a charge an hour later.
  */
 import type { Origin, ReadModel, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
@@ -15,12 +15,12 @@ const INDEXES = `
   alter table checkout_unfinished add constraint checkout_unfinished_pkey primary key (checkout_id);
   create index checkout_unfinished_since on checkout_unfinished (since, checkout_id)`;
 
-/** The rows, a port. Postgres and the simulation keep one contract (test/support/unfinished-rows.contract.ts). */
+/** The rows, as a port. One contract (test/support/unfinished-rows.contract.ts) tests its implementations, on Postgres and in the simulation. */
 export interface UnfinishedRows {
-  /** A session that is there already gets the new attempt. */
+  /** If a session has a row already, the row gets the new attempt. */
   write(sessions: readonly UnfinishedSession[]): Promise<void>;
   remove(checkoutIds: readonly string[]): Promise<void>;
-  /** Those whose attempt began at `until` or before, oldest first. `after`: the last of the page before. */
+  /** Sessions whose attempt began at `until` or earlier, oldest first. `after`: the last one of the previous page. */
   page(after: UnfinishedPlace | null, until: string, limit: number): Promise<UnfinishedPlace[]>;
 }
 
@@ -33,7 +33,7 @@ export interface UnfinishedSession {
 
 export interface UnfinishedPlace {
   readonly checkoutId: string;
-  /** As the store writes it. */
+  /** As text, in the store's own form. */
   readonly since: string;
 }
 
@@ -48,7 +48,7 @@ export const checkoutUnfinishedModel: ReadModel = {
 };
 
 const BEGINS: CheckoutEvent['type'] = 'AttemptStarted';
-/** A session of unknown outcome stays. The loop goes on until the outcome is known. */
+/** A session with an unknown outcome keeps its row, so that the worker continues to look for the outcome. */
 const ENDS: readonly CheckoutEvent['type'][] = ['AttemptDeclined', 'CheckoutPaid'];
 
 export const applyUnfinished = async (rows: Pick<UnfinishedRows, 'write' | 'remove'>, events: readonly Recorded[]): Promise<void> => {
@@ -92,11 +92,11 @@ export const postgresUnfinishedRows = (db: Queryable): UnfinishedRows => ({
   },
 });
 
-/** A request that is still running finishes its session itself. */
+/** A session is left alone for this long after its attempt began. Until then its request may still be running, and records the outcome itself. */
 const LEFT_ALONE_MS = 5_000;
 const ROUND_LIMIT = 100;
 
-/** One round over all sessions without an outcome; returns how many were looked at. Ends early when `stop` aborts. */
+/** One round over all sessions without an outcome. Returns how many of them were processed. Ends early when `stop` aborts. */
 export const finishSessions = async (
   ports: CheckoutPorts,
   rows: Pick<UnfinishedRows, 'page'>,
@@ -116,7 +116,7 @@ export const finishSessions = async (
         const session = await ports.sessions.load(place.checkoutId);
         if (session) await followNow(ports, session, origin, abandonedAfterMs === undefined ? {} : { abandonedAfterMs });
       } catch (error) {
-        // It is tried again in the next round. The others need not wait for it.
+        // The next round tries this session again. The other sessions do not wait for it.
         log.warn({ err: error }, 'a checkout cannot be finished yet');
       }
     }
@@ -124,7 +124,7 @@ export const finishSessions = async (
   }
 };
 
-/** Sessions whose attempt has no outcome, and the age of the oldest; 0 if there is none. */
+/** For metrics: the number of sessions whose attempt has no outcome, and the age of the oldest (0: there is none). */
 export const unfinishedSessions = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
   const { rows } = await db.query<{ count: string; oldest: string | null }>(
     'select count(*) as count, extract(epoch from now() - min(since)) as oldest from checkout_unfinished',

@@ -1,4 +1,4 @@
-/** Postgres keeps the contract of checkpoints. */
+/** The contract of checkpoints, on Postgres. */
 import { systemClock } from '#kernel';
 import { createPool, migrate } from '#platform';
 import { checkpointContract } from '../../test/support/checkpoint.contract.js';

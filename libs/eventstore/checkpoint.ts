@@ -1,13 +1,13 @@
 /**
- * The checkpoint of a projection: the position that it has applied, a lease on it, and the event that stopped the projection.
+ * The checkpoint of a projection: the position that the projection has applied, a lease, and the event that stopped the projection.
  *
- * {@link Checkpoint} is a port. Postgres and the simulation keep one contract (test/support/checkpoint.contract.ts).
+ * {@link Checkpoint} is a port. The implementations for Postgres and for the simulation pass one contract (test/support/checkpoint.contract.ts).
  *
  * Rows and checkpoint are committed in one transaction. Its first statement is a compare-and-set:
  *
  *     update projection_checkpoint set position = $new where name = $1 and position = $old and epoch = $mine
  *
- * A second worker waits for that row, finds another position, and writes nothing.
+ * A second worker waits for the lock on that row, finds another position, and writes nothing.
  */
 import { DatabaseUnavailable, transaction, type Client, type Migration, type Pool, type Queryable } from '#platform';
 import { type Mark, OutcomeUnknown, type Position, Unavailable } from './event-store.js';
@@ -45,7 +45,7 @@ create table projection_failure (
 /** A position in the log under one owner. `position` '' is the start. */
 export interface Place {
   readonly position: string;
-  /** Counts the owners so far. */
+  /** Goes up with each new owner and with each reset. */
   readonly epoch: string;
 }
 
@@ -55,7 +55,7 @@ export interface Lease {
 }
 
 export interface CheckpointFailure {
-  /** null: the log cannot be read on from the checkpoint. */
+  /** null: the log cannot be read from the checkpoint on. */
   readonly event: { readonly position: Position; readonly id: string; readonly stream: string; readonly type: string } | null;
   readonly message: string;
   readonly stack: string;
@@ -64,31 +64,31 @@ export interface CheckpointFailure {
 export interface CheckpointStatus {
   /** null: nothing applied yet. */
   readonly position: Position | null;
-  /** Take-overs so far. */
+  /** Number of new owners and resets so far. */
   readonly epoch: bigint;
   /** True while some worker holds the lease. */
   readonly leased: boolean;
   readonly updatedAt: Date | null;
-  /** The first that is not resolved. */
+  /** The first failure that is not resolved. null: there is none. */
   readonly failure: { readonly position: Position | null; readonly eventId: string | null; readonly message: string; readonly failedAt: Date } | null;
 }
 
-/** `Tx`: the transaction through which a projection writes its rows. */
+/** `Tx`: the transaction in which a projection writes its rows. */
 export interface Checkpoint<Tx = Client> {
-  /** Takes the lease, or extends it for the same owner; null while another owner holds it. A new owner raises the epoch. */
+  /** Takes the lease, or extends it for the same owner. null: another owner holds it. A new owner raises the epoch. */
   take(lease: Lease): Promise<Place | null>;
-  /** Extends the lease; false if it is no longer this owner's under this epoch. */
+  /** Extends the lease. false: this owner no longer holds it under this epoch. */
   renew(lease: Lease, epoch: string): Promise<boolean>;
-  /** Gives the lease back, if it is this owner's. */
+  /** Gives the lease back, if this owner holds it. */
   release(owner: string): Promise<void>;
-  /** Where the projection stands. A projection that never ran gets its checkpoint at the start of the log. */
+  /** The place that the projection has reached. A projection that never ran gets its checkpoint at the start of the log. */
   look(): Promise<Place & { readonly leased: boolean }>;
-  /** The position alone; '' if the projection never ran. */
+  /** Only the position. '': the projection never ran. */
   position(): Promise<string>;
   /**
-   * Moves the checkpoint from a place to a position. `last`: the last event that is applied with it, if one is. Then runs `apply` in the same transaction. Extends the lease if it is this owner's. Throws {@link Moved},
-   * without `apply`, if the checkpoint is elsewhere. Throws {@link HandlerFault} if `apply` failed and the connection did not. After any other error the outcome may
-   * be unknown.
+   * Moves the checkpoint from a place to a position, then runs `apply` in the same transaction. `last`: the last event that is applied. null: no
+   * event is applied. Extends the lease if this owner holds it. Throws {@link Moved}, without `apply`, if the checkpoint is elsewhere. Throws
+   * {@link HandlerFault} if `apply` failed and the connection did not. After any other error the outcome may be unknown.
    */
   commit(from: Place, to: Position, lease: Lease, apply: ((tx: Tx) => Promise<void>) | null, last?: Mark | null): Promise<void>;
   /** Records why the projection stopped. The first commit that passes the position resolves it. */
@@ -96,15 +96,15 @@ export interface Checkpoint<Tx = Client> {
   status(): Promise<CheckpointStatus>;
 }
 
-/** The compare-and-set found another position: another worker applied, or our own commit had arrived after all. */
+/** The compare-and-set found another position. Another worker moved the checkpoint, or our own commit succeeded although its answer was lost. */
 export class Moved extends Error {}
 
-/** The handler's own fault, kept as its cause. The connection was healthy, even if the message names it. */
+/** An error of the handler itself, kept as `cause`. The connection was healthy, even if the error's message mentions a connection. */
 export class HandlerFault extends Error {}
 
 /**
- * Runs a handler in a transaction. If an error has no code and the connection still answers, it is the handler's own: "the account is closed" is no
- * lost connection.
+ * Runs a handler in a transaction. If an error has no code and the connection still answers, the error comes from the handler. Its message alone
+ * cannot decide this: "the account is closed" does not mean a lost connection.
  */
 export const runHandler = async (handler: () => Promise<void>, answers: () => Promise<boolean>): Promise<void> => {
   try {
@@ -121,7 +121,7 @@ export const runHandler = async (handler: () => Promise<void>, answers: () => Pr
 export const asPosition = (text: string): Position | null => (text === '' ? null : (text as Position));
 
 export interface PostgresCheckpointOptions {
-  /** `search_path` of the transaction while `apply` runs: a rebuild writes into another schema (`rm_list_2, public`). */
+  /** The `search_path` of the transaction while `apply` runs. A rebuild uses it to write into another schema (`rm_list_2, public`). */
   readonly searchPath?: string;
 }
 
@@ -130,7 +130,7 @@ export const postgresCheckpoint = (pool: Pool, name: string, options: PostgresCh
   new PostgresCheckpoint(pool, name, options);
 
 class PostgresCheckpoint implements Checkpoint {
-  /** A failure was recorded earlier. The first commit that passes it marks it as resolved. */
+  /** True: a failure was recorded and is not resolved. The first commit that passes the failure marks it as resolved. */
   private unresolved = false;
 
   constructor(
@@ -140,7 +140,7 @@ class PostgresCheckpoint implements Checkpoint {
   ) {}
 
   async take({ owner, ms }: Lease): Promise<Place | null> {
-    // Workers on standby ask often, so they only read.
+    // Standby workers call this often, so the first statement only reads.
     const held = await this.pool.query('select from projection_checkpoint where name = $1 and owner <> $2 and lease_until >= clock_timestamp()', [
       this.name,
       owner,
@@ -224,7 +224,7 @@ class PostgresCheckpoint implements Checkpoint {
   }
 
   async recordFailure({ event, message, stack }: CheckpointFailure): Promise<void> {
-    // Set even if the statement fails: the next commit may pass a failure that was recorded all the same.
+    // Set before the statement, which may fail although the failure was recorded. The next commit resolves the failure if it passes it.
     this.unresolved = true;
     await this.pool.query(
       `insert into projection_failure as f (name, position, event_id, stream, type, message, stack)
@@ -269,8 +269,8 @@ class PostgresCheckpoint implements Checkpoint {
 // ---- checkpoints in Postgres only
 
 /**
- * Locks the checkpoint for the rest of the transaction, so nothing is applied meanwhile. For the swap of a rebuild: lock both, compare, switch,
- * commit. null: the projection never ran.
+ * Locks the checkpoint for the rest of the transaction, so that nothing is applied meanwhile. The swap of a rebuild locks both checkpoints, switches
+ * the schemas and commits. null: the projection never ran.
  */
 export const lockCheckpoint = async (
   client: Client,
@@ -286,8 +286,9 @@ export const lockCheckpoint = async (
 };
 
 /**
- * Sets a checkpoint to a position (null: the start of the log) behind the last event that was applied, in the transaction that also empties, fills or swaps the rows. The epoch goes up, so
- * a worker in the middle of a batch loses its claim and reads from here again. Never for a reactor, since its effects cannot be undone.
+ * Sets a checkpoint to a position (null: the start of the log). `last`: the last event that was applied. Must run in the transaction that also
+ * empties, fills or swaps the rows. The epoch goes up, so a worker in the middle of a batch cannot commit and begins again from this position. Never
+ * use it for a reactor, because its effects cannot be undone.
  */
 export const resetCheckpoint = async (client: Client, name: string, position: Position | null, last: Mark | null = null): Promise<void> => {
   await client.query(
@@ -299,7 +300,7 @@ export const resetCheckpoint = async (client: Client, name: string, position: Po
   await client.query('update projection_failure set resolved_at = clock_timestamp() where name = $1 and resolved_at is null', [name]);
 };
 
-/** Removes a checkpoint, for the old side of a swapped rebuild. */
+/** Removes a checkpoint with its failures. */
 export const dropCheckpoint = async (client: Client, name: string): Promise<void> => {
   await client.query('delete from projection_checkpoint where name = $1', [name]);
   await client.query('delete from projection_failure where name = $1', [name]);

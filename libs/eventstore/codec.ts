@@ -1,8 +1,8 @@
-/** Events and the form in which a store keeps them: JSON text, size limits, the text form of positions. The same for every adapter. */
+/** The form in which every adapter stores events: JSON text, size limits, the text form of positions. */
 import { isUuid, type Json } from '#kernel';
 import { MAX_APPEND_BYTES, MAX_EVENTS_PER_APPEND, type Expected, type Meta, type NewEvent, type Position, type Recorded } from './event-store.js';
 
-/** One event as text. `v` travels inside the metadata, since neither store has a column of its own for it. */
+/** One event as text. `v` is stored inside the metadata, because neither store has a column for it. */
 export interface Serialised {
   readonly id: string;
   readonly type: string;
@@ -31,8 +31,8 @@ export interface Stored {
 }
 
 /**
- * Turns events into text. Checks every rule that can be checked before anything is sent. A broken rule is a fault of the caller and a plain `Error`:
- * a repeat would never help. (A BigInt that reaches the KurrentDB client leaves its promise pending for ever.)
+ * Turns events into text. Checks every rule that can be checked before anything is sent. If a rule is broken, the caller has a fault and a repeat
+ * would not help, so a plain `Error` is thrown. (A BigInt that reaches the KurrentDB client leaves its promise pending for ever.)
  */
 export const serialise = (stream: string, expected: Expected, events: readonly NewEvent[]): Serialised[] => {
   if (!isName(stream)) throw new Error(`not a stream name: ${JSON.stringify(stream)}`);
@@ -49,8 +49,8 @@ export const serialise = (stream: string, expected: Expected, events: readonly N
 };
 
 /**
- * A NUL or half a surrogate pair cannot be stored as text: the store would keep another name. Names that begin with `$` belong to KurrentDB, and
- * readers pass over them.
+ * True if the text can be a name. A store would change a name with a NUL or half a surrogate pair. Names that begin with `$` belong to KurrentDB, and
+ * readers skip them.
  */
 const isName = (text: string & { isWellFormed?: () => boolean }): boolean => text !== '' && !/^\$|\0/.test(text) && text.isWellFormed!();
 
@@ -78,10 +78,12 @@ export const deserialise = ({ stream, revision, position, id, type, data, meta, 
 
 const DIGITS = 20;
 
-/** A position that is a number: 20 digits, so that text sorts as the numbers do. */
+/** The position for a number. It has 20 digits, so that positions sort as text in the order of their numbers. */
 export const numericPosition = (value: bigint | number | string): Position => String(value).padStart(DIGITS, '0') as Position;
 
-/** The number of a position of {@link numericPosition}; 0 for the start. Throws for the position of another kind of store. */
+/**
+ * The number of a position that {@link numericPosition} made. null, the start of the log, gives 0. Throws for a position of another kind of store.
+ */
 export const positionNumber = (position: Position | null): bigint => {
   if (position === null) return 0n;
   if (!/^\d{20}$/.test(position))
@@ -108,20 +110,20 @@ export abstract class NotInTheLog extends Error {
   }
 }
 
-/** A position behind the end of the log. A subscription there would stay silent for ever. */
+/** The position lies after the end of the log. A subscription from there would stay silent for ever. */
 export class BeyondTheEnd extends NotInTheLog {
   constructor(after: Position, head: Position | null) {
     super(after, `position ${after} lies beyond the end of the log (${head ?? 'empty'})`);
   }
 }
 
-/** No event begins at the position, or another one than `id`. */
+/** No event begins at the position, or the event there has another id than `id`. */
 export class NoEventThere extends NotInTheLog {
   constructor(after: Position, id?: string) {
     super(after, id === undefined ? `no event begins at position ${after}` : `another event than ${id} lies at position ${after}`);
   }
 }
 
-/** true if a filter asks for the stream. Without a filter every stream passes. */
+/** True if the filter includes the stream. Without a filter every stream is included. */
 export const matchesPrefix = (stream: string, prefixes: readonly string[] | undefined): boolean =>
   prefixes === undefined || prefixes.some((prefix) => stream.startsWith(prefix));

@@ -13,14 +13,14 @@ export interface Actor {
 export interface Meta {
   /** RFC 3339 UTC with milliseconds: the only time of an event that a reader shows. */
   readonly recordedAt: string;
-  /** When it took effect, if that differs: when a batch closed, when a dispute was opened. */
+  /** When the event took effect, if that differs from `recordedAt`. Examples: a batch was closed, a dispute was opened. */
   readonly effectiveAt?: string;
   readonly actor: Actor;
   readonly correlationId: string;
   readonly causationId?: string;
 }
 
-/** An event before it is stored. `v` is the schema version of `data`; only the newest is written. */
+/** An event before it is stored. `v` is the schema version of `data`. Only the newest version is written. */
 export interface NewEvent {
   readonly id: string;
   readonly type: string;
@@ -30,8 +30,8 @@ export interface NewEvent {
 }
 
 /**
- * A place in the log. Its text form sorts byte by byte in the order of the log: `00000000000000012345`, or KurrentDB's commit and prepare, padded
- * likewise and joined by `:`. Always compared as text.
+ * A place in the log. Its text sorts byte by byte in the order of the log: `00000000000000012345`, or KurrentDB's commit and prepare positions,
+ * padded in the same way and joined by `:`. Positions are always compared as text.
  */
 export type Position = string & { readonly __position: unique symbol };
 
@@ -46,28 +46,34 @@ export interface Recorded extends NewEvent {
   /** 0 for the first event of the stream. */
   readonly revision: bigint;
   readonly position: Position;
-  /** The store's clock; for lag metrics only. */
+  /** The time of the store's clock. Used for lag metrics only. */
   readonly storedAt: Date;
 }
 
-/** `no_stream`, an exact last revision, or `any` (no check; weakly idempotent, so not for money). */
+/**
+ * The expected state of the stream: `no_stream`, an exact last revision, or `any` (no check). With `any` a repeat may be appended twice, so `any` is
+ * not for money.
+ */
 export type Expected = 'any' | 'no_stream' | bigint;
 
-/** The items of a subscription, in one order. `position` of a checkpoint covers every item before it. */
+/**
+ * The items of a subscription arrive in one order. A `checkpoint` means that the subscription has read the log up to `position`: every event up to
+ * there was delivered, or was not asked for.
+ */
 export type SubscriptionItem =
   | { readonly kind: 'events'; readonly events: readonly Recorded[] }
   | { readonly kind: 'caught_up' }
   | { readonly kind: 'checkpoint'; readonly position: Position };
 
 export interface Subscription extends AsyncIterable<SubscriptionItem> {
-  /** Ends the iteration. Resolves once no resource is held. */
+  /** Ends the iteration. Resolves once the subscription holds no resource. */
   close(): Promise<void>;
 }
 
 export interface EventStore {
   /**
-   * Appends all events or none. Repeating a call with the same ids at the same exact revision is a success with the original answer.
-   * Throws {@link Conflict}, {@link OutcomeUnknown} or {@link Unavailable}.
+   * Appends all events or none. A repeated call with the same ids at the same exact revision succeeds with the original answer. Throws
+   * {@link Conflict}, {@link OutcomeUnknown} or {@link Unavailable}.
    */
   append(
     stream: string,
@@ -75,35 +81,40 @@ export interface EventStore {
     events: readonly NewEvent[],
     options?: { timeoutMs?: number },
   ): Promise<{ revision: bigint; position: Position }>;
-  /** Events of one stream in order, from revision `from` (0). An absent stream yields nothing. Throws {@link Unavailable}. */
+  /** Events of one stream in order, from revision `from` (default 0). An absent stream yields nothing. Throws {@link Unavailable}. */
   read(stream: string, from?: bigint, max?: number): AsyncIterable<Recorded>;
-  /** All events of several streams, by stream in the order of the request. If an adapter has no better way, {@link readStreams} reads them one by one. */
+  /** All events of several streams: one list for each stream, in the order of the request. Optional: {@link readStreams} works with any store. */
   readStreams?(streams: readonly string[]): Promise<readonly (readonly Recorded[])[]>;
-  /** Batches of the log after a position (null: from the start), in log order, up to and including `until`. */
+  /** Yields the events of the log after a position (null: from the start), in batches and in log order, up to and including `until`. */
   readAll(
     after: Position | null,
     options?: { max?: number; until?: Position; streamPrefixes?: readonly string[] },
   ): AsyncIterable<readonly Recorded[]>;
-  /** Follows the log after a position, for ever. Survives outages by itself; delivery is at least once. */
+  /** Follows the log after a position, for ever. Continues by itself after an outage. Delivers each event at least once. */
   subscribe(after: Position | null, options?: { streamPrefixes?: readonly string[] }): Subscription;
   /** Position of the last event, null while there is none. System streams do not count. */
   head(): Promise<Position | null>;
   /**
-   * The marks whose event does not lie at its place. Reads the leader, or a primary that is not in recovery. Throws {@link Unavailable} if that cannot
-   * be read now, which says nothing about the events.
+   * Returns the marks whose event is not at its position. Reads the leader, or a primary that is not in recovery. Throws {@link Unavailable} if that
+   * server cannot be read now. Then nothing is known about the events.
    */
   missing(marks: readonly Mark[]): Promise<readonly Mark[]>;
-  /** The event of ours at exactly this place. null: there is none. Reads like {@link missing}. */
+  /** The event of Payfold at exactly this position. null: there is none. Reads the same server as {@link missing}. */
   eventAt(position: Position): Promise<Recorded | null>;
-  /** The first stream that another program wrote into. null: there is none. Reads the whole log. Absent if the store belongs to Payfold alone. */
+  /**
+   * The first stream into which another program wrote. null: there is none. Reads the whole log. Absent for a store that belongs to Payfold alone.
+   */
   foreignStream?(): Promise<string | null>;
   close(): Promise<void>;
 }
 
-/** Streams that are read at the same time where the store reads one by one. */
+/** Maximum number of streams that are read at the same time, if the store has to read them one by one. */
 const PARALLEL_READS = 16;
 
-/** {@link EventStore.readStreams} of any store. Throws {@link Unavailable}. `skipUnreadable`: an {@link UnreadableStream} has no events. */
+/**
+ * Reads several streams of any store: with {@link EventStore.readStreams}, or one by one. Throws {@link Unavailable}. With `skipUnreadable`, an
+ * {@link UnreadableStream} gives an empty list.
+ */
 export const readStreams = async (
   store: EventStore,
   streams: readonly string[],
@@ -126,12 +137,12 @@ export const readStreams = async (
   return found;
 };
 
-/** The stream is at another revision than expected: decide again. */
+/** The stream is not at the expected revision. The caller must decide again. */
 export class Conflict extends Error {
   constructor(
     readonly stream: string,
     readonly expected: Expected,
-    /** Present revision. null: there is no such stream. undefined: the store did not say. */
+    /** Present revision. null: there is no such stream. undefined: the store did not report it. */
     readonly actual: bigint | null | undefined,
   ) {
     super(`${stream}: expected ${String(expected)}, found ${String(actual ?? 'no_stream')}`);
@@ -139,7 +150,7 @@ export class Conflict extends Error {
   }
 }
 
-/** The append may or may not have happened: repeat the same ids at the same revision, or reconcile. */
+/** The append may or may not have happened. Repeat the same ids at the same revision, or reconcile. */
 export class OutcomeUnknown extends Error {
   constructor(message: string, options?: ErrorOptions) {
     super(message, options);

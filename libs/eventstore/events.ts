@@ -1,27 +1,27 @@
 /**
  * Event types, declared once per lib: `defineEvents<PaymentEvent>({ PaymentInitiated: [], PaymentCreated: [fromV1], … })`.
  *
- * The steps of a type bring the data of an older version to the next one. Stored bytes never change. Readers see the newest version only, and only
- * the newest version is written. A release can also read the version that its successor will write (`ahead`), so both run side by side. Each version
- * has a JSON schema and a golden file in the lib's folder `events/`. How to add one: docs/changing.md.
+ * Each step of a type converts the data of one version into the data of the next. Stored bytes never change. Readers see only the newest version, and
+ * only the newest version is written. A release can also read the version that its successor will write (`ahead`), so both releases can run side by
+ * side. Each version has a JSON schema and a golden file in the lib's folder `events/`. How to add a version: docs/changing.md.
  */
 import type { Json } from '#kernel';
 import type { Meta, NewEvent, Recorded } from './event-store.js';
 
-/** An event as deciders know it. `at`: RFC 3339, when it was recorded; set on every event that was read. */
+/** An event as deciders see it. `at`: RFC 3339, when the event was recorded. Set on every event that was read from the store. */
 export interface DomainEvent {
   readonly type: string;
   readonly at?: string;
   readonly data: object;
 }
 
-/** Turns data of one version into data of the next. Pure. It must accept everything that the older version allowed. */
+/** Converts data of one version into data of the next. A pure function. It must accept all data that the older version allowed. */
 type Step = (data: never) => unknown;
 
-/** Steps from version 1 to the newest one. The last step must return the data of today. */
+/** Steps from version 1 to the newest version. The last step must return data of the newest version. */
 type StepsTo<Data> = readonly [] | readonly [...Step[], (data: never) => Data];
 
-/** Each type of a union of events with its steps. The compiler refuses a type that is missing, and a last step that does not return the data of today. */
+/** Each type of a union of events, with its steps. The compiler refuses a missing type, and a last step that does not return the newest data. */
 export type EventSteps<Event extends DomainEvent> = {
   readonly [Type in Event['type']]: StepsTo<Extract<Event, { readonly type: Type }>['data']>;
 };
@@ -31,7 +31,7 @@ export type ReadsAhead<Event extends DomainEvent> = {
   readonly [Type in Event['type']]?: (data: never) => Extract<Event, { readonly type: Type }>['data'];
 };
 
-/** A reader found an event that this release cannot read. The reader stops, since the rest would be a guess. */
+/** A reader found an event that this release cannot read. The reader stops, because a state without that event would be a guess. */
 export class UnreadableEvent extends Error {
   constructor(
     readonly event: Pick<Recorded, 'stream' | 'revision' | 'type' | 'v'>,
@@ -44,9 +44,9 @@ export class UnreadableEvent extends Error {
 
 export interface EventTypes<Event extends DomainEvent> {
   readonly names: readonly Event['type'][];
-  /** The version that is written: 1 and one more for each step. */
+  /** The version that is written: 1 plus the number of steps. */
   readonly version: (type: Event['type']) => number;
-  /** The event in its newest version. Throws {@link UnreadableEvent} for a type that is not declared and for a version that is newer than this release. */
+  /** The event in its newest version. Throws {@link UnreadableEvent} for an undeclared type, and for a version that this release cannot read. */
   readonly read: (recorded: Recorded) => Event;
   readonly write: (event: Event, id: string, meta: Meta) => NewEvent;
 }

@@ -11,15 +11,18 @@ import type { OwnLog } from './own-log.js';
 import { checkpointOf, missingShapes, prepareReadModels, type ReadModel, ReadModels, searchPathOf } from './read-model.js';
 import { createSubscriber, type Projection, type Subscriber } from './subscriber.js';
 
-/** Reads and writes of requests. Projections and keys have pools of their own, so that lists cannot starve them. */
+/**
+ * Connections for the reads and writes of requests. Projections and idempotency keys have pools of their own, so that slow lists of requests cannot
+ * take all their connections.
+ */
 const POOL_CONNECTIONS = 20;
 const PROJECTION_POOL_CONNECTIONS = 8;
 const CHECK_POOL_CONNECTIONS = 2;
 
 export const EVENT_STORE = Symbol('event store');
-/** The pool of requests, on a database that has the schema of this release. */
+/** The pool for requests. Its database has the schema of this release. */
 export const POOL = Symbol('pool');
-/** Makes the subscriber of a projection whose effects the log cannot make again. */
+/** Makes the subscriber of a reactor: a projection whose effects cannot be made again from the log. */
 export const REACTOR = Symbol('reactor');
 export type OpenReactor = (projection: Projection) => Subscriber;
 
@@ -33,7 +36,7 @@ interface Storage {
   readonly log: OwnLog;
 }
 const STORAGE = Symbol('storage');
-/** The guard of the log: whether it is ours and whole. */
+/** The guard of the log. It knows whether the log is ours and whole. */
 export const LOG_GATE = Symbol('log gate');
 
 export interface Schema {
@@ -92,8 +95,8 @@ const SUBSCRIBING = Symbol('subscribing');
 type Subscribing = ReturnType<typeof subscribing>;
 
 /**
- * Opens pool and log, and brings the schema to this release. With MIGRATE=prepare only `payfold upgrade prepare` changes the schema. While an incident
- * of the event store is open, no read model is made.
+ * Opens pool and log, and brings the schema to this release. With MIGRATE=prepare only `payfold upgrade prepare` changes the schema. While an
+ * incident of the event store is open, the tables of read models are not made.
  */
 const open = async (context: ProcessContext, schema: Schema): Promise<Storage> => {
   const { config, places, log: logger, clock, ids, options } = context;
@@ -111,7 +114,7 @@ const open = async (context: ProcessContext, schema: Schema): Promise<Storage> =
     newId: () => ids.uuid(),
     process: { id, name: options.role ?? 'command', pid },
     log: logger,
-    // A command says it in its one line.
+    // A command reports the incident in its own error line.
     reportsIncident: options.role !== undefined,
     sealedEnd: schema.sealedEnd,
     signedHead: () => schema.signedEnd(context, pool),
@@ -143,7 +146,7 @@ const requirePrepared = async (pool: Pool, { migrations, readModels }: Pick<Sche
     );
 };
 
-/** Every method is named, since an adapter may be a class and a spread would lose its methods. */
+/** Every method is written out. The adapter may be a class, and a spread would lose the methods of a class. */
 const watchAppends = (store: EventStore, onFailure: () => void): EventStore => ({
   append: async (stream, expected, events, options) => {
     try {

@@ -3,13 +3,13 @@ import type { EventStore, Mark, Position } from './event-store.js';
 import type { SealedPlace } from './installation.js';
 import type { MarkBook } from './marks.js';
 
-/** One thing that remembers a place of the log, and whether the log bears it out. */
+/** One place of the log that a process, a checkpoint or a signed head remembers. `held`: the log has it. */
 export interface Examined {
   readonly where: string;
   readonly position: Position;
   /** null: only the place is known. */
   readonly eventId: string | null;
-  /** false: its append was acknowledged, but no check has found it since. Another log may have acknowledged it. */
+  /** false: the append of the event was acknowledged, but no check has found the event since. Another log may have acknowledged it. */
   readonly confirmed: boolean;
   readonly held: boolean;
 }
@@ -20,7 +20,7 @@ export interface ExaminePorts {
   readonly signedHead: () => Promise<SealedPlace | null>;
 }
 
-/** Marks of processes, files and checkpoints, the places of checkpoints, and the newest signed head. */
+/** Compares the log with the marks of processes, files and checkpoints, the positions of checkpoints, and the newest signed head. */
 export const examineLog = async ({ store, book, signedHead }: ExaminePorts): Promise<readonly Examined[]> => {
   const [known, end, head] = [await book.read(), await store.head(), await signedHead()];
   const missing = new Set((await store.missing(known.marks.map(({ mark }) => mark))).map(({ position, id }) => `${position}/${id}`));
@@ -36,9 +36,9 @@ export const examineLog = async ({ store, book, signedHead }: ExaminePorts): Pro
   ];
 };
 
-/** Nothing of it is lost. An event that no check has found may be of a log that was not ours. It is lost only if something of ours speaks of it. */
+/** True if the log has every confirmed place. A place that is not confirmed does not count, because its event may be of another log. */
 export const isWhole = (places: readonly Examined[]): boolean => places.every(({ held, confirmed }) => held || !confirmed);
 
-/** The events that no check has found and that the log does not hold. */
+/** The marks whose event the log does not have. If the log is whole ({@link isWhole}), no check has found these events. */
 export const unheldMarks = (places: readonly Examined[]): readonly Mark[] =>
   places.flatMap(({ held, position, eventId }) => (held || eventId === null ? [] : [{ position, id: eventId }]));

@@ -1,15 +1,15 @@
 /**
- * A subscription over a log that is read in pages: the loop that the Postgres and the memory adapter share. Also the end of the log, read once for
- * all readers.
+ * A subscription over a log that is read in pages. The Postgres and the memory adapter share this loop. Also {@link Tail}: the end of the log, read
+ * once for all readers.
  */
 import type { Clock } from '#kernel';
 import { matchesPrefix } from './codec.js';
 import type { Position, Recorded, Subscription, SubscriptionItem } from './event-store.js';
 
-/** One look at the log after a position. */
+/** The result of one read of the log after a position. */
 export interface Page {
   readonly events: readonly Recorded[];
-  /** The position up to which the log was read, whether events passed the filter or not. null: the log is empty. */
+  /** The position up to which the log was read, even if no event passed the filter. null: the log is empty. */
   readonly through: Position | null;
   readonly atEnd: boolean;
   /** Length of the events as text, if it is known. */
@@ -17,15 +17,18 @@ export interface Page {
 }
 
 export interface PagedLog {
-  /** Reads the next page. During an outage it waits. Throws only errors that a repeat cannot mend. */
+  /** Reads the next page. During an outage it waits. Throws only errors that would occur again after a repeat. */
   page(after: Position | null, signal: AbortSignal): Promise<Page>;
-  /** How often the log was reported to have grown. A reader takes this count before it reads a page, so it misses no growth between page and wait. */
+  /**
+   * The number of reports that the log has grown. A reader takes this count before it reads a page, so that it misses no growth between the page and
+   * the wait.
+   */
   growth(): number;
   /** Resolves when the log has grown, or may have grown, since `growth`, or when `signal` aborts. */
   grown(growth: number, signal: AbortSignal): Promise<void>;
 }
 
-/** The reader asks for each page, so nothing queues up. A slow reader reads larger pages, later. */
+/** The reader requests each page, so no events queue up in memory. A slow reader gets larger pages, later. */
 export const followPages = (log: PagedLog, after: Position | null): Subscription => {
   const stop = new AbortController();
   const items = follow(log, after, stop.signal);
@@ -62,21 +65,24 @@ async function* follow(log: PagedLog, after: Position | null, signal: AbortSigna
   }
 }
 
-/** The smallest number of events that is held. At most twice as many are held. */
+/** If the cache holds more than twice as many events, it is cut back to this number. */
 const TAIL_EVENTS = 1_000;
-/** Bytes of events as text. Ordinary events stay far below. If bodies are as large as allowed, only the last page is held. */
+/**
+ * Maximum number of characters of event text in the cache. Ordinary events stay far below. Above it only the last page is kept, for example if all
+ * events are as large as allowed.
+ */
 const TAIL_CHARACTERS = 16_000_000;
 /** The end of the log is read at most this often. Under load one query then returns the events of many appends. */
 const TAIL_PACE_MS = 20;
 
 /**
- * The end of the log, read once for all readers: nine readers cost one query for each wake-up instead of nine.
+ * The end of the log, read once for all readers. With nine readers, a wake-up costs one query instead of nine.
  *
- * It is only a cache. A reader that stands before its content, or meets a fault of the log, reads a page of its own. `read` returns all events behind
- * a position, without a filter.
+ * This is only a cache. If a reader's position lies before the cached events, or if the log has a fault, the reader reads a page itself. `read`
+ * returns all events after a position, without a filter.
  */
 export class Tail {
-  /** All events between `from` and `through`. Both null until a reader has come to the end of the log. */
+  /** All events after `from`, up to and including `through`. Both are null until a reader has reached the end of the log. */
   private events: Recorded[] = [];
   private from: Position | null = null;
   private through: Position | null = null;
@@ -91,23 +97,27 @@ export class Tail {
     private readonly read: (after: Position) => Promise<Page>,
   ) {}
 
-  /** A reader stands at the end of the log. */
+  /** Begins the cache at the end of the log, where a reader is now. Has no effect if the cache has begun already. */
   beginAt(end: Position): void {
     if (this.through === null) this.from = this.through = end;
   }
 
-  /** As {@link PagedLog.page}, of at most `max` events before the filter. null: the caller must read for itself. */
+  /**
+   * A page from the cache, as {@link PagedLog.page} returns it, of at most `max` events before the filter. null: the caller must read the page
+   * itself.
+   */
   async page(after: Position, max: number, prefixes: readonly string[] | undefined): Promise<Page | null> {
     const looks = this.through !== null && after >= this.through;
     if (looks) await this.lookAgain();
     const { from, through } = this;
     if (from === null || through === null || after < from) return null;
     if (after > through) {
-      // There was no reader for so long that one page does not reach the cache. The cache begins again where a reader reaches the end of the log.
+      // The cache was not updated for a long time, and one more page does not reach this reader. So the cache is emptied. It begins again when a
+      // reader reaches the end of the log.
       this.forget();
       return null;
     }
-    // From the end, where readers stand.
+    // The search goes backwards, because most readers are near the end.
     const first = this.events.findLastIndex(({ position }) => position <= after) + 1;
     const looked = this.events.slice(first, first + max);
     const all = first + looked.length === this.events.length;
@@ -116,7 +126,10 @@ export class Tail {
     return { events, through: all ? through : looked.at(-1)!.position, atEnd: all && looks && this.atEnd };
   }
 
-  /** Resolves after a read that began after the call. Readers of the same wake-up share it. Events that drop out of the cache are still in the log. */
+  /**
+   * Reads the end of the log. Resolves after a read that began after the call. Readers of the same wake-up share that read. Events that drop out of
+   * the cache are still in the log.
+   */
   lookAgain(): Promise<void> {
     this.next ??= Promise.all([this.reading, this.turn()]).then(() => {
       this.next = null;
@@ -141,8 +154,8 @@ export class Tail {
     const { through } = this;
     if (through === null) return;
     try {
-      // Starts one event before the end. If another event stands there now, the database was restored, or a standby without the last events took
-      // over.
+      // Reads again from the last cached event on. If another event is there now, the database was restored, or a standby without the last events
+      // took over.
       const last = this.events.at(-1);
       const page = await this.read(last ? (this.events.at(-2)?.position ?? this.from!) : through);
       if (this.through !== through) return;

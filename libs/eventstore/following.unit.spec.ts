@@ -1,4 +1,4 @@
-/** The end of the log, read once for all that follow it: what it hands over, and when it must say that it does not know. */
+/** The cached end of the log: which events a reader gets, and when the cache must return null. */
 import { expect, test } from '@jest/globals';
 import { systemClock } from '#kernel';
 import { numericPosition } from './codec.js';

@@ -5,12 +5,12 @@ import { Unavailable } from './event-store.js';
 const KURRENTDB_PORT = '2113';
 const POSTGRES_PORT = '5432';
 
-/** `host:port`, or several of them between commas, as the driver of the URL reads it. Holds neither user nor password nor options. */
+/** `host:port`, or several of them separated by commas, as the driver reads the URL. Contains neither user nor password nor options. */
 export const hostsOf = (url: string): string => (/^postgres(ql)?:/i.test(url) ? postgresHosts(url) : kurrentdbHosts(url));
 
-/** The hosts of a KurrentDB URL, which may name several and then is no WHATWG URL. */
+/** The hosts of a KurrentDB URL. With several hosts it is not a WHATWG URL. */
 const kurrentdbHosts = (url: string): string => {
-  // The client ends user and password at the first `@`. A host never holds one.
+  // For the client, user and password end at the first `@`. A host never contains an `@`.
   const address = url.replace(/^[^:]*:\/\/([^:]+:[^@]+@)?/, '').split(/[/?#]/, 1)[0]!;
   return address
     .slice(address.lastIndexOf('@') + 1)
@@ -20,17 +20,20 @@ const kurrentdbHosts = (url: string): string => {
     .join(', ');
 };
 
-/** As `pg` reads it: a host among the options counts more, and may be the folder of a socket. */
+/** The host of a Postgres URL, as `pg` reads it. The option `host` overrides the host of the URL, and may be the folder of a socket. */
 const postgresHosts = (url: string): string => {
   const { hostname, port, searchParams } = new URL(url);
   return `${searchParams.get('host') ?? (hostname === '' ? 'localhost' : decodeURIComponent(hostname))}:${searchParams.get('port') ?? (port || POSTGRES_PORT)}`;
 };
 
-/** The variable and the hosts of the event store: Postgres where there is no URL of KurrentDB. */
+/** The environment variable and the hosts of the event store. Without a URL of KurrentDB the store is in Postgres. */
 export const storeAddress = (kurrentdbUrl: string | null, databaseUrl: string): string =>
   kurrentdbUrl === null ? `DATABASE_URL (${hostsOf(databaseUrl)})` : `KURRENTDB_URL (${hostsOf(kurrentdbUrl)})`;
 
-/** The error of a start. If a store could not be used, one line that names the variable and the hosts. Any other error is returned unchanged. */
+/**
+ * The error to report if a start fails. If a store could not be used, this is an error of one line that names the environment variable and the hosts.
+ * Any other error is returned unchanged.
+ */
 export const withAddress = (error: unknown, kurrentdbUrl: string | null, databaseUrl: string): unknown => {
   if (error instanceof Unavailable)
     return new Error(`the event store at ${storeAddress(kurrentdbUrl, databaseUrl)} cannot be reached: ${error.message}`, { cause: error });

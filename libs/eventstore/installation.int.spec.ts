@@ -1,4 +1,4 @@
-/** The identity of an installation: which database and which log belong together, and that a start never guesses. Real Postgres, the double of KurrentDB. */
+/** The identity of an installation: a start accepts only a database and a log that belong together. Real Postgres, double of KurrentDB. */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import { systemClock } from '#kernel';
@@ -43,7 +43,7 @@ let database: Awaited<ReturnType<typeof openDatabase>>;
 let log: Awaited<ReturnType<typeof openLog>>;
 beforeEach(async () => ([database, log] = await Promise.all([openDatabase(), openLog()])));
 
-/** A clock whose pauses are short. */
+/** A clock with short pauses. */
 const clock = { ...systemClock, sleep: () => systemClock.sleep(1) };
 const ports = (change: Partial<InstallationPorts> = {}): InstallationPorts => ({
   pool: database.pool,

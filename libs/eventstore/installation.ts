@@ -38,9 +38,9 @@ create table installation (
 `,
 };
 
-/** A place of the log that the seal covers, and what the seal says of its event. */
+/** An event of the log that the seal covers: its position, and a function that recognises it. */
 export interface SealedPlace {
-  /** In words, for a message. */
+  /** Names the part of the seal that covers the event, for a message. */
   readonly where: string;
   readonly position: Position;
   readonly isEvent: (event: Recorded) => boolean;
@@ -48,7 +48,7 @@ export interface SealedPlace {
 
 export interface InstallationPorts {
   readonly pool: Pool;
-  /** Without the guard of {@link OwnLog}, which needs the installation. */
+  /** The store without its guard (`OwnLog`), because the guard needs the id of the installation. */
   readonly store: EventStore;
   readonly clock: Clock;
   readonly newId: () => string;
@@ -64,15 +64,15 @@ interface Row {
   readonly state: 'pending' | 'confirmed';
 }
 
-/** `known`: both hold the same id. `new`: the event has to be written. */
+/** `known`: log and database hold the same id. `new`: the event has to be written. `refused`: the reason why they do not belong together. */
 type Belonging = { readonly is: 'known' | 'new' } | { readonly refused: string };
 
 const LOOKS = 10;
 const LOOK_AGAIN_MS = 200;
 
 /**
- * Refuses a log that does not belong to the database, with one line and without changing anything. Runs before the migrations. Another process may
- * be making the installation at this moment, so a refusal is decided by several looks.
+ * Refuses a log that does not belong to the database, with one line and without changing anything. Runs before the migrations. Another process may be
+ * making the installation at this moment, so the log is refused only if several looks give the same result.
  */
 export const requireOwnLog = async (ports: InstallationPorts): Promise<void> => {
   for (let look = 1; ; look++) {
@@ -84,8 +84,8 @@ export const requireOwnLog = async (ports: InstallationPorts): Promise<void> => 
 };
 
 /**
- * Makes the identity of a new installation, after the migrations: the id in the database, the event in the log, then the id is confirmed. A process
- * that is killed in between leaves a step that the next one makes again. Returns the id.
+ * Makes the identity of a new installation, after the migrations: writes the id to the database, then the event to the log, then confirms the id. If
+ * a process is killed in between, the next one repeats the steps that are missing. Returns the id.
  */
 export const settleInstallation = async (ports: InstallationPorts): Promise<string> => {
   const { pool, store, clock, newId } = ports;
@@ -96,7 +96,7 @@ export const settleInstallation = async (ports: InstallationPorts): Promise<stri
   const createdAt = timestamp(clock.now());
   const event: InstallationCreated = { type: 'InstallationCreated', data: { installationId: id, createdAt } };
   const origin = { actor: { type: 'system', id: 'first-start' } as const, correlationId: id };
-  // The event has the id of the installation. So the second of two processes repeats the append of the first one.
+  // The id of the event is the id of the installation. So if two processes do this, the second one repeats the append of the first.
   await recordOnce({ store, clock }, installationEvents, INSTALLATION_STREAM, event, id, origin);
   if ((await installationIn(store)) !== id) throw new Error(`${placeOf(ports)} was taken by another installation at this moment`);
   await pool.query(`update installation set state = 'confirmed' where id = $1`, [id]);
@@ -118,7 +118,7 @@ const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
         ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'
         : 'the events of this database lie in Postgres; unset KURRENTDB_URL, or take another database',
     };
-  // Read the log before the row: a first start writes the row before the event. So an event found here has its row.
+  // The log is read before the row, because a first start writes the row before the event. So if the event is found here, its row exists.
   const [inLog, head] = [await installationIn(store), await store.head()];
   const row = await rowOf(pool);
   const where = placeOf(ports);
@@ -132,7 +132,7 @@ const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
     return { refused: `${where} is not the log of installation ${row.id}: it ${head === null ? 'is empty' : 'belongs to no installation'}` };
   if (head === null)
     return seen ? { refused: `${where} is empty, but this database has followed a log up to ${seen}; set KURRENTDB_URL to that log` } : { is: 'new' };
-  // The log has events, but no identity: an installation of 0.1.0, or one that never was ours.
+  // The log has events but no identity. It is of release 0.1.0, or it never was ours.
   const foreign = seen ? null : await store.foreignStream?.();
   if (foreign)
     return {
@@ -143,7 +143,7 @@ const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
   return seen ? adoptable(ports, head, where) : { is: 'new' };
 };
 
-/** A log of 0.1.0 is adopted once, if it is the one that this database has followed. */
+/** A log of release 0.1.0 has no identity. It is accepted, as `new`, if it is the log that this database has followed. */
 const adoptable = async ({ pool, store, sealedEnd }: InstallationPorts, head: Position, where: string): Promise<Belonging> => {
   const sealed = await sealedEnd(pool);
   if (sealed) {
@@ -165,7 +165,9 @@ const rowOf = async (db: Queryable): Promise<Row | null> => {
   return rows[0] ?? null;
 };
 
-/** How far the read models of a database have followed a log, and of which kind. Positions of KurrentDB have two parts. */
+/**
+ * The position up to which the read models of a database have followed a log, and whether that log is on KurrentDB, where positions have two parts.
+ */
 const followed = async (db: Queryable): Promise<{ readonly seen: string | null; readonly onKurrentdb: boolean }> => {
   const none = { seen: null, onKurrentdb: false };
   if (!(await exists(db, 'projection_checkpoint'))) return none;

@@ -1,11 +1,12 @@
 /**
- * A real KurrentDB, or EventStoreDB, killed and stalled under load: nothing that was acknowledged is missing, nothing is there twice, a reader misses nothing,
- * no check takes an acknowledged event for missing, and writes come back. Runs where a server is named together with the commands that harm it; anybody with a server can run it:
+ * A real KurrentDB or EventStoreDB is killed and stalled under load. No acknowledged event is lost or stored twice, a reader misses no event, no
+ * check takes an acknowledged event for missing, and writes work again afterwards. The spec runs if the environment names a server and the commands
+ * that harm it:
  *
  *   KURRENTDB_URL=kurrentdb://…        one node or several, which nobody else uses meanwhile (`--runInBand`)
- *   KURRENTDB_KILL='…'                 kills the node (with several: the present leader) without a farewell (SIGKILL)
- *   KURRENTDB_RESTART='…'              starts it again on its data; leave it out where a supervisor does that by itself
- *   KURRENTDB_PAUSE='…' KURRENTDB_RESUME='…'   SIGSTOP and SIGCONT of the node (the leader)
+ *   KURRENTDB_KILL='…'                 kills the node (with several: the present leader) with SIGKILL
+ *   KURRENTDB_RESTART='…'              starts it again on its data; leave it out if a supervisor restarts it
+ *   KURRENTDB_PAUSE='…' KURRENTDB_RESUME='…'   SIGSTOP and SIGCONT of the node (with several: of the leader)
  *   KURRENTDB_ROUNDS=3 KURRENTDB_WRITERS=64 KURRENTDB_STALL_SECONDS=15
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -20,7 +21,7 @@ const { KURRENTDB_URL, KURRENTDB_KILL, KURRENTDB_RESTART, KURRENTDB_PAUSE, KURRE
 const ROUNDS = Number(process.env.KURRENTDB_ROUNDS ?? 3);
 const WRITERS = Number(process.env.KURRENTDB_WRITERS ?? 64);
 const STALL_SECONDS = Number(process.env.KURRENTDB_STALL_SECONDS ?? 15);
-/** Writes must be back this long after a fault ended. */
+/** After the end of a fault, writes must succeed again within this time. */
 const BACK_WITHIN_MS = 10_000;
 const SECONDS_BETWEEN_FAULTS = 8;
 
@@ -48,7 +49,7 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
       const acknowledgedAt: number[] = [];
       const errors = { unknown: 0, unavailable: 0, conflict: 0 };
       const checks = { made: 0, marks: 0, longestMs: 0, falselyMissing: 0 };
-      /** As the process does it: the newest event that was found, and all that were acknowledged since. */
+      /** Checks marks as a process does: the newest event that a check has found, and all events that were acknowledged since. */
       const checking = (async () => {
         let confirmed: Mark[] = [];
         for (let from = 0; running; await sleep(20)) {
@@ -85,7 +86,7 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
                   if (error instanceof OutcomeUnknown) errors.unknown += 1;
                   else if (error instanceof Unavailable) errors.unavailable += 1;
                   else if (error instanceof Conflict) {
-                    // Nobody else writes here: a conflict would be a lie of the adapter.
+                    // Nobody else writes to this stream, so a conflict is a fault of the adapter.
                     errors.conflict += 1;
                     return;
                   } else throw error;

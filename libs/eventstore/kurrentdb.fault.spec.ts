@@ -1,4 +1,4 @@
-/** The KurrentDB adapter against what clients and servers do on bad days; docs/contract.md#the-kurrentdb-client. */
+/** The KurrentDB adapter against failures of the client and the server; docs/contract.md#the-kurrentdb-client. */
 import { afterEach, beforeEach, describe, expect, jest, test } from '@jest/globals';
 import grpc from '@grpc/grpc-js';
 import { randomUUID } from 'node:crypto';
@@ -21,7 +21,7 @@ import { freshDatabase } from '../../test/support/postgres.js';
 import { KurrentDbDouble, type AppendFault } from '../../test/support/kurrentdb-double.js';
 import { silentServer } from '../../test/support/silent-server.js';
 
-/** A tenth of the real waits, so that the suite takes seconds. */
+/** Shorter than the real limits, so that the suite takes seconds. */
 const QUICK = {
   appendMs: 1_500,
   tryMs: 300,
@@ -64,7 +64,7 @@ beforeEach(async () => {
   store = await open();
 });
 afterEach(async () => {
-  // Row h needs no line here: Jest fails a test that leaves a rejection unhandled.
+  // No check for unhandled rejections is needed (K6): Jest fails a test that leaves one.
   for (const cleanUp of cleanUps.splice(0).reverse()) await cleanUp();
 });
 
@@ -105,7 +105,7 @@ describe('appends', () => {
     const read = await collect(store.read(stream));
     expect(read.map(({ id }) => id).slice(1)).toEqual(events.map(({ id }) => id));
     expect(answer).toEqual({ revision: 2n, position: read[2]!.position });
-    // The original answer again, also from another client.
+    // Another client gets the original answer too.
     expect(await (await open()).append(stream, 0n, events)).toEqual(answer);
   });
 
@@ -129,7 +129,7 @@ describe('appends', () => {
     double.everyAppend = 'hang';
     const [unknown, took] = await timed(outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 700 })));
     expect(unknown).toBeInstanceOf(OutcomeUnknown);
-    // Far below the client's own deadline; a busy machine is no fault.
+    // This is far below the client's own deadline, and enough for a busy machine.
     expect(took).toBeLessThan(5_000);
     double.everyAppend = 'not_leader';
     await eventually(async () => (await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 300 }))) instanceof Unavailable);
@@ -318,7 +318,7 @@ describe('following', () => {
     expect(String(reader.failure())).toContain('beyond the end');
   });
 
-  /** Another server stands at the address at once, with the log that `exchange` makes. */
+  /** Replaces the server at the address by another one, which has the log that `exchange` makes. */
   const exchanged = async (exchange: () => void) => {
     double.kill();
     exchange();
@@ -393,7 +393,7 @@ describe('following', () => {
     const marks = [...first.map(({ position, id }) => ({ position, id })), { position: last.position, id: (await store.eventAt(last.position))!.id }];
     const before = double.calls.read;
     expect(await store.missing(marks)).toEqual([]);
-    // Four pages of the 2,000 marks, one read of the last.
+    // Four pages for the 2,000 marks, and one read for the last mark.
     expect(double.calls.read - before).toBeLessThanOrEqual(6);
   });
 
@@ -512,7 +512,7 @@ describe('a projection over it', () => {
     expect(await worker.caughtUpTo(position, 20_000)).toBe(true);
     expect((await pool.query<{ id: string }>('select id from seen order by nth')).rows.map(({ id }) => id)).toEqual(double.log.map(({ id }) => id));
     expect(await worker.status()).toMatchObject({ position, head: position, lagEvents: 0, lagMs: 0 });
-    // A position counts bytes here, not events.
+    // On KurrentDB a position counts bytes, not events.
     await worker.stop();
     await store.append(newStream(), 'no_stream', newEvents(1));
     expect(await worker.status()).toMatchObject({ lagEvents: null });
@@ -545,7 +545,7 @@ describe('a cluster', () => {
 });
 
 describe('a node that was deposed and does not know it', () => {
-  /** Both say that they lead. The log of the first ends before the last event. */
+  /** Two nodes that both answer as the leader. The log of the first one ends before the last event. */
   const deposed = async () => {
     const stream = newStream();
     await store.append(stream, 'no_stream', newEvents(3));
@@ -587,7 +587,10 @@ describe('a node that was deposed and does not know it', () => {
 });
 
 describe('a list of addresses with one that accepts connections and never answers', () => {
-  /** An address that does not answer may cost this much more. The order in which the client asks is random, so it is tried several times. */
+  /**
+   * How much longer a start or a fail-over may take because of an address that does not answer. The client asks in a random order, so there are
+   * several rounds.
+   */
   const ALLOWED_MS = 2_000;
   const ROUNDS = 4;
   const usable = async (one: EventStore) => {
@@ -595,7 +598,7 @@ describe('a list of addresses with one that accepts connections and never answer
     await eventually(() => one.append(stream, 'no_stream', newEvents(1)));
     await eventually(async () => (await collect(one.read(stream))).length === 1);
   };
-  /** From the start to the first append and read, and from the death of the leader to the next ones. */
+  /** Milliseconds from the start to the first append and read, and from the death of the leader to the next append and read. */
   const times = async (addresses: (good: string) => string) => {
     const leader = await node();
     const follower = await node(undefined, leader);

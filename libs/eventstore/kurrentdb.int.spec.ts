@@ -1,15 +1,15 @@
-/** The contract on KurrentDB: against the double always, against the server at KURRENTDB_URL when one is named. */
+/** The contract on KurrentDB: always against the double, and against the server at KURRENTDB_URL if one is named. */
 import type { Position } from './event-store.js';
 import { createKurrentDbEventStore } from './kurrentdb.js';
 import { eventStoreContract } from '../../test/support/event-store.contract.js';
 import { KurrentDbDouble } from '../../test/support/kurrentdb-double.js';
 
-/** Positions are byte offsets. */
+/** A position between two events. Positions are byte offsets, so no event begins one byte after another event begins. */
 const between = (position: Position) => position.replace(/\d+/g, (half) => String(BigInt(half) + 1n).padStart(half.length, '0')) as Position;
 
 eventStoreContract('KurrentDB (double)', async () => {
   const double = await new KurrentDbDouble().start();
-  // What others write lies between our events, as on a server that has more to do.
+  // The server writes events of its own between ours, as on a busy server.
   const stranger = setInterval(() => double.write('$stats-somewhere', [{ type: '$statsCollected', data: { load: 1 } }]), 20);
   const [store, another] = await Promise.all([createKurrentDbEventStore(double.url()), createKurrentDbEventStore(double.url())]);
   return {

@@ -1,20 +1,20 @@
 /**
  * The event store on KurrentDB, or EventStoreDB from 22.10.
  *
- * The official client is an optional peer. It is loaded only here, and only when a store is opened. So its native part and that part's licence stay
- * out of every other installation.
+ * The official client is an optional peer dependency. It is loaded only here, and only when a store is opened. So other installations need neither
+ * its native part nor the licence of that part.
  *
- * The adapter adds these points to the client, each for a failure that was seen (docs/contract.md#the-kurrentdb-client):
+ * The adapter adds these safeguards to the client, each for a failure that was seen (docs/contract.md#the-kurrentdb-client):
  *
- * - Appends use the unary call, never the client's shared batch stream. That stream blocks for good when it ends without an error (K7).
+ * - Appends use the unary call, never the client's shared batch stream. That stream blocks for ever after it has ended without an error (K7).
  * - Every call has a deadline and a timer of ours. Some paths of the client ignore deadlines, and some promises never settle (K1, K5, K12).
  * - A client that fails several times in a row, reads included, is replaced. It does not find a new leader by itself (K7, K8).
  * - After a conflict the stream is read, and the events are compared by id. The conflict may be our own earlier attempt (K12).
- * - Reads ask for an exact number and take all of it (K9). Positions of reads are inclusive, positions of subscriptions exclusive (K10).
- * - A log that ends before a known event is looked at again for a while. The node may have been deposed without knowing it (K16).
- * - A read from a place where no event begins is refused with an error that looks like an outage. A subscription there gets the reason (K15).
- * - One supervised subscription with one queue. After any end, a new subscription begins with the last event that was handed on, and drops it (K3, K4,
- *   K13). If it begins with another event, the log was exchanged.
+ * - Reads ask for an exact number of events and take all of them (K9). Positions of reads are inclusive, positions of subscriptions exclusive (K10).
+ * - If the log ends before a known event, it is read again for some seconds. The node may have been deposed without knowing it (K16).
+ * - A read from a position where no event begins fails like an outage. A subscription there is refused with the reason, so one is tried (K15).
+ * - A reader has one queue and one supervised subscription. After any end, a new subscription begins with the last event that was queued, and drops
+ *   that event (K3, K4, K13). If the new subscription begins with another event, the log was exchanged.
  * - Errors that the client throws outside of any call, or leaves rejected, do not end the process (K2, K6, K13).
  */
 import type { GossipClient } from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js';
@@ -44,28 +44,28 @@ type Client = KurrentDBClient;
 type Credentials = { readonly username: string; readonly password: string };
 type Driver = typeof import('@kurrent/kurrentdb-client');
 
-/** Every time limit of this adapter, in milliseconds. They are options only so that fault tests need not take minutes. */
+/** Every time limit of this adapter, in milliseconds. The limits are options only so that fault tests take seconds, not minutes. */
 export interface KurrentDbTimings {
   /** An append with all its tries, unless the caller gives a limit. */
   readonly appendMs: number;
   /** One try of an append: the deadline that the server gets. */
   readonly tryMs: number;
-  /** How long our own timer waits beyond a deadline for the client to report it. */
+  /** How much longer than the deadline our own timer waits for the client to report the deadline. */
   readonly graceMs: number;
   /** The pause before an append is repeated. The server drops a repeat that arrives before the original is replicated. */
   readonly retryMs: number;
-  /** A read with all its tries, and the longest time without an event. The first read of a client takes half a second. */
+  /** `readMs`: a read with all its tries. `readStallMs`: the longest time without an event. The first read of a client takes half a second. */
   readonly readMs: number;
   readonly readStallMs: number;
-  /** Until a subscription is confirmed. */
+  /** How long a subscription may take until the server confirms it. */
   readonly confirmMs: number;
-  /** A subscription that was silent this long is compared with the head, since a dead one is silent too. */
+  /** After this much silence a subscription is compared with the head, because a dead subscription is silent too. */
   readonly silenceMs: number;
-  /** A client is replaced once it has failed for this long without a success. The next replacement waits at least as long. */
+  /** A client is replaced once its calls have failed for this long without a success. Two replacements are at least this far apart. */
   readonly replaceMs: number;
   /**
-   * A node of a cluster that was deposed answers as the leader until it learns of it, at the latest 3 s after it lost its followers. So a log that ends
-   * too early must do so for this long.
+   * A deposed node of a cluster answers as the leader until it notices, at most 3 s after it lost its followers. So an answer in which the log ends
+   * too early is believed only if it stays the same for this long.
    */
   readonly deposedMs: number;
   readonly backoffMs: number;
@@ -89,41 +89,46 @@ const TIMINGS: KurrentDbTimings = {
 
 /** This many transport failures in a row replace the client at once, without waiting for `replaceMs`. */
 const REPLACE_AFTER_FAILURES = 64;
-/** Appends in flight, and their bytes. Without a bound a server that dies takes hundreds of promises with it. */
+/**
+ * Limits of the appends in flight: their number and their bytes. Without these limits, hundreds of appends would stay without an answer when a server
+ * dies.
+ */
 const APPENDS_IN_FLIGHT = 128;
 const BYTES_IN_FLIGHT = 8_000_000;
-/** Appends in the queue. Beyond this the store is overloaded and refuses at once. */
+/** Maximum number of appends in the queue. With more, the store is overloaded, and further appends are refused at once. */
 const QUEUED_APPENDS = 4_096;
 /** Events per read. */
 const PAGE_EVENTS = 500;
-/** Marks that lie closer together than this many bytes are read in one page, others by a read each. One read costs about as much as 32 KiB of events. */
+/**
+ * Marks that lie closer together than this many bytes are read in one page. Others need a read each. A read costs about as much as 32 KiB of events.
+ */
 const MARKS_APART_BYTES = 32n * 1024n;
-/** Events that a page reads for each mark that is left: between the events of this process lie those of others. */
+/** Events that a page reads for each mark that is still to be read. Events of other processes lie between the marks of this process. */
 const EVENTS_PER_MARK = 2;
-/** Reads of marks at the same time. */
+/** Maximum number of reads of marks at the same time. */
 const PARALLEL_MARK_READS = 8;
 /** A subscription is paused when this many events wait for their reader, and resumed at half of that. */
 const QUEUED_EVENTS = 1_000;
 const FOREIGN_EVERY_MS = 60_000;
 /**
- * Options that are added to a URL that does not name them. The client looks for the leader for five seconds instead of one. It waits one interval
- * before its first read; every replaced client would wait the default of half a second again.
+ * Options that are added to the URL if it does not name them. The client then looks for the leader for five seconds instead of one. A client waits
+ * one `discoveryInterval` before its first read; the default is half a second, and every new client would wait that long.
  */
 const URL_DEFAULTS = { maxDiscoverAttempts: 50, discoveryInterval: 100 } as const;
 
 export interface KurrentDbOptions {
   readonly clock?: Clock;
-  /** Reports survived faults: a subscription that ended, a client that was replaced. */
+  /** Reports faults that the adapter survived: a subscription that ended, a client that was replaced. */
   readonly onTrouble?: (message: string, error?: Error) => void;
-  /** Called for a stream that another program wrote into, at most once a minute. Its events are passed over. */
+  /** Called for a stream into which another program wrote, at most once a minute. The events of that program are skipped. */
   readonly onForeign?: (stream: string) => void;
   readonly timings?: Partial<KurrentDbTimings>;
 }
 
 /**
- * Opens the store. `url` as KurrentDB documents it: `kurrentdb://[user:password@]host:port[,host:port…]?tls=…`, plaintext or TLS. The server need not
- * be there yet; if it is, the connection is made now. Throws one clear line if the client package is missing or the URL is wrong. The line does not
- * repeat the URL, which may hold a password.
+ * Opens the store. `url` has the form that KurrentDB documents: `kurrentdb://[user:password@]host:port[,host:port…]?tls=…`, plaintext or TLS. If the
+ * server runs already, the connection is made now; if not, later. Throws one clear line if the client package is missing or the URL is wrong. The
+ * line does not repeat the URL, which may hold a password.
  */
 export const createKurrentDbEventStore = async (url: string, options: KurrentDbOptions = {}): Promise<EventStore> => {
   const driver = await loadDriver();
@@ -145,15 +150,18 @@ const loadDriver = async (): Promise<Driver> => {
 
 // ---- what errors mean
 
-/** `unsent`: nothing reached the server. `lost`: it may have been done. `fault`: a repeat would not help. */
+/** The meaning of a failed call. `unsent`: nothing reached the server. `lost`: the server may have executed it. `fault`: a repeat would not help. */
 type Verdict = 'conflict' | 'not_found' | 'unsent' | 'lost' | 'fault';
 
 /** A call that our own timer ended. */
 class NoAnswer extends Error {}
-/** An error that a repeat cannot mend, such as an event that is not ours. */
+/** An error that a repeat would not change, such as an event that is not ours. */
 class Fault extends Error {}
 
-/** Decided by the client's `type`. Transport errors that the client did not translate have none. Then their gRPC `code` decides (K2). */
+/**
+ * The verdict for each `type` of the client's errors. A transport error that the client did not translate has no `type`; then its gRPC `code` decides
+ * (K2).
+ */
 const BY_TYPE: Readonly<Record<string, Verdict>> = {
   'wrong-expected-version': 'conflict',
   'stream-not-found': 'not_found',
@@ -168,7 +176,10 @@ const GRPC_INVALID_ARGUMENT = 3;
 const GRPC_LOST = [1, 2, 4, 8, 10, 13, 14, 15];
 const NEVER_CONNECTED = /Failed to discover|Channel has been shut down|No connection established|ECONNREFUSED|ENOTFOUND|Name resolution failed/i;
 
-/** How a subscription is refused at a place where no event begins. A read there gets an `unavailable` without a word. */
+/**
+ * True if the server refused a subscription because no event begins at its position. A read from that position fails as `unavailable`, without a
+ * reason.
+ */
 const isNoBoundary = (error: unknown): boolean => {
   const { code, message } = error as { code?: unknown; message?: string };
   return code === GRPC_INVALID_ARGUMENT && /invalid position/i.test(message ?? '');
@@ -179,7 +190,7 @@ const judge = (error: unknown): Verdict => {
   if (NEVER_CONNECTED.test(message ?? '')) return 'unsent';
   if (error instanceof NoAnswer) return 'lost';
   if (error instanceof Fault || error instanceof NotInTheLog || error instanceof TypeError) return 'fault';
-  // "BadRequest" is the one unknown answer that is a fault of ours. "Server Is Not Ready" and the like pass by themselves.
+  // Of the errors of type `unknown`, only "BadRequest" is a fault of ours. Others, such as "Server Is Not Ready", pass by themselves.
   if (/BadRequest/.test(message ?? '')) return 'fault';
   if (type !== undefined) return BY_TYPE[type] ?? 'fault';
   if (typeof code === 'number') return GRPC_LOST.includes(code) ? 'lost' : 'fault';
@@ -188,13 +199,15 @@ const judge = (error: unknown): Verdict => {
 
 const isTransport = (verdict: Verdict) => verdict === 'unsent' || verdict === 'lost';
 const asError = (error: unknown): Error => (error instanceof Error ? error : new Error(String(error)));
-/** The client's conflict has no message. Errors of its bridge may have none either. */
+/** A text for any error. The client's conflict has no message, and an error of its native bridge may have none either. */
 const describe = (error: unknown) => asError(error).message || (error as { type?: string }).type || asError(error).name;
 
 // ---- positions and events
 
 const POSITION = /^(\d{20}):(\d{20})$/;
-/** Both halves: on some servers the commit position alone skips an event (KurrentDB #4970). */
+/**
+ * The text has the commit and the prepare position, because on some servers a read from the commit position alone skips an event (KurrentDB #4970).
+ */
 const toText = ({ commit, prepare }: LogPosition): Position => `${String(commit).padStart(20, '0')}:${String(prepare).padStart(20, '0')}` as Position;
 const fromText = (position: Position): LogPosition => {
   const [, commit, prepare] = POSITION.exec(position) ?? [];
@@ -202,7 +215,7 @@ const fromText = (position: Position): LogPosition => {
   return { commit: BigInt(commit), prepare: BigInt(prepare) };
 };
 
-/** Positions in the order of the log, split where the next one lies too far away for the same page. */
+/** Positions in the order of the log, in groups. A group ends where the next position is too far away to be read in the same page. */
 const runsOf = (positions: readonly Position[]): Position[][] => {
   const runs: Position[][] = [];
   for (const position of [...new Set(positions)].sort()) {
@@ -213,13 +226,16 @@ const runsOf = (positions: readonly Position[]): Position[][] => {
   return runs;
 };
 
-/** Instead of {@link NoEventThere}: a question about a place has an answer then. */
+/** null for {@link NoEventThere}. For the question which event lies at a position, this is an answer and not an error. */
 const noneAt = (error: unknown): null => {
   if (error instanceof NoEventThere) return null;
   throw error;
 };
 
-/** System streams begin with `$`. A filter by our prefixes would hide the streams of a newer release from an older worker, and from its seal for ever. */
+/**
+ * Matches every stream except system streams, which begin with `$`. A filter by our prefixes would hide the streams of a newer release from an older
+ * worker, and the seal of that worker would never cover them.
+ */
 const NOT_A_SYSTEM_STREAM = '^[^$]';
 
 /**
@@ -232,7 +248,7 @@ const isOurs = ({ type, isJson, metadata }: LogEvent): boolean => {
   return typeof v === 'number' && typeof actor === 'object' && typeof correlationId === 'string';
 };
 
-/** One event of the log. `event` null: Payfold did not write it. */
+/** One event of the log. `event` is null if Payfold did not write it. */
 interface Logged {
   readonly stream: string;
   readonly id: string;
@@ -251,7 +267,7 @@ const eventOf = ({ event }: ResolvedEvent) => {
   return { ...event, position: event.position };
 };
 
-/** An event of a stream that a command reads. If one of its events is not ours, its decision would be a guess. */
+/** Converts an event of a stream that a command reads. Throws if the event is not ours, because a decision on such a stream would be a guess. */
 const recorded = (resolved: ResolvedEvent): Recorded => {
   const event = eventOf(resolved);
   if (!isOurs(event)) throw new UnreadableStream(event.streamId, `@${event.revision}: not an event of Payfold`);
@@ -274,8 +290,8 @@ const toRecorded = ({ streamId, id, revision, type, data, metadata, created, pos
 };
 
 /**
- * The size limits were checked on the text. The metadata is sent as exactly those bytes. `data` is sent as an object, and the client turns it into
- * the same text again.
+ * Makes the events for the client. The size limits were checked on the text of the events. `metadata` is sent as exactly the bytes of that text.
+ * `data` is sent as an object, and the client turns it into the same text again.
  */
 const outgoing = (driver: Driver, events: readonly NewEvent[], serialised: readonly Serialised[]): EventData[] =>
   serialised.map(({ id, data, meta }, index) =>
@@ -295,8 +311,9 @@ interface Internals {
 }
 
 /**
- * The client calls `append` inside an async promise executor. If another call has closed the channel meanwhile, gRPC throws there: the promise never
- * settles and the rejection ends the process. This was seen when a leader was killed under load. Here it is reported as any other error.
+ * The client calls `append` inside an async promise executor. If another call has closed the channel before, gRPC throws there: the promise never
+ * settles, and the rejection ends the process. This was seen when a leader was killed under load. Here the error goes to the callback of the call,
+ * like any other error.
  */
 const withoutThrow = <T extends { append?: UnaryAppend }>(service: T): T => {
   const { append } = service;
@@ -322,9 +339,12 @@ class Connection {
   private readonly url: string;
   private silent: readonly string[] = [];
   private askedAt = Number.NEGATIVE_INFINITY;
-  /** The credentials of the URL. They go with every call, because the client does not decode `%40` and the like in the URL for its reads. */
+  /** The credentials of the URL, decoded. They are passed with every call, because for reads the client does not decode `%40` and the like. */
   readonly user: { credentials?: Credentials } = {};
-  /** With credentials the client appends over the unary call. It never sends them over plaintext, so any credentials will do. */
+  /**
+   * The client uses the unary call for appends if it has credentials. It never sends credentials over plaintext, so over plaintext any credentials
+   * will do.
+   */
   readonly unary: { credentials?: Credentials };
 
   constructor(
@@ -344,7 +364,7 @@ class Connection {
     this.client = this.open();
   }
 
-  /** For the first client, before its first call: leaves out addresses that never answer. */
+  /** Finds addresses that never answer, and replaces the first client by one without them. Must be called before the first call of that client. */
   async begin(): Promise<void> {
     await this.askSeeds();
     if (this.silent.length > 0) this.replace();
@@ -354,7 +374,7 @@ class Connection {
     return this.client;
   }
 
-  /** Aborts when the present client is given up. The client ends its subscriptions without an error then. */
+  /** Aborts when the present client is replaced. In that case the client ends its subscriptions without an error. */
   get retired(): AbortSignal {
     return this.retirement.signal;
   }
@@ -371,7 +391,7 @@ class Connection {
     const now = this.clock.monotonic();
     this.failures += 1;
     this.failingSince ??= since;
-    // The next client needs to know it.
+    // The next client leaves out the silent addresses that are found here.
     if (now - this.askedAt >= this.timings.replaceMs) void this.askSeeds();
     if (this.failures < REPLACE_AFTER_FAILURES && now - this.failingSince < this.timings.replaceMs) return;
     if (now - this.replacedAt < this.timings.replaceMs) return;
@@ -402,7 +422,7 @@ class Connection {
     return this.retire(this.client);
   }
 
-  /** False if the server says that it is alone. Then no other node can have been elected. */
+  /** False if the server says that it is the only node. Then no other node can have been elected. */
   async isCluster(): Promise<boolean> {
     const asking = async () => {
       const [{ default: gossip }, { default: shared }] = await Promise.all([
@@ -420,13 +440,14 @@ class Connection {
   private open(): Client {
     const client = this.connect();
     const internals = client as unknown as Internals;
-    // The client does not wait for its own clean-up after an error. That clean-up may reject, for example during the search for a new leader.
+    // After an error the client does not wait for its own clean-up, which may reject, for example during the search for a new leader. Here that
+    // rejection is caught.
     const handleError = internals.handleError;
     internals.handleError = (failed, error) => handleError(failed, error).catch(() => undefined);
     const getGRPCClient = internals.getGRPCClient;
     internals.getGRPCClient = async (service, name) => withoutThrow(await getGRPCClient(service, name));
-    // TLS with a client certificate has no credentials. Then the client asks which appends the server supports. This answer is always false, so the
-    // client does not choose the batch stream.
+    // With a client certificate there are no credentials. Then the client asks whether the server supports the batch stream. Here the answer is
+    // always false, so that the client uses the unary call.
     if (!this.unary.credentials) internals.supports = async () => false;
     return client;
   }
@@ -443,7 +464,7 @@ class Connection {
     throw new Error(`KURRENTDB_URL is not a URL of KurrentDB: ${what}`);
   }
 
-  /** Cancels what still runs and closes the channel, which `dispose()` leaves open. Never waits long, never throws. */
+  /** Cancels calls that still run, and closes the channel, which `dispose()` leaves open. Waits at most `graceMs` for each, and never throws. */
   private async retire(client: Client): Promise<void> {
     const quietly = (work: Promise<unknown>) => within(this.clock, this.timings.graceMs, work, () => new NoAnswer()).catch(() => undefined);
     await quietly(client.dispose());
@@ -495,7 +516,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** Repeats the same ids at the same revision until the store has answered or the time is up. */
+  /** Appends, and repeats the same ids at the same revision until the store has answered or the time is up. */
   private async appendUntil(deadline: number, stream: string, expected: Expected, serialised: readonly Serialised[], events: EventData[]) {
     let maybe = false;
     for (;;) {
@@ -517,7 +538,7 @@ class KurrentDbEventStore implements EventStore {
         );
         this.connection.succeeded(client);
         if (result.position) return { revision: result.nextExpectedRevision, position: toText(result.position) };
-        // The repeat came so late that the server no longer knows the position.
+        // This was a repeat, and the server no longer knows the position of the original.
         return (await this.readBack(stream, expected, serialised)) ?? this.vanished(stream);
       } catch (error) {
         const verdict = judge(error);
@@ -526,13 +547,13 @@ class KurrentDbEventStore implements EventStore {
           this.connection.succeeded(client);
           const outcome = await this.settle(stream, expected, serialised, error as { actualState?: bigint | string });
           if (!(outcome instanceof Unavailable)) return outcome;
-          // It cannot be read now whether this was our own earlier attempt.
+          // The stream cannot be read now, so the conflict may be our own earlier attempt.
           failure = outcome;
           maybe = true;
         } else if (isTransport(verdict)) {
           this.connection.failed(client, begun, error);
           maybe ||= verdict === 'lost';
-          // Without a revision the server recognises a repeat only as long as it remembers the id, so no caller may rely on that.
+          // Without a revision, the server recognises a repeat only as long as it remembers the id. So no repeat is made.
           if (verdict === 'lost' && expected === 'any') throw new OutcomeUnknown(`${stream}: ${describe(error)}`, { cause: error });
         } else {
           const message = `${stream}: KurrentDB refused the append: ${describe(error)}`;
@@ -548,7 +569,10 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** A conflict counts only if the events behind the expected revision are not ours. Returns Unavailable if that cannot be read. */
+  /**
+   * Decides what a conflict means. If the events after the expected revision are ours, returns their place. If they are not, throws Conflict. If they
+   * cannot be read, returns Unavailable.
+   */
   private async settle(stream: string, expected: Expected, serialised: readonly Serialised[], { actualState }: { actualState?: bigint | string }) {
     const actual = typeof actualState === 'bigint' ? actualState : actualState === 'no_stream' ? null : undefined;
     try {
@@ -561,7 +585,7 @@ class KurrentDbEventStore implements EventStore {
     throw new Conflict(stream, expected, actual);
   }
 
-  /** The place of these events right after the expected revision. null: other events stand there, or none. */
+  /** The revision and position of the last of these events, if they follow the expected revision directly. null: they do not. */
   private async readBack(stream: string, expected: Expected, serialised: readonly Serialised[]) {
     if (expected === 'any') return null;
     const found: Recorded[] = [];
@@ -620,11 +644,11 @@ class KurrentDbEventStore implements EventStore {
     let position = after;
     for (let left = max; left > 0;) {
       if (until !== undefined && position !== null && position >= until) return;
-      // The position is inclusive: ask for one more, and drop the known one.
+      // The read includes the event at `position`: ask for one event more, and drop the known one.
       const count = Math.min(left, PAGE_EVENTS) + (position === null ? 0 : 1);
       const page = (await this.readLog(position, { maxCount: count, filter })).map(logged);
       const known = position ?? '';
-      // The event at the position itself may not pass the filter.
+      // An empty page can mean that the event at the position does not pass the filter. If the log ends before the position, `headBehind` throws.
       if (page.length === 0 && position !== null) await this.headBehind(position);
       const events = page.filter((event) => event.position > known && (until === undefined || event.position <= until)).slice(0, left);
       yield events;
@@ -671,8 +695,8 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Writes down the id of each event of these positions. Each page begins at the next position that is left, so a gap is never read. Resolves with the
-   * first position beyond the end. null: there is none.
+   * Puts the id of each event at these positions into `idAt`. Each page begins at the next position that was not read, so the events in a gap are
+   * never read. Resolves with the first position beyond the end of the log. null: there is none.
    */
   private async readRun(positions: readonly Position[], idAt: Map<Position, string>): Promise<Position | null> {
     for (let next = 0; next < positions.length;) {
@@ -692,7 +716,9 @@ class KurrentDbEventStore implements EventStore {
     return first?.position === position ? first.event : null;
   }
 
-  /** The event of ours at a position. null: another program wrote it, or it was removed since. Throws NoEventThere. */
+  /**
+   * Our event at a position, and the position of the event before it. null: another program wrote the event, or it was removed. Throws NoEventThere.
+   */
   private async placeOf(position: Position): Promise<Place | null> {
     const [first] = await this.eventsFrom(position, 1);
     if (first?.position !== position || first.event === null) return null;
@@ -703,7 +729,7 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Events of the log from a place on. Those of the server are among them, because a read with a filter takes several times as long. Empty: the place
+   * Events of the log from a position on, with events of the server itself: a read with a filter takes several times as long. Empty: the position
    * lies beyond the end. Throws NoEventThere.
    */
   private async eventsFrom(position: Position, maxCount: number): Promise<readonly Logged[]> {
@@ -715,7 +741,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** The head, at or behind the position. Looks at least twice. */
+  /** Returns the head, which must be at or after the position. Throws BeyondTheEnd if at least two reads show an earlier head. */
   private async headBehind(position: Position, signal?: AbortSignal): Promise<Position> {
     const begun = this.clock.monotonic();
     for (let look = 1; ; look++) {
@@ -726,7 +752,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** True while a deposed node may have given an answer in which the log ends too early. `since`: the first such answer. */
+  /** True while an answer in which the log ends too early may come from a deposed node. `since`: when the first such read began. */
   private async mayBeDeposed(since: number): Promise<boolean> {
     return this.clock.monotonic() - since < this.timings.deposedMs && (await this.connection.isCluster());
   }
@@ -748,7 +774,7 @@ class KurrentDbEventStore implements EventStore {
     await this.connection.close();
   }
 
-  /** Every subscription meets the same events. */
+  /** Reports at most one foreign stream a minute, because every subscription receives the same events. */
   private foreign(stream: string): void {
     const now = this.clock.monotonic();
     if (now < this.foreignAgainAt) return;
@@ -760,7 +786,9 @@ class KurrentDbEventStore implements EventStore {
     if (this.closed) throw new Unavailable('the event store is closed');
   }
 
-  /** All events of one bounded read, repeated until the time is up. A stream that does not exist has none. */
+  /**
+   * All events of one bounded read of a stream. The read is repeated until it succeeds or the time is up. A stream that does not exist has no events.
+   */
   private async page(stream: string, read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<Recorded[]> {
     const events = await this.raw(read).catch((error: unknown) => {
       const { type } = (asError(error).cause ?? {}) as { type?: string };
@@ -769,13 +797,16 @@ class KurrentDbEventStore implements EventStore {
     return events.map(recorded);
   }
 
-  /** A bounded read of the log from a place on; null: from its start. Throws NoEventThere if no event begins there. */
+  /** A bounded read of the log from a position on. null: from its start. Throws NoEventThere if no event begins at the position. */
   private readLog(from: Position | null, options: ReadAllOptions & { maxCount: number }): Promise<ResolvedEvent[]> {
     const place = from === null ? {} : { fromPosition: fromText(from) };
     return this.raw((client) => client.readAll({ ...place, ...options, requiresLeader: true, ...this.connection.user }), from);
   }
 
-  /** `from`: the place in the log from which it reads. Throws NoEventThere if no event begins there. */
+  /**
+   * Runs a bounded read, and repeats it until it succeeds or the time is up. `from`: the position from which it reads the log. Throws NoEventThere if
+   * no event begins there.
+   */
   private async raw(read: (client: Client) => AsyncIterable<ResolvedEvent>, from: Position | null = null): Promise<ResolvedEvent[]> {
     const deadline = this.clock.monotonic() + this.timings.readMs;
     for (;;) {
@@ -804,12 +835,12 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** True if the server refuses the place itself. Another answer, or none in time, says nothing about the place. */
+  /** True if the server refuses the position itself. Any other answer, or none in time, says nothing about the position. */
   private async isRefused(client: Client, place: Position): Promise<boolean> {
     const subscription = client.subscribeToAll({ fromPosition: fromText(place), requiresLeader: true, ...this.connection.user });
     const answer = new Promise<boolean>((resolve) => {
       for (const accepted of ['data', 'caughtUp', 'end', 'close'] as const) subscription.on(accepted, () => resolve(false));
-      // This listener stays for good: an error after the end would end the process.
+      // This listener is never removed: without it, an error after the end would end the process.
       subscription.on('error', (error) => resolve(isNoBoundary(error)));
     });
     try {
@@ -820,7 +851,10 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** Takes everything that a read returns, since a read that is left early blocks later ones. Ends with NoAnswer if nothing comes for too long. */
+  /**
+   * Takes all events of a read, because a read that is left early blocks later reads. Throws NoAnswer if no event comes for `readStallMs`, or at the
+   * deadline.
+   */
   private async drain(events: AsyncIterable<ResolvedEvent>, deadline: number): Promise<ResolvedEvent[]> {
     const done = new AbortController();
     const taken: ResolvedEvent[] = [];
@@ -849,7 +883,7 @@ class KurrentDbEventStore implements EventStore {
   }
 }
 
-/** Limits the number and the bytes of appends in flight. The others wait in order. */
+/** Limits the number and the bytes of appends in flight. Further appends wait in order. */
 class Slots {
   private count = 0;
   private bytes = 0;
@@ -915,7 +949,7 @@ interface FollowerPorts {
   readonly placeOf: (position: Position) => Promise<Place | null>;
 }
 
-/** An event of ours, and the place of the event before it (null: it is the first). A subscription behind `before` begins with the event. */
+/** An event of ours, and the position of the event before it (null: there is none). A subscription after `before` begins with the event. */
 interface Place extends Mark {
   readonly before: Position | null;
 }
@@ -923,10 +957,12 @@ interface Place extends Mark {
 /**
  * A catch-up subscription that goes on for ever.
  *
- * Every event of our streams passes through one queue, also those that the reader did not ask for. Those move the reader's position on, as a
- * `checkpoint` behind the events that it covers. The server's own checkpoint frames are not used: they can run ahead of events that are still on
- * their way, and some servers send wrong ones (KurrentDB #4892, #4970). After any end, the next subscription begins with the last event of ours that
- * entered the queue. So the server that sends the next events has shown that it holds that one. Events that arrive twice are dropped.
+ * Every event of our streams passes through one queue, also events that the reader did not ask for. For such events the reader gets a `checkpoint`,
+ * after all events that the checkpoint covers, so that its position moves on too. The server's own checkpoints are not used: they can come before
+ * events that they cover, and some servers send wrong ones (KurrentDB #4892, #4970).
+ *
+ * After any end, the next subscription begins with the last event of ours that entered the queue. So the server shows that it has that event before
+ * it sends the next ones. An event that arrives twice is dropped.
  */
 class Follower implements Subscription {
   private readonly queue: Logged[] = [];
@@ -1007,8 +1043,8 @@ class Follower implements Subscription {
   }
 
   /**
-   * If a position lies beyond the end, the server confirms it and stays silent for ever, so it is refused here. If no event begins at the position,
-   * it is refused too.
+   * Checks the position before a subscription begins. If it lies beyond the end of the log, the server would confirm the subscription and stay silent
+   * for ever, so the position is refused here. A position where no event begins is refused too.
    */
   private async checkPlace(): Promise<void> {
     const { head, headBehind, placeOf } = this.ports;
@@ -1017,7 +1053,7 @@ class Follower implements Subscription {
     this.wake.abort();
   }
 
-  /** One subscription of the client, to its end. */
+  /** Runs one subscription of the client until it ends. */
   private async session(): Promise<void> {
     const { driver, clock, timings, connection } = this.ports;
     const client = connection.current;
@@ -1064,7 +1100,7 @@ class Follower implements Subscription {
         })
         .on('end', () => reject(new NoAnswer('the server ended the subscription')))
         .on('close', () => reject(new NoAnswer('the subscription was closed')))
-        // This listener stays for good: an error after the end would end the process.
+        // This listener is never removed: without it, an error after the end would end the process.
         .on('error', (error) => reject(isNoBoundary(error) ? new NoEventThere(after!) : error));
     });
     const watched = async () => {
@@ -1075,9 +1111,9 @@ class Follower implements Subscription {
         if (this.resume || clock.monotonic() - heard < timings.silenceMs) continue;
         const [seen, head] = [this.seen, await this.ports.head().catch(() => undefined)];
         if (head === undefined || seen === head) continue;
-        // Its place is looked at again.
+        // After this error the position is checked again.
         if (seen !== null && (head === null || seen > head)) throw new NoAnswer(`a subscription stands at ${seen}, and the log ends before it`);
-        // The log has an event that this subscription has not delivered yet. It gets one more pause (`retryMs`).
+        // The log has an event that this subscription has not delivered yet. Wait one more pause for it (`retryMs`).
         await clock.sleep(timings.retryMs, over.signal);
         if (over.signal.aborted) return;
         if (this.seen === seen && !this.resume) throw new NoAnswer(`a subscription stayed silent although the log went on to ${head}`);
@@ -1086,7 +1122,7 @@ class Follower implements Subscription {
     try {
       await Promise.race([ended, watched()]);
     } catch (error) {
-      // The connection was healthy until now and has just failed.
+      // If a confirmed subscription ends with an error, the connection was healthy until now. The failure begins now.
       const since = confirmed && !(error instanceof NoAnswer) ? clock.monotonic() : begun;
       if (isTransport(judge(error))) connection.failed(client, since, error);
       throw error;

@@ -1,8 +1,9 @@
 /**
- * Marks: events that are known to have been in the log, as processes, checkpoints and signed heads remember them. Also the open incident. All lie
- * outside the log, so that a log which was exchanged or cut can be noticed (docs/decisions/0032-marks-and-checks.md).
+ * Marks: events that are known to have been in the log. Processes, checkpoints and signed heads remember them. This file also keeps the open
+ * incident. Marks and incident are kept outside the log, so that an exchanged or cut log can be noticed (docs/decisions/0032-marks-and-checks.md).
  *
- * {@link MarkBook} is a port. Processes keep their marks in the database and in a folder, since the database may go back too.
+ * {@link MarkBook} is a port. A process keeps its marks in the database and in a folder, because the database may be set back to an earlier state
+ * too.
  */
 import { mkdir, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
 import { hostname } from 'node:os';
@@ -49,23 +50,23 @@ alter table projection_checkpoint
 `,
 };
 
-/** `other_log`: the log of another installation, or an empty one. `lost_events`: ours, without events that it had. */
+/** `other_log`: the log of another installation, or an empty log. `lost_events`: our log, but events that it had are missing. */
 export type IncidentKind = 'other_log' | 'lost_events';
 
 /** A fault of the log that a check has found. */
 export interface Finding {
   readonly kind: IncidentKind;
-  /** A clause: "it does not hold …". */
+  /** A clause for the message of the incident: "it does not hold …". */
   readonly message: string;
   readonly mark: Mark | null;
 }
 
 export interface Incident extends Finding {
-  /** null: the database was not told of it yet. */
+  /** null: the incident is not in the database yet. */
   readonly id: string | null;
   /** RFC 3339. */
   readonly since: string;
-  /** Role, host and process id. */
+  /** Role, host and process id of the process that found it. */
   readonly foundBy: string;
 }
 
@@ -89,13 +90,13 @@ export interface Known {
 }
 
 export interface MarkBook {
-  /** Marks of all processes but this one, of files and of checkpoints. */
+  /** The marks of all other processes, of files and of checkpoints; the positions of checkpoints; the open incident. */
   read(): Promise<Known>;
-  /** Keeps the marks of this process. */
+  /** Writes the marks of this process, in place of its earlier ones. */
   write(own: OwnMarks): Promise<void>;
   /** Opens the incident of the installation, unless one is open. Returns the open one. */
   open(found: Finding): Promise<Incident>;
-  /** True if a person has closed this incident. An incident that is gone with its database is not closed. */
+  /** True if a person has closed this incident. If the database was set back and has lost the incident, this does not count as closed. */
   isClosed(id: string): Promise<boolean>;
 }
 
@@ -105,7 +106,7 @@ export interface MarkBookOptions {
   readonly folder: string;
   readonly installationId: string;
   readonly processId: string;
-  /** The role. */
+  /** The role of the process. */
   readonly name: string;
   readonly pid: number;
   readonly clock: Pick<Clock, 'now'>;
@@ -131,7 +132,7 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
         [kind, message, mark?.position ?? null, mark?.id ?? null, name],
       );
       const { incident } = await readRows(pool, processId);
-      // A person closed the incident before this read. If the fault remains, the next check opens a new incident.
+      // No incident is open, so a person has closed it before this read. If the fault remains, the next check opens a new incident.
       return incident ?? { id: null, kind, message, mark, since: timestamp(clock.now()), foundBy: name };
     },
     isClosed: async (id) => {
@@ -142,8 +143,8 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
 };
 
 /**
- * Closes the open incident. `forgotten`: acknowledged events that no check has found, of another log. From here on their marks do not count. false: no
- * incident was open.
+ * Closes the open incident. `forgotten`: acknowledged events that no check has found, because they are of another log. From now on their marks do not
+ * count. false: no incident was open.
  */
 export const closeIncident = async (
   pool: Pool,
@@ -236,7 +237,7 @@ interface FoundFile {
   readonly marks: readonly KnownMark[];
 }
 
-/** Files of another installation, which may share the folder, do not count. */
+/** Reads the files of other processes. Files of another installation, which may use the same folder, do not count. */
 const readFiles = async ({ folder, processId, installationId }: MarkBookOptions): Promise<FoundFile[]> => {
   const names = await readdir(folder).catch((error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT') return [];
@@ -259,7 +260,10 @@ const readFiles = async ({ folder, processId, installationId }: MarkBookOptions)
   return files.filter((file) => file !== null);
 };
 
-/** null: the file is gone, it is no mark file, or another user keeps it. A mark file is replaced as a whole, so it is never half written. */
+/**
+ * null: the file is gone, it is not a mark file, or it belongs to another user. A mark file is always replaced as a whole, so it is never half
+ * written.
+ */
 const readMarkFile = async (file: string): Promise<MarkFile | null> => {
   try {
     return JSON.parse(await readFile(file, 'utf8')) as MarkFile;
@@ -279,10 +283,10 @@ const replaceFile = async (file: string, content: MarkFile): Promise<void> => {
   await rename(`${file}.new`, file);
 };
 
-/** A mark that is younger than this may belong to a process that is about to replace it. */
+/** A mark is deleted only if it is older than this. A younger mark may belong to a process that is about to replace it. */
 const FORGET_AFTER_SECONDS = 60;
 
-/** Once a check has found a newer mark, older marks of other processes add nothing. */
+/** Deletes older marks of other processes. They add nothing once a check has found a newer mark. */
 const forgetOlder = async (options: MarkBookOptions, { position }: Mark): Promise<void> => {
   const { pool, processId, clock } = options;
   await pool.query({

@@ -1,6 +1,6 @@
 /**
- * The event store in memory, for unit tests and the deterministic simulation. The rules of the other stores hold. It has no timers and no randomness.
- * Its events are frozen, so a reader that changes one fails here instead of in production.
+ * The event store in memory, for unit tests and the deterministic simulation. It follows the rules of the other stores. It has no timers and no
+ * randomness. Its events are frozen, so a reader that changes one fails here instead of in production.
  */
 import { BeyondTheEnd, deserialise, matchesPrefix, numericPosition, positionNumber, serialise } from './codec.js';
 import { followPages, type Page } from './following.js';
@@ -8,7 +8,7 @@ import { Conflict, Unavailable, type EventStore, type Position, type Recorded } 
 
 const BATCH_EVENTS = 500;
 
-/** An empty store. `now` is the store's clock (`storedAt`). The default clock stands still at the epoch, so a run repeats exactly. */
+/** An empty store. `now` is the store's clock (`storedAt`). The default clock always shows the epoch, so that a run repeats exactly. */
 export const memoryEventStore = (options: { now?: () => number } = {}): EventStore => {
   const now = options.now ?? (() => 0);
   const streams = new Map<string, Recorded[]>();

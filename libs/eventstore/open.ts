@@ -1,4 +1,6 @@
-/** Which event store a process uses, the tables of this lib, and how a process makes sure that the log is its own. */
+/**
+ * Opens the event store that the configuration names, and makes sure that the log belongs to this installation. Also lists the tables of this lib.
+ */
 import { orStopped } from '#kernel';
 import type { Logger, Migration, Pool } from '#platform';
 import { projectionCheckpointMigration } from './checkpoint.js';
@@ -20,24 +22,24 @@ export const eventStoreMigrations: readonly Migration[] = [
 ];
 
 export interface GuardOptions extends Omit<InstallationPorts, 'store'>, Pick<OwnLogOptions, 'signedHead' | 'log' | 'reportsIncident'> {
-  /** For checks, so that slow requests do not delay them. Default: `pool`. */
+  /** The pool for checks. It is separate so that slow requests do not delay the checks. Default: `pool`. */
   readonly checkPool?: Pool;
   /** `MARKS_DIR`. */
   readonly marksDir: string;
-  /** Of the process, for its marks. */
+  /** Names this process in its marks. */
   readonly process: { readonly id: string; readonly name: string; readonly pid: number };
-  /** Brings the tables up to this release, or refuses. */
+  /** Brings the tables up to this release. Throws if it cannot. */
   readonly prepare: () => Promise<void>;
 }
 
 export interface OpenLogOptions extends GuardOptions {
-  /** Wraps the adapter, below the guard. */
+  /** Wraps the adapter. The guard then wraps the result. */
   readonly wrap?: (store: EventStore) => EventStore;
-  /** Ends the waits of {@link openOwnLog}. Throws its reason then. */
+  /** Ends the waits of {@link openOwnLog}, which then throws the reason of the signal. */
   readonly stop?: AbortSignal | undefined;
 }
 
-/** The adapter for KurrentDB if its address is configured, else for Postgres. Without a guard, it trusts whatever log it meets. */
+/** Opens the adapter for KurrentDB if its URL is configured, else the adapter for Postgres. There is no guard here, so any log is accepted. */
 export const openEventStore = async (
   kurrentdbUrl: string | null,
   databaseUrl: string,
@@ -52,8 +54,8 @@ export const openEventStore = async (
       });
 
 /**
- * Opens the log of the installation. Every process and command chooses here. A log that does not belong to the database is refused before anything is
- * changed. A log that has lost events is opened with an incident, so that the process can say so (C76).
+ * Opens the log of the installation, for every process and command. Refuses a log that does not belong to the database, before anything is changed. A
+ * log that has lost events is opened with an incident, so that the process can report it (C76).
  */
 export const openOwnLog = async (options: OpenLogOptions): Promise<OwnLog> => {
   let own: OwnLog | null = null;
@@ -67,7 +69,7 @@ export const openOwnLog = async (options: OpenLogOptions): Promise<OwnLog> => {
   }
 };
 
-/** The guard of an opened store. Refuses as {@link openOwnLog}. */
+/** Puts the guard around an opened store. Refuses a log as {@link openOwnLog} does. */
 export const guardLog = async (store: EventStore, options: GuardOptions): Promise<OwnLog> => {
   const { kurrentdbUrl, databaseUrl, pool, marksDir, process, clock, log, prepare, newId, sealedEnd, signedHead } = options;
   const installation = { pool, store, clock, newId, kurrentdbUrl, databaseUrl, sealedEnd };
@@ -89,7 +91,7 @@ export const guardLog = async (store: EventStore, options: GuardOptions): Promis
   return own;
 };
 
-/** False for a database that holds nothing yet. */
+/** False if the database has no table for events yet. */
 const hasLog = async (pool: Pool): Promise<boolean> => {
   const { rows } = await pool.query<{ found: boolean }>(`select to_regclass('es.events') is not null as found`);
   return rows[0]!.found;

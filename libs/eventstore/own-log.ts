@@ -23,13 +23,13 @@ import type { Finding, Incident, Known, KnownMark, MarkBook, OwnMarks } from './
 
 /** The pause between two routine checks. A simulation may set a longer one. */
 const CHECK_EVERY_MS = 1_000;
-/** A check that found something is repeated once after this pause. */
+/** A check that found a fault is repeated once after this pause. */
 const REPEAT_MS = 100;
-/** A store that took this long has looked again by itself: a cluster whose leader may be deposed. */
+/** If a check took this long, the store has repeated its reads already. It does so in a cluster whose leader may be deposed. */
 const REPEATED_BY_STORE_MS = 3_000;
-/** Between two looks for the newest signed head. Until then the checkpoint of the seal says as much. */
+/** Pause between two checks of the newest signed head. In between, the checkpoint of the seal proves as much. */
 const HEAD_EVERY_MS = 60_000;
-/** Between two error lines while an incident is open. */
+/** Pause between two error lines while an incident is open. */
 const REPORT_EVERY_MS = 60_000;
 
 export interface OwnLogOptions {
@@ -39,29 +39,30 @@ export interface OwnLogOptions {
   readonly clock: Clock;
   readonly log: Pick<Logger, 'warn' | 'error'>;
   /**
-   * True if an acknowledged append is itself a check: its session was checked first, and loses no event while it is open. True on Postgres: its log
-   * can be restored or replaced only between sessions ({@link OwnLog.checkSession}).
+   * True if an acknowledged append is itself a check: its session was checked first, and while a session is open the log loses no event. This holds
+   * on Postgres, whose log can be restored or replaced only between sessions ({@link OwnLog.checkSession}).
    */
   readonly appendsProve: boolean;
   readonly checkEveryMs?: number;
-  /** false: the caller says itself that an incident refuses its work. Default: an error line every minute. */
+  /** false: no error line, because the caller itself reports that an incident refuses its work. Default: an error line every minute. */
   readonly reportsIncident?: boolean;
   /** The newest signed head. null: nothing is signed. */
   readonly signedHead?: () => Promise<SealedPlace | null>;
 }
 
-/** The part of it that other work needs. */
+/** The part of the guard that other code needs. */
 export interface LogGate {
   /** The open incident. null: there is none that this process knows of. */
   readonly incident: Incident | null;
   /**
-   * Resolves when a check that began after the call has found everything. If `appendsProve` is set, the append of `intent` is that check. Throws
-   * {@link StoreIncident}; {@link Unavailable} or the error of the database if the check could not be made.
+   * Resolves when a check that began after the call has found everything. `intent`: the position of an append just before the call. If `appendsProve`
+   * is set, that append is the check. Throws {@link StoreIncident}. If the check cannot be made, throws {@link Unavailable} or the error of the
+   * database.
    */
   verified(intent: Position | null): Promise<void>;
-  /** Call it before rows are made from events that were just read. It proves that those events belong to this log. Throws as {@link verified}. */
+  /** Call it after events were read and before rows are made from them. It proves that the events belong to this log. Throws as {@link verified}. */
   verifiedRead(): Promise<void>;
-  /** Throws {@link StoreIncident} while an incident is open. For work that must not begin then. */
+  /** Throws {@link StoreIncident} while an incident is open. Call it before work that must not begin during an incident. */
   refuse(): void;
 }
 
@@ -69,9 +70,12 @@ export class OwnLog implements EventStore, LogGate {
   incident: Incident | null = null;
   /** The newest event that a check of this process has found. */
   private confirmed: Mark | null = null;
-  /** Events that this process was told of since then, in the order of their answers. */
+  /** Events whose appends were acknowledged to this process since then, in the order of the answers. */
   private acknowledged: Mark[] = [];
-  /** Marks of others, as they were read last, and those of them that a check of this process has found. */
+  /**
+   * `others`: the marks of other processes, of files and of checkpoints, as they were last read. `found`: those that a check of this process has
+   * found.
+   */
   private others: readonly KnownMark[] = [];
   private found: ReadonlySet<string> = new Set();
   private wholeAt = Number.NEGATIVE_INFINITY;
@@ -93,13 +97,13 @@ export class OwnLog implements EventStore, LogGate {
     return this.check();
   }
 
-  /** Checks once a second and keeps the marks of this process, until `stop` aborts. Then it keeps them a last time. */
+  /** Checks once a second and writes the marks of this process, until `stop` aborts. Then writes the marks a last time. */
   async run(stop: AbortSignal): Promise<void> {
     const { clock, log } = this.options;
     while (!stop.aborted) {
       await clock.sleep(this.checkEveryMs, stop);
       if (stop.aborted) break;
-      // An outage of a store is reported where work fails. The next check comes in a second.
+      // An outage is not reported here, because the work that fails reports it. The next check comes in a second.
       await orStopped(this.check(), stop).catch((error: unknown) => {
         if (!stop.aborted && !(error instanceof Unavailable)) log.warn({ err: error }, 'the event store could not be checked');
       });
@@ -108,7 +112,7 @@ export class OwnLog implements EventStore, LogGate {
     await this.keepMarks();
   }
 
-  /** Keeps the newest marks of this process where they outlive it. */
+  /** Writes the newest marks of this process to the mark book, where they stay after the process has ended. */
   async keepMarks(): Promise<void> {
     // A process that has appended nothing has no marks of its own.
     if (this.incident || !this.hasAppended) return;
@@ -131,7 +135,7 @@ export class OwnLog implements EventStore, LogGate {
   }
 
   async verifiedRead(): Promise<void> {
-    // On Postgres events and rows lie in one database, and go back together.
+    // On Postgres events and rows are in one database, so both are set back together.
     if (this.options.appendsProve) return this.refuse();
     return this.verified(null);
   }
@@ -140,7 +144,7 @@ export class OwnLog implements EventStore, LogGate {
     if (this.incident) throw storeIncident(this.incident);
   }
 
-  /** The first check of a new session for appends. Throws {@link StoreIncident}; then the session is not used. */
+  /** Checks a new session for appends. Throws {@link StoreIncident}; then the session is not used. */
   async checkSession(missing: (marks: readonly Mark[]) => Promise<readonly Mark[]>): Promise<void> {
     const look = async () => {
       const wanted = [...this.own(), ...this.others];
@@ -167,7 +171,7 @@ export class OwnLog implements EventStore, LogGate {
     if (finding) await this.open(finding);
   }
 
-  /** null: everything was found. */
+  /** One look at the log. null: everything was found, or an incident is open. */
   private async look(): Promise<Finding | null> {
     const { store, book, clock } = this.options;
     const begun = clock.monotonic();
@@ -175,15 +179,16 @@ export class OwnLog implements EventStore, LogGate {
     const before = this.incident;
     const known = await book.read();
     if (known.incident) this.enter(known.incident);
-    // An incident that was found during the read is not closed by it.
+    // If another incident was found during the read, this read does not close it.
     else if (before && before === this.incident) await this.leaveIfClosed(before);
     if (this.incident) return null;
 
     this.others = known.marks;
     const told = this.acknowledged.slice();
     const wanted = [...this.own(), ...known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)))];
-    // A mark that a check has found proves the identity too, and the end of the log moves only under a cut that loses the newest mark. An event that
-    // was only acknowledged proves neither: a log of others may have told of it.
+    // `whole`: also check the identity and the end of the log. A confirmed mark makes both unnecessary most of the time: if it is found, the log is
+    // ours and was not cut, because a cut would have lost the newest mark. An event that was only acknowledged proves neither, because another log
+    // may have acknowledged it.
     const whole = !wanted.some(({ confirmed }) => confirmed) || begun - this.wholeAt >= this.checkEveryMs / 2;
     const [lost, other] = await Promise.all([store.missing(wanted.map(({ mark }) => mark)), whole ? this.otherLog() : null]);
     const finding = other ?? findingOf(wanted, lost) ?? (whole ? await this.outside(known.checkpoints) : null);
@@ -213,12 +218,12 @@ export class OwnLog implements EventStore, LogGate {
     return { kind: 'other_log', message: `it ${is}, and this database to ${installationId}`, mark: null };
   }
 
-  /** Places that must lie in the log: those of checkpoints, and that of the newest signed head. */
+  /** Checks positions that must be in the log: those of checkpoints, and that of the newest signed head. */
   private async outside(checkpoints: Known['checkpoints']): Promise<Finding | null> {
     const { store, clock, signedHead } = this.options;
     const end = checkpoints.length > 0 ? await store.head() : null;
     const beyond = checkpoints.find(({ position }) => end === null || position > end);
-    // A node that is about to lose its leadership may name an earlier end. Its answer about a place is not believed at once.
+    // A node that is about to lose its leadership may report an end that is too early. `eventAt` does not believe such an end at once.
     if (beyond && !(await store.eventAt(beyond.position))) {
       const message = `it ends at ${end ?? 'its start'}, before ${beyond.position}, where the checkpoint ${beyond.name} stands`;
       return { kind: 'lost_events', message, mark: null };
@@ -236,12 +241,15 @@ export class OwnLog implements EventStore, LogGate {
 
   private async open(finding: Finding): Promise<void> {
     const { log, clock } = this.options;
-    // This process stops at once, also if the database cannot be told now.
+    // This process stops its appends at once, even if the database cannot record the incident now.
     this.enter({ ...finding, id: null, since: timestamp(clock.now()), foundBy: 'this process' });
     await this.tell().catch((error: unknown) => log.error({ err: error }, 'the incident could not be written down; the next try comes in a second'));
   }
 
-  /** Writes an incident that this process found where other processes read it. Throws the error of the database; then it stays untold. */
+  /**
+   * Writes an incident that this process found to the mark book, where other processes read it. If the database fails, throws its error; the next
+   * check tries again.
+   */
   private async tell(): Promise<void> {
     const { book } = this.options;
     if (!this.incident || this.incident.id !== null) return;
@@ -259,11 +267,11 @@ export class OwnLog implements EventStore, LogGate {
     log.error({ kind: incident.kind, since: incident.since, foundBy: incident.foundBy }, storeIncident(incident).message);
   }
 
-  /** A person closed the incident. Drops the marks of this process that no check has found: they may come from another log. */
+  /** Leaves the incident if a person has closed it. Then drops the marks of this process that no check has found: they may come from another log. */
   private async leaveIfClosed(incident: Incident): Promise<void> {
     if (incident.id === null) return;
     if (!(await this.options.book.isClosed(incident.id))) {
-      // The database went back behind the incident.
+      // The database was set back to a time before the incident, so the incident is written again.
       this.incident = { ...incident, id: null };
       return this.tell();
     }
@@ -290,7 +298,9 @@ export class OwnLog implements EventStore, LogGate {
     return appended;
   }
 
-  /** An append that is under way when an incident opens has an unknown outcome. Its caller need not wait for its time limit. */
+  /**
+   * If an incident opens during an append, the outcome of the append is unknown. Its caller learns this at once and need not wait for the time limit.
+   */
   private async orIncident<T>(appending: Promise<T>): Promise<T> {
     const { signal } = this.opened;
     let stop: () => void = () => undefined;
@@ -319,7 +329,7 @@ export class OwnLog implements EventStore, LogGate {
   }
 }
 
-/** The gate of a log that was found whole just now, although an incident is open: for the command that is about to close it. */
+/** A gate that lets everything pass. It is for the command that has just found the log whole and is about to close the open incident. */
 export const foundWhole: LogGate = {
   incident: null,
   verified: async () => undefined,
@@ -327,7 +337,7 @@ export const foundWhole: LogGate = {
   refuse: () => undefined,
 };
 
-/** Each append that is under way listens to it. */
+/** Each append in flight adds a listener, so there is no limit for listeners. */
 const manyListeners = (): AbortController => {
   const controller = new AbortController();
   setMaxListeners(0, controller.signal);

@@ -1,4 +1,4 @@
-/** The guard of the log: it notices another log and lost events, stops every append then, and takes no outage for a loss. */
+/** The guard of the log notices another log and lost events. Then it stops every append. An outage does not count as a loss. */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { createLogger } from '#platform';
 import { newEvents, newStream } from '../../test/support/event-store.contract.js';
@@ -15,7 +15,7 @@ let store: ExchangeableStore;
 let marks: Marks;
 let errors: string[];
 
-/** Time passes by itself, so that pauses of the guard end. */
+/** Advances the clock all the time, so that pauses of the guard end. */
 let ticking: NodeJS.Timeout;
 beforeEach(async () => {
   clock = new MovableClock();
@@ -135,7 +135,7 @@ describe('a log that is not ours, or not whole', () => {
     const copy = await earlierCopy(bare, 2);
     await append(own);
     store.exchange(copy);
-    // The copy has grown over the lost place.
+    // The copy now has other events at the lost positions.
     await append(copy, 5);
     await expect(own.verified(null)).rejects.toThrow(StoreIncident);
     expect(own.incident).toMatchObject({ kind: 'lost_events' });

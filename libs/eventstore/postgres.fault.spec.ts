@@ -1,4 +1,4 @@
-/** The Postgres adapter when connections break, the server stalls, or it is killed in the middle of commits. On a cluster of its own, fsync on. */
+/** The Postgres adapter if connections break, the server stalls, or the server is killed in the middle of commits. Own cluster, with fsync on. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer, connect, type Server, type Socket } from 'node:net';
@@ -36,13 +36,16 @@ afterAll(async () => {
 
 const cutConnections = () => admin.query(`select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'payfold event%'`);
 
-/** What a test that fails half-way leaves running. */
+/** Stops everything that a test started, even if the test failed half-way. */
 const cleanUps: (() => Promise<unknown>)[] = [];
 afterEach(async () => {
   for (const cleanUp of cleanUps.splice(0).reverse()) await cleanUp();
 });
 
-/** Writers that append with retries until they know, as a caller of the port does; what was acknowledged, with its place. */
+/**
+ * Starts writers that repeat each append until they know its outcome, as a caller of the port does. `acknowledged`: the appended events with their
+ * places.
+ */
 const load = (store: EventStore, writers: number) => {
   let running = true;
   const acknowledged: { stream: string; event: NewEvent; revision: bigint; position: Position }[] = [];
@@ -79,7 +82,7 @@ const load = (store: EventStore, writers: number) => {
   return { acknowledged, errors, stop };
 };
 
-/** Everything that was acknowledged is where the answer said, once, and the log has neither gaps nor repetitions. */
+/** Every acknowledged event lies exactly once, where the answer said. The log has neither gaps nor repeated events. */
 const verify = async (store: EventStore, acknowledged: ReturnType<typeof load>['acknowledged']) => {
   const log = new Map((await logAfter(store, null)).map((event) => [event.position, event]));
   expect(acknowledged.filter(({ position, event }) => log.get(position)?.id !== event.id)).toEqual([]);
@@ -227,7 +230,7 @@ describe('Postgres is killed (SIGKILL) under load and started again', () => {
       const before = work.acknowledged.length;
       await eventually(() => work.acknowledged.length > before + 1_000);
       process.kill(postgres.pid, 'SIGKILL');
-      // Until its children are gone the cluster's shared memory is still in use.
+      // The cluster's shared memory is in use until the children of the killed server are gone. So the start is repeated.
       await eventually(start, { everyMs: 200 });
     }
     const before = work.acknowledged.length;

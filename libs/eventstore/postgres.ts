@@ -1,10 +1,10 @@
 /**
  * The event store on Postgres: one table, one function, group commit.
  *
- * An append takes its positions under a lock on the row `es.head`, which it holds to the commit. So positions have no gaps and follow the order of
- * commits. A sequence would be faster and would lose events: its order is not the order of commits, and a reader that has passed a number never looks
- * back. The lock alone would make single appends slow. So all appends that arrive while a batch is on its way go into the next one: many appends, one
- * commit.
+ * An append takes its positions under a lock on the row `es.head`, which it holds until the commit. So positions have no gaps and follow the order of
+ * commits. A sequence would be faster and would lose events: its order is not the order of commits, and a reader that has passed a number never reads
+ * an earlier one again. With the lock alone, single appends would be slow. So all appends that arrive while a batch is in flight go into the next
+ * batch: many appends, one commit.
  */
 import { systemClock, within, type Clock } from '#kernel';
 import { ALL_AS_TEXT, createPool, DatabaseUnavailable, isRolledBack, StatementTimeout, type Client, type Migration, type Pool } from '#platform';
@@ -141,37 +141,40 @@ const APPEND_TIMEOUT_MS = 5_000;
 const READ_TIMEOUT_MS = 5_000;
 const READ_CONNECTIONS = 8;
 /**
- * Batches in flight at once, pipelined over one connection: while one commits, the next is being sent. A second connection would only wait for the
- * head (measured: 20 % slower). A third batch makes each smaller (10 % slower).
+ * Maximum number of batches in flight, pipelined over one connection: while one batch commits, the next is being sent. A second connection would only
+ * wait for the lock on the head (measured: 20 % slower). With a third batch, each batch would be smaller (10 % slower).
  */
 const BATCHES_IN_FLIGHT = 2;
 const BATCH_EVENTS = 256;
 const BATCH_BYTES = 1_000_000;
-/** Appends in the queue. Beyond this the store is overloaded, and an immediate refusal is better than a timeout. */
+/** Maximum number of appends in the queue. With more, the store is overloaded, and an immediate refusal is better than a timeout. */
 const QUEUED_APPENDS = 4_096;
 const QUEUED_BYTES = 64_000_000;
-/** How often appends are checked for their time limit. One check for all is cheaper than a timer for each. */
+/** How often the time limits of appends are checked. One check for all appends is cheaper than a timer for each. */
 const SWEEP_MS = 25;
 const BACKOFF_MS = { first: 25, most: 500 } as const;
-/** Events per page of a read of the log (200 to 1000 measured best for projections). */
+/** Events per page of a read of the log. 200 to 1000 measured best for projections. */
 const PAGE_EVENTS = 500;
-/** The poll under NOTIFY. A lost wake-up costs this much time and never an event. Without a listening connection every outside wake-up is lost. */
+/**
+ * How often the log is polled beside NOTIFY. If a NOTIFY is lost, the event is delivered this much later; it is not lost. `deaf`: while no connection
+ * listens, every NOTIFY of other processes is lost.
+ */
 const POLL_MS = { listening: 5_000, deaf: 500 } as const;
 
 export interface PostgresEventStoreOptions {
   readonly clock?: Clock;
   readonly readConnections?: number;
   /**
-   * Called for each new session of appends, before its first append. `missing` asks that session. If it throws {@link StoreIncident}, the session is
-   * not used, and the appends that wait for it get that error.
+   * Called for each new session for appends, before its first append. `missing` asks over that session. If the call throws {@link StoreIncident}, the
+   * session is not used, and the appends that wait for it get that error.
    */
   readonly checkSession?: (missing: EventStore['missing']) => Promise<void>;
 }
 
 /**
- * The store over connections of its own: one for appends, one for LISTEN while any reader follows the log, and `readConnections` for reads, so that
- * long reads never delay an append. LISTEN does not work through a pooler in transaction mode. The database must have {@link eventStoreMigration}.
- * Every error of the port has the meaning in event-store.ts. A plain `Error` is a fault of ours (a limit, a missing table).
+ * Opens the store. It has connections of its own: one for appends, one for LISTEN while any reader follows the log, and `readConnections` for reads,
+ * so that long reads never delay an append. LISTEN does not work through a pooler in transaction mode. The database must have
+ * {@link eventStoreMigration}. The errors have the meanings of event-store.ts. A plain `Error` is a fault of ours (a limit, a missing table).
  */
 export const createPostgresEventStore = (url: string, options: PostgresEventStoreOptions = {}): EventStore => {
   const clock = options.clock ?? systemClock;
@@ -197,7 +200,8 @@ export const createPostgresEventStore = (url: string, options: PostgresEventStor
           page: async (position, signal) => {
             for (let tries = 0; ; tries++) {
               try {
-                // It may begin again, because the log is not the one that it read before.
+                // The log may have been exchanged since the last subscription. So a subscription reads the end of the log again before it uses the
+                // cache.
                 if (!begun) await tail.lookAgain();
                 begun = true;
                 const held = position === null ? null : await tail.page(position, PAGE_EVENTS, streamPrefixes);
@@ -238,11 +242,11 @@ export const createPostgresEventStore = (url: string, options: PostgresEventStor
 
 const backoff = (tries: number): number => Math.min(BACKOFF_MS.most, BACKOFF_MS.first * 2 ** Math.min(tries, 10));
 
-/** After a lost answer, a refusal says nothing about the earlier try. */
+/** If an earlier answer was lost, a refusal says nothing about that earlier try. */
 const refusedOrUnknown = (ambiguous: boolean, message: string, cause: Error): Error =>
   ambiguous ? new OutcomeUnknown(message, { cause }) : new Error(message, { cause });
 
-/** A connection for one piece of work. One that broke, or was given up in the middle of a statement, is thrown away. */
+/** Runs `work` on a connection of the pool. A connection that broke, or was given up in the middle of a statement, is closed. */
 const withClient = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
   const client = await pool.connect();
   let broken = false;
@@ -270,9 +274,9 @@ interface Append {
   readonly resolve: (answer: { revision: bigint; position: Position }) => void;
   readonly reject: (error: Error) => void;
   inFlight: boolean;
-  /** An earlier attempt was lost: it may have been committed. */
+  /** The answer of an earlier try was lost, so the append may have been committed. */
   ambiguous: boolean;
-  /** Postgres refused a batch with this append. It is sent alone now, so only the faulty append gets the error. */
+  /** Postgres refused a batch with this append. The append is sent alone now, so that only a faulty append gets the error. */
   alone: boolean;
   settled: boolean;
 }
@@ -282,9 +286,9 @@ type AppendRow = [request: number, status: 'ok' | 'duplicate' | 'conflict', revi
 class Appends {
   private queue: Append[] = [];
   private queuedBytes = 0;
-  /** Streams with an append in flight. The appends of one process to one stream keep their order. */
+  /** Streams with an append in flight. The appends of this process to one stream keep their order. */
   private readonly busy = new Set<string>();
-  /** Batches in flight. A set of single appends would change with every append, which doubles the time of garbage collection. */
+  /** Batches in flight. A set of single appends would change with every append, which would double the time of garbage collection. */
   private readonly sending: (readonly Append[])[] = [];
   /** Appends without an answer. */
   private unanswered = 0;
@@ -329,7 +333,7 @@ class Appends {
     });
   }
 
-  /** true for the session of our own appends. They are announced with their answer, so their NOTIFY is ignored. */
+  /** True if the session is the one for our own appends. Their answers announce them already, so their NOTIFY is ignored. */
   isOwn(session: number | undefined): boolean {
     return session !== undefined && session === this.line.session;
   }
@@ -341,8 +345,8 @@ class Appends {
   }
 
   /**
-   * Sends at the end of this turn of the event loop. If the first of many released callers were sent at once, it would go alone, and the others would
-   * wait for its commit.
+   * Sends the queue at the end of this turn of the event loop. If many callers are released together and the first append were sent at once, it would
+   * go alone, and the others would wait for its commit.
    */
   private schedule(): void {
     if (this.scheduled) return;
@@ -366,7 +370,7 @@ class Appends {
     }
   }
 
-  /** Everything that may be sent now: at most one append for each stream, up to the limits of a batch. */
+  /** The appends that may be sent now: at most one for each stream, up to the limits of a batch. */
   private take(): Append[] {
     const taken: Append[] = [];
     const left: Append[] = [];
@@ -408,7 +412,7 @@ class Appends {
         append.inFlight = true;
         deadline = Math.max(deadline, append.deadline);
       }
-      // If no caller waits any more, the driver gives up the connection with its statement.
+      // When the last caller has stopped waiting, the driver gives up the statement and its connection.
       const waitMs = Math.ceil(deadline - this.clock.monotonic()) + SWEEP_MS;
       const { rows } = await client.query<AppendRow>({ ...appendQuery(sent), query_timeout: waitMs } as ReturnType<typeof appendQuery>);
       this.failures = 0;
@@ -471,7 +475,7 @@ class Appends {
     });
   }
 
-  /** Ends appends whose time is over. Runs as long as there are any. */
+  /** Ends appends that have reached their time limit. Runs as long as any append has no answer. */
   private async sweep(): Promise<void> {
     this.sweeping = true;
     while (this.unanswered > 0) {
@@ -502,9 +506,9 @@ class Appends {
   }
 }
 
-/** The connection of appends. It is made when needed, and made again if it was lost. */
+/** The connection for appends. It is opened when it is needed, and opened again if it was lost. */
 class Line {
-  /** Postgres' process id of the session, if there is one. */
+  /** The process id that Postgres gave to the session. undefined: there is no session. */
   session: number | undefined;
   private opening: Promise<Client> | null = null;
   private drop: () => void = () => undefined;
@@ -536,7 +540,7 @@ class Line {
         this.session = undefined;
         client.release(true);
       };
-      // An error of a statement leaves the connection and its other batch as they are. Only the end of the connection ends it.
+      // The connection is given up only when it ends. A failed statement does not affect it, nor the other batch on it.
       client.once('end', this.drop);
       await client.query({ text: SESSION, query_timeout: READ_TIMEOUT_MS } as { text: string });
       this.session = (client as { processID?: number }).processID;
@@ -555,7 +559,7 @@ class Line {
   }
 }
 
-/** The function's second statement must see every commit before the lock was granted, under any default isolation of the database. */
+/** The second statement of the function must see every commit from before the lock was granted, whatever the default isolation of the database is. */
 const SESSION = `set default_transaction_isolation to 'read committed'`;
 
 const APPEND = `select * from es.append_batch($1::text[], $2::bigint[], $3::int[], $4::int[], $5::int[], $6::uuid[], $7::text[], $8::text[], $9::text[])`;
@@ -596,8 +600,8 @@ const ARRAY_HEADER_BYTES = 20;
 const LENGTH_BYTES = 4;
 
 /**
- * A text[] in Postgres' binary form. As text, every quote of every payload would be escaped here and unescaped there: a third of the cost of an
- * append.
+ * A text[] in Postgres' binary form. In the text form, every quote of every payload would be escaped here and unescaped by Postgres, which is a third
+ * of the cost of an append.
  */
 const textArray = <T>(items: readonly T[], text: (item: T) => string, size = (item: T) => Buffer.byteLength(text(item))): Buffer => {
   let total = ARRAY_HEADER_BYTES + items.length * LENGTH_BYTES;
@@ -631,8 +635,8 @@ const READ_STREAM = `select ${COLUMNS} from es.events e where e.stream_id = $1 a
 const READ_STREAMS = `select ${COLUMNS} from es.events e where e.stream_id = any($1::text[]) order by e.stream_id, e.revision`;
 
 /**
- * One snapshot for the head and the events up to it. Nothing is missing between them, so `through` is exact even with a filter. The join is lateral
- * with a limit, so both bounds reach the index. A plain join scans the log to its end for every page.
+ * Reads the head and the events up to it in one snapshot. No event between them is missing, so `through` is exact even with a filter. The join is
+ * lateral with a limit, so both bounds reach the index. A plain join would scan the log to its end for every page.
  */
 const READ_LOG = `select h.position, ${COLUMNS}
   from es.head h
@@ -643,7 +647,7 @@ const READ_LOG = `select h.position, ${COLUMNS}
     order by o.position limit $2::int) e on true
   order by e.position`;
 
-/** A standby may lag behind, and says nothing about the primary. */
+/** The answer also says if the server is a standby. A standby may lag, so its answer says nothing about the primary. */
 const MISSING = `select pg_is_in_recovery(), m.position, m.id
   from (select) one left join (
     select m.position, m.id from unnest($1::bigint[], $2::uuid[]) m (position, id)
@@ -754,7 +758,7 @@ class Reads {
     return row[0] === null ? null : recorded(row);
   }
 
-  /** Repeated once if the connection was dead already: after a restart of Postgres the pool holds such connections. */
+  /** Repeats the query once if the connection was dead already. After a restart of Postgres the pool still holds such connections. */
   private async query<Row extends unknown[]>(name: string, text: string, values: unknown[]): Promise<Row[]> {
     for (let tries = 0; ; tries++) {
       if (this.closed) throw new Unavailable('the event store is closed');
@@ -775,8 +779,8 @@ class Reads {
 // ---- wake-ups
 
 /**
- * Signals that the log may have grown: at once for appends of this process, by NOTIFY for others, and by a poll. All waiters are woken together and
- * share one read of the log.
+ * Signals that the log may have grown: at once for appends of this process, by NOTIFY for appends of others, and by a poll. All waiters are woken
+ * together and share one read of the log.
  */
 class Growth {
   count = 0;
@@ -785,7 +789,7 @@ class Growth {
   private stopped: Promise<unknown> = Promise.resolve();
   private readonly waiting = new Set<AbortController>();
   private listening = false;
-  /** The poll's wait. It ends when the listening connection is lost. */
+  /** Ends the current wait of the poll. Aborted when the listening connection is lost. */
   private pause = new AbortController();
 
   constructor(
@@ -810,7 +814,7 @@ class Growth {
     signal.removeEventListener('abort', stop);
   }
 
-  /** LISTENs as long as there is a reader. Returns the release function. */
+  /** LISTENs as long as there is a reader. Returns the function that releases this reader. */
   follow(): () => void {
     this.followers += 1;
     if (!this.listener) {
@@ -867,7 +871,7 @@ class Growth {
           client.release(true);
         }
       } catch {
-        // Without a listener the poll goes on. It is only slower.
+        // Without a listener the poll goes on, and readers are only woken later.
       }
       if (!signal.aborted) await this.clock.sleep(backoff(tries), signal);
     }

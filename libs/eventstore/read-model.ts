@@ -1,8 +1,9 @@
 /**
- * Read models: projections whose rows the log can make again.
+ * Read models: projections whose rows can be made again from the log.
  *
  * A model is one object. Its number `shape` goes up when its tables or its `apply` change. The tables of each shape are in a schema of their own. So
- * two releases with different shapes run side by side, and a release can go back. How to add or change a model: docs/changing.md.
+ * two releases with different shapes can run side by side, and an installation can go back to the older release. How to add or change a model:
+ * docs/changing.md.
  */
 import { createHash } from 'node:crypto';
 import { type Clock, orStopped, ServiceError } from '#kernel';
@@ -24,12 +25,13 @@ export interface ReadModel extends Projection {
   /** Goes up by one with every change of the tables, or of the rows that `apply` makes from the same events. */
   readonly shape: number;
   readonly tables: readonly string[];
-  /** Makes the tables, with unqualified names and without the parts that make loading slow. `createIndexes` makes the rest. */
+  /** SQL that makes the tables, with unqualified names and without the parts that make loading slow. `createIndexes` makes those parts. */
   readonly createTables: string;
   readonly createIndexes: string;
   /**
-   * Fills the empty tables from the batches faster than `apply`, at bounded memory. `late` is a connection of its own, since `client` is busy copying. Returns
-   * the events that still have to go through `apply`, in order, once the indexes stand. Default: every event goes through `apply`.
+   * Fills the empty tables from the batches faster than `apply`, with bounded memory. `late` is a second connection, because `client` is busy
+   * copying. Returns the events that still have to go through `apply`, in order, after the indexes are made. Default: every event goes through
+   * `apply`.
    */
   readonly load?: (client: Client, late: Client, batches: AsyncIterable<readonly Recorded[]>) => Promise<AsyncIterable<readonly Recorded[]>>;
 }
@@ -51,7 +53,7 @@ create table read_model (
 `,
 };
 
-/** Tables and checkpoints of read models that release 0.1.0 made; this release ignores them. */
+/** Drops tables and checkpoints of read models that release 0.1.0 made. This release ignores them. */
 export const dropReadModelsOf010: Migration = {
   name: '0014-drop-read-models-of-0.1.0',
   phase: 'contract',
@@ -80,7 +82,10 @@ const sha256Of = ({ createTables, createIndexes }: ReadModel): string =>
 
 const PREPARE_LOCK = 7_205_112;
 
-/** Makes the empty tables of shapes that the database does not have. Throws, changing nothing, where the SQL of a shape differs under the same number. */
+/**
+ * Makes the empty tables of shapes that the database does not have. If the database has a shape with other SQL under the same number, throws and
+ * changes nothing.
+ */
 export const prepareReadModels = async (pool: Pool, models: readonly ReadModel[], store: Pick<EventStore, 'head'>): Promise<void> => {
   if ((await missingShapes(pool, models)).length === 0) return;
   const isEmpty = (await store.head()) === null;
@@ -119,7 +124,7 @@ export interface ShapeStatus {
   readonly shape: number;
   readonly isBuilt: boolean;
   readonly position: Position | null;
-  /** RFC 3339: when a process last read it, to the hour. */
+  /** RFC 3339: when a process last used the shape, exact to the hour. */
   readonly usedAt: string;
 }
 
@@ -138,7 +143,7 @@ export const shapeStatus = async (db: Queryable): Promise<readonly ShapeStatus[]
   }));
 };
 
-/** A shape that nobody has used for this long is dropped. */
+/** A shape that no process has used for this long is dropped. */
 const KEEP_UNUSED_DAYS = 7;
 
 /** Drops shapes that no process has used for 7 days, except those of this release. Returns their schemas. */
@@ -161,16 +166,16 @@ export const dropUnusedShapes = async (pool: Pool, models: readonly ReadModel[])
   });
 };
 
-/** How far behind the log a shape may be when a process of a new release becomes ready. */
+/** How far a shape may be behind the log when it counts as built, so that a process of a new release becomes ready. */
 const READY_LAG_MS = 2_000;
-/** With more events than this to go, a model with `load` is loaded instead of followed. */
+/** If more events than this are missing, a model with `load` is loaded instead of followed. */
 const LOAD_FROM_EVENTS = 10_000;
 const BUILD_RETRY_MS = 1_000;
 const TELL_EVERY_MS = 10_000;
 const OTHER_SHAPES_POLL_MS = 100;
 
 export interface ReadModelsOptions extends Omit<SubscriberOptions, 'checkpoint'> {
-  /** Its `search_path` names the schemas of the models ({@link searchPathOf}). */
+  /** The pool for reads and writes of the models. Its `search_path` must name their schemas ({@link searchPathOf}). */
   readonly pool: Pool;
   readonly clock: Clock;
   /** Reports the progress of a build. `total`: events of all streams; null: positions do not count events. */
@@ -207,7 +212,7 @@ export class ReadModels {
 
   /**
    * Builds the shapes that are not built, one after the other, and follows the log with each, until `stop` aborts. A build that was cut off goes on
-   * or begins again. Other processes may do the same at the same time: one builds, the others wait.
+   * or begins again. If other processes do the same at the same time, one of them builds and the others wait.
    */
   async follow(stop: AbortSignal): Promise<void> {
     for (const model of this.models) {
@@ -218,7 +223,7 @@ export class ReadModels {
     while (!stop.aborted && !(await orStopped(this.areBuilt(), stop).catch(() => false))) await this.options.clock.sleep(BUILD_RETRY_MS, stop);
   }
 
-  /** True once every shape has reached the end of the log. From then on it counts as built, however far it lags. Records its findings. */
+  /** True once every shape has reached the end of the log. Such a shape is recorded as built, and then counts as built however far it lags. */
   async areBuilt(): Promise<boolean> {
     if (this.built) return true;
     const { pool } = this.options;
@@ -233,7 +238,7 @@ export class ReadModels {
     return (this.built = all);
   }
 
-  /** Brings a model up to the end of the log at the call. Returns that position. null: the log is empty. Throws when the time is up. */
+  /** Brings a model up to the present end of the log. Returns that position. null: the log is empty. Throws when the time is up. */
   async caughtUp(model: Pick<ReadModel, 'name'>, timeoutMs: number): Promise<Position | null> {
     const head = await this.options.store.head();
     if (head !== null) await this.of(model).runUntil(head, { timeoutMs });
@@ -241,9 +246,9 @@ export class ReadModels {
   }
 
   /**
-   * Brings a model up to a position, so that the change counts for the next request. This includes processes of another release, which read another
-   * shape. If one of them still reads the old state when the time is up, throws INVALID_STATE and names that process; the change is recorded all the
-   * same. A process that stands still meanwhile does not count as gone: it may go on at any time.
+   * Brings a model up to a position, so that the change counts for the next request, also in processes of another release, which read another shape.
+   * If such a process still reads the old state when the time is up, throws INVALID_STATE and names the process. The change is recorded in any case.
+   * A process that hangs during the wait does not count as gone, because it may go on at any time.
    */
   async inForce(model: ReadModel, position: Position, timeoutMs: number): Promise<void> {
     const { pool, clock } = this.options;
@@ -299,7 +304,7 @@ export class ReadModels {
   }
 }
 
-/** Processes that were alive after a time and read another shape of this model, if the projection of that shape has not reached a position. */
+/** Processes that were alive after `since` and read another shape of this model, if that shape has not reached `position`. */
 const readersBehind = async (db: Queryable, model: ReadModel, position: Position, since: Date) => {
   const others = (await livingProcesses(db, since)).flatMap((one) =>
     one.readModels
@@ -322,13 +327,16 @@ export interface RebuildReport {
   readonly position: Position | null;
   readonly events: number;
   readonly seconds: number;
-  /** Events of all streams between the position and the head at the swap. null: the store's positions do not count events. */
+  /** Events of all streams between `position` and the head at the time of the swap. null: the store's positions do not count events. */
   readonly lagEvents: number | null;
-  /** Rows per table: live before the swap, and rebuilt. They are equal unless the live one was wrong. */
+  /** Rows per table, live before the swap and rebuilt. The numbers are equal unless the live rows were wrong. */
   readonly rows: readonly { readonly table: string; readonly live: number; readonly rebuilt: number }[];
 }
 
-/** Few enough events to swap. The rest is applied while the live projection waits, which must be short. */
+/**
+ * If the last catch-up took no longer than this, the swap begins. The remaining events are applied while the live projection waits, so they must be
+ * few.
+ */
 const SWAP_LAG_MS = 1_000;
 const CATCH_UP_MS = 10 * 60_000;
 const SWAP_MS = 60_000;
@@ -343,13 +351,14 @@ export class RebuildRunning extends Error {
 }
 
 /**
- * Makes the shape again beside the live one. The same handlers run from the start of the log into tables of another schema. When they have caught up,
- * the schemas change places in one short transaction. Readers see the old rows or the new ones, never a mixture, and never none.
+ * Builds the shape again beside the live one. The same handlers run from the start of the log into tables of another schema. When they have caught
+ * up, the schemas change places in one short transaction. Readers see the old rows or the new ones, never a mixture and never none.
  *
- * It reads to the head of the log. A live checkpoint beyond the head comes from another log or from a lost part of this one, so it is no bound.
+ * The rebuild reads up to the head of the log. A live checkpoint beyond the head comes from another log, or from a lost part of this one, so the
+ * rebuild does not wait for it.
  *
- * One rebuild at a time per database ({@link RebuildRunning}). Throws the error that stops it, or the reason of `stop` as soon as it aborts; the live
- * tables are unchanged then.
+ * Only one rebuild runs at a time per database ({@link RebuildRunning}). Throws the error that stops the rebuild, or the reason of `stop` as soon as
+ * it aborts. Then the live tables are unchanged.
  */
 export const rebuild = async (
   model: ReadModel,
@@ -357,7 +366,7 @@ export const rebuild = async (
     store: EventStore;
     pool: Pool;
     now: () => number;
-    /** Refuses to begin and to swap while an incident of the event store is open. */
+    /** The guard of the log. It refuses the begin and the swap while an incident of the event store is open. */
     ownLog?: LogGate;
     stop?: AbortSignal;
     /** `total`: events of all streams when the rebuild began; null: positions do not count events. */
@@ -383,7 +392,7 @@ export const rebuild = async (
   try {
     const { rows } = await guard.query<{ free: boolean }>('select pg_try_advisory_lock($1) as free', [REBUILD_LOCK]);
     if (!rows[0]!.free) throw new RebuildRunning();
-    // A long load is not one long transaction. If it crashes, the next load drops its tables.
+    // A load takes long, so it is not one transaction. If it is cut off, the next rebuild drops its tables.
     for (const connection of [client, late]) {
       await connection.query(`set search_path = ${searchPath}; set statement_timeout = 0`);
       sessions.push(await sessionOf(connection));
@@ -398,7 +407,7 @@ export const rebuild = async (
       for await (const batch of readAhead(store.readAll(null, { until: head, ...prefixes }), stop)) {
         events += batch.length;
         last = { position: batch.at(-1)!.position, id: batch.at(-1)!.id };
-        // Folding never leaves its turn of the event loop. Without this pause the next page would be requested only when folding is done.
+        // Folding never gives way to the event loop. Without this pause, the next page would be requested only after the folding.
         await new Promise((turned) => setImmediate(turned));
         yield batch;
         onProgress?.({ events, position: batch.at(-1)!.position, total });
@@ -426,7 +435,7 @@ export const rebuild = async (
 
     const swapping = transaction(pool, async (swap) => {
       sessions.push(await sessionOf(swap));
-      // From here on nothing is applied to the live tables. Their events are applied to the new tables too; then the schemas change places.
+      // This lock stops the live projection. Its events are applied to the new tables too. Then the schemas change places.
       const before = await lockCheckpoint(swap, checkpoint);
       const end = await unlessStopped(store.head());
       const reached = before?.position ?? null;
@@ -447,13 +456,13 @@ export const rebuild = async (
     clean = true;
     return { name: model.name, ...swapped, events, seconds: (now() - started) / 1000 };
   } finally {
-    // Session settings and the advisory lock must not reach the next user of these connections. First release those that may hold the tables in an
-    // interrupted COPY.
-    // A stop leaves a statement running there, such as the build of an index. The server would notice a closed connection only at its end.
+    // After a stop or a failure, a statement may still run on these connections and hold the tables: a COPY, or the build of an index. The server
+    // would notice a closed connection only at the end of the statement, so the sessions are ended. All three connections are closed, because their
+    // settings and the lock must not reach the next user.
     if (!clean) await guard.query('select pg_terminate_backend(pid) from unnest($1::int[]) pid', [sessions]).catch(() => undefined);
     for (const connection of [client, late]) connection.release(true);
     if (!clean) await guard.query(`drop schema if exists ${schema} cascade`).catch(() => undefined);
-    // The server notices a closed connection a moment later; the next rebuild would find the lock taken.
+    // The server notices a closed connection only later, and until then the next rebuild would find the lock taken. So the lock is released first.
     await guard.query('select pg_advisory_unlock($1)', [REBUILD_LOCK]).catch(() => undefined);
     guard.release(true);
   }

@@ -1,30 +1,30 @@
 /**
- * Addresses of a cluster that accept connections and never answer.
+ * Finds the addresses of a cluster that accept connections and never answer.
  *
- * The client asks the addresses of its URL one after the other, in a random order, for the members of the cluster. It waits 5 s for each. One address
- * that never answers would delay a start and a search for a new leader by as long. So the addresses are asked first, all at once, and the silent ones
- * are left out of the client's URL. An address that refuses connections costs nothing and stays.
+ * To find the members of the cluster, the client asks the addresses of its URL one after the other, in a random order. It waits 5 s for each. An
+ * address that never answers would delay a start, and a search for a new leader, by 5 s. So all addresses are asked here first, at the same time, and
+ * silent ones are left out of the client's URL. An address that refuses connections costs no time and stays.
  */
 import { connect } from 'node:http2';
 import { type Clock } from '#kernel';
 
-/** The answer of a living node takes milliseconds. */
+/** How long an address may take to answer. A healthy node needs milliseconds. */
 const ANSWER_MS = 1_000;
-/** The client's own question: who belongs to the cluster. Any answer will do. */
+/** The call with which the client asks for the members of the cluster. Any answer shows that the address is not silent. */
 const GOSSIP = '/event_store.client.gossip.Gossip/Read';
 /** An empty message of gRPC: not compressed, no bytes. */
 const EMPTY_MESSAGE = Buffer.alloc(5);
 
 const URL_PARTS = /^([^:]+:\/\/(?:[^:]+:[^@]+@)?)([^/?#@]+)((?:[/?#].*)?)$/s;
 
-/** The addresses between which the client chooses. Empty if the URL names one, or a DNS name that stands for several. */
+/** The addresses between which the client chooses. Empty if the URL names only one address, or a DNS name that stands for several addresses. */
 const seedsOf = (url: string): readonly string[] => {
   const [, prefix = '', addresses = ''] = URL_PARTS.exec(url) ?? [];
   const seeds = addresses.split(',').filter((seed) => seed !== '');
   return prefix.includes('+discover') || seeds.length < 2 ? [] : seeds;
 };
 
-/** Asks every address of a list at once. Returns those that accept a connection, or a packet, and do not answer in time. */
+/** Asks every address of the URL at the same time. Returns the addresses that neither answer nor fail in time. */
 export const silentSeeds = async (url: string, clock: Clock): Promise<readonly string[]> => {
   const scheme = /[?&]tls=false/i.test(url) ? 'http' : 'https';
   const seeds = seedsOf(url);
@@ -32,12 +32,12 @@ export const silentSeeds = async (url: string, clock: Clock): Promise<readonly s
   return seeds.filter((_, index) => silent[index]);
 };
 
-/** The URL without these addresses. If none would be left, all stay. */
+/** The URL without the silent addresses. If no address would be left, the URL is unchanged. */
 export const withoutSeeds = (url: string, silent: readonly string[]): string => {
   const left = seedsOf(url).filter((seed) => !silent.includes(seed));
   if (silent.length === 0 || left.length === 0) return url;
   const [, prefix, , rest] = URL_PARTS.exec(url)!;
-  // With one address the client would take that node for the leader and ask nobody.
+  // With only one address, the client would take that node for the leader without asking. So the address is listed twice.
   return `${prefix}${(left.length === 1 ? [...left, ...left] : left).join(',')}${rest}`;
 };
 
@@ -49,7 +49,7 @@ const isSilent = async (address: string, clock: Clock): Promise<boolean> => {
     done.abort('answered');
   };
   try {
-    // A node whose certificate is not trusted here, such as one of a private authority, has answered too.
+    // A TLS error counts as an answer too. For example, this process may not trust the node's certificate.
     const session = connect(address);
     session.on('error', answered);
     const request = session.request({ ':method': 'POST', ':path': GOSSIP, 'content-type': 'application/grpc', te: 'trailers' });
@@ -58,7 +58,7 @@ const isSilent = async (address: string, clock: Clock): Promise<boolean> => {
     session.destroy();
     return silent;
   } catch {
-    // Not an address; the client says so.
+    // The text is not an address. The client reports that later.
     return false;
   }
 };

@@ -1,8 +1,8 @@
 /**
- * The one way to use a stream: load it by a fold, decide, append at the loaded revision.
+ * The only way to use a stream: fold its events into a state, decide, and append at the revision that was read.
  *
- * An append of unknown outcome is repeated under the same event ids, which the store recognises. Each append has new event ids, so a repeat is
- * recognised and two processes always conflict (T2).
+ * If the outcome of an append is unknown, the append is repeated with the same event ids, and the store recognises the repeat. A new append has new
+ * event ids, so two processes that append at the same revision always conflict (T2).
  */
 import { type Clock, type Decider, type Ids, timestamp } from '#kernel';
 import { type Actor, Conflict, type EventStore, type Expected, type NewEvent, OutcomeUnknown, type Position, Unavailable } from './event-store.js';
@@ -19,7 +19,7 @@ export interface StreamType<State, Event extends DomainEvent> {
   readonly prefix: string;
   readonly events: EventTypes<Event>;
   readonly decider: Pick<Decider<State, never, Event>, 'initial' | 'evolve'>;
-  /** RFC 3339: when an event took effect in the world, if that differs from when it was recorded; else null. */
+  /** RFC 3339: when an event took effect in the world. null: at the time when it was recorded. */
   readonly effectiveAt?: (event: Event) => string | null;
 }
 
@@ -36,7 +36,7 @@ export interface Loaded<State> {
   readonly position: Position | null;
 }
 
-/** The actor and the request behind the events. */
+/** The actor and the request that caused the events. */
 export interface Origin {
   readonly actor: Actor;
   readonly correlationId: string;
@@ -45,7 +45,7 @@ export interface Origin {
 export interface AppendOptions {
   /** Milliseconds for which an append may be repeated. Default: {@link MAX_APPEND_TRIES} tries. */
   readonly forMs?: number;
-  /** Id of the first event. With a fixed id a repeated command finds its own event. Default: a new one. */
+  /** Id of the first event. With a fixed id, a repeated command finds the event that it appended before. Default: a new id. */
   readonly eventId?: string;
 }
 
@@ -70,7 +70,7 @@ export const append = async <State, Event extends DomainEvent>(
   { actor, correlationId }: Origin,
   { forMs, eventId }: AppendOptions = {},
 ): Promise<Loaded<State>> => {
-  // The events are folded before they are appended: an impossible event must never reach the log.
+  // The events are folded before they are appended, because an impossible event must never reach the log.
   const after = events.reduce((before, event) => decider.evolve(before, event), state);
   const written = events.map((event, index) => {
     const effective = effectiveAt?.(event) ?? null;
@@ -86,7 +86,10 @@ export const append = async <State, Event extends DomainEvent>(
   return { id, state: after, revision: appended.revision, position: appended.position };
 };
 
-/** Decides commands, one after the other, and appends their events. Without events it appends nothing. Throws also the errors of `decide`. */
+/**
+ * Decides commands, one after the other, and appends their events. If there are no events, appends nothing. Throws the errors of `append` and
+ * `decide`.
+ */
 export const execute = async <State, Command, Event extends DomainEvent>(
   ports: StreamPorts,
   type: DecidedStreamType<State, Command, Event>,
@@ -106,10 +109,13 @@ export const execute = async <State, Command, Event extends DomainEvent>(
   return events.length === 0 ? loaded : append(ports, type, loaded, events, origin, options);
 };
 
-/** How often another writer may append first before a stream counts as too busy. */
+/** How often another writer may append first. After that the stream counts as too busy. */
 export const MAX_CONFLICT_ROUNDS = 5;
 
-/** Repeats `work`, which loads and decides again, while another writer appended first. Throws `busy()` after {@link MAX_CONFLICT_ROUNDS} rounds. */
+/**
+ * Repeats `work` as long as it throws {@link Conflict}, because another writer appended first. `work` must load and decide again each time. Throws
+ * `busy()` after {@link MAX_CONFLICT_ROUNDS} rounds.
+ */
 export const retryOnConflict = async <T>(work: () => Promise<T>, busy: () => Error, rounds = MAX_CONFLICT_ROUNDS): Promise<T> => {
   for (let round = 1; ; round++) {
     try {
@@ -135,7 +141,7 @@ export const change = <State, Command, Event extends DomainEvent>(
   options: AppendOptions = {},
 ): Promise<Loaded<State>> => retryOnConflict(async () => execute(ports, type, await load(ports.store, type, id), [command], origin, options), busy);
 
-/** Begins a stream with one event. false: the stream exists, since a repeated command recorded it before. */
+/** Begins a stream with one event. false: the stream exists already, because an earlier try of the same command recorded the event. */
 export const recordOnce = async <Event extends DomainEvent>(
   ports: Omit<StreamPorts, 'ids'>,
   events: EventTypes<Event>,
@@ -155,12 +161,12 @@ export const recordOnce = async <Event extends DomainEvent>(
 };
 
 const RETRY_APPEND_MS = 250;
-/** Most tries of an append without `forMs`. */
+/** Maximum number of tries of an append without `forMs`. */
 const MAX_APPEND_TRIES = 5;
 
 /**
- * Appends, and repeats the same events at the same revision while the outcome is unknown. With `forMs` it also repeats while the store cannot be reached.
- * A Conflict is certain. Once an answer was lost, any other error ends in {@link OutcomeUnknown}.
+ * Appends the events. While the outcome is unknown, repeats the same events at the same revision. With `forMs` it also repeats while the store cannot
+ * be reached. A Conflict is certain and is thrown at once. Once an answer was lost, any other error ends in {@link OutcomeUnknown}.
  */
 export const appendRepeatedly = async (
   store: Pick<EventStore, 'append'>,

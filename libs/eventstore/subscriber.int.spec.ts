@@ -33,7 +33,7 @@ afterEach(async () => {
   await drop();
 });
 
-/** Deliberately not idempotent: an event that is applied twice shows. */
+/** Deliberately not idempotent, so that an event that is applied twice shows in the rows. */
 const write = async (client: Client, events: readonly Recorded[]) => {
   await client.query('insert into seen (id, position) select * from unnest($1::uuid[], $2::text[])', [
     events.map(({ id }) => id),
@@ -111,12 +111,12 @@ describe('a worker', () => {
     const first: string[] = [];
     for (let count = 0; count < 20; count++) first.push(...(await append(1)).ids);
     await eventually(async () => (await seen()).length === 20);
-    // Subscriptions hand over what there is; what matters is that a full batch was not written event by event.
+    // A subscription may deliver any number of events at once. But 20 events must not be written one by one.
     expect(sizes.length).toBeLessThan(3);
     const { ids, position } = await append(1);
     await worker.runUntil(position, { timeoutMs: 20_000 });
     expect(await seen()).toEqual([...first, ...ids]);
-    // What lingers at a stop is not lost, and not applied twice.
+    // Events that are being gathered at a stop are neither lost nor applied twice.
     const more = await append(2);
     await worker.stop();
     worker.start();
@@ -130,7 +130,7 @@ describe('a worker', () => {
     const worker = subscriber({ gatherMs: 500, apply: async (client, events) => (sizes.push(events.length), write(client, events)) });
     worker.start();
     await eventually(() => worker.state === 'active');
-    // On a busy machine the next page may come too late to be taken along; not time after time.
+    // On a busy machine the next page may arrive too late to be written with the first one, but not every time.
     await eventually(async () => {
       await append(1);
       await systemClock.sleep(50);
@@ -147,7 +147,7 @@ describe('a worker', () => {
     await eventually(() => worker.state === 'active');
     for (let round = 0; round < 3; round++) {
       const { position } = await append(2);
-      // Once before the worker has met the event, else while it lingers over it.
+      // The first round waits before the worker has the events. The others wait while the worker gathers.
       if (round > 0) await systemClock.sleep(300);
       expect(await worker.caughtUpTo(position, 60_000)).toBe(true);
     }
@@ -188,7 +188,8 @@ describe('a worker', () => {
         await write(client, events);
       },
     });
-    // Its transaction is gone, as if the connection had broken while the process was stopped; its memory says that it is the owner.
+    // The transaction of `sleeper` is ended, as if its connection had broken while its process was stopped. `sleeper` still takes itself for the
+    // owner.
     sleeper.start();
     await eventually(async () => (await checkpoint())?.owner);
     await eventually(async () => (await pool.query(`select pg_terminate_backend(pid) from pg_stat_activity where state like 'idle in%'`)).rowCount);
@@ -248,7 +249,7 @@ describe('a worker', () => {
       ids.push(...one.ids);
       position = one.position;
       if (round % 4 === 0)
-        // The pool may hand out a connection that the round before has killed.
+        // This may fail: the pool may give out a connection that an earlier round has killed.
         await pool
           .query(
             `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name = 'payfold spec' and pid <> pg_backend_pid()`,
@@ -259,7 +260,7 @@ describe('a worker', () => {
         await active?.stop();
         active?.start();
       }
-      // A command on the side, as an operator would run one.
+      // A command beside the workers, as an operator would run it.
       if (round % 13 === 6) await subscriber().runUntil(position, { timeoutMs: 10_000 });
     }
     expect(await workers[0]!.caughtUpTo(position, 20_000)).toBe(true);
@@ -334,7 +335,7 @@ describe('an event that cannot be applied', () => {
 });
 
 describe('a database that went back, as a standby without its last commits does', () => {
-  /** Log, rows and checkpoint as they were when `kept` events were there. */
+  /** Sets log, rows and checkpoint back to the time when there were `kept` events. */
   const goBack = (kept: number) =>
     transaction(pool, async (client) => {
       const [{ position }] = (await client.query<{ position: string }>('select position from seen where nth = $1', [kept])).rows as [
@@ -370,7 +371,7 @@ describe('a database that went back, as a standby without its last commits does'
     const { ids, position } = await append(8);
     expect(await worker.caughtUpTo(position, 5_000)).toBe(true);
     await goBack(5);
-    // The poll finds the end that is gone.
+    // The poll finds that the end of the log is gone.
     await systemClock.sleep(1_500);
     expect([worker.state, worker.failure]).toEqual(['active', null]);
     const more = await append(1);

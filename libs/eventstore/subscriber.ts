@@ -1,15 +1,15 @@
 /**
- * The one way to follow the log. A projection or reactor gets events in order and writes rows. The rows and their position in the log are committed
+ * The only way to follow the log. A projection or reactor gets events in order and writes rows. The rows and their position in the log are committed
  * in one transaction.
  *
- * The store delivers at least once. The compare-and-set on the checkpoint (checkpoint.ts) makes it exactly once: two workers, a repeated batch, a
- * crash between commit and answer, or a worker that slept for an hour apply no event twice and pass none over. The lease only saves work: one worker
- * is active for each projection, and the others stand by.
+ * The store delivers each event at least once. The compare-and-set on the checkpoint (checkpoint.ts) makes sure that each event is applied exactly
+ * once. This holds with two workers, a repeated batch, a crash between commit and answer, and a worker that was stopped for an hour. The lease only
+ * saves work: one worker is active for each projection, and the others stand by.
  *
  * Use: `const list = createSubscriber({ name: 'payment-list', streamPrefixes: ['payment-'], apply }, { store, checkpoint: postgresCheckpoint(pool,
- * 'payment-list') })`. Then in a worker `list.start()` … `await list.stop()`; in a command `await list.runUntil(position, { timeoutMs })`; in a
- * process that only reads, `watchProjection` and `projectionStatus`. A rebuild runs the same `apply` from zero, over another checkpoint into another
- * schema.
+ * 'payment-list') })`. A worker calls `list.start()` and later `await list.stop()`. A command calls `await list.runUntil(position, { timeoutMs })`. A
+ * process that only reads uses `watchProjection` and `projectionStatus`. A rebuild runs the same `apply` from the start of the log, with another
+ * checkpoint and into another schema.
  */
 import { orStopped, systemClock, type Clock } from '#kernel';
 import { DatabaseUnavailable, uuidV7, type Client, type Logger } from '#platform';
@@ -18,44 +18,47 @@ import { type EventStore, OutcomeUnknown, type Position, type Recorded, StoreInc
 import { NotInTheLog } from './codec.js';
 import type { LogGate } from './own-log.js';
 
-/** Events per transaction; 200 to 1000 measured best, 5000 slower. */
+/** Events per transaction. 200 to 1000 measured best, 5000 slower. */
 const BATCH_EVENTS = 500;
-/** A worker that died is replaced after this long. A living one renews its lease three times in that time. */
+/** A worker that died is replaced after this long. A healthy worker renews its lease three times in that time. */
 const LEASE_MS = 10_000;
-/** How often, within a lease, a standby worker checks whether it is free. */
+/** How often, in the time of a lease, a standby worker checks whether the lease is free. */
 const STANDBY_LOOKS = 10;
-/** If only the position moved (no event passed the filter), it is saved at most this often. Waiters in this process need not wait for that. */
+/**
+ * If only the position moved (no event passed the filter), it is saved at most this often. Callers in this process that wait for the position need
+ * not wait until it is saved.
+ */
 const SAVE_PLACE_MS = 250;
 /** How often the checkpoint of another process is read while a caller waits for it. */
 const WATCH_MS = 25;
 /** A command waits for the worker with the lease. If that worker makes no progress for this time, the command applies the events itself. */
 const PATIENCE_MS = 250;
-/** Also the lag that a projection may have when a database has come back. */
+/** Pauses before retries. After the database has come back, a projection may lag by the longest pause. */
 const BACKOFF_MS = { first: 50, most: 1_000 } as const;
-/** While an incident of the event store is open, a projection looks this often whether it is over. The incident itself is reported elsewhere. */
+/** Pause between two checks whether the incident of the event store is still open. The incident itself is reported elsewhere. */
 const INCIDENT_POLL_MS = 1_000;
-/** A single event that fails is tried once more before it counts as poison. */
+/** Tries of a single event before it counts as poison. */
 const POISON_ATTEMPTS = 2;
-/** A place that a whole log does not hold is looked for again, at growing pauses: another log may have been there for a moment. */
+/** Tries, at growing pauses, to find the position of the checkpoint in a log that is whole. Another log may have been there for a moment. */
 const PLACE_ATTEMPTS = 6;
-/** A subscription that lived this long has begun at a place of the log. */
+/** If a subscription lived this long, its position was in the log, and the tries are counted from 0 again. */
 const PLACE_HELD_MS = 60_000;
 
-/** A reader of the log. `Tx`: the transaction in which it writes its rows. */
+/** A reader of the log. `Tx`: the transaction in which the projection writes its rows. */
 export interface Projection<Tx = Client> {
   readonly name: string;
-  /** The streams that it gets. Default: all of ours. */
+  /** Prefixes of the streams that the projection gets. Default: all streams of Payfold. */
   readonly streamPrefixes?: readonly string[];
   /**
-   * How long events wait for more, so that they are written together. Default 0. Under load one transaction then writes hundreds of events, and most
-   * payments are written once instead of once for each event. {@link Subscriber.runUntil} and, in the same process, {@link Subscriber.caughtUpTo} end
-   * the wait.
+   * How long events wait for further events, so that they are written together. Default 0. Under load one transaction then writes hundreds of events,
+   * and most payments are written once instead of once for each event. {@link Subscriber.runUntil} and, in the same process,
+   * {@link Subscriber.caughtUpTo} end the wait.
    */
   readonly gatherMs?: number;
   /**
-   * Writes the rows for events, in order, in the transaction that moves the checkpoint. Table names are unqualified, so a rebuild can write to
-   * another schema. An error rolls the transaction back. An error of the connection or the server is tried again; any other stops the projection at
-   * the event. Unknown types are ignored.
+   * Writes the rows for events, in order, in the transaction that moves the checkpoint. Table names are unqualified, so that a rebuild can write to
+   * another schema. An error rolls the transaction back. After an error of the connection or the server the events are tried again; any other error
+   * stops the projection at the event. `apply` must ignore events of unknown types.
    */
   readonly apply: (tx: Tx, events: readonly Recorded[], log?: ProjectionLog) => Promise<void>;
 }
@@ -68,13 +71,13 @@ export interface SubscriberOptions<Tx = Client> {
   readonly clock?: Clock;
   readonly batchEvents?: number;
   readonly leaseMs?: number;
-  /** Checks that the events that were just read belong to our log, before rows are made of them. While it throws {@link StoreIncident}, the projection waits. */
+  /** Checks, before rows are made, that the events belong to our log. While it throws {@link StoreIncident}, the projection waits. */
   readonly ownLog?: LogGate;
-  /** For what `apply` logs. */
+  /** The logger that `apply` gets. */
   readonly log?: ProjectionLog;
-  /** A UUID. Never that of another process that may be alive. Default: a new one. */
+  /** Id of the lease's owner: a UUID that no other living process uses. Default: a new one. */
   readonly owner?: string;
-  /** Reports every error: those that are tried again, and the one that stops the projection. */
+  /** Reports every error: errors that are tried again, and the error that stops the projection. */
   readonly onError?: (error: Error, what: { readonly name: string; readonly retrying: boolean }) => void;
 }
 
@@ -84,27 +87,27 @@ export interface RunUntilOptions {
   readonly onProgress?: (position: Position) => void;
 }
 
-/** `standby`: another worker holds the lease. `failed`: stopped at an event until it is started again; not healthy. */
+/** `standby`: another worker holds the lease. `failed`: the projection stopped at an event and is not healthy; only a new start tries again. */
 export type SubscriberState = 'stopped' | 'standby' | 'active' | 'failed';
 
 export interface Subscriber {
   readonly name: string;
   readonly state: SubscriberState;
-  /** The reason of the state `failed`. */
+  /** The reason for the state `failed`. */
   readonly failure: ProjectionFailed | null;
   /** The error that is being retried at present. null: there is none. */
   readonly retrying: Error | null;
-  /** Follows the log until {@link stop}. Starting a failed one tries again. */
+  /** Follows the log until {@link stop}. Starting a failed subscriber tries the event again. */
   start(): void;
   /** Finishes the current batch and gives the lease back. */
   stop(): Promise<void>;
   /**
    * Brings the projection up to a position (of an append, or `head()`). Needs no `start()`, and may be called while workers run. It waits as long as
-   * a worker makes progress. If none does, it applies the events itself, in this process, with the same compare-and-set as a worker. Throws {@link
-   * ProjectionFailed} at a poison event, Unavailable when the time is up, and the reason of `stop` as soon as it aborts.
+   * a worker makes progress. If no worker does, it applies the events itself, in this process, with the same compare-and-set as a worker. Throws
+   * {@link ProjectionFailed} at a poison event, Unavailable when the time is up, and the reason of `stop` as soon as it aborts.
    */
   runUntil(until: Position, options: RunUntilOptions): Promise<void>;
-  /** true as soon as the rows contain all events up to `position`. false when the time is up. It does not matter which process runs the projection. */
+  /** true as soon as the rows contain all events up to `position`, whichever process runs the projection. false when the time is up. */
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean>;
   status(): Promise<ProjectionStatus>;
 }
@@ -112,17 +115,17 @@ export interface Subscriber {
 export interface ProjectionStatus extends CheckpointStatus {
   readonly name: string;
   readonly head: Position | null;
-  /** Events of all streams between the two. null: the store's positions do not count events, or the checkpoint is not in the log. */
+  /** Events of all streams between position and head. null: the store's positions do not count events, or the checkpoint is not in the log. */
   readonly lagEvents: number | null;
-  /** Age of the oldest event that is not applied yet. 0: there is none. null: unknown, since the checkpoint is not in the log. */
+  /** Age of the oldest event that is not applied yet. 0: there is none. null: unknown, because the checkpoint is not in the log. */
   readonly lagMs: number | null;
 }
 
-/** A projection cannot go on. It names the event, and the reason (`cause`). */
+/** A projection cannot go on. Names the event, and the reason (`cause`). */
 export class ProjectionFailed extends Error {
   constructor(
     readonly projection: string,
-    /** null: the log itself cannot be read on. */
+    /** null: the log itself cannot be read any further. */
     readonly event: Recorded | null,
     cause: Error,
   ) {
@@ -246,8 +249,8 @@ class LogSubscriber<Tx> implements Subscriber {
   }
 
   /**
-   * Our position is not in the log. If the checkpoint is before it, database and log were restored together, and the checkpoint counts. If the log has
-   * lost events, the projection waits until that is over.
+   * Decides what to do if our position is not in the log. If the checkpoint lies before it, database and log were restored together: go on from the
+   * checkpoint ({@link Lost}). If the log has lost events, return the error of the check, so that the projection waits. Otherwise return `gone`.
    */
   private async lostOr(gone: NotInTheLog): Promise<unknown> {
     try {
@@ -298,7 +301,7 @@ class LogSubscriber<Tx> implements Subscriber {
         if (turn.value.kind === 'events') {
           const events = [...turn.value.events];
           if (gatherMs > 0) {
-            // Skipped if a full batch shows that more events were waiting.
+            // If the last batch was full, more events are there already, so do not wait.
             if (!full) await this.gather(gatherMs, ended.signal);
             // All events that have arrived by now are written together.
             while (events.length < this.batchEvents && !ended.signal.aborted) {
@@ -307,7 +310,7 @@ class LogSubscriber<Tx> implements Subscriber {
               next = pull();
               if (more.value.kind === 'events') events.push(...more.value.events);
               else if (more.value.kind === 'checkpoint') seen = more.value.position;
-              // The end of the page before. It includes the positions that callers have waited for.
+              // `caught_up`: the page ends here. It includes the positions that callers wait for, so write it now.
               else if (this.watch.awaited) break;
             }
             full = events.length >= this.batchEvents;
@@ -316,7 +319,7 @@ class LogSubscriber<Tx> implements Subscriber {
           place = await this.applyAll(place, events, ended.signal);
           if (ended.signal.aborted) return;
           if (seen !== null && seen <= place.position) seen = null;
-          // The checkpoint behind the events counts now that they are written.
+          // The events are written, so the position of the `checkpoint` after them is reached too.
           if (seen !== null) this.watch.passed(seen);
         } else if (turn.value.kind === 'checkpoint' && turn.value.position > place.position) {
           seen = turn.value.position;
@@ -330,7 +333,7 @@ class LogSubscriber<Tx> implements Subscriber {
     }
   }
 
-  /** Sleeps, unless a caller in this process waits for the projection. */
+  /** Sleeps, but not while a caller in this process waits for the projection. */
   private async gather(ms: number, stop: AbortSignal): Promise<void> {
     if (this.watch.awaited) return;
     const awake = new AbortController();
@@ -357,7 +360,7 @@ class LogSubscriber<Tx> implements Subscriber {
       try {
         if (!(await this.checkpoint.renew(this.lease, place.epoch))) return onLost();
       } catch {
-        // Without the database no worker can take over either. The compare-and-set decides in any case.
+        // Without the database no other worker can take the lease. In any case the compare-and-set decides.
       }
     }
   }
@@ -380,7 +383,7 @@ class LogSubscriber<Tx> implements Subscriber {
           if (place.position !== moving?.position) moving = { position: place.position, at: now };
           if (now - moving.at < PATIENCE_MS) {
             if (place.position !== '') onProgress?.(place.position as Position);
-            // The worker may be this one.
+            // The worker with the lease may be in this process. It must not gather now.
             this.wakeUp();
             await this.clock.sleep(WATCH_MS, stop);
             continue;
@@ -414,8 +417,8 @@ class LogSubscriber<Tx> implements Subscriber {
   // ---- applying
 
   /**
-   * Applies events in as few transactions as possible. If a batch fails for its own reason, it is halved until the failing event is alone; the events
-   * before it are committed. Returns early, between transactions, when `stop` aborts.
+   * Applies events in as few transactions as possible. If a batch fails because of an event, the batch is halved until that event is alone; the
+   * events before it are committed. Returns early, between transactions, when `stop` aborts.
    */
   private async applyAll(place: Place, events: readonly Recorded[], stop: AbortSignal | null): Promise<Place> {
     let rest = events.filter(({ position }) => position > place.position);
@@ -432,7 +435,7 @@ class LogSubscriber<Tx> implements Subscriber {
           place = await this.catchUpWith(place);
           rest = rest.filter(({ position }) => position > place.position);
         } else if (isTransient(error)) {
-          // Outside of a worker the caller decides how long to go on.
+          // Only a worker retries here (it passes `stop`). Otherwise the caller decides how long to go on.
           if (!stop) throw error;
           await this.pause(error as Error, tries++, stop);
         } else if (error instanceof StoreIncident) throw error;
@@ -461,10 +464,10 @@ class LogSubscriber<Tx> implements Subscriber {
     return { position: to, epoch: place.epoch };
   }
 
-  /** A compare-and-set found another position. Go on from there, or throw if the checkpoint is no longer ours. */
+  /** Called if a compare-and-set found another position. Returns that position to go on from. Throws if the checkpoint is no longer ours. */
   private async catchUpWith(place: Place): Promise<Place> {
     const found = await this.checkpoint.look();
-    // The checkpoint is behind our commit: the database was restored. Begin again from it.
+    // Another owner has the checkpoint, or it lies before our commit because the database was restored. Begin again from the checkpoint.
     if (found.epoch !== place.epoch || found.position < place.position) throw new Lost();
     if (found.position !== '') this.watch.passed(found.position as Position);
     return { position: found.position, epoch: found.epoch };
@@ -499,7 +502,7 @@ const causeOf = (error: unknown): Error => {
   return cause instanceof Error ? cause : new Error(String(cause));
 };
 
-/** Reads the next batch while the present one is worked on. Throws the reason of `stop` as soon as it aborts. */
+/** Reads the next batch while the caller works on the present one. Throws the reason of `stop` as soon as it aborts. */
 export async function* readAhead<T>(pages: AsyncIterable<T>, stop?: AbortSignal): AsyncGenerator<T, void, void> {
   const items = pages[Symbol.asyncIterator]();
   const pull = () => {
@@ -516,7 +519,7 @@ export async function* readAhead<T>(pages: AsyncIterable<T>, stop?: AbortSignal)
     }
   } finally {
     const ended = items.return?.();
-    // A read that waits for a server ends by its own limit. A stop does not wait for it.
+    // After a stop, do not wait for a read in flight. It ends by its own time limit.
     if (stop?.aborted) ended?.catch(() => undefined);
     else await ended;
   }
@@ -526,7 +529,7 @@ export async function* readAhead<T>(pages: AsyncIterable<T>, stop?: AbortSignal)
 
 /** Waits for a projection that another process runs. One poll serves all waiters. */
 export interface ProjectionWatch {
-  /** As {@link Subscriber.caughtUpTo}. While the database is away, it goes on waiting. */
+  /** As {@link Subscriber.caughtUpTo}. During an outage of the database it goes on waiting. */
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean>;
 }
 
@@ -534,8 +537,8 @@ export const watchProjection = (checkpoint: Pick<Checkpoint, 'position'>, clock:
   new Watch(checkpoint, clock);
 
 /**
- * If an old reading lies beyond the position, it is read again, since a restored database may have gone back. The limit is longer than a worker may
- * take to save a position.
+ * How long the last known position is trusted. If it is older and lies beyond the wanted position, the checkpoint is read again, because a restored
+ * database may have gone back. The time is longer than a worker may take to save a position.
  */
 const TRUST_SEEN_MS = 2_000;
 
@@ -558,7 +561,7 @@ class Watch implements ProjectionWatch {
     if (position > this.seen) this.learn(position);
   }
 
-  /** The checkpoint is no longer where it was. */
+  /** The checkpoint may have gone back, so the last known position is dropped. */
   forget(): void {
     this.seen = '';
   }
@@ -637,9 +640,15 @@ export const projectionPlace = async (
   return { position, head, lagEvents: head !== null && position !== head ? eventsBetween(position, head) : 0 };
 };
 
-/** True for a checkpoint that is not in the log. It was read before the head, so it did not pass the head meanwhile. */
+/**
+ * True if a checkpoint lies beyond the head, so that it is not in the log. The caller must read the checkpoint before the head; otherwise the
+ * checkpoint could pass the head in between.
+ */
 const isBeyond = (position: Position | null, head: Position | null): boolean => position !== null && (head === null || position > head);
 
-/** Positions of one number have no gaps (Postgres, memory), so they count events; KurrentDB's are byte offsets. */
+/**
+ * Number of events between two positions. Positions of Postgres and memory are numbers without gaps, so they count events. null for KurrentDB,
+ * because its positions are byte offsets.
+ */
 export const eventsBetween = (position: Position | null, head: Position): number | null =>
   /^\d+$/.test(head) && /^\d*$/.test(position ?? '') ? Number(BigInt(head) - BigInt(position ?? 0)) : null;

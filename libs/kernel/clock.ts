@@ -1,7 +1,4 @@
-/**
- * The clock: the only file below `apps/` that reads the time or sets a timer. Other code gets a `Clock` as an argument, so that tests and the
- * simulation set the time.
- */
+/** The clock. Code in `libs/` gets a `Clock` as an argument and does not read the time itself, so that tests and the simulation set the time. */
 export interface Clock {
   /** Milliseconds since the epoch, for times that are recorded. */
   now(): number;
@@ -34,8 +31,8 @@ export const timestamp = (epochMs: number): string => new Date(epochMs).toISOStr
 export const HOST_CLOCKS_DIFFER_MS = 10 * 60_000;
 
 /**
- * Milliseconds since an instant (RFC 3339) that some host recorded. An instant further ahead than clocks may differ comes from a wrong clock and
- * counts as long ago; a process that waited for it might wait for ever.
+ * Milliseconds since an instant (RFC 3339) that any host recorded. If the instant is more than {@link HOST_CLOCKS_DIFFER_MS} in the future, a wrong
+ * clock recorded it. It then counts as infinitely long ago, so that no process waits for it.
  */
 export const ageMs = (clock: Clock, since: string): number => {
   const age = clock.now() - Date.parse(since);
@@ -44,7 +41,7 @@ export const ageMs = (clock: Clock, since: string): number => {
 
 const LATE = Symbol('late');
 
-/** Rejects with `error()` if `promise` takes longer than `ms`; does not stop the promise itself. */
+/** Rejects with `error()` if `promise` takes longer than `ms`. The work behind `promise` goes on. */
 export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, error: () => Error): Promise<T> => {
   const timer = new AbortController();
   try {
@@ -52,12 +49,12 @@ export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, e
     if (first === LATE) throw error();
     return first;
   } finally {
-    // With a reason of our own. Without one, Node makes a DOMException with its stack for every call.
+    // The explicit reason saves time: without one, Node would create a DOMException with its stack for every call.
     timer.abort('done');
   }
 };
 
-/** Rejects with the reason of `stop` as soon as it aborts; does not stop the promise itself. */
+/** Rejects with the reason of `stop` as soon as it aborts. The work behind `promise` goes on. */
 export const orStopped = async <T>(promise: Promise<T>, stop: AbortSignal | undefined): Promise<T> => {
   if (!stop) return promise;
   const over = new AbortController();
@@ -72,7 +69,7 @@ export const orStopped = async <T>(promise: Promise<T>, stop: AbortSignal | unde
   }
 };
 
-/** The time that a request has left, by the clock that never jumps. */
+/** The time that a request has left, measured by {@link Clock.monotonic}. */
 export class Deadline {
   private readonly end: number;
   constructor(

@@ -1,6 +1,6 @@
 /**
- * A decider: a concept as three pure parts. `decide` answers a command with the events that follow from it, or refuses. `evolve` folds one event into
- * the state. Every reader folds with the same `evolve`, so decisions and answers cannot drift apart.
+ * A decider describes one concept by three pure parts. `initial` is the first state. `decide` answers a command with the events that follow from it,
+ * or throws a refusal. `evolve` folds one event into the state. Commands and queries fold with the same `evolve`, so they always see the same state.
  */
 export interface Decider<State, Command, Event> {
   readonly initial: State;
@@ -18,7 +18,7 @@ export const fold = <State, Event>(
   return state;
 };
 
-/** Marks a branch that the types rule out. Only our own fault reaches it. */
+/** Marks a branch that the types rule out. If it is reached, our own code has a fault. */
 export const unreachable = (value: never): never => {
   throw new Error(`unhandled case: ${JSON.stringify(value)}`);
 };

@@ -1,6 +1,6 @@
 /**
- * The error catalogue of the specification, section "Errors": a mistake of the caller, or something that could not be done. A fault of our own is a
- * plain `Error` and becomes INTERNAL_ERROR at the edge.
+ * The error catalogue of the specification, section "Errors". A {@link ServiceError} means that the caller made a mistake, or that the request could
+ * not be done. A fault of our own is a plain `Error`, which the HTTP edge answers as INTERNAL_ERROR.
  */
 
 /** Each error code with its HTTP status. */
@@ -32,7 +32,7 @@ export const STATUS_OF = {
 
 export type ErrorCode = keyof typeof STATUS_OF;
 
-/** A refusal for the caller: code, message, further fields of `details`, and seconds for a `Retry-After` header. */
+/** A refusal that is sent to the caller. `details` holds further fields of the answer, and `retryAfterSeconds` becomes its `Retry-After` header. */
 export class ServiceError extends Error {
   constructor(
     readonly code: ErrorCode,
@@ -44,16 +44,16 @@ export class ServiceError extends Error {
     this.name = 'ServiceError';
   }
 
-  /** HTTP status: the catalogue's, except for transport refusals that share VALIDATION_ERROR (C65). */
+  /** The HTTP status from the catalogue. Refusals of the transport have the code VALIDATION_ERROR, but a status of their own (C65). */
   get status(): number {
     return this.options.status ?? STATUS_OF[this.code];
   }
 }
 
-/** The caller learns no more than this about a fault of ours. The log has the rest, under the request id. */
+/** The caller learns only this about a fault of ours. The process writes the details to its own log, under the request id. */
 export const internalError = (): ServiceError => new ServiceError('INTERNAL_ERROR', 'An unexpected error occurred.');
 
-/** A 401, or a 403 of authentication: carries only a message (specification, Authentication 5). */
+/** A failed authentication: 401 or 403. The answer carries only a message (specification, Authentication 5). */
 export class AuthenticationError extends Error {
   constructor(
     readonly status: 401 | 403,

@@ -1,5 +1,5 @@
 /**
- * Formats of ids, and the port that draws them. Drawing and hashing need randomness and crypto, so they live in `platform/ids`. Deciders get ids as
+ * Formats of ids, and the port that draws new ids. Drawing and hashing need randomness and crypto, so they are in `platform/ids`. Deciders get ids as
  * arguments.
  */
 

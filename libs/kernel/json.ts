@@ -1,11 +1,11 @@
 /** JSON as data, and its canonical text. */
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 
-/** RFC 8785: keys sorted by UTF-16 code units, ECMAScript numbers, no white space. One meaning, one text. */
+/** Canonical JSON by RFC 8785: keys sorted by UTF-16 code units, numbers as ECMAScript writes them, no white space. Equal values have equal text. */
 export const canonicalJson = (value: unknown): string => {
   if (typeof value === 'string') return quoted(value);
   if (value === null || typeof value !== 'object') return JSON.stringify(value);
-  // Joined by hand for speed: the seal and the drift check make this text of every event and payment.
+  // The text is joined by hand for speed, since the seal and the drift check make it for every event and payment.
   let text = '';
   if (Array.isArray(value)) {
     for (const item of value) text += text === '' ? canonicalJson(item) : `,${canonicalJson(item)}`;
@@ -17,6 +17,6 @@ export const canonicalJson = (value: unknown): string => {
   return `{${text}}`;
 };
 
-/** Text without a character to escape, as nearly all is. */
+/** Matches ASCII text in which no character needs an escape. Most text is like this. */
 const PLAIN = /^[ !#-[\]-~]*$/;
 const quoted = (text: string): string => (PLAIN.test(text) ? `"${text}"` : JSON.stringify(text));

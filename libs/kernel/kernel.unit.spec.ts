@@ -40,7 +40,7 @@ describe('cents (C4)', () => {
 
 describe('canonical JSON (RFC 8785)', () => {
   test('keys by UTF-16 units, ECMAScript numbers, no white space', () => {
-    // The example of RFC 8785, 3.2.3: sorted by code units, not by code points.
+    // The example of RFC 8785, 3.2.3. Its keys are sorted by code units, not by code points.
     const value = { '\u20ac': 'Euro', '\r': 'CR', '\ufb33': 'Dalet', '1': 'One', '\ud83d\ude00': 'Smiley', '\u0080': 'Control', '\u00f6': 'o' };
     expect(Object.values(JSON.parse(canonicalJson(value)) as object)).toHaveLength(7);
     expect(canonicalJson(value)).toBe(
@@ -67,7 +67,7 @@ describe('canonical JSON (RFC 8785)', () => {
         expect(canonicalJson(a) === canonicalJson(b)).toBe(JSON.stringify(sorted(a)) === JSON.stringify(sorted(b)));
       }),
     ));
-  /** Arrays of sorted pairs: an order that owes nothing to the function under test. */
+  /** Turns each object into an array of sorted pairs, without the function under test. */
   const sorted = (value: unknown): unknown => {
     if (Array.isArray(value)) return ['array', value.map(sorted)];
     if (value === null || typeof value !== 'object') return value;

@@ -7,7 +7,7 @@ export const MAX_AMOUNT_CENTS = 99_999_999;
 export const isCents = (value: unknown): value is Cents =>
   typeof value === 'number' && Number.isSafeInteger(value) && value >= 1 && value <= MAX_AMOUNT_CENTS;
 
-/** Throws if the sum leaves the safe integers: money is never rounded. */
+/** Throws if the sum is not a safe integer, since money is never rounded. */
 export const sumCents = <T>(items: readonly T[], cents: (item: T) => Cents): Cents => {
   const total = items.reduce((sum, item) => sum + cents(item), 0);
   if (!Number.isSafeInteger(total)) throw new Error('sum of cents is not a safe integer');
@@ -15,8 +15,8 @@ export const sumCents = <T>(items: readonly T[], cents: (item: T) => Cents): Cen
 };
 
 /**
- * Shares `totalCents` over `weights` by largest remainder, ties to the lower index (C33, C34). The shares sum to the total exactly.
- * With all weights 0 only a total of 0 can be shared.
+ * Shares out `totalCents` in proportion to `weights`. Cents that are left over go to the largest remainders; of equal remainders, the lower index
+ * comes first (C33, C34). The sum of the shares is exactly `totalCents`. If all weights are 0, only a total of 0 can be shared out.
  */
 export const proRata = (totalCents: Cents, weights: readonly number[]): Cents[] => {
   const weightSum = weights.reduce((sum, weight) => sum + weight, 0);
@@ -24,7 +24,7 @@ export const proRata = (totalCents: Cents, weights: readonly number[]): Cents[] 
     if (totalCents !== 0) throw new Error('nothing to share the cents over');
     return weights.map(() => 0);
   }
-  // BigInt: cents × cents leaves the safe integers long before the limits of C4 do.
+  // BigInt is needed: cents times cents can exceed the safe integers, even if each amount is within the limits of C4.
   const whole = BigInt(weightSum);
   const exact = weights.map((weight) => BigInt(totalCents) * BigInt(weight));
   const shares = exact.map((product) => Number(product / whole));
@@ -37,7 +37,7 @@ export const proRata = (totalCents: Cents, weights: readonly number[]): Cents[] 
   return shares;
 };
 
-/** `1234` → `12.34`, from the digits, without a float. */
+/** Writes `1234` as `12.34`. It moves the digits as text and uses no float. */
 export const decimal = (cents: Cents): string => {
   const digits = String(Math.abs(cents)).padStart(3, '0');
   return `${cents < 0 ? '-' : ''}${digits.slice(0, -2)}.${digits.slice(-2)}`;

@@ -1,6 +1,6 @@
 /**
- * Adjustments by hand, closed periods, and changes of posting rules. Pure. Each adjustment is a stream of its own (`adjustment-<id>`). Periods are closed in one
- * stream (`adjustment-periods`), and rules change in one (`adjustment-rules`), so that both happen in order.
+ * Adjustments by hand, closed periods, and changes of posting rules. Pure. Each adjustment is a stream of its own (`adjustment-<id>`). All periods
+ * are closed in one stream (`adjustment-periods`), and all rules change in one (`adjustment-rules`), so that both happen in order.
  */
 import { type Decider, ServiceError, sumCents, unreachable } from '#kernel';
 import { isAccount } from './chart.js';
@@ -18,7 +18,7 @@ export type ManualAdjustment = Fact<
   {
     readonly adjustmentId: string;
     readonly postings: readonly { readonly account: string; readonly cents: number }[];
-    /** RFC 3339: the day that it belongs to. */
+    /** RFC 3339: the time at which the adjustment takes effect. */
     readonly effectiveAt: string;
     readonly reason: string;
     readonly by: string;
@@ -28,7 +28,10 @@ export type ManualAdjustment = Fact<
 export type PeriodEvent =
   /** From this position of the log on, nothing is booked before `to` any more. */
   | Fact<'PeriodClosed', { readonly from: string | null; readonly to: string; readonly by: string }>
-  /** The books at the position of the closing: before the period, and at its end. Every verification compares them. */
+  /**
+   * The balances at the position of the PeriodClosed: before the period (`opening`) and at its end (`closing`). Every verification compares them with
+   * the journal.
+   */
   | Fact<
       'TrialBalanceRecorded',
       {
@@ -52,7 +55,7 @@ export type AdjustmentEvent = ManualAdjustment | PeriodEvent | PostingRuleChange
 const MAX_ADJUSTMENT_CENTS = 100_000_000_000;
 const MAX_ADJUSTMENT_POSTINGS = 20;
 
-/** The postings must balance, over accounts of the chart. Refuses with VALIDATION_ERROR. */
+/** Makes the event of an adjustment. Throws VALIDATION_ERROR if the postings do not balance, or name an account that is not in the chart. */
 export const adjust = (at: string, data: ManualAdjustment['data']): ManualAdjustment => {
   const refuse = (message: string) => new ServiceError('VALIDATION_ERROR', message);
   const { postings } = data;
@@ -70,7 +73,7 @@ export const adjust = (at: string, data: ManualAdjustment['data']): ManualAdjust
 // Periods.
 
 export interface Periods {
-  /** RFC 3339; null: none is closed. */
+  /** End of the last closed period (RFC 3339). null: no period is closed. */
   readonly closedTo: string | null;
   /** The closed period whose trial balance is not recorded yet. */
   readonly open: { readonly from: string | null; readonly to: string } | null;
@@ -109,14 +112,17 @@ const decide = (periods: Periods, command: PeriodCommand): readonly PeriodEvent[
 
 export const periods: Decider<Periods, PeriodCommand, PeriodEvent> = { initial: { closedTo: null, open: null }, decide, evolve };
 
-/** The period that an entry is booked in: its own, or, if that one is closed, the first instant after it. Closed periods never change. */
+/**
+ * The time at which an entry is booked. It is the effective time, or, if that is in a closed period, the first instant after the closed periods. So
+ * closed periods never change.
+ */
 export const bookedAt = (effectiveAt: string, closedTo: string | null): string =>
   closedTo !== null && effectiveAt < closedTo ? closedTo : effectiveAt;
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Posting rules.
 
-/** The version of each rule that changed; every other rule is in its first version. */
+/** The version of each rule that was changed. Every other rule is in its first version. */
 export type RuleVersions = Readonly<Record<string, number>>;
 
 export interface ChangePostingRules {
@@ -127,7 +133,7 @@ export interface ChangePostingRules {
 
 const FIRST_VERSION = 1;
 
-/** A rule never goes back to an older version. To undo a change, add a version that posts like the older one. */
+/** A rule never goes back to an older version. To undo a change, add a new version that posts like the older one. */
 export const postingRuleVersions: Decider<RuleVersions, ChangePostingRules, PostingRuleChanged> = {
   initial: {},
   decide: (versions, { at, newest }) =>

@@ -5,26 +5,26 @@
  * account. Amounts are USD in whole cents. A debit is positive.
  */
 
-/** Decides how a balance reads: assets and expenses are debits by nature, the others credits. */
+/** The kind of an account. Assets and expenses normally have a debit balance, all others a credit balance. */
 export type AccountType = 'assets' | 'liabilities' | 'revenue' | 'expense' | 'equity';
 
-/** Funding goes here if no bank account was named: the operator has one. */
+/** Name of the operator's bank account. It gets all funding that does not go to an agency. */
 export const OPERATING_BANK = 'operating';
 
-/** A colon separates segments, and two spaces end an account in hledger's text. So a name from outside may hold neither. */
+/** Escapes a name from outside. In hledger's text a colon separates segments and two spaces end the account, so a name must contain neither. */
 const segment = (text: string): string =>
   /^[\w.@+-]*$/.test(text) ? text : text.replace(/[^\w.@+-]/g, (character) => `%${character.charCodeAt(0).toString(16).padStart(2, '0')}`);
 
 export const account = {
-  /** Approved, not yet settled; negative while refunds wait for a batch. */
+  /** Charges that are approved and not settled yet. The balance may be negative while refunds wait for a batch. */
   unsettled: (mid: string) => `assets:processor:${segment(mid)}:unsettled`,
   /** Settled, not yet funded. */
   inTransit: (mid: string) => `assets:processor:${segment(mid)}:in_transit`,
-  /** The operator's bank account; only funded money. */
+  /** The operator's bank account. It holds only funded money. */
   bank: (bankAccount: string) => `assets:bank:${segment(bankAccount)}`,
-  /** Taken back by the processor, outcome open. */
+  /** Disputed money that the processor has taken back, while the outcome is open. */
   disputes: (mid: string) => `assets:disputes:${segment(mid)}`,
-  /** Principal that is owed to the agency; in debit the agency owes us. */
+  /** Principal that we owe to the agency. A debit balance means that the agency owes us. */
   payable: (portalId: string) => `liabilities:agency:${segment(portalId)}:payable`,
   /** Settlement lines that are not explained yet. */
   suspense: (mid: string) => `liabilities:suspense:${segment(mid)}`,
@@ -35,7 +35,7 @@ export const account = {
   /** The processor's own fee for its service. */
   processing: (mid: string) => `expense:processing:${segment(mid)}`,
   disputeFee: (mid: string) => `expense:dispute_fee:${segment(mid)}`,
-  /** Fees lost with lost disputes; the operator bears them, the agency its principal. */
+  /** Service fees lost in disputes. The operator bears them. The agency bears the lost principal. */
   chargebackLoss: (portalId: string) => `expense:chargeback_loss:${segment(portalId)}`,
   /** The other side of adjustments by hand. */
   adjustment: () => 'equity:adjustment',
@@ -47,7 +47,7 @@ const NAMES = new RegExp(
     `liabilities:suspense:${SEGMENT}|revenue:service_fee(?:_refunded)?:${SEGMENT}|expense:(?:processing|dispute_fee|chargeback_loss):${SEGMENT}|equity:adjustment)$`,
 );
 
-/** Whether a text names an account of this chart. Adjustments by hand may use no other. */
+/** True if the text names an account of this chart. Adjustments by hand may use only such accounts. */
 export const isAccount = (text: string): boolean => NAMES.test(text);
 
 export const typeOf = (name: string): AccountType => name.slice(0, name.indexOf(':')) as AccountType;

@@ -1,9 +1,9 @@
 /**
- * The journal: a read model of every entry that the posting rules make from the log, in log order, and the balances of accounts.
+ * The journal: a read model of every entry that the posting rules make from the log, in log order, and of the balances of accounts.
  *
- * Each entry has three times: when we recorded it, when it took effect, and when it is booked. The last two differ only if the period is closed.
- * Entry ids are made from event, rule, and the version of the rule at that position of the log, so a rebuild gives the same bytes. The projection
- * stops at an entry that does not balance, and at an unknown event, rule or version.
+ * Each entry has three times: when we recorded it, when it took effect, and when it is booked. The last two differ only if the entry took effect in a
+ * closed period. The id of an entry is made from its event, its rule and the version of the rule at that position of the log. So a rebuild gives the
+ * same bytes. The projection stops at an entry that does not balance, and at an unknown event, rule or version.
  */
 import type { EventStore, ReadModel, Recorded } from '#eventstore';
 import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEvents } from '#settlement';
@@ -40,7 +40,7 @@ const TABLES = `
   create table journal_total (
     account text not null, recorded_on date not null, effective_on date not null, debit_cents numeric not null, credit_cents numeric not null,
     primary key (account, recorded_on, effective_on))`;
-// Rows are stored in the order of the log, so block ranges find times at almost no cost.
+// Rows are stored in log order, so their times rise from block to block. A BRIN index finds times in such blocks at almost no cost.
 const INDEXES = `
   alter table journal_entry add constraint journal_entry_pkey primary key (position, number);
   alter table journal_payment add constraint journal_payment_pkey primary key (payment_id);
@@ -49,7 +49,7 @@ const INDEXES = `
   create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16);
   create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16)`;
 
-/** Every reader of the books brings them up to date first. Until then the projection may gather events. */
+/** How long the projection may gather events. The delay shows in no report, since every reader of the books first brings them up to date. */
 const GATHER_MS = 500;
 
 export const journalModel: ReadModel = {
@@ -68,7 +68,7 @@ export interface JournalEntry extends Entry {
   readonly entryId: string;
   readonly eventId: string;
   readonly position: string;
-  /** Order within its event. */
+  /** Index among the entries of its event. */
   readonly number: number;
   readonly recordedAt: string;
   readonly bookedAt: string;
@@ -121,14 +121,14 @@ const postingsOf = (rules: RulesInForce, recorded: Recorded, books: Books): { re
     const types = stream === PERIODS ? periodEvents : stream === RULE_CHANGES ? postingRuleEvents : manualAdjustmentEvents;
     return { books, entries: postAdjustment(rules, types.read(recorded)) };
   }
-  settlementFileEvents.read(recorded); // Posts nothing. An unknown event must stop the journal.
+  settlementFileEvents.read(recorded); // Such an event posts nothing, but an unknown event type must stop the journal.
   return { books, entries: [] };
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Policies.
 
-/** A policy, and the position of the event that set it; empty: it holds from the start of the log. */
+/** A policy, and the position of the event that set it. An empty position means the start of the log. */
 export interface PolicyFrom extends Policy {
   readonly position: string;
 }
@@ -161,7 +161,7 @@ export const readPolicies = async (db: Queryable, table: PostingRules = POSTING_
   );
 };
 
-/** The same from the log, for the versions of posting rules only: `closedTo` is null. */
+/** The same policies, read from the log. They follow only the changes of posting rules: `closedTo` is always null. */
 export const rulePolicies = async (store: Pick<EventStore, 'read'>, table: PostingRules = POSTING_RULES): Promise<readonly PolicyFrom[]> => {
   const changes: PolicyChange[] = [];
   for await (const recorded of store.read(RULE_CHANGES)) changes.push({ position: recorded.position, ...postingRuleEvents.read(recorded).data });
@@ -179,7 +179,7 @@ interface Remembered {
   readonly books: Books;
 }
 
-/** Where the fold stands between two events. */
+/** The state of the fold between two events. */
 interface Fold {
   readonly payments: Map<string, Remembered>;
   readonly entries: JournalEntry[];
@@ -210,7 +210,7 @@ const advance = (fold: Fold, recorded: Recorded, table: PostingRules): void => {
   }
 };
 
-/** Writes the entries of events. `table`: a spec tries a new version of a rule with it. */
+/** Writes the entries of events. A test passes another `table` to try a new version of a rule. */
 export const applyJournal = async (client: Queryable, events: readonly Recorded[], table: PostingRules = POSTING_RULES): Promise<void> => {
   const fold: Fold = { payments: new Map(), entries: [], changes: [], policy: (await readPolicies(client, table)).at(-1)! };
   const known = [
@@ -252,7 +252,7 @@ const columnsOf = (one: JournalEntry): (string | null)[] => [
   accountsText(one.postings),
   centsText(one.postings),
 ];
-// Names of accounts hold nothing that an array's text would have to quote.
+// Names of accounts hold no character that needs quotes in the text of a Postgres array.
 const accountsText = (postings: readonly Posting[]): string => `{${postings.map(({ account }) => account).join(',')}}`;
 const centsText = (postings: readonly Posting[]): string => `{${postings.map(({ cents }) => cents).join(',')}}`;
 
@@ -347,7 +347,7 @@ export interface BalanceQuery {
 
 const MAX_SAFE = BigInt(Number.MAX_SAFE_INTEGER);
 
-/** Balances as of either time, or both. Whole days come from their totals, the rest of the last day from its entries. */
+/** Balances as of `asOf`, `effectiveTo`, or both. Whole days come from the daily totals, and the rest of the last day from its entries. */
 export const balances = async (db: Queryable, { asOf, effectiveTo }: BalanceQuery): Promise<Balance[]> => {
   const knownDay = asOf?.slice(0, 10) ?? 'infinity';
   const effectiveDay = effectiveTo?.slice(0, 10) ?? 'infinity';
@@ -371,7 +371,7 @@ const balanceOf = (account: string, debit: string, credit: string): Balance => {
   return { account, debitCents: Number(debitCents), creditCents: Number(creditCents), balanceCents: Number(debitCents - creditCents) };
 };
 
-/** Money in suspense, of all merchant accounts, in cents, debit or credit. */
+/** Money in suspense, in cents: the sum over all merchant accounts. A debit balance counts as positive, like a credit balance. */
 export const suspenseCents = async (db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ cents: string }>(
     `select coalesce(sum(abs(balance)), 0) as cents from (
@@ -383,7 +383,7 @@ export const suspenseCents = async (db: Queryable): Promise<number> => {
 /** Invariant 2. */
 export const bookSumCents = (rows: readonly Balance[]): number => rows.reduce((sum, { balanceCents }) => sum + balanceCents, 0);
 
-/** A position between two entries of the journal. */
+/** A place in the journal: after the entry with this position and number. */
 export interface JournalPlace {
   readonly position: string;
   readonly number: number;
@@ -391,7 +391,7 @@ export interface JournalPlace {
 export const JOURNAL_START: JournalPlace = { position: '', number: -1 };
 
 export interface JournalQuery {
-  /** Booked from (inclusive) and to (exclusive), RFC 3339; null: unbounded. */
+  /** Entries booked from `from` (inclusive) to `to` (exclusive), RFC 3339. null: no limit. */
   readonly from: string | null;
   readonly to: string | null;
   /** Only entries of events up to this position. */
@@ -405,7 +405,7 @@ type EntryRow = Record<'position' | 'entry_id' | 'event_id' | 'rule' | 'payment_
   cents: string[];
 };
 
-/** A time as our own texts have it. */
+/** SQL that writes a time as we record it: ISO 8601 in UTC with milliseconds. */
 export const ISO = (column: string): string => `to_char(${column}, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')`;
 const SELECT_ENTRY = `select position, number, entry_id, event_id, rule, part, payment_id, ${ISO('recorded_at')} as recorded, ${ISO('effective_at')} as effective,
   ${ISO('booked_at')} as booked, accounts, cents from journal_entry`;
@@ -445,18 +445,20 @@ export const entriesOfPayments = async (db: Queryable, paymentIds: readonly stri
   return rows.map(entryOf);
 };
 
-/** An entry as one line of text, from the entry itself and from its row. Very many can be compared this way without parsing them. */
+/**
+ * An entry as one line of text. {@link ENTRY_LINE} makes the same line in SQL, so that many rows can be compared with their entries without parsing.
+ */
 export const entryLine = ({ position, number, entryId, eventId, rule, recordedAt, effectiveAt, bookedAt, postings }: JournalEntry): string =>
   `${position} ${number} ${entryId} ${eventId} ${rule} ${sqlTime(recordedAt)} ${sqlTime(effectiveAt)} ${sqlTime(bookedAt)} ${accountsText(postings)} ${centsText(postings)}`;
 const ENTRY_LINE = `concat_ws(' ', position, number, entry_id, event_id, rule, recorded_at, effective_at, booked_at, accounts, cents)`;
-/** As Postgres writes a time, in UTC: no zeros at the end of its fraction. */
+/** Writes a time as Postgres writes it in UTC: without zeros at the end of the fraction. */
 const sqlTime = (iso: string): string => {
   let end = 23;
   while (iso[end - 1] === '0' && end > 20) end -= 1;
   return `${iso.slice(0, 10)} ${iso.slice(11, end === 20 ? 19 : end)}+00`;
 };
 
-/** The entries of these rules from payments' own events, as lines in log order, by payment. */
+/** The entries that these rules made from events of the payments' own streams. For each payment they are lines of text, in log order. */
 export const linesOfPayments = async (db: Queryable, paymentIds: readonly string[], rules: readonly Rule[]): Promise<ReadonlyMap<string, string>> => {
   const { rows } = await db.query<{ payment_id: string; lines: string }>({
     name: 'journal-lines-of-payments',
@@ -467,7 +469,7 @@ export const linesOfPayments = async (db: Queryable, paymentIds: readonly string
   return new Map(rows.map(({ payment_id: id, lines }) => [id, lines]));
 };
 
-/** Payments that have entries in the books. */
+/** The number of payments of which the journal has applied events. */
 export const journalPayments = async (db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ count: string }>('select count(*) as count from journal_payment');
   return Number(rows[0]!.count);

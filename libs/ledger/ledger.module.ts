@@ -8,7 +8,7 @@ import { commandHandler, ProcessContext } from '#platform/module';
 import { journalModel } from './journal.js';
 import { adjustBooks, type Adjustment, type Balance, closePeriod, type PeriodPorts } from './periods.js';
 
-/** How long the journal may take to reach the head of the log. */
+/** How long the journal may take to reach a position of the log. */
 const CAUGHT_UP_MS = 10 * 60_000;
 
 export const PERIOD_PORTS = Symbol('period ports');

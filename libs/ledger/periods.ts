@@ -1,9 +1,9 @@
 /**
- * Closing a period. From a position of the log on, nothing is booked before the period's end any more. A late fact is booked at the first open
- * instant and keeps its effective time.
+ * Closes periods. After the position of the closing in the log, nothing is booked before the period's end. A fact that is recorded later is booked at
+ * the first instant after the closed periods, and keeps its effective time.
  *
- * The trial balance before the period and at its end, and a digest of its entries, are recorded with the closing. Every later verification compares
- * them.
+ * The closing also records the trial balance before the period and at its end, and a digest of the period's entries. Every later verification
+ * compares them with the journal.
  */
 import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
@@ -31,7 +31,7 @@ export type Balance = Extract<PeriodEvent, { type: 'TrialBalanceRecorded' }>['da
 const PAGE_ENTRIES = 2_000;
 
 /**
- * Closes the books to `to`. If they are closed to it already, completes the missing steps of an earlier call. Refuses with VALIDATION_ERROR,
+ * Closes the books to `to`. If they are closed to that time already, completes the missing steps of an earlier call. Throws VALIDATION_ERROR or
  * INVALID_STATE.
  */
 export const closePeriod = async (ports: PeriodPorts, to: string, by: string): Promise<Balance> => {
@@ -41,7 +41,7 @@ export const closePeriod = async (ports: PeriodPorts, to: string, by: string): P
   for (;;) {
     const { state, balance } = await retryOnConflict(async () => {
       const before = await load(store, PERIODS_STREAM, PERIODS_ID);
-      // A closing without its trial balance is completed first.
+      // If an earlier closing has no trial balance yet, it is completed first.
       const command = { type: 'ClosePeriod', at: now(), to: before.state.open?.to ?? to, by } as const;
       const closed = await execute(ports, PERIODS_STREAM, before, [command], origin);
       const { open } = closed.state;
@@ -68,7 +68,7 @@ const recordedBalances = async (store: EventStore): Promise<readonly Balance[]> 
   return balances;
 };
 
-/** Balances before `to`, of entries up to a position of the log (null: all). */
+/** Balances of the entries that are booked before `to`, up to the position `until` of the log (null: all). */
 const balancesBefore = async (db: Queryable, to: string | null, until: string | null): Promise<AccountBalance[]> => {
   if (to === null) return [];
   const { rows } = await db.query<{ account: string; debit: string; credit: string }>(
@@ -108,7 +108,7 @@ export interface Check {
   readonly detail: string;
 }
 
-/** Every closed period still has the recorded balance and digest. */
+/** Checks that every closed period still has the balances and the digest that were recorded. */
 export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | 'db'>): Promise<Check> => {
   const recorded = await recordedBalances(store);
   const changed: string[] = [];
@@ -129,8 +129,8 @@ export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | '
 export type Adjustment = ManualAdjustment['data'];
 
 /**
- * Posts an adjustment by hand, once under its id. So a caller that does not know its outcome repeats it. Refuses with VALIDATION_ERROR postings that
- * do not balance or name no account of the chart, and with INVALID_STATE another adjustment under the same id.
+ * Posts an adjustment by hand, only once under its id. So a caller that does not know the outcome can repeat the call. Throws VALIDATION_ERROR if the
+ * postings do not balance, or name an account that is not in the chart. Throws INVALID_STATE if another adjustment has the same id.
  */
 export const adjustBooks = async (ports: PeriodPorts, { adjustmentId, postings, effectiveAt, reason, by }: Adjustment): Promise<void> => {
   const { clock, ids, store } = ports;
@@ -147,9 +147,9 @@ export const adjustBooks = async (ports: PeriodPorts, { adjustmentId, postings, 
 };
 
 /**
- * From here on every posting rule counts in the newest version of this release. The journal of an older release stops at the change, so no older
- * process may run. Returns the versions of all rules that ever changed, and the position of the last change (null: there is none). A repeated call
- * appends nothing.
+ * Puts the newest version of every posting rule of this release in force, from this point of the log on. The journal of an older release stops at the
+ * change, so no older process may run any more. Returns the versions of all rules that ever changed, and the position of the last change (null: there
+ * is none). If no rule has a newer version, nothing is appended.
  */
 export const changePostingRules = async (
   { store, clock, ids }: Pick<PeriodPorts, 'store' | 'clock' | 'ids'>,

@@ -18,13 +18,13 @@ export interface Posting {
   readonly cents: number;
 }
 
-/** One balanced entry of the journal. Its event gives it its id, its place and the time at which it was recorded. */
+/** One balanced entry of the journal. Its id, its position and the time at which it was recorded come from its event. */
 export interface Entry {
   readonly rule: Rule;
-  /** The settlement line, if an event holds several; otherwise null. One entry per (event, rule, part). */
+  /** Number of the settlement line, if the event holds several lines; otherwise null. An event has at most one entry for each rule and part. */
   readonly part: number | null;
   readonly paymentId: string | null;
-  /** When it took effect in the world (RFC 3339); recorded is when we learned of it. */
+  /** When the entry took effect in the world (RFC 3339). It may be earlier than the time at which we recorded it. */
   readonly effectiveAt: string;
   readonly postings: readonly Posting[];
 }
@@ -42,9 +42,9 @@ interface When {
   readonly effectiveAt: string;
 }
 
-/** An entry of these sides, without zeros and with each account once. Throws if they do not balance: the projection must stop. */
+/** Makes an entry of these sides, without zeros and with each account once. Throws if the sides do not balance, so that the projection stops. */
 const balanced = (rule: Rule, { part = null, paymentId, effectiveAt }: When, { debits, credits }: Sides): Entry[] => {
-  // There are few of them: a search is cheaper than a map, and this code runs for every entry.
+  // An entry has few postings, so a search is cheaper than a map. This code runs for every entry.
   const sums: { account: string; cents: number }[] = [];
   const add = (name: string, cents: number) => {
     const sum = sums.find(({ account: known }) => known === name);
@@ -78,14 +78,14 @@ const on = (name: string, cents: number): Posting => ({ account: name, cents });
 const entry = <R extends Rule>(rules: RulesInForce, rule: R, when: When, input: RuleInputs[R]): Entry[] =>
   balanced(rule, when, rules[rule].post(input));
 
-/** The entry that cancels it. */
+/** The entry that cancels an entry of this rule: debits and credits are exchanged. */
 const mirrored = <R extends Rule>(rules: RulesInForce, rule: R, when: When, input: RuleInputs[R]): Entry[] => {
   const { debits, credits } = rules[rule].post(input);
   return balanced(rule, when, { debits: credits, credits: debits });
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// The state of a payment that the rules need. Plain JSON, since the projection stores it.
+// The state of a payment that the rules need. It is plain JSON, since the projection stores it.
 
 interface BookedLeg {
   readonly leg: Leg;
@@ -93,7 +93,7 @@ interface BookedLeg {
   /** As charged. */
   readonly principalCents: Cents;
   readonly feeCents: Cents;
-  /** The part that never settles. */
+  /** Voided cents. They never settle. */
   readonly voidedPrincipalCents: Cents;
   readonly voidedFeeCents: Cents;
 }
@@ -102,7 +102,7 @@ interface BookedDispute {
   readonly status: DisputeStatus;
   readonly shares: readonly DisputeShare[];
 }
-/** A dispute's cents on one merchant account. */
+/** The cents that a dispute takes from one leg. */
 interface DisputeShare {
   readonly leg: Leg;
   readonly mid: string;
@@ -117,7 +117,7 @@ export interface PaymentBooks {
   readonly disputes: Readonly<Record<string, BookedDispute>>;
 }
 
-/** null: the payment has not begun, or never will (C64). */
+/** null: the payment has no intent yet, or was abandoned before it had one (C64). */
 export type Books = PaymentBooks | null;
 
 export interface Posted {
@@ -170,7 +170,7 @@ interface RuleInputs {
   R13: AccountCents;
   R14: LegShare;
   R15: AccountCents;
-  /** `adopted`: the agency that gets the money; null: the money settles a charge or refund that is unsettled. */
+  /** `adopted`: the agency that gets the money, and its fee. null: the money settles a charge or refund that is unsettled. */
   R16: AccountCents & { readonly adopted: { readonly portalId: string; readonly feeCents: Cents } | null };
   R17: { readonly postings: readonly Posting[] };
 }
@@ -179,20 +179,22 @@ export type Rule = keyof RuleInputs;
 
 type Post<R extends Rule> = (input: RuleInputs[R]) => Sides;
 
-/** The versions of every rule, oldest first: version n is the n-th. A version that has posted never changes. */
+/** The versions of every rule, oldest first. Version n is element n − 1. A version that was ever in force must not be changed. */
 export type PostingRules = { readonly [R in Rule]: readonly [Post<R>, ...Post<R>[]] };
 
 const principalOf = (parts: readonly { readonly principalCents: Cents }[]): Cents => sumCents(parts, ({ principalCents }) => principalCents);
 const feeOf = (parts: readonly { readonly feeCents: Cents }[]): Cents => sumCents(parts, ({ feeCents }) => feeCents);
 const eachOf = (shares: readonly DisputeShare[], name: (mid: string) => string): readonly Posting[] =>
   shares.map(({ mid, principalCents, feeCents }) => on(name(mid), principalCents + feeCents));
-/** The agency bears the principal of a lost dispute, the operator the fee. */
+/** The agency bears the principal of a lost dispute, and the operator bears the fee. */
 const borneBy = ({ portalId, shares }: DisputedCents): readonly Posting[] => [
   on(account.payable(portalId), principalOf(shares)),
   on(account.chargebackLoss(portalId), feeOf(shares)),
 ];
 
-/** To change a rule, add a version at the end. It counts from the event PostingRuleChanged on, so that entries before it stay as they are. */
+/**
+ * To change a rule, add a version at the end. It is in force from the event PostingRuleChanged on, so that entries before the event stay as they are.
+ */
 export const POSTING_RULES: PostingRules = {
   R1: [
     ({ portalId, legs }) => ({
@@ -252,7 +254,7 @@ export type RulesInForce = { readonly [R in Rule]: { readonly version: number; r
 export const firstRules = (table: PostingRules = POSTING_RULES): RulesInForce =>
   Object.fromEntries(Object.entries(table).map(([rule, [post]]) => [rule, { version: 1, post }])) as unknown as RulesInForce;
 
-/** After a change. Throws if this release does not have that rule or version, since it would post by another one. */
+/** The rules in force after a change. Throws if this release does not have that rule or version, since it would post by another version. */
 export const rulesAfter = (
   rules: RulesInForce,
   { rule, version }: { readonly rule: string; readonly version: number },
@@ -272,8 +274,8 @@ export const rulesAfter = (
 // Payments.
 
 /**
- * The entries of a payment's event, and the next state of its books. Times in the data, such as `closedAt`, decide `effectiveAt`. Without one the
- * time of recording does.
+ * The entries of a payment's event, and the next state of its books. If the event's data hold a time, such as `closedAt`, the entries take effect
+ * then. Otherwise they take effect at the time of the event.
  */
 export const postPayment = (rules: RulesInForce, paymentId: string, books: Books, event: PaymentEvent): Posted => {
   const now = { paymentId, effectiveAt: event.at };
@@ -287,7 +289,7 @@ export const postPayment = (rules: RulesInForce, paymentId: string, books: Books
       return event.data.as === 'succeeded' ? charged(rules, begun(books, event), now) : same;
     case 'PaymentVoided': {
       const before = begun(books, event);
-      // Out of pending or unknown: nothing was captured, so nothing is taken back.
+      // If the charge was pending or unknown, nothing was captured or posted, so nothing is taken back.
       return before.charged ? voided(rules, before, event.data.leg, event.data, now) : same;
     }
     case 'PaymentRefunded':
@@ -314,7 +316,7 @@ export const postPayment = (rules: RulesInForce, paymentId: string, books: Books
       };
     }
     case 'SettlementWithdrawn': {
-      // R4 and R5 of the fact that no longer holds, mirrored.
+      // Cancels the entries R4 and R5 of the settlement that no longer holds.
       const { mid } = legOf(begun(books, event), event.data.leg, event);
       const { grossCents, feeCents, closedAt } = event.data;
       const closed = { paymentId, effectiveAt: closedAt };
@@ -394,7 +396,7 @@ const voided = (
   };
 };
 
-/** Posted only if the money changes sides, or another party bears it. A change of stage alone posts nothing (R10). */
+/** Posts only if the disputed money moves, or if another party bears it now. A change of the dispute's stage alone posts nothing (R10). */
 const disputed = (rules: RulesInForce, books: PaymentBooks, paymentId: string, at: string, dispute: Dispute): Posted => {
   const before = books.disputes[dispute.disputeId];
   const shares = before?.shares ?? sharesOf(books, dispute);
@@ -419,8 +421,8 @@ const disputed = (rules: RulesInForce, books: PaymentBooks, paymentId: string, a
 };
 
 /**
- * Disputed cents by leg: the leg that the processor named. Without one: first the principal's charge, then the fee's, up to the cents that earlier
- * disputes have left. Pro rata over principal and fee if one transaction carried both.
+ * The disputed cents by leg. If the processor named a leg, all cents go to that leg. Otherwise they go first to the principal's charge, then to the
+ * fee's, each up to the cents that earlier disputes have left. If one transaction carried principal and fee, its cents are shared out pro rata.
  */
 const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Dispute): readonly DisputeShare[] => {
   const standing = Object.values(books.disputes).flatMap(({ status, shares }) => (status === 'recovered' ? [] : shares));
@@ -432,7 +434,7 @@ const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Disp
     left -= cents;
     return cents;
   });
-  // The disputes exceed the charged amount. The rest goes to the leg of the charge.
+  // If the disputes exceed the charged amount, the rest goes to the first of these legs.
   taken[0]! += left;
   return legs.flatMap(({ leg, mid, principalCents, feeCents }, index) => {
     const cents = taken[index]!;
@@ -468,7 +470,10 @@ export const postSettlement = (rules: RulesInForce, event: SettlementEvent): rea
   }
 };
 
-/** If the payment knows the sale, it is posted and taken back there (R4, R5). Rejected lines move nothing. R14 is in the payment's stream. */
+/**
+ * The entries of one settlement line. A sale that is matched to a payment posts nothing here, since the events of the payment post it (R4, R5). A
+ * rejected line moves no money. R14 also follows from an event of the payment.
+ */
 const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
   const { number, type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, paymentId } = line;
   if (!accepted) return [];
@@ -476,13 +481,14 @@ const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: R
   const post = (rule: "R4'" | 'R5' | 'R13' | 'R15', cents: Cents) => entry(rules, rule, when, { mid, cents });
   if (result !== 'MATCHED' && result !== 'AMOUNT_MISMATCH') return [...post('R15', gross), ...post('R5', fee)];
   switch (type) {
-    case 'sale': // told in its payment's stream
+    case 'sale': // posted from the payment's own stream
       return [];
     case 'refund':
       return [...post("R4'", gross), ...post('R5', fee)];
     case 'chargeback':
     case 'chargeback_reversal':
-      // The dispute posted the money itself (R9, R12). An amount withheld beyond that is its fee. Any other difference is unexplained.
+      // The events of the dispute post the money itself (R9, R12). The fee of the line is the dispute fee (R13). If the gross differs from the
+      // expected cents, the difference is unexplained (R15).
       return [...post('R13', fee), ...post('R15', line.expectedCents === null ? 0 : gross - line.expectedCents)];
     case 'fee':
       return post('R5', -net);
@@ -493,7 +499,10 @@ const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: R
   }
 };
 
-/** A corrected line: rule by rule, its meaning now less its meaning before. Both follow the versions in force at the correction. */
+/**
+ * The entries of a corrected line. For each rule: the postings of the new line, less the postings of the old line. Both are made by the versions that
+ * are in force at the correction.
+ */
 const correctionEntries = (rules: RulesInForce, mid: string, closedAt: string, { before, after }: LineCorrection): readonly Entry[] => {
   const now = after === null ? [] : lineEntries(rules, mid, closedAt, after);
   const then = before === null ? [] : lineEntries(rules, mid, closedAt, before);
@@ -506,14 +515,14 @@ const correctionEntries = (rules: RulesInForce, mid: string, closedAt: string, {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Decisions of people: exceptions out of suspense, adjustments.
+// Decisions of people: resolved exceptions, which take money out of suspense, and adjustments.
 
 export const postException = (rules: RulesInForce, event: ExceptionEvent): readonly Entry[] => {
   if (event.type !== 'ExceptionResolved' || event.data.resolution === 'no_posting') return [];
   const { resolution, merchantAccount: mid, suspenseCents: cents, paymentId, portalId, feeCents } = event.data;
   const when = { paymentId, effectiveAt: event.at };
-  // The line settles a payment that is unsettled here, or the money goes back through the processor. In the second case a later line of the processor
-  // takes it out again.
+  // `settles`: the line settles a charge or refund that is unsettled here. `refund`: the money goes back through the processor, and a later
+  // settlement line takes it out of the unsettled account again.
   if (resolution === 'settles' || resolution === 'refund') return entry(rules, 'R16', when, { mid, cents, adopted: null });
   if (portalId === null) throw new Error('R16: money is adopted for an agency');
   return entry(rules, 'R16', when, { mid, cents, adopted: { portalId, feeCents } });
@@ -522,7 +531,7 @@ export const postException = (rules: RulesInForce, event: ExceptionEvent): reado
 export const postAdjustment = (rules: RulesInForce, event: AdjustmentEvent): readonly Entry[] =>
   event.type === 'ManualAdjustment' ? entry(rules, 'R17', { paymentId: null, effectiveAt: event.data.effectiveAt }, event.data) : [];
 
-/** Every rule in words, for the readers of journals. */
+/** Every rule in words, as journals show it. */
 export const RULE_WORDS: Readonly<Record<Rule, string>> = {
   R1: 'principal charged',
   R2: 'service fee charged',

@@ -1,4 +1,6 @@
-/** The posting rules over random lives of payments: the books balance whatever happens, and say what the payment says (invariants 1 to 9). */
+/**
+ * Tests the posting rules over random histories of payments: the books always balance, and agree with the state of the payment (invariants 1 to 9).
+ */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { fold, sumCents } from '#kernel';
@@ -65,7 +67,7 @@ const termsOf = (principal: number, fee: number, chargeMode: 'separate' | 'combi
   };
 };
 
-/** Runs a command against the decider, and posts what it decided; a refusal changes nothing. */
+/** A payment and its books. `run` gives a command to the decider and posts the events that follow. A refused command changes nothing. */
 class Life {
   payment: Payment = decider.initial;
   books: Books = null;
@@ -176,7 +178,7 @@ const live = ({ principal, fee, mode, ending, steps }: typeof CASE extends fc.Ar
         const leg = life.payment.legs[Math.min(step.leg, life.payment.legs.length - 1)]!;
         const booked = life.books!.legs.find((one) => one.leg === leg.leg)!;
         const grossCents = booked.principalCents + booked.feeCents - booked.voidedPrincipalCents - booked.voidedFeeCents;
-        // What was voided whole never settles.
+        // A leg that was voided whole never settles.
         if (grossCents > 0)
           life.run({
             type: 'RecordSettlement',
@@ -256,19 +258,19 @@ describe('over random lives of a payment', () => {
             returned.filter((back) => back.means === means && (leg === undefined || back.leg === leg)),
             (back) => back[part],
           );
-        // 3: a leg is unsettled until its batch, less voids; its refunds wait for a batch of their own.
+        // Invariant 3: until its batch, a leg is unsettled, less its voids. Its refunds are subtracted, since they wait for a batch of their own.
         const unsettled = sumCents(payment.legs, ({ leg, principalCents, feeCents, settledBatchId, settlementRejected }) => {
           const sale = principalCents + feeCents - sum('void', 'principalCents', leg) - sum('void', 'feeCents', leg);
           return (settledBatchId !== null || settlementRejected ? 0 : sale) - sum('refund', 'principalCents', leg) - sum('refund', 'feeCents', leg);
         });
         expect(life.balance('assets:processor:mid-agency:unsettled') + life.balance('assets:processor:mid-fees:unsettled')).toBe(unsettled);
-        // 4: taken back and undecided.
+        // Invariant 4: disputed money that was taken back and is not decided yet.
         const undecided = sumCents(
           payment.disputes.filter(({ status }) => status === 'debited' || status === 'in_dispute'),
           (dispute) => dispute.disputedAmountCents,
         );
         expect(life.balance('assets:disputes')).toBe(undecided);
-        // 5 and 6: less what was rejected, and what the agency bears of lost disputes.
+        // Invariants 5 and 6: the remaining principal and fee, less rejected settlements. Lost disputes reduce the principal, too.
         const rejected = (part: 'principalCents' | 'feeCents') =>
           sumCents(
             payment.legs.filter(({ settlementRejected }) => settlementRejected),
@@ -280,7 +282,7 @@ describe('over random lives of a payment', () => {
         expect(0 - life.balance('liabilities:agency') - life.balance('expense:chargeback_loss')).toBe(
           left.principal - rejected('principalCents') - sumCents(lost, (dispute) => dispute.disputedAmountCents),
         );
-        // 9: in transit is what settled, less the processor's fees and what disputes took.
+        // Invariant 9: in transit is the settled money, less the processor's fees and the money that disputes took.
         const settled = payment.legs.filter(({ settledBatchId }) => settledBatchId !== null);
         const gross = sumCents(
           settled,
@@ -417,7 +419,7 @@ describe('one rule after the other', () => {
       'R9',
       { [agency.disputes]: 10_000, [fees.disputes]: 300, [agency.transit]: -10_000, [fees.transit]: -300 },
     ]);
-    // The fee's charge is already taken back. So the agency bears the amount above the principal too.
+    // The first dispute has taken the whole fee leg. So the second one goes to the principal leg, even beyond the principal.
     expect(after(dispute('debited', 1, 'fee'))).toEqual(['R9', { [agency.disputes]: 10_300, [agency.transit]: -10_300 }]);
     const small = shown(charged('separate', [dispute('debited', 1, 'principal'), dispute('debited', 0.01, null, 1)]).entries).at(-1);
     expect(small).toEqual(['R9', { [fees.disputes]: 103, [fees.transit]: -103 }]);
@@ -544,7 +546,7 @@ describe('one rule after the other', () => {
     expect(postException(RULES, { ...adopted, data: { ...adopted.data, paymentId: PAYMENT } })).toMatchObject([{ paymentId: PAYMENT }]);
     expect(() => postException(RULES, { ...adopted, data: { ...adopted.data, portalId: null } })).toThrow(/adopted for an agency/);
     expect(() => resolve('adopt', PORTAL, 501)).toThrow('part of the amount');
-    // Taken out of suspense for a line that is no more: it goes back the way it came.
+    // An earlier resolution took 500 cents out of suspense, and its line no longer exists. The new resolution books them in the opposite direction.
     const back = settlementException
       .decide(
         { opened: { ...opened, kind: 'SUSPENSE_MISMATCH', suspenseCents: -500 }, status: 'opened' },
@@ -731,7 +733,7 @@ describe('the chart of accounts', () => {
 });
 
 describe('versions of a rule', () => {
-  /** The second version of R5 takes the fee of the processor from the service fees. */
+  /** The second version of R5 books the processor's fee against the service fees. */
   const table: PostingRules = {
     ...POSTING_RULES,
     R5: [...POSTING_RULES.R5, ({ mid, cents }) => ({ debits: [{ account: account.serviceFeeRefunded(PORTAL), cents }], credits: [{ account: account.inTransit(mid), cents }] })], // prettier-ignore

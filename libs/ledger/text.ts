@@ -1,6 +1,6 @@
 /**
- * The journal and its figures as text for other tools: RFC 4180 CSV with harmless formulas, NDJSON without loss, and hledger's plain text. With
- * hledger, books can be added up by a program that we did not write. Pure.
+ * The journal and its figures as text for other tools: CSV (RFC 4180) in which no cell works as a formula, NDJSON without loss, and hledger's plain
+ * text. We did not write hledger, so it can check the sums of the books independently. Pure.
  */
 import { decimal } from '#kernel';
 import type { JournalEntry } from './journal.js';
@@ -8,11 +8,11 @@ import { RULE_WORDS } from './postings.js';
 
 export type Cell = string | number | boolean | null;
 
-/** A spreadsheet takes a text that begins like a formula for one (ASVS 1.2.10). Numbers stay unchanged. */
+/** A spreadsheet would run a text that begins like a formula. Such a text gets an apostrophe in front (ASVS 1.2.10). Numbers stay unchanged. */
 const csvCell = (value: Cell): string => {
   if (value === null) return '';
   if (typeof value !== 'string') return String(value);
-  // Unchanged, like nearly every text.
+  // Most texts need no change.
   if (!/^[=+\-@\t\r]|[",\r\n]/.test(value)) return value;
   const safe = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
@@ -45,8 +45,8 @@ export const journalHeading = (format: JournalFormat): string =>
   format === 'csv' ? csvLine(CSV_HEADINGS) : format === 'hledger' ? '; USD\ncommodity USD 1000.00\n\n' : '';
 
 /**
- * Writes the entries of one text, in order. In CSV each posting is a line. hledger's text declares each account before the first entry that uses it, as
- * `hledger check --strict` wants.
+ * Returns a function that writes the entries of one text, in order. In CSV each posting is a line. In hledger's text each account is declared before
+ * the first entry that uses it, since `hledger check --strict` requires that.
  */
 export const journalText = (format: JournalFormat): ((entry: JournalEntry) => string) => {
   if (format !== 'hledger') return (entry) => entryText(format, entry);

@@ -1,4 +1,4 @@
-/** Card data (PCI DSS 3.3.1, 3.5.1.1): it shows itself nowhere, and enters a key's fingerprint only as C13 says. */
+/** Tests that card data is shown nowhere (PCI DSS 3.3.1, 3.5.1.1), and that the fingerprint of a key uses it only as C13 says. */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { format, inspect } from 'node:util';
@@ -36,7 +36,7 @@ describe('a Secret shows itself only when it is revealed', () => {
       `${String(secret)}`,
     );
     expect(lines.join()).not.toContain('4242');
-    // The wrapper did it, not the last net.
+    // `Secret` masked the number; the logger had nothing to mask.
     expect(maskedLines.count).toBe(before);
   });
 });

@@ -1,4 +1,7 @@
-/** Charging: which outcome becomes which fact and answer (docs/contract.md#gateway), and that no success is answered without a durable outcome. */
+/**
+ * Tests which event and which answer follow from each outcome of a charge (docs/contract.md#gateway). No success is answered without a durable
+ * outcome.
+ */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { eventually } from '../../test/support/eventually.js';
 import { read, sent } from '../../test/support/answers.js';
@@ -175,7 +178,7 @@ describe('the two legs of a charge (C41)', () => {
       ['void', 'principal', 'approved'],
     ]);
     expect(await house.balance()).toBe(0);
-    // Every movement of money is in the log, also one that was undone at once.
+    // Every movement of money is in the log, even one that was undone at once.
     const [charged, , undone] = await house.truth();
     expect((await house.events(paymentId)).at(-1)!.data).toMatchObject({
       takenBack: [{ leg: 'principal', amountCents: 10_000, transactionId: charged!.transactionId, voidTransactionId: undone!.transactionId }],
@@ -220,7 +223,7 @@ describe('the two legs of a charge (C41)', () => {
 });
 
 describe('the event store fails', () => {
-  /** The store's retries sleep; time flies while they do. */
+  /** The store sleeps between retries, so the clock is moved forward until the call ends. */
   const hurry = async <T>(call: Promise<T>): Promise<T> => {
     let done = false;
     void call.then(
@@ -341,7 +344,7 @@ describe('with a key', () => {
     ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where key_hash = $1`, [
       house.services.idempotency.name(house.accountId, key).keyHash,
     ]);
-  /** A request whose key store dies right before it settles: the row stays as a vanished owner leaves it. */
+  /** Sends a create whose key store fails right before the key is finished. So the row stays as a vanished owner leaves it. */
   const unsettled = (key: string, asked = {}) => {
     const idempotency = { ...house.services.idempotency, finish: () => Promise.reject(new Error('gone')) };
     return sent(chargeOnce({ ...house.services, idempotency }, house.request(asked), house.received(key, asked)));
@@ -434,7 +437,7 @@ describe('with a key', () => {
       expect((await house.history(paymentId)).slice(0, 2)).toEqual(['PaymentInitiated', 'ReconciliationStarted']);
       expect(await resolve(paymentId)).toBe('resolved');
       expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
-      // C16: and never again, under this key.
+      // C16: this key never charges again.
       expect(read(await house.chargeWithKey(key)).details).toEqual({ id: paymentId });
     },
   );
@@ -458,7 +461,7 @@ describe('refusals before anything begins (E7 to E11)', () => {
   };
   const block = (kind: 'block' | 'hold', until: string | null = null) =>
     house.administration.restrictCase({ portalId: house.portalId, referenceId: 'CASE-7', kind, until, reason: null });
-  /** Each row holds everything that the rows before it lack: the first that applies answers. */
+  /** The rows are applied one after the other, and all stay in force. The refusal of the newest row hides those of the rows before it. */
   const worse: [string, number, () => Promise<unknown>][] = [
     ['PAYMENT_NOT_ALLOWED', 422, () => house.administration.setRules(house.portalId, { maxCents: 9_999 })],
     ['PAYMENT_HELD', 409, () => block('hold')],

@@ -1,6 +1,6 @@
 /**
- * Creating a payment: checks and refusals (E7 to E11), intent, gateway calls, outcome. The intent is durable before money moves, and no success is
- * answered without a durable outcome. If the outcome is uncertain, recovery undoes the charge.
+ * Creates a payment in four steps: checks and refusals (E7 to E11), the intent, the gateway calls, the outcome. The intent is durable before money
+ * moves, and no success is answered without a durable outcome. If the outcome is uncertain, recovery undoes the charge.
  */
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
@@ -41,7 +41,7 @@ export interface PaymentPorts {
   readonly clock: Clock;
   readonly ids: Ids;
   readonly streams: PaymentStreams;
-  /** Whether the log is ours and whole. */
+  /** Says whether the log belongs to this installation and is whole. */
   readonly ownLog: LogGate;
   readonly gateways: Gateways;
   readonly directory: Directory;
@@ -62,16 +62,19 @@ export interface ChargeRequest {
   }[];
   readonly payer: Payer | null;
   readonly instrument: PaymentInstrument;
-  /** The total that the payer agreed to. If the total is another one now, the charge is refused before it begins. Default: no check (C49). */
+  /** The total that the payer agreed to. If the total is different now, the charge is refused before it begins. Default: no check (C49). */
   readonly quotedTotalCents?: Cents;
 }
 
-/** The ids of the attempt. With a key they are drawn at the claim, so the stream's name is known before the attempt begins. */
+/**
+ * The ids of the attempt. If the request has a key, these ids are drawn when the key is claimed. So the stream's name is known before the attempt
+ * begins.
+ */
 export interface ChargeAttempt extends Intent {
   readonly paymentId: string;
 }
 
-/** Our reference of one movement: 20 characters of Crockford base32 over attempt, leg and operation (docs/contract.md#gateway). */
+/** Our reference of one money movement: 20 characters of Crockford base32 over attempt, leg and operation (docs/contract.md#gateway). */
 export const gatewayRef = (attemptId: string, leg: Leg, op: Op): Ref =>
   crockford(createHash('sha256').update(`${attemptId}:${leg}:${op}`).digest(), 20);
 
@@ -98,26 +101,27 @@ export const charge = async (
     const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
     loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId, idempotency, terms: plan }], origin, deadline, INTENT);
   } catch (error) {
-    // A takeover of our key has fenced the stream: this request must never begin (docs/contract.md#streams-and-appends).
+    // A takeover of our key has fenced the stream, so this request must never begin (docs/contract.md#streams-and-appends).
     if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
-    // The intent was sent, and may be in a log that is not ours (C76).
+    // The intent was sent, and a log that is not ours may hold it (C76).
     if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(attempt.paymentId);
     throw error;
   }
 
   const outcome = await moveMoney(ports, gateway, plan, attempt, loaded.appendedAt ?? null, request, deadline).catch((error: unknown) => {
-    // The intent may be lost, or a leg was charged (C76).
+    // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
     throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
   });
   if (outcome.kind === 'too_late') throw timeout(attempt.paymentId);
   try {
     loaded = await streams.execute(loaded, [{ type: 'RecordChargeOutcome', at: at(), attemptId: attempt.attemptId, outcome }], origin, deadline);
   } catch (error) {
-    // The stream was fenced meanwhile, or the store cannot tell. Recovery owns the attempt now. No success is answered without a durable outcome.
+    // The stream was fenced in the meantime, or the store did not say whether it holds the outcome. Recovery owns the attempt now. No success is
+    // answered without a durable outcome.
     ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'the outcome of a charge could not be recorded; recovery resolves it');
     throw timeout(attempt.paymentId);
   }
-  // Record the outcome first. A decline that is not counted costs less than one that is not recorded.
+  // A decline is counted only after its outcome is recorded. A decline that is not counted does less harm than one that is not recorded.
   if (outcome.kind === 'declined')
     await velocity
       .recordDecline(subject, limits, attempt.attemptId)
@@ -157,7 +161,7 @@ const DECLINE_MESSAGES: Record<DeclineCode, string> = {
 
 const timeout = (id: string) => new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the payment is unknown; check it before charging again.', { id });
 
-/** The answer to a key whose create ended without certainty (C16, C64). `payment` null: the stream cannot be read now. */
+/** The answer for a key whose create ended without a certain outcome (C16, C64). `payment` null: the stream cannot be read now. */
 export const reconciliationRequired = (paymentId: string, payment: Payment | null): ServiceError =>
   payment === null || isVisible(payment)
     ? new ServiceError(
@@ -179,13 +183,13 @@ export const refuseExpiredCard = (instrument: PaymentInstrument, now: number): v
     });
 };
 
-/** E8 to E10, as far as they need no card: is the account allowed to take this amount, on this portal, for this case, now? */
+/** The checks E8 to E10 that need no card: may this account take this amount on this portal for this case now? Throws the refusal. */
 export const refuseByTerms = (
   { gateways, clock }: Pick<PaymentPorts, 'gateways' | 'clock'>,
   amountCents: Cents,
   { accountStatus, access, portal, restriction }: ChargeTerms,
 ): { portal: Portal; portalGateway: PortalGateway; gateway: PaymentGateway } => {
-  // A deactivated owner of a hosted checkout gets the same answer (C66).
+  // The answer is the same if the owner of a hosted checkout is deactivated (C66).
   if (!portal || access !== 'granted' || accountStatus !== 'active')
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
   const gateway = portal.gateway && gateways.find(accountOf(portal.gateway, 'principal'));
@@ -203,7 +207,7 @@ export const refuseByTerms = (
 
 const notAllowed = (message: string, details = {}) => new ServiceError('PAYMENT_NOT_ALLOWED', message, details);
 
-/** E8 to E10, then the plan of the charge: fee, lines, legs and every reference that the attempt may use. */
+/** Runs the checks E8 to E10. Then plans the charge: fee, lines, legs and every reference that the attempt may use. */
 const refuseOrPlan = (
   ports: PaymentPorts,
   request: ChargeRequest,
@@ -263,23 +267,23 @@ const refuseOrPlan = (
   return { gateway, plan };
 };
 
-/** If the fee is charged apart, it goes to the operator's own merchant account. */
+/** A fee that is charged as a transaction of its own goes to the operator's own merchant account. */
 const accountOf = ({ feeMerchantAccount, merchantAccount, ...account }: PortalGateway, leg: Leg): GatewayAccount => ({
   ...account,
   merchantAccount: leg === 'fee' ? feeMerchantAccount : merchantAccount,
 });
 
-/** The merchant accounts at which a charge of such a portal may stand. */
+/** The merchant accounts that the charges of a portal with this gateway may use. */
 export const gatewayAccountsOf = (gateway: PortalGateway): readonly GatewayAccount[] => [accountOf(gateway, 'principal'), accountOf(gateway, 'fee')];
 
 const methodOf = (instrument: PaymentInstrument): PaymentTerms['paymentMethod'] => {
-  // A token does not show its card here; only the processor knows it.
+  // Only the processor knows the card behind a token.
   if (instrument.type === 'card_token') return { type: 'card_token', brand: 'unknown', last4: '' };
   const digits = instrument.number.reveal();
   return { type: 'card', brand: brandOf(digits), last4: digits.slice(-4) };
 };
 
-/** Principal first. The fee is charged only if the principal was approved; if the fee fails, the principal is taken back (C41). */
+/** Charges the principal first. The fee is charged only if the principal was approved. If the fee fails, the principal is taken back (C41). */
 const moveMoney = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,
@@ -305,7 +309,7 @@ const moveMoney = async (
       approved.push({ leg, txn: outcome.txn });
       continue;
     }
-    // Recovery finalised the reference before this call: it owns the attempt, so nothing is recorded here (docs/contract.md#gateway).
+    // Recovery finalised the reference before this call and owns the attempt now. So nothing is recorded here (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') return { kind: 'too_late' };
     if (outcome.kind === 'unknown') return { kind: 'unknown', leg: leg.leg, cause: outcome.cause };
     const takenBack = await takeBack(ports, gateway, approved, intent, deadline);
@@ -343,7 +347,7 @@ const definiteFailure = (
   }
 };
 
-/** null: a charge could not be taken back, or its state is unknown. */
+/** Voids the approved legs. null: a charge could not be voided, or it is unknown whether it was. */
 const takeBack = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,

@@ -16,12 +16,12 @@ import { refuseStaffText, staff } from './staff.js';
 import { paymentEvents } from './stream.js';
 import { type Origin, StoreIncident } from '#eventstore';
 
-/** Dependencies of these functions. The process that composes them provides it. */
+/** The dependencies of the functions below. Each process provides them. */
 export interface PaymentServices {
   readonly ports: PaymentPorts;
   readonly idempotency: IdempotencyStore;
   readonly claims: Claims;
-  /** One encoding for every process: a worker stores an answer for a key, and the API replays it. */
+  /** Every process uses the same encoder, since a worker may store an answer for a key that the API replays later. */
   readonly answers: AnswerEncoder;
   readonly list: PaymentListPorts;
   readonly recovery: Recovery;
@@ -47,18 +47,19 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
     },
     takeOver: (owned) => finishCreate(ports, owned, request.accountId, origin, deadline),
     reconciliationRequired: async (paymentId) => {
-      // If the log cannot be read now, nothing is known about the payment. The answer asks the caller to read it.
+      // If the log cannot be read now, nothing is known about the payment. Then the answer asks the caller to check the payment.
       const { payment } = await ports.streams.load(paymentId).catch(() => ({ payment: null }));
       if (payment?.phase !== 'none') return reconciliationRequired(paymentId, payment);
-      // The stream may be lost. "Nothing was charged" is said only of a log that is whole.
+      // An empty stream may be a lost one. So the answer says that nothing was charged only if the log is whole.
       return (await mayBeLost(ports).catch(() => true)) || ports.ownLog.incident ? storeIncident() : reconciliationRequired(paymentId, payment);
     },
   });
 };
 
 /**
- * Finishes the key of a create whose owner vanished (T7). If the outcome is recorded, the result is made again from the events up to it. Else the
- * stream is fenced, so that the owner can never begin or finish, and the key stays reserved.
+ * Decides how a key ends if it belongs to a create whose owner vanished (T7). If the stream holds PaymentCreated or PaymentDeclined, the answer is
+ * made again from the events up to it. If the stream holds no outcome, it is fenced, so that the owner can never begin or finish, and the key becomes
+ * reserved. After any other outcome the key becomes reserved, too.
  */
 export const finishCreate = async (
   ports: PaymentPorts,
@@ -74,7 +75,7 @@ export const finishCreate = async (
   const loaded = { paymentId, payment: fold(decider, events), revision: recorded.at(-1)?.revision ?? null };
   const at = new Date(ports.clock.now()).toISOString();
   if (loaded.revision === null) {
-    // An absent stream may be a lost one.
+    // If there is no stream, it may be lost. So the log is checked first.
     await ports.ownLog.verified(null);
     const reason = 'the request vanished before it began';
     await ports.streams.execute(loaded, [{ type: 'Abandon', at, attemptId, accountId, reason }], origin, deadline);
@@ -83,7 +84,7 @@ export const finishCreate = async (
   return 'reserved';
 };
 
-/** The answer of C15 that the stream of a create holds, as its request made it. null: it holds none. */
+/** The answer of a create that C15 keeps, made again from its stream. null: the stream holds no such answer. */
 export const createResult = (paymentId: string, events: readonly PaymentEvent[]): Result<PaymentView> | null => {
   const outcome = events[1];
   return outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined'
@@ -107,7 +108,7 @@ export const reverseOnce = (
   received: Received,
 ): Promise<Answered<ReversalView>> => reverseKeyed(services, request, received, request.accountId, partner(request.accountId, received));
 
-/** Keys of staff are kept apart from every account's. No account has the nil UUID. */
+/** Keys of staff are stored under this account id. No account has the nil UUID, so these keys never meet the keys of an account. */
 const STAFF_KEY_SPACE = '00000000-0000-0000-0000-000000000000';
 
 export type StaffReverseRequest = Pick<ReverseRequest, 'operation' | 'paymentId' | 'amountCents' | 'includeFee'> & {
@@ -116,7 +117,10 @@ export type StaffReverseRequest = Pick<ReverseRequest, 'operation' | 'paymentId'
   readonly by: string;
 };
 
-/** The same for staff, on any account's payment: same rules, same answers, and a webhook (C56). A request without a key is matched by C18. */
+/**
+ * Refunds or voids for staff, on a payment of any account. The rules, the answers and the webhook are those of a partner's request (C56). A request
+ * without a key may repeat an earlier one, as in C18.
+ */
 export const reverseByStaff = async (
   services: PaymentServices,
   { by, ...request }: StaffReverseRequest,
@@ -141,8 +145,8 @@ const reverseKeyed = (
   const { ports } = services;
   const paymentId = request.paymentId.toLowerCase();
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
-  // No payment can have such an id, so none is kept with the key: the path may hold characters that no column can. The key is claimed before the 404
-  // (C63).
+  // A payment id is always a UUID. Any other text in the path is not stored with the key, since it may hold characters that no column can store. The
+  // key is claimed before the 404 is answered (C63).
   const named = isUuid(paymentId) ? paymentId : '';
   return keyed(services, keySpace, `${request.operation}:${named}`, received, {
     run: async (owned) => {
@@ -170,8 +174,8 @@ const partner = (accountId: string, { requestId }: Received): Origin => ({ actor
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
 /**
- * Folds the stream, so it shows everything that an earlier answer mentioned (C48). Throws PAYMENT_NOT_FOUND, also for the payment of another account.
- * A payment that may be lost is never called absent (C76).
+ * Reads a payment from its stream, so that the view shows everything that an earlier answer mentioned (C48). Throws PAYMENT_NOT_FOUND, also if the
+ * payment belongs to another account. If the payment may be lost, throws the error of an incident instead (C76).
  */
 export const findPayment = async (services: PaymentServices, accountId: string, paymentId: string): Promise<PaymentView> => {
   const { ports, recovery } = services;
@@ -183,13 +187,14 @@ export const findPayment = async (services: PaymentServices, accountId: string, 
   if (!isHis(payment) && !inIncident && (await mayBeLost(ports))) ({ payment } = await furthest(services, id));
   if (!isVisible(payment) || !isHis(payment)) throw ports.ownLog.incident ? storeIncident() : notFound();
   if (ports.ownLog.incident) return paymentView(id, payment);
-  // If the payment is open, resolve it now. The answer still comes from the stream (docs/contract.md#recovery).
+  // If the payment has been open for a while, recovery tries to resolve it in the background. The answer does not wait for that
+  // (docs/contract.md#recovery).
   const open = openOf(payment);
   if (open && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
   return paymentView(id, payment);
 };
 
-/** True if a check finds that the log is not whole. Throws the error of a store that cannot be asked. */
+/** True if a check finds that the log is not whole. Throws the store's error if the store cannot be asked. */
 const mayBeLost = async ({ ownLog }: PaymentPorts): Promise<boolean> => {
   if (ownLog.incident) return true;
   try {
@@ -201,7 +206,7 @@ const mayBeLost = async ({ ownLog }: PaymentPorts): Promise<boolean> => {
   }
 };
 
-/** The payment as its stream or its row shows it, whichever is further. Either may have been lost, or be of another log. */
+/** The payment from its stream or from its row in the list: the one with the higher revision. Either may be lost, or may belong to another log. */
 const furthest = async ({ ports, list }: PaymentServices, paymentId: string): Promise<{ readonly payment: Payment }> => {
   const none: { payment: Payment; revision: bigint | null } = { payment: { phase: 'none' }, revision: null };
   const [stream, [row = none]] = await Promise.all([
@@ -225,7 +230,7 @@ export interface QuoteRequest {
   readonly amountCents: Cents;
 }
 
-/** The fee of a charge, by the same function (C49). Reserves nothing. Throws PORTAL_ACCESS_DENIED. */
+/** The fee that a charge would have, by the function that charges use (C49). Reserves nothing. Throws PORTAL_ACCESS_DENIED. */
 export const quoteFee = async ({ ports }: PaymentServices, { accountId, portalId, amountCents }: QuoteRequest): Promise<FeeQuote> => {
   const { portal, access } = await ports.directory.chargeTerms(accountId, portalId, null);
   if (!portal || access !== 'granted') throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');

@@ -1,6 +1,6 @@
 /**
- * The cursor of the list (C45): version, time, id, and a MAC over account and filters. So it opens only the next page of its own list. Any key of the
- * ring opens it; a new one is sealed with the current key.
+ * The cursor of the list (C45). It holds a version, the time and the id of a page's last payment, and a MAC over these, the account and the filters.
+ * So it opens only the next page of its own list. It is sealed with the current key of the ring, and every key of the ring can open it.
  */
 import { timingSafeEqual } from 'node:crypto';
 import { canonicalJson, ServiceError } from '#kernel';
@@ -14,7 +14,7 @@ export interface PagePlace {
   readonly id: string;
 }
 
-/** Raised when the form changes. In version 1 the MAC covered unset filters too, so that a new filter ended every open cursor. */
+/** Raised when the format of cursors changes. In version 1 the MAC covered unset filters too, so every new filter made all open cursors invalid. */
 const CURSOR_VERSION = 2;
 const PLACE_BYTES = 25;
 const MAC_BYTES = 16;
@@ -27,7 +27,10 @@ export const sealCursor = (keys: KeyRing, accountId: string, filters: ListFilter
   return Buffer.concat([bytes, cursorMac(keys, keys.current, accountId, filters, bytes)]).toString('base64url');
 };
 
-/** The place that a cursor names. Tampered, another account's, other filters, an earlier form → VALIDATION_ERROR. */
+/**
+ * The place that a cursor names. Throws VALIDATION_ERROR if the cursor was changed, is of an earlier version, or belongs to another account or to
+ * other filters.
+ */
 export const openCursor = (keys: KeyRing, accountId: string, filters: ListFilters, cursor: string): PagePlace => {
   const bytes = Buffer.from(cursor, 'base64url');
   const place = bytes.subarray(0, PLACE_BYTES);

@@ -1,4 +1,4 @@
-/** The cursor of the list (C45): opaque, and good for the list of one account under one set of filters only. */
+/** Tests that the cursor of the list (C45) is opaque, and valid only for the list of one account under one set of filters. */
 import { randomBytes } from 'node:crypto';
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
@@ -78,11 +78,11 @@ test('one of an earlier form is refused with words of its own', () => {
     form1[0] = no;
     expect(refusal(() => open(form1.toString('base64url'))).message).toBe('cursor is not valid for this list.');
   }
-  // One of the present form that was changed is not of an earlier release.
+  // A cursor of the present version that was changed must not count as one of an earlier release.
   const changed = Buffer.from(cursor, 'base64url');
   changed[changed.length - 1]! ^= 1;
   expect(refusal(() => open(changed.toString('base64url'))).message).toBe('cursor is not valid for this list.');
-  // Only one of full length was ever handed out.
+  // Every cursor that was ever given out has the full length.
   form1[0] = 1;
   expect(refusal(() => open(form1.subarray(0, 40).toString('base64url'))).message).toBe('cursor is not valid for this list.');
 });
@@ -110,7 +110,7 @@ test('nothing can be cut off or added, at either end', () => {
 test.each(['', 'x', 'null', '=', 'AAAA', 'é', '../../etc', 'A'.repeat(55), 'A'.repeat(10_000)])('garbage: %j', (text) => invalid(text));
 
 test('another spelling of the same bytes is another text', () => {
-  // The last of 55 characters stands for four bits and two that count for nothing.
+  // The last of the 55 characters holds four bits of the cursor and two unused bits.
   const alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_';
   const spare = `${cursor.slice(0, -1)}${alphabet[alphabet.indexOf(cursor.at(-1)!) + 1]!}`;
   expect(Buffer.from(spare, 'base64url')).toEqual(Buffer.from(cursor, 'base64url'));

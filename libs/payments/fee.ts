@@ -1,4 +1,4 @@
-/** The service fee: one function for quote and charge alike (C32, C49), whole cents, half a cent rounds up. */
+/** The service fee, in whole cents; half a cent rounds up. Quotes and charges use the same function (C32, C49). */
 import { type Cents, proRata } from '#kernel';
 
 export interface FeeSchedule {

@@ -1,6 +1,6 @@
 /**
- * After an incident of the event store: finds rows and stored answers that contradict their streams. Abandons creates that have a key but no intent
- * (C64, C76).
+ * Work after an incident of the event store. It finds rows and stored answers that contradict their streams. It abandons creates that have a key but
+ * no intent (C64, C76).
  */
 import { type EventStore, readStreams } from '#eventstore';
 import { Deadline, timestamp } from '#kernel';
@@ -14,21 +14,23 @@ import { paymentStream } from './stream.js';
 const PAGE_ROWS = 500;
 
 export interface Unborne {
-  /** Payments whose row of the list is further than their stream. */
+  /** Payments whose row in the list has a higher revision than their stream. */
   readonly listRows: readonly string[];
-  /** Payments of stored answers whose attempt is not in their stream. */
+  /** Payments with a stored answer whose attempt is not in the payment's stream. */
   readonly storedAnswers: readonly string[];
 }
 
-/** Compares every row of the list, and every stored 200, with its stream. Memory grows only with what it finds. */
+/**
+ * Compares every row of the list, and every stored answer with status 200, with its stream. Memory grows only with the contradictions that are found.
+ */
 export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> => {
   const lastRevisions = async (paymentIds: readonly string[]) =>
     (await readStreams(store, paymentIds.map(paymentStream), { skipUnreadable: true })).map((events) => ({
       revision: events.at(-1)?.revision ?? -1n,
-      // A key may have got the result of another attempt (C18, C38). Then its own attempt is named there only.
+      // A key may have got the result of another attempt (C18, C38). Then only the `toldAs` of a ReversalAcknowledged names the key's own attempt.
       attempts: new Set(events.flatMap(({ data }) => namedIn(data as { readonly attemptId?: string; readonly toldAs?: string | null }))),
     }));
-  // A database that only commands have used has neither.
+  // If no API or worker has ever used this database, it may lack both tables.
   const { rows: tables } = await pool.query<{ found: boolean }>(
     `select to_regclass('payment_list') is not null and to_regclass('idempotency_key') is not null as found`,
   );
@@ -51,7 +53,7 @@ export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> =
        where state = 'completed' and status = 200 and (api_account_id, key_hash) > ($1, $2) order by api_account_id, key_hash limit $3`,
       [...after, PAGE_ROWS],
     );
-    // The row of a create names its payment; that of a refund or void names it in its operation.
+    // The row of a create holds the id of its payment. The row of a refund or void names the payment in its operation.
     const paymentIds = rows.map(({ operation, payment_id: own }) => (operation === 'create' ? own : operation.slice(operation.indexOf(':') + 1)));
     const streams = await lastRevisions(paymentIds);
     for (const [index, row] of rows.entries()) if (!streams[index]!.attempts.has(row.attempt_id)) storedAnswers.push(paymentIds[index]!);
@@ -68,7 +70,7 @@ export interface EndedCreate {
   readonly attemptId: string;
 }
 
-/** Its key is reserved, or its lease is over. */
+/** All ended creates: the key is reserved, or its lease has ended. */
 export const endedCreates = async (pool: Pool): Promise<readonly EndedCreate[]> => {
   const { rows } = await pool.query<EndedCreate>(
     `select api_account_id as "accountId", payment_id as "paymentId", attempt_id as "attemptId" from idempotency_key
@@ -77,7 +79,7 @@ export const endedCreates = async (pool: Pool): Promise<readonly EndedCreate[]> 
   return rows;
 };
 
-/** One without an intent: it went to a log that was not ours, or its process died before. */
+/** An ended create without an intent in the log. Its intent went to a log that was not ours, or its process died before it sent the intent. */
 export interface EmptyCreate extends EndedCreate {
   /** false: the gateway executed it, or cannot tell. */
   readonly wasNeverCharged: boolean;
@@ -87,8 +89,8 @@ const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 const FINALISE_MS = 60_000;
 
 /**
- * Those whose stream is empty. Every reference that such an attempt could have used is finalised at each of the merchant accounts. Only for a log that
- * was found whole.
+ * The creates whose stream is empty. At each merchant account, every charge reference that such an attempt could have used is finalised. Call this
+ * only after the log was found whole.
  */
 export const emptyCreates = async (
   ports: PaymentPorts,
@@ -104,7 +106,7 @@ export const emptyCreates = async (
   return found;
 };
 
-/** Fences the streams of such creates, so the answer of their keys is true (C64). */
+/** Fences the streams of such creates. So it stays true that nothing was charged, as the answer for their keys says (C64). */
 export const abandon = async ({ streams, ids, clock }: PaymentPorts, creates: readonly EmptyCreate[]): Promise<void> => {
   const reason = 'the intent went to a log that was not ours';
   for (const { accountId, paymentId, attemptId } of creates) {

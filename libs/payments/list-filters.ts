@@ -1,4 +1,7 @@
-/** The filters of the list, declared once: the type of each, and its condition. The edge reads them, the cursor is bound to those that are set. */
+/**
+ * The filters of the list: the type of each filter, and its SQL condition. The HTTP edge parses them. The cursor is bound to the filters that are
+ * set.
+ */
 import type { PaymentStatus } from './payment.js';
 
 /** null: every payment passes. */
@@ -14,7 +17,7 @@ export interface ListFilters {
 /** Every payment of an account. */
 export const NO_FILTERS: ListFilters = { portalId: null, status: null, from: null, to: null };
 
-/** Binds a value, and names its parameter. */
+/** Adds a value to the parameters of the query. Returns its placeholder, such as `$2`. */
 export type Bind = (value: unknown) => string;
 
 const CONDITIONS: { readonly [Name in keyof ListFilters]: (value: NonNullable<ListFilters[Name]>, bind: Bind) => string } = {

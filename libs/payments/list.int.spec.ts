@@ -1,4 +1,4 @@
-/** The list (C44–C46): pages newest first, and a cursor that is good for its own list only. */
+/** Tests the list (C44–C46): its pages show the newest payments first, and a cursor is valid only for its own list. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomBytes } from 'node:crypto';
 import { MemoryDirectory } from '#accounts';
@@ -49,7 +49,7 @@ afterAll(async () => {
   await database.drop();
 });
 
-/** Whoever asks for a portal had it once, except for the unknown one. */
+/** Every account once had access to PORTAL. Any other portal is unknown. */
 const directory = new (class extends MemoryDirectory {
   override async grant(_: string, portalId: string) {
     return portalId === PORTAL ? ('revoked' as const) : null;
@@ -89,7 +89,7 @@ const record = async (facts: readonly PaymentEvent[], id = ids.uuid(), at?: stri
 describe('pages', () => {
   let newestFirst: string[];
   beforeAll(async () => {
-    // Three payments in each of ten milliseconds: ties are many, and broken by the id.
+    // Each of ten milliseconds has three payments. So there are many ties, which the id decides.
     const made: [string, string][] = [];
     for (let index = 0; index < 30; index++) {
       const at = new Date(Date.UTC(2026, 0, 5, 10) + Math.floor(index / 3)).toISOString();

@@ -34,13 +34,15 @@ export interface PaymentRow {
   readonly payment: Payment;
 }
 
-/** The rows of the list, a port. Postgres and the simulation keep one contract (test/support/list-rows.contract.ts). */
+/** The port to the rows of the list. Postgres and the simulation pass the same contract tests (test/support/list-rows.contract.ts). */
 export interface PaymentListRows {
   /** The rows that exist, in any order. */
   read(paymentIds: readonly string[]): Promise<PaymentRow[]>;
   /** A row that has this revision already, or a later one, stays as it is. Throws for a payment that must have no row. */
   write(rows: readonly PaymentRow[]): Promise<void>;
-  /** Rows of an account, newest first, those with the higher id first within a millisecond. `after`: the last row of the page before. */
+  /**
+   * Rows of an account, newest first. Of rows with the same time, the one with the higher id comes first. `after`: the last row of the page before.
+   */
   page(accountId: string, filters: ListFilters, after: PagePlace | null, limit: number): Promise<Pick<PaymentRow, 'paymentId' | 'payment'>[]>;
 }
 
@@ -60,7 +62,10 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
   }
 };
 
-/** Time to gather events before a write. A list request in this process ends it (C48). A list request in another process waits this much longer. */
+/**
+ * How long the read model gathers events before a write. A list request in the same process ends the wait (C48). A list request in another process
+ * may wait this much longer.
+ */
 const GATHER_MS = 50;
 
 /** Applies a batch inside the transaction that moves the checkpoint. */
@@ -84,8 +89,8 @@ const LOADING_PAYMENTS = 1_000;
 const LATE_BATCH = 1_000;
 
 /**
- * Fills the empty table. Payments are folded in memory and copied out, oldest first. If an event arrives after its payment was copied out, it waits
- * in a table of its own and is applied once the indexes exist. Memory does not grow with history.
+ * Fills the empty table. Payments are folded in memory and copied out, oldest first. If an event arrives after its payment was copied out, it is kept
+ * in the table `late_event` and applied once the indexes exist. So memory does not grow with history.
  */
 const loadPaymentList = async (
   client: Client,
@@ -223,7 +228,7 @@ export interface PaymentListPorts {
   readonly keys: KeyRing;
   readonly directory: Directory;
   head(): Promise<Position | null>;
-  /** true as soon as the list has reached a position. false: it did not in time. */
+  /** true as soon as the list has reached the position. false: the list did not reach it in time. */
   caughtUpTo(position: Position, timeoutMs: number): Promise<boolean>;
 }
 
@@ -241,14 +246,17 @@ export interface ListedPage {
   readonly ledger: { readonly position: Position | null; readonly lag: string };
 }
 
-/** One page. An unknown or never granted portal → PORTAL_ACCESS_DENIED (C46). A cursor of another list → VALIDATION_ERROR (C45). */
+/**
+ * Reads one page. Throws PORTAL_ACCESS_DENIED if the portal is unknown or was never granted (C46), and VALIDATION_ERROR if the cursor belongs to
+ * another list (C45).
+ */
 export const listPayments = async (ports: PaymentListPorts, { accountId, filters, cursor, limit }: ListRequest): Promise<ListedPage> => {
   const isOurs = ports.ownLog.incident === null;
   const head = isOurs ? await ports.head() : null;
   if (filters.portalId !== null && (await ports.directory.grant(accountId, filters.portalId)) === null)
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
   const after = cursor === null ? null : openCursor(ports.keys, accountId, filters, cursor);
-  // Wait a while for the events from before the request. If they do not arrive in time, the headers say so.
+  // The list gets some time to apply the events from before the request. If it does not apply them in time, the headers of the answer say so.
   const complete = isOurs && (head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS)));
   const size = limit ?? DEFAULT_PAGE;
   const rows = await ports.rows.page(accountId, filters, after, size + 1);

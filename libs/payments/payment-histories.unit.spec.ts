@@ -1,4 +1,7 @@
-/** Random legal histories of a payment: whatever is asked and whatever the gateway says, the money adds up (docs/contract.md#money-and-states). */
+/**
+ * Tests random valid histories of a payment. Whatever is requested and whatever the gateway answers, the amounts add up
+ * (docs/contract.md#money-and-states).
+ */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { fold, ServiceError } from '#kernel';
@@ -25,10 +28,10 @@ describe('in every history', () => {
     | { kind: 'settle'; leg: number; accepted: boolean }
     | { kind: 'dispute'; cents: number; status: number }
     | { kind: 'tell'; attempt: number };
-  /** What the gateway does with each leg of an attempt, in order, and whether the capabilities allow parts. */
+  /** The gateway's answer for each leg of an attempt, in order, and its capabilities. */
   interface Gateway {
     readonly legs: readonly ('void' | 'refund' | 'rejected' | 'not_processed' | 'unknown')[];
-    /** What finalize finds for the leg after the first that stayed unknown. */
+    /** The result of `finalize` for a leg whose answer was `unknown`. */
     readonly found: 'void' | 'refund' | 'never';
     readonly partialVoid: boolean;
     readonly refundUnsettled: boolean;
@@ -91,7 +94,7 @@ describe('in every history', () => {
       if (captured > 0) expect(line.refundedAmountCents + line.remainingRefundableAmountCents).toBe(line.amountCents + line.serviceFeeCents);
     if (state.phase !== 'charged') return;
 
-    // Principal and fee apart, legs and lines alike.
+    // Legs and lines agree, for the principal and for the fee.
     const due = remaining(state);
     const { terms, lines } = state;
     expect(lines.reduce((total, line) => total + line.principalReturnedCents, 0)).toBe(terms.amountCents - due.principal);
@@ -102,12 +105,12 @@ describe('in every history', () => {
     });
     const moved = state.attempts.flatMap((attempt) => attempt.returned);
     expect(moved.reduce((total, part) => total + part.principalCents + part.feeCents, 0)).toBe(refunded);
-    // C21, C22, C27: the status follows from the money and from what returned it last.
+    // C21, C22, C27: the status follows from the amounts and from the operation that returned money last.
     const last = state.attempts.filter((attempt) => attempt.returned.length > 0).at(-1)?.operation;
     if (left === 0) expect(status).toBe(last === 'void' ? 'voided' : 'refunded');
     else if (refunded === 0) expect(status).toBe('succeeded');
     else expect(status).toBe(last === 'void' ? 'succeeded' : 'partially_refunded');
-    // C24: nothing was voided on a leg after a refund had been made there.
+    // C24: after a refund on a leg, that leg was not voided any more.
     for (const { leg } of state.legs) {
       const means = moved.filter((part) => part.leg === leg).map((part) => part.means);
       expect(means.lastIndexOf('void')).toBeLessThan(means.includes('refund') ? means.indexOf('refund') : means.length);
@@ -115,7 +118,7 @@ describe('in every history', () => {
     expect(state.attempts.filter(({ ended: end }) => end === null).length).toBeLessThanOrEqual(1);
   };
 
-  /** Plays a history; every state on the way is checked, and folded again from JSON. */
+  /** Runs a history. It checks every state on the way, after a round trip through JSON. */
   const play = (terms: Parameters<typeof initiated>[0], steps: readonly Step[]): PaymentEvent[] => {
     const facts: PaymentEvent[] = [];
     let state: Payment = decider.initial;
@@ -144,7 +147,8 @@ describe('in every history', () => {
       for (const [index, { leg, means }] of moves.entries()) {
         const did = legs[index]!;
         if (did === 'void' || did === 'refund') {
-          // The switch of C24: a refund may turn out as either, a void never as a refund; a leg with a refund is not voided any more.
+          // C24: a requested refund may be executed as a void or as a refund, a requested void only as a void. If the move is planned as a refund, it
+          // stays one.
           const how = operation === 'void' ? 'void' : means === 'refund' ? 'refund' : did;
           ask({ type: 'RecordLegReturned', at: LATER, attemptId, leg, means: how, transactionId: `t${++drawn}` });
           continue;
@@ -191,7 +195,7 @@ describe('in every history', () => {
       }
       expect(openAttempt(state as Charged)).toBeUndefined();
     }
-    // The list keeps the folded state as JSON; whoever folds all events arrives at the very same.
+    // The list stores the folded state as JSON. Folding all events must give exactly the same state.
     expect(JSON.parse(JSON.stringify(fold(decider, facts)))).toEqual(JSON.parse(JSON.stringify(state)));
     return facts;
   };
@@ -202,10 +206,10 @@ describe('in every history', () => {
       fc.property(termsArbitrary, fc.array(step, { maxLength: 8 }), (terms, steps) => {
         for (const { type } of play(terms, steps)) seen.add(type);
       }),
-      // One seed: whether every fact is reached must not be a matter of luck.
+      // The seed is fixed, so that every run reaches all of the events below.
       { numRuns: 300, seed: 1 },
     );
-    // The histories are no good if they never reach the facts that they are about.
+    // If the histories never reached these events, the test would prove nothing about them.
     for (const type of [
       'PaymentVoided',
       'PaymentRefunded',

@@ -1,15 +1,16 @@
 /**
  * A payment, from its request to the last cent returned.
  *
- * Read from top to bottom: events; state and `evolve`; the status and the money that follow from the state; commands; `decide`. Nothing here reaches
- * a gateway, a clock or a database: time, ids, references and gateway outcomes arrive inside commands. GET, list, answers, ledger and audit all fold
- * with this `evolve`.
+ * Read from top to bottom: events; state and `evolve`; the status and the money that follow from the state; commands; `decide`. Nothing here calls a
+ * gateway, a clock or a database: times, ids, references and gateway outcomes arrive inside commands. GET, list, answers and audit all fold with this
+ * `evolve`.
  */
 import { type Cents, type Decider, type Json, proRata, ServiceError, sumCents, unreachable } from '#kernel';
 import type { Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Events: facts, in the past tense, in whole cents, never card data. `at` is the event's recordedAt (RFC 3339, milliseconds).
+// Events. Each is a fact in the past tense, with amounts in whole cents, and never holds card data. `at` is the event's recordedAt (RFC 3339,
+// milliseconds).
 
 type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
 
@@ -38,8 +39,8 @@ export type PaymentEvent =
   | Fact<'FeeRefunded', LegReturned>
   | Fact<'ReversalEnded', ReversalEnd>
   /**
-   * `toldAs`: the attempt that the receiver's key is bound to, if that is another attempt. That attempt moved no money, and has no intent with this
-   * key that is newer. So this event names the key.
+   * A caller gets the result of the attempt `attemptId`. `toldAs`: the attempt that the caller's key is bound to, if it is another attempt. That
+   * attempt moved no money, and no newer intent names the key. So this event names the key.
    */
   | Fact<'ReversalAcknowledged', { readonly attemptId: string; readonly toldAs?: string; readonly idempotency: RecordedKey | null }>
   | Fact<
@@ -48,8 +49,8 @@ export type PaymentEvent =
     >
   | Fact<'SettlementRejected', { readonly leg: Leg; readonly batchId: string; readonly closedAt: string }>
   /**
-   * A corrected file says that the leg is not in the batch, or is there with other amounts. This cancels the fact of its settlement, with its
-   * amounts.
+   * A corrected file says that the leg is not in the batch, or that it has other amounts there. This event cancels the PaymentSettled of the leg, and
+   * repeats its amounts.
    */
   | Fact<
       'SettlementWithdrawn',
@@ -77,15 +78,15 @@ export interface Intent {
 }
 
 /**
- * The key of a request, so that a key store that lost its row can make it again from the log. Only keyed hashes, as hex, since the log is never
- * deleted. The fingerprint holds the card's last four digits instead of its number.
+ * The key of a request, as the log keeps it. A key store that has lost its row can make the row again from this. It holds only keyed hashes, as hex,
+ * since the log is never deleted. The fingerprint is made with the card's last four digits instead of its number.
  */
 export interface RecordedKey {
   /** The account, or the key space of staff. */
   readonly keySpace: string;
   readonly keyHash: string;
   readonly fingerprint: string;
-  /** Of the fingerprint. */
+  /** Id of the master key that made the fingerprint. */
   readonly kid: string;
   readonly operation: string;
 }
@@ -150,7 +151,10 @@ export interface Charge {
   }[];
 }
 
-/** A leg that was charged and at once voided, because the other leg failed (C41). Both transactions stand at the processor. Absent if there was none. */
+/**
+ * A leg that was charged and voided at once, because the other leg failed (C41). The processor has both transactions. If no leg was voided, the field
+ * `takenBack` is absent.
+ */
 export interface TakenBack {
   readonly leg: Leg;
   readonly amountCents: Cents;
@@ -161,12 +165,12 @@ export interface TakenBack {
 export type Initiator = 'partner' | 'staff';
 export type Means = 'void' | 'refund';
 
-/** The intent to return money: the request, the amount, and what moves on which leg under which references. */
+/** The intent to return money: the request, and for each leg the amounts, the operation and the references. */
 export interface ReversalRequest {
   readonly attemptId: string;
   readonly initiatedBy: Initiator;
   readonly reason: string | null;
-  /** As it was requested. A repeat without a key is matched by it (C18). */
+  /** The amount and the fee as they were requested. A repeat without a key is recognised by them (C18). */
   readonly asked: { readonly amountCents: Cents | null; readonly includeFee: boolean };
   readonly legs: readonly LegMove[];
   readonly lines: readonly { readonly lineItemId: string; readonly principalCents: Cents; readonly feeCents: Cents }[];
@@ -183,7 +187,7 @@ export interface LegMove {
   readonly references: { readonly void: Ref; readonly refund: Ref };
 }
 
-/** One leg came back. `leg` is null if a charge was never executed, so nothing had to move. */
+/** The money of one leg was returned. `leg` is null if the charge was never executed, so that no money had to move. */
 export interface LegReturned {
   readonly attemptId: string;
   readonly leg: Leg | null;
@@ -215,7 +219,7 @@ export interface Dispute {
   readonly reasonCode: string;
   readonly reason: string;
   readonly disputedAmountCents: Cents;
-  /** The charge that the processor named. Absent if it named none. The books take the merchant account from it. */
+  /** The leg whose charge the processor named. Absent if it named none. The books take the merchant account from this leg. */
   readonly leg?: Leg;
   /** YYYY-MM-DD. */
   readonly openedOn: string;
@@ -223,7 +227,7 @@ export interface Dispute {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// State: each phase carries only what exists in it. Plain JSON, since the list projection stores it.
+// State. Each phase has only the fields that it needs. The state is plain JSON, since the list's projection stores it.
 
 interface Known {
   readonly terms: PaymentTerms;
@@ -238,11 +242,11 @@ export type Payment =
   | { readonly phase: 'abandoned'; readonly accountId: string }
   | Awaiting
   | (Known & { readonly phase: 'failed'; readonly declineCode: DeclineCode | null })
-  /** Voided from pending or unknown: reversed, or never processed. Nothing was captured. */
+  /** The payment was pending or unknown before. Its charge was reversed, or was never processed. Nothing was captured. */
   | (Known & { readonly phase: 'voided' })
   | Charged;
 
-/** `fenced`: recovery owns the attempt. The revision refuses a late outcome of the request. */
+/** `fenced`: recovery owns the attempt. The fence has raised the stream's revision, so a late outcome of the request conflicts and is refused. */
 export type Awaiting = Known & { readonly phase: 'pending' | 'unknown'; readonly fenced: boolean };
 
 export type Charged = Known & {
@@ -252,8 +256,7 @@ export type Charged = Known & {
   readonly legs: readonly ChargedLeg[];
   readonly lines: readonly { readonly principalReturnedCents: Cents; readonly feeReturnedCents: Cents }[];
   /**
-   * The operation that returned money last. It decides between `voided` and `refunded`, and between `succeeded` and `partially_refunded` (C21, C22,
-   * C27).
+   * The operation that returned money last. The status depends on it: `voided` or `refunded`, `succeeded` or `partially_refunded` (C21, C22, C27).
    */
   readonly lastReturnedBy: Means | null;
   readonly attempts: readonly ReversalAttempt[];
@@ -272,7 +275,7 @@ export interface ChargedLeg {
   /** A leg on which a refund was made is never voided afterwards (C24). */
   readonly refunded: boolean;
   readonly settledBatchId: string | null;
-  /** The batch's facts about the leg. null: not settled. */
+  /** The amounts of the leg in its batch. null: the leg is not settled. */
   readonly settledGrossCents: Cents | null;
   readonly settledFeeCents: Cents | null;
   readonly settlementRejected: boolean;
@@ -281,7 +284,7 @@ export interface ChargedLeg {
 export interface ReversalAttempt extends ReversalRequest {
   readonly operation: Means;
   readonly requestedAt: string;
-  /** Its request got a 5xx, or vanished. The next request resolves it (C18). */
+  /** The request of this attempt got a 5xx, or vanished. The next request resolves the attempt (C18). */
   readonly fenced: boolean;
   readonly returned: readonly {
     readonly leg: Leg;
@@ -292,11 +295,14 @@ export interface ReversalAttempt extends ReversalRequest {
   }[];
   readonly ended:
     (Pick<ReversalEnd, 'outcome' | 'reversalType' | 'amountCents'> & { readonly at: string; readonly remainingRefundableCents: Cents }) | null;
-  /** It was left open after a part had come back. The caller got PARTIAL_REFUND_PENDING or retry_void. */
+  /** The attempt was left open after a part of the money had been returned. The caller got PARTIAL_REFUND_PENDING or retry_void. */
   readonly toldPartial: boolean;
-  /** A caller has got its result since it was fenced (C18). */
+  /** A repeated request has got the result of this attempt (C18). */
   readonly acknowledged: boolean;
-  /** The attempt to which the key that got the result is bound. From then on the result belongs to that key (specification, Idempotency 1). */
+  /**
+   * Set if the result was given to a key that is bound to another attempt: the id of that attempt. From then on the result belongs to that key
+   * (specification, Idempotency 1).
+   */
   readonly toldAs: string | null;
   /** The attempt that completed this partial one. */
   readonly completedBy: string | null;
@@ -327,7 +333,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     }
     case 'ReconciliationStarted':
       if (payment.phase === 'charged') {
-        // If the attempt has ended: its request got a 5xx all the same, because the log's answer was lost (C18).
+        // An ended attempt may be fenced, too. Its request got a 5xx, because the log's answer to the last append was lost (C18).
         if (attemptOf(payment, event.data.attemptId)?.fenced) throw impossible(payment, event);
         return withAttempt(payment, event, at, (attempt) => ({
           ...attempt,
@@ -369,7 +375,8 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
       return { ...before, updatedAt: at, attempts: [...before.attempts, attempt] };
     }
     case 'PaymentVoided':
-      // From unknown: the charge is undone or was never made, so nothing was captured. A pending charge may still succeed, so it is fenced first.
+      // If the payment is unknown, the charge was undone or never made, so nothing was captured. A pending charge may still succeed, so it must be
+      // fenced before this event.
       if (payment.phase === 'voided') return { ...payment, updatedAt: at };
       if (payment.phase === 'unknown') return { ...known(payment, at), phase: 'voided' };
       if (payment.phase !== 'charged') throw impossible(payment, event);
@@ -456,7 +463,7 @@ const charged = (before: Awaiting, charge: Charge, at: string): Charged => ({
   disputes: [],
 });
 
-/** One leg came back. Money moves on the leg and on the lines together, so the lines always sum to the payment. */
+/** Applies the return of one leg. The amounts of the leg and of the lines change together, so the lines always sum to the payment. */
 const returned = (before: Charged, event: PaymentEvent & { data: LegReturned }, means: Means): Charged => {
   const { attemptId, leg, principalCents, feeCents, transactionId } = event.data;
   const attempt = attemptOf(before, attemptId);
@@ -519,7 +526,7 @@ const withLeg = (payment: Charged, event: PaymentEvent & { data: { leg: Leg } },
   return { ...payment, updatedAt: at, legs: payment.legs.map((charge) => (charge.leg === leg ? change(charge) : charge)) };
 };
 
-/** The request of a pending payment may still record success or failure. An unknown payment waits for recovery (C29). */
+/** Throws unless the payment is pending. Only then may its request record success or failure. An unknown payment waits for recovery (C29). */
 const pending = (payment: Payment, event: PaymentEvent): Awaiting => {
   if (payment.phase !== 'pending') throw impossible(payment, event);
   return payment;
@@ -535,11 +542,11 @@ const asCharged = (payment: Payment, event: PaymentEvent): Charged => {
   return payment;
 };
 
-/** `evolve` accepts no impossible history: such a history is a fault of ours, or tampering. */
+/** `evolve` throws this error for an impossible history. Such a history is a fault of ours, or tampering. */
 const impossible = (payment: Payment, event: PaymentEvent) => new Error(`impossible history: ${event.type} while ${payment.phase}`);
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// What follows from the state. Status is derived from the money, never stored (C21).
+// Values that follow from the state. The status is derived from the money and is no part of the state (C21).
 
 export type PaymentStatus = 'pending' | 'authorized' | 'succeeded' | 'failed' | 'voided' | 'refunded' | 'partially_refunded' | 'unknown';
 export const PAYMENT_STATUSES: readonly PaymentStatus[] = [
@@ -557,7 +564,7 @@ export const PAYMENT_STATUSES: readonly PaymentStatus[] = [
 export type VisiblePayment = Exclude<Payment, { phase: 'none' | 'abandoned' }>;
 export const isVisible = (payment: Payment): payment is VisiblePayment => payment.phase !== 'none' && payment.phase !== 'abandoned';
 
-/** Cents not yet returned, per component. */
+/** Cents that are not returned yet, principal and fee apart. */
 export const remaining = (payment: Charged): { principal: Cents; fee: Cents } => ({
   principal: sumCents(payment.legs, (leg) => leg.principalCents - leg.principalReturnedCents),
   fee: sumCents(payment.legs, (leg) => leg.feeCents - leg.feeReturnedCents),
@@ -582,11 +589,14 @@ export const disputedCents = (payment: Charged): Cents =>
 export const attemptOf = (payment: Payment, attemptId: string): ReversalAttempt | undefined =>
   payment.phase === 'charged' ? payment.attempts.find((attempt) => attempt.attemptId === attemptId) : undefined;
 
-/** The attempt whose result belongs to this key: the one whose result its request got, else its own. */
+/**
+ * The attempt whose result belongs to the key that is bound to `attemptId`. It is the attempt whose result was given to that key, otherwise the key's
+ * own attempt.
+ */
 export const resultOf = (payment: Charged, attemptId: string): ReversalAttempt | undefined =>
   payment.attempts.find(({ toldAs }) => toldAs === attemptId) ?? attemptOf(payment, attemptId);
 
-/** The one reversal that is in progress, or that was left open by a request of unknown outcome. */
+/** The one reversal without an end: it is in progress, or its request ended with an unknown outcome. */
 export const openAttempt = (payment: Charged): ReversalAttempt | undefined => payment.attempts.find((attempt) => attempt.ended === null);
 
 /** Work for recovery: a charge without outcome, or a reversal without end. */
@@ -596,7 +606,7 @@ export const openOf = (payment: Payment): { attemptId: string; since: string } |
   return attempt ? { attemptId: attempt.attemptId, since: attempt.requestedAt } : null;
 };
 
-/** The refund whose principal came back and whose fee did not (PARTIAL_REFUND_PENDING), if the fee can still be returned. */
+/** The refund that returned the principal but not the fee (PARTIAL_REFUND_PENDING), if the fee can still be returned. */
 export const partialRefund = (payment: Charged, initiatedBy: Initiator): ReversalAttempt | undefined =>
   remaining(payment).fee === 0
     ? undefined
@@ -606,8 +616,8 @@ export const partialRefund = (payment: Charged, initiatedBy: Initiator): Reversa
       );
 
 /**
- * A refund or void that a retry would complete, but that is complete already: the fee had come back although the answer said otherwise. The retry
- * gets the whole result once, under any key. Nothing is returned again (C27, C38).
+ * A refund or void that a retry wants to complete, but that is complete already. Its caller was told that the fee was missing, but the fee had been
+ * returned. One retry gets the whole result, under any key, and nothing is returned again (C27, C38).
  */
 export const completedMeanwhile = (
   payment: Charged,
@@ -626,10 +636,10 @@ export const completedMeanwhile = (
       (asked.amountCents === null || asked.amountCents === principalOf(attempt)),
   );
 
-/** How long a repeat without a key may claim the result of an attempt whose caller got a 5xx (C18). */
+/** How long a repeat without a key may get the result of an attempt whose caller got a 5xx (C18). */
 const KEYLESS_REPEAT_MS = 24 * 3_600_000;
 
-/** The attempt that a request without a key repeats: it succeeded after its own caller got a 5xx, and no caller has got the result since (C18). */
+/** The attempt that a request without a key repeats. It succeeded after its own caller got a 5xx, and no caller has got its result since (C18). */
 export const untoldAttempt = (
   payment: Charged,
   operation: Means,
@@ -650,13 +660,13 @@ export const untoldAttempt = (
   );
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Commands. The caller provides times, ids, references, and what the gateway can do.
+// Commands. The caller provides times, ids, references, and the capabilities of the gateways.
 
 export type PaymentCommand =
   | ({ readonly type: 'Initiate'; readonly at: string; readonly terms: PaymentTerms } & Intent)
   | { readonly type: 'RecordChargeOutcome'; readonly at: string; readonly attemptId: string; readonly outcome: ChargeOutcome }
   | { readonly type: 'Abandon'; readonly at: string; readonly attemptId: string; readonly accountId: string; readonly reason: string }
-  /** `untold`: the request could not learn whether the end of its attempt was recorded, and answered 5xx. */
+  /** `untold`: the attempt may have ended in the log, but its request could not learn that and answered 5xx. */
   | { readonly type: 'StartReconciliation'; readonly at: string; readonly attemptId: string; readonly untold?: boolean }
   | { readonly type: 'RecordChargeFindings'; readonly at: string; readonly attemptId: string; readonly findings: readonly ChargeFinding[] }
   | RequestVoid
@@ -670,7 +680,10 @@ export type PaymentCommand =
       readonly transactionId: string;
     }
   | { readonly type: 'EndReversal'; readonly at: string; readonly attemptId: string; readonly unfinished?: 'rejected' | 'never_executed' }
-  /** `toldAs`: the receiver's key, and the attempt that it is bound to, if that is another attempt. */
+  /**
+   * `toldAs`: the key of the caller that gets the result, and the attempt that this key is bound to. null: the caller has no key, or its key owns the
+   * result.
+   */
   | { readonly type: 'AcknowledgeReversal'; readonly at: string; readonly attemptId: string; readonly toldAs: Intent | null }
   | {
       readonly type: 'RecordSettlement';
@@ -684,7 +697,7 @@ export type PaymentCommand =
     }
   | { readonly type: 'WithdrawSettlement'; readonly at: string; readonly leg: Leg; readonly batchId: string; readonly closedAt: string }
   | { readonly type: 'OpenDispute'; readonly at: string; readonly dispute: Dispute }
-  /** null: unchanged. */
+  /** `status` and `stage` null: unchanged. */
   | {
       readonly type: 'UpdateDispute';
       readonly at: string;
@@ -715,7 +728,7 @@ export type ChargeOutcome =
   | { readonly kind: 'failed'; readonly reason: string; readonly takenBack?: readonly TakenBack[] }
   | { readonly kind: 'unknown'; readonly leg: Leg; readonly cause: string };
 
-/** Recovery's finding about one leg of a charge, after it finalised the leg's references. `reversed`: executed, and undone since. */
+/** Recovery's finding about one leg of a charge, after it finalised the leg's references. `reversed`: the charge was executed and then undone. */
 export type ChargeFinding = { readonly leg: Leg } & (
   | { readonly found: 'reversed'; readonly transactionId: string }
   | { readonly found: 'declined'; readonly code: DeclineCode; readonly transactionId: string | null }
@@ -735,7 +748,7 @@ export interface RequestRefund extends ReversalCommand {
   readonly type: 'RequestRefund';
   readonly amountCents: Cents | null;
   readonly includeFee: boolean;
-  /** Abilities of each leg's gateway before settlement (C23). */
+  /** The capabilities of each leg's gateway before settlement (C23). */
   readonly capabilities: (leg: Leg) => { readonly partialVoid: boolean; readonly refundUnsettled: boolean };
 }
 
@@ -790,7 +803,7 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
 
 const initiate = (payment: Payment, { at, attemptId, idempotency, terms }: Ask<'Initiate'>): PaymentEvent[] => {
   if (payment.phase !== 'none') throw new Error('the payment was begun before');
-  // These are our own sums over validated input. A difference is a fault, not a refusal.
+  // These sums are our own, made from validated input. So a difference is a fault of ours, not a refusal.
   if (sumCents(terms.lineItems, (line) => line.amountCents) !== terms.amountCents) throw new Error('the lines do not sum to the principal');
   if (sumCents(terms.lineItems, (line) => line.serviceFeeCents) !== terms.serviceFeeCents)
     throw new Error('the fee was not shared out to the last cent');
@@ -827,7 +840,7 @@ const startReconciliation = (payment: Payment, { at, attemptId, untold = false }
   return attempt && !attempt.fenced && (!attempt.ended || (untold && !attempt.acknowledged)) ? [fence] : [];
 };
 
-/** `unknown` becomes voided (undone, or never processed) or failed (declined). It never becomes succeeded (C29). */
+/** An unknown payment becomes voided (the charge was undone, or never processed) or failed (declined). It never becomes succeeded (C29). */
 const recordChargeFindings = (payment: Payment, { at, attemptId, findings }: Ask<'RecordChargeFindings'>): PaymentEvent[] => {
   if (payment.phase !== 'unknown' || payment.attemptId !== attemptId) return [];
   if (payment.terms.legs.some(({ leg }) => !findings.some((finding) => finding.leg === leg))) throw new Error('a leg was not looked at');
@@ -894,16 +907,16 @@ const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[]
   return [{ type: 'RefundRequested', at: command.at, data: request(target, command, asked, moves, completes?.attemptId ?? null) }];
 };
 
-/** The way in which a part of a leg goes back, decided before the gateway is asked (C23, C24). Never more than was requested. */
+/** The operation that returns a part of a leg, decided before the gateway is called (C23, C24). It never returns more than was requested. */
 const meansFor = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means => {
-  // If a refund was made, the gateway has settled or accepts refunds before settlement. The stream need not know of a batch yet.
+  // If a refund was made on this leg, the gateway has settled the leg or accepts refunds before settlement. The stream may not know of the batch yet.
   if (leg.settledBatchId !== null || leg.refunded) return 'refund';
   const means = unsettledMeans(leg, part, capability);
   if (!means) throw new ServiceError('INVALID_STATE', 'The batch has not settled: a partial refund is possible after settlement.');
   return means;
 };
 
-/** The possible action on a part of an unsettled leg. null: none. */
+/** The operation that can return a part of an unsettled leg. null: none can. */
 export const unsettledMeans = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means | null => {
   const whole = cents(part) === cents(unreturned(leg));
   if (!leg.refunded && (whole || capability.partialVoid)) return 'void';
@@ -919,7 +932,8 @@ const request = (
 ): ReversalRequest & Intent => {
   const principalCents = sumCents(legs, (leg) => leg.principalCents);
   const feeCents = sumCents(legs, (leg) => leg.feeCents);
-  // Principal is spread over the lines' remaining principal (C34). A fee goes back whole, each line its own share.
+  // The principal is shared out in proportion to the remaining principal of the lines (C34). A fee is returned whole, so each line gets back the rest
+  // of its own share.
   const principalByLine = proRata(
     principalCents,
     payment.terms.lineItems.map((line, index) => line.amountCents - payment.lines[index]!.principalReturnedCents),
@@ -957,7 +971,9 @@ const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndRe
   return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, reason, initiatedBy } }];
 };
 
-/** A leg settles in one batch. If the same batch has other amounts later, they replace the first ones. Another batch changes nothing. */
+/**
+ * A leg settles in one batch. If the same batch reports other amounts later, they replace the first ones. A report of another batch changes nothing.
+ */
 const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): PaymentEvent[] => {
   const { at, leg: name, batchId, closedAt, accepted, grossCents, feeCents } = command;
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
@@ -970,8 +986,8 @@ const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): P
 };
 
 /**
- * The leg is unsettled again, as in the books. Its gateway decides again whether it can be voided or refunded (C24). Nothing happens if the leg did
- * not settle in this batch.
+ * Makes the leg unsettled again, as in the books. From then on its gateway decides again whether it can be voided or refunded (C24). Nothing happens
+ * if the leg did not settle in this batch.
  */
 const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt }: Ask<'WithdrawSettlement'>): PaymentEvent[] => {
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
@@ -986,8 +1002,8 @@ const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt
 };
 
 /**
- * A dispute is opened only on a charged payment, for 1 cent up to the captured amount, on the leg that it names (C30). Opened again with the same
- * terms, it is the same dispute.
+ * A dispute is opened only on a charged payment, for 1 cent up to the captured amount of the leg that it names, or of all legs (C30). If it is opened
+ * again with the same terms, nothing changes.
  */
 const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): PaymentEvent[] => {
   const { legs, disputes } = disputable(payment);
@@ -1005,7 +1021,7 @@ const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): Pay
   return [];
 };
 
-/** Any status may follow any other (C30). A change of status and stage is one event; no change is no event (C57). */
+/** Any status may follow any other (C30). A change of status, stage or both is one event. Without a change there is no event (C57). */
 const updateDispute = (payment: Payment, { at, disputeId, status, stage }: Ask<'UpdateDispute'>): PaymentEvent[] => {
   const before = disputable(payment).disputes.find((dispute) => dispute.disputeId === disputeId);
   if (!before) throw new ServiceError('INVALID_STATE', 'The payment has no such dispute.');
@@ -1042,15 +1058,15 @@ export const unreturned = (leg: ChargedLeg): Part => ({
 
 const principalOf = (attempt: ReversalAttempt): Cents => sumCents(attempt.legs, (leg) => leg.principalCents);
 
-/** For people. */
+/** The payment with its status, in words for an error message. */
 const named = (payment: Parameters<typeof statusOf>[0]): string => {
   const status = statusOf(payment).replace('_', ' ');
   return `${status === 'unknown' ? 'An' : 'A'} ${status} payment`;
 };
 
 /**
- * Every attempt stays in the state that each reader folds. So there is a limit for attempts that returned money, and one for all attempts, of which
- * staff may make more.
+ * Every attempt is part of the state, which each reader folds. So their number is limited: MAX_REVERSALS for attempts that returned money,
+ * MAX_ATTEMPTS for all attempts. Staff may exceed MAX_ATTEMPTS.
  */
 export const MAX_REVERSALS = 100;
 export const MAX_ATTEMPTS = 1_000;
@@ -1060,8 +1076,8 @@ const reversible = (payment: Payment, done: 'voided' | 'refunded', initiatedBy: 
   if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', `${named(payment)} cannot be ${done}.`);
   if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress.'); // C31
   if (payment.legs.some((leg) => leg.settlementRejected)) throw new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.'); // C67
-  // An attempt that was begun may always be completed (specification, Refund 5). Attempts that the gateway did not execute during an outage do not
-  // count.
+  // Attempts that returned no money, such as those during an outage of the gateway, do not count. A partial attempt may always be completed
+  // (specification, Refund 5).
   const returned = payment.attempts.filter((attempt) => attempt.returned.length > 0);
   if (returned.length >= MAX_REVERSALS && !returned.some(({ ended, completedBy }) => ended?.outcome === 'partial' && !completedBy))
     throw new ServiceError('INVALID_STATE', `A payment takes at most ${MAX_REVERSALS} refunds and voids.`);
@@ -1072,7 +1088,7 @@ const reversible = (payment: Payment, done: 'voided' | 'refunded', initiatedBy: 
 
 const exceeds = (leftCents: Cents) => new ServiceError('INVALID_STATE', `Refund exceeds remaining principal: ${leftCents} cents remain`);
 
-/** The gateway refused the void for good: only a refund can return the money (C26). */
+/** The gateway refused the void for good, so only a refund can return the money (C26). */
 export const voidFailed = (message: string) => new ServiceError('VOID_FAILED', message, { retryable: false, suggestedAction: 'refund' });
 
 export const payment: Decider<Payment, PaymentCommand, PaymentEvent> = { initial, decide, evolve };

@@ -1,4 +1,4 @@
-/** The rules of a payment (docs/contract.md#money-and-states, C32 to C40, C61, C67), as facts and commands. */
+/** Tests the rules of a payment (docs/contract.md#money-and-states, C32 to C40, C61, C67) with events and commands. */
 import { describe, expect, test } from '@jest/globals';
 import {
   abandoned,
@@ -1058,7 +1058,10 @@ describe('an attempt whose caller got a 5xx although it had ended (C18)', () => 
 });
 
 describe('a retry that is to complete the fee finds that it came back meanwhile (C27, C38)', () => {
-  /** Principal returned, the request told PARTIAL_REFUND_PENDING or retry_void, and recovery found the fee returned as well. */
+  /**
+   * The principal was returned, and the caller got PARTIAL_REFUND_PENDING or retry_void. In `finished`, recovery has found that the fee was returned
+   * as well.
+   */
   const begun = (operation: 'void' | 'refund', initiatedBy: 'partner' | 'staff' = 'partner') => [
     ...charged(),
     (operation === 'void' ? voidRequested : refundRequested)('A', {

@@ -1,6 +1,6 @@
 /**
- * The specification's resources of a payment, as a pure function of the folded state. The same state gives the same text, so nothing here reads the
- * time.
+ * The resources of the specification that show a payment, made from the folded state alone. The same state must give the same text, so nothing here
+ * reads the time.
  */
 import { type Cents, type Json, sumCents } from '#kernel';
 import {
@@ -51,7 +51,7 @@ export interface LineItemView {
   readonly metadata: Readonly<Record<string, Json>> | null;
 }
 
-/** PaymentGroupResponse. In every status captured = refunded + remaining (docs/contract.md#money-and-states). */
+/** The specification's PaymentGroupResponse. In every status captured = refunded + remaining (docs/contract.md#money-and-states). */
 export const paymentView = (id: string, payment: VisiblePayment): PaymentView => {
   const { terms } = payment;
   const charge = payment.phase === 'charged' ? payment : null;
@@ -59,7 +59,7 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
   const totalCents = terms.amountCents + terms.serviceFeeCents;
   const left = charge ? remaining(charge) : { principal: 0, fee: 0 };
   const remainingCents = left.principal + left.fee;
-  // The principal leg gives the transaction and the card of the payment (C41). Combined mode has one leg.
+  // The payment shows the transaction and authorization code of its principal leg (C41). In combined mode there is only one leg.
   const leg = charge?.legs.find((candidate) => candidate.leg !== 'fee');
   return {
     id,
@@ -101,7 +101,7 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
   };
 };
 
-/** C28: the payment's own status if it has no refund that lines share. Otherwise the status follows from the line's amounts. */
+/** The status of a line (C28). If the payment has no refund, it is the status of the payment. Otherwise it follows from the line's amounts. */
 const lineStatus = (payment: PaymentStatus, charge: Charged | null, refundedCents: Cents, totalCents: Cents): PaymentStatus => {
   if (!charge || payment === 'voided' || payment === 'succeeded') return payment;
   if (refundedCents === 0) return 'succeeded';
@@ -121,7 +121,7 @@ export interface RefundView {
   readonly createdAt: string;
 }
 
-/** Result of a completed refund. One that was completed by a later attempt is the same refund: principal and fee together (C38). */
+/** The result of a completed refund. If a later attempt completed it, both attempts are one refund, with principal and fee together (C38). */
 export const refundView = (id: string, payment: Charged, attempt: ReversalAttempt): RefundView => {
   const parts = partsOf(payment, attempt);
   const last = parts.at(-1)!;
@@ -155,7 +155,7 @@ export interface VoidView {
 
 export type ReversalView = RefundView | VoidView;
 
-/** Result of a completed void: always the whole payment, also if a retry voided only the fee (C27, C38). */
+/** The result of a completed void. It always shows the whole payment, even if a retry voided only the fee (C27, C38). */
 export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt): VoidView => {
   const parts = partsOf(payment, attempt);
   const moved = parts.flatMap((part) => part.returned);
@@ -183,10 +183,11 @@ export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt)
   };
 };
 
-/** The attempts of one refund or void, in order: those that began it, and the one that completed it. */
+/** The attempts of one refund or void, in order: the one that began it, and the one that completed it, if there is one. */
 const partsOf = (payment: Charged, attempt: ReversalAttempt): ReversalAttempt[] => {
   const first = attempt.completes ? (attemptOf(payment, attempt.completes) ?? attempt) : attempt;
   const completion = first.completedBy ? attemptOf(payment, first.completedBy) : undefined;
-  // The lines of a partial attempt were planned with the fee. The completion returned the rest.
+  // The first attempt planned its lines with the fee, and the completion plans the missing fee again. So only principal may be summed over the lines
+  // of both.
   return completion && completion !== first ? [first, completion] : [first];
 };

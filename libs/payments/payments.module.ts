@@ -32,9 +32,9 @@ import type { ReverseRequest } from './reverse.js';
 import { PaymentStreams } from './stream.js';
 import { postgresVelocity } from './velocity.js';
 
-/** Keys have a few connections of their own, so that lists cannot starve them. */
+/** Keys have a few connections of their own, so that requests for lists cannot take all connections. */
 const KEY_POOL = { max: 6, statementTimeoutMs: 2_000, lockTimeoutMs: 1_000, byKey: true } as const;
-/** Attempts of one case or card wait for each other. They must not hold the connections of other requests. */
+/** Attempts of one case or card wait for each other in transactions. So they have connections of their own and do not block other requests. */
 const VELOCITY_POOL_CONNECTIONS = 4;
 
 /** The module of the gateways provides it. */
@@ -64,7 +64,7 @@ export class ReversePayment extends Command<Answered<ReversalView>> {
   }
 }
 
-/** The same for staff (C56). */
+/** Refunds or voids for staff, once for its key (C56). */
 export class ReverseByStaff extends Command<Answered<ReversalView>> {
   constructor(
     readonly request: StaffReverseRequest,
@@ -109,7 +109,7 @@ const HANDLERS = [
 @Global()
 @Module({})
 export class PaymentsModule {
-  /** `answers`: one encoding for every process. A worker stores an answer for a key, and the API replays it. */
+  /** `answers`: every process must use the same encoder, since a worker may store an answer for a key that the API replays later. */
   static of(answers: AnswerEncoder): DynamicModule {
     const providers = [
       {
@@ -162,8 +162,8 @@ const paymentServices = (
     pool: keyPool,
     completions: completionPool,
   } = openClaims(
-    // A claim must survive a crash of Postgres that its owner survives. If it were lost, the key would charge again. A completion may be lost: the
-    // takeover makes it again from the stream (T7).
+    // A claim must survive a crash of Postgres. Its owner may still be running, and if the claim were lost, a repeat under the key could charge
+    // again. A completion may be lost, since a takeover makes it again from the stream (T7).
     (which, verify) =>
       which === 'claims'
         ? context.pool({ name: 'keys', ...KEY_POOL, verify })
@@ -172,7 +172,7 @@ const paymentServices = (
     { store, keys: subscriber, ownLog: ports.ownLog, clock, log },
   );
   context.atEnd(() => claims.stop());
-  // A process that runs the projection learns of its progress at once. Another process polls the checkpoint.
+  // A process that runs the projection learns its progress at once. Any other process polls the checkpoint.
   const list = readModels.of(paymentListModel);
   const watch = watchProjection(postgresCheckpoint(pool, checkpointOf(paymentListModel)), clock);
   return {

@@ -1,4 +1,7 @@
-/** Recovery (docs/contract.md#recovery): fence, finalise every reference, undo, record; and never decide by running out of tries. */
+/**
+ * Tests recovery (docs/contract.md#recovery). It fences the stream, finalises every reference, undoes the charge and records the result. It never
+ * decides because it has run out of tries.
+ */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { HOST_CLOCKS_DIFFER_MS } from '#kernel';
@@ -40,7 +43,7 @@ const DAY = 24 * 60 * MINUTE;
 const CUT = { answer: 'cut' } as const;
 const NOT_SENT = { effect: false, answer: 'cut' } as const;
 
-/** A charge whose request ended without knowing. */
+/** A charge whose request ended without knowing the outcome. */
 const unknown = async (asked: Asked = { card: CARDS.unreadable }) => {
   const paymentId = house.ids.uuid();
   expect((await refused(house.charge(asked, paymentId))).code).toBe('PAYMENT_TIMEOUT');
@@ -111,7 +114,7 @@ describe('a charge', () => {
     await ground.bank.arm({ match: { call: 'charge', leg }, ...CUT });
     const id = await unknown(asked);
     if (leg === 'fee') {
-      // Somebody at the processor took the fee into a batch of its own.
+      // The processor closes a batch with the fee in it, after the principal was voided.
       house.calls.after('void.principal', () => ground.bank.closeBatches());
     }
     for (let round = 0; round < 3; round++) {
@@ -348,7 +351,7 @@ describe('rounds', () => {
     const late = await unknown();
     await ground.bank.clearFaults();
     house.clock.advance(MINUTE);
-    // Due is the late one alone; that it could be resolved brings the other forward.
+    // Only the later payment is due. It is resolved, so the next try of the earlier one is moved forward.
     expect(await house.recovery.round()).toBe(1);
     expect((await house.view(late)).status).toBe('voided');
     expect((await house.view(early)).status).toBe('unknown');
@@ -377,7 +380,7 @@ describe('rounds', () => {
       house.clock.advance(MINUTE);
       let over = false;
       const round = house.recovery.round().finally(() => (over = true));
-      // The append is repeated for as long as a try may take.
+      // One try of recovery repeats the append for a long time, so the clock is moved forward until it ends.
       while (!over) {
         house.clock.advance(1_000);
         await new Promise((next) => setImmediate(next));
@@ -470,14 +473,14 @@ describe('the list of its work', () => {
     await work.record({ ...due[1]!, tries: 1, nextTryAt: at(MINUTE), outcome: 'open' });
     await list(refunding);
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck]);
-    // Somebody else has resolved it: its tries go, those of what is open stay.
+    // `refunding` was resolved outside the round. The purge deletes its row, and keeps the row of the payment that is still open.
     const purged = async () => {
       const { rows } = await pool.query<{ payment_id: string }>('select payment_id from recovery_try');
       return rows;
     };
     expect(await purgeTries(pool)).toBe(1);
     expect(await purged()).toEqual([{ payment_id: stuck }]);
-    // However many there are.
+    // The purge deletes any number of rows.
     await pool.query(`insert into recovery_try select gen_random_uuid(), gen_random_uuid(), 1, now(), 'open' from generate_series(1, $1)`, [
       2 * PURGE_BATCH + 1,
     ]);
@@ -487,14 +490,14 @@ describe('the list of its work', () => {
   });
 });
 
-/** Arms a fault and leaves what is asked as it is. */
+/** Arms a fault at the simulator. The result is empty, so the request itself stays as it is. */
 const armed = async (call: 'charge' | 'void', leg: 'principal' | 'fee', fault: Parameters<Ground['bank']['arm']>[0]): Promise<Asked> => {
   await ground.bank.arm({ match: { call, leg }, ...fault });
   return {};
 };
 
 describe('any fault, with recovery at any moment', () => {
-  /** More of them for a longer hunt. */
+  /** A higher number of histories finds rarer faults. */
   const HISTORIES = Number(process.env.HISTORIES ?? 60);
   const CALLS = ['charge', 'void', 'refund', 'finalize'] as const;
   const STEPS = ['charge.principal', 'charge.fee', 'void.principal', 'void.fee', 'refund.principal', 'refund.fee', 'finalize'] as const;
@@ -506,7 +509,7 @@ describe('any fault, with recovery at any moment', () => {
     answer: fc.constantFrom('cut' as const, 'not_json' as const, 'bare_500' as const, 'disabled' as const),
   });
   const interposed = fc.record({ when: fc.constantFrom('before' as const, 'after' as const), step: fc.constantFrom(...STEPS, ...EVENTS) });
-  // A retry or two bridges a hiccup; an outage outlasts the request.
+  // 3 failures are short enough for the retries of a request. 130 failures are an outage that lasts longer than the request.
   const failure = fc.record({ type: fc.constantFrom(...EVENTS), effect: fc.boolean(), times: fc.constantFrom(3, 130) });
   const scenario = fc.record({
     card: fc.constantFrom(
@@ -526,7 +529,7 @@ describe('any fault, with recovery at any moment', () => {
     overtaken: fc.option(interposed, { nil: undefined }),
     appends: fc.option(failure, { nil: undefined }),
   });
-  /** `told`: the transaction that each 200 was about. */
+  /** `told`: the transaction id in each answer with status 200. */
   const run = async ({
     card,
     combined,
@@ -539,7 +542,7 @@ describe('any fault, with recovery at any moment', () => {
   }: typeof scenario extends fc.Arbitrary<infer T> ? T : never) => {
     house = await openHouse(ground, combined ? COMBINED : FEE);
     const paymentId = house.ids.uuid();
-    // The store's retries sleep; time flies while they do.
+    // The store sleeps between retries, so the clock is moved forward until the history ends.
     let going = true;
     const time = (async () => {
       while (going) {
@@ -575,7 +578,7 @@ describe('any fault, with recovery at any moment', () => {
         house.clock.advance(36_000);
       }
     }
-    // Everything heals, and recovery comes round until nothing is open.
+    // All faults end, and recovery runs four times to resolve what is open.
     house.calls.clear();
     house.appends.clear();
     await ground.bank.clearFaults();
@@ -596,16 +599,18 @@ describe('any fault, with recovery at any moment', () => {
         const { charge, told, view, balance, history, truth } = await run(asked);
         history.forEach((type) => seen.add(type));
         if (!view) return expect([balance, charge]).toEqual([0, 500]);
-        // What cannot be undone is a person's to decide; everything else has been, to the cent.
+        // If a charge cannot be undone, the payment stays unknown and staff have a task. In all other cases the stream and the simulator agree to the
+        // cent.
         if (view.status === 'unknown') expect(await staffTask(view.id)).toHaveLength(1);
         else expect(balance).toBe(view.capturedAmountCents - view.refundedAmountCents);
         if (charge === 200) expect(history[1]).toBe('PaymentCreated');
         if (history.includes('PaymentOutcomeUnknown') || history[1] === 'ReconciliationStarted') expect(history).not.toContain('PaymentCreated');
         expect(['pending', 'authorized']).not.toContain(view.status);
-        // Each 200 is about money of its own, and each request returned what it asked for at most once, however often it was repeated.
+        // Each answer with status 200 names a different transaction. However often a request was repeated, it returned its amount at most once.
         expect(new Set(told).size).toBe(told.length);
         const asks = asked.reverse.map(({ operation, amountCents, includeFee }) => (operation === 'refund' && !includeFee ? amountCents : null));
-        // Without a key nobody can tell a 504 whose outcome was appended unheard from a 200: the repeat is then a request of its own.
+        // If an outcome was appended but the log's answer was lost, the caller gets a 504. Then a repeat without a key may count as a new request, so
+        // the sum is not checked.
         const unheardOf = asked.appends?.effect && asked.appends.times > 3 && asked.reverse.some(({ keyed }) => !keyed);
         if (!unheardOf && asks.every((cents) => cents !== null))
           expect(view.refundedAmountCents).toBeLessThanOrEqual(asks.reduce((sum, cents) => sum + cents, 0));

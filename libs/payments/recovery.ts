@@ -1,6 +1,7 @@
 /**
- * Recovery: finishes what a request left open. It fences the stream, finalises every reference of the attempt at the gateway, undoes a charge that
- * was executed, and records the result. `unknown` becomes voided or failed, never succeeded (C29). The number of tries never decides.
+ * Recovery finishes attempts that a request left open. It fences the stream, finalises every reference of the attempt at the gateway, undoes a charge
+ * that was executed, and records the result. `unknown` becomes voided or failed, never succeeded (C29). Recovery never gives up: no number of tries
+ * decides an outcome.
  */
 import { Conflict, type EventStore, type Origin, OutcomeUnknown, StoreIncident, Unavailable } from '#eventstore';
 import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
@@ -11,21 +12,21 @@ import { type Awaiting, type ChargeFinding, openOf } from './payment.js';
 import { finalizeReference, resolveReversal } from './reverse.js';
 import { raiseStaffTask } from './staff.js';
 
-/** Recovery does not touch an attempt before this age, since its request may still be running. Longer than any request may run (C42). */
+/** Recovery does not touch an attempt that is younger, since its request may still be running. No request may run this long (C42). */
 export const RECOVERY_STARTS_AFTER_MS = 60_000;
 const MINUTE = 60_000;
-/** Pauses between tries, counted from the first; the last one repeats for ever. */
+/** The wait before the first try, the second try and so on. The last wait repeats for ever. */
 const SCHEDULE_MS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 6 * 60 * MINUTE, 24 * 60 * MINUTE];
-/** Time for one payment's resolution: several gateway calls, one after the other. */
+/** Time limit for one payment, which may need several gateway calls, one after the other. */
 const RESOLUTION_MS = 40_000;
 /** Payments that a round works on at the same time. */
 const AT_ONCE = 8;
 /**
- * If one payment could be resolved, the gateway answers again, and the others are tried at once. At most this often, since the gateway may have no
- * answer for some of them.
+ * If a round resolves a payment, the gateway answers again, so all other payments are tried at once. This happens at most this often, since the
+ * gateway may never answer for some of them.
  */
 const HURRY_EVERY_MS = MINUTE;
-/** If a payment is read again and again, it is tried this often at most. */
+/** If requests read an open payment again and again, they start a try at most this often. */
 const LOOK_AGAIN_MS = 30_000;
 const REMEMBERED_LOOKS = 10_000;
 
@@ -38,13 +39,13 @@ export const recoveryMigration: Migration = {
   `,
 };
 
-/** `staff`: the gateway holds money that recovery must not touch. A person decides with the evidence of the task. */
+/** `staff`: the gateway holds money that recovery must not touch. A person decides, with the evidence in the staff task. */
 export type Resolution = 'resolved' | 'open' | 'staff';
 
 export interface Recovery {
-  /** Resolves what is open on one payment, if it is old enough to have no request behind it. */
+  /** Resolves the open attempt of a payment, if it is so old that no request can still be working on it. */
   resolve(paymentId: string): Promise<Resolution>;
-  /** For a request that reads an open payment: resolves it now, unless a try has just ended. */
+  /** Called by a request that reads an open payment. Starts a try in the background, unless such a call has started one in the last 30 s. */
   look(paymentId: string): void;
   /** One round over all payments that are due. Returns the number of tries. Ends early when `stop` aborts. */
   round(stop?: AbortSignal): Promise<number>;
@@ -66,7 +67,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     return (await resolveReversal(ports, paymentId, open.attemptId, origin, deadline)) ? 'resolved' : 'open';
   };
 
-  /** Many requests a second may read an open payment. One try at a time is enough. */
+  /** Many requests a second may read an open payment. So there is at most one try at a time for each payment. */
   const running = new Map<string, Promise<Resolution>>();
   const resolve = (paymentId: string): Promise<Resolution> => {
     const present = running.get(paymentId);
@@ -115,7 +116,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
           });
           if (outcome === 'resolved') resolved += 1;
           log.info({ paymentId, attemptId, outcome, tries: tries + 1 }, 'recovery');
-          // An outage of our own log says nothing about the gateway. So it does not lengthen the pauses.
+          // An outage of our own event store says nothing about the gateway. So it does not lengthen the pauses.
           const ours = failure instanceof Unavailable || failure instanceof OutcomeUnknown || failure instanceof StoreIncident;
           const pause = ours ? SCHEDULE_MS[0]! : SCHEDULE_MS[Math.min(tries + 1, SCHEDULE_MS.length - 1)]!;
           await work.record({ paymentId, attemptId, tries: ours ? tries : tries + 1, nextTryAt: timestamp(clock.now() + pause), outcome });
@@ -128,7 +129,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
   };
 };
 
-/** Looks at every leg of a charge, undoes what stands, and records what was found. */
+/** Asks the gateway about every leg of a charge, undoes each leg that was charged, and records the findings. */
 const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: string, origin: Origin, deadline: Deadline): Promise<Resolution> => {
   const { clock, streams } = ports;
   const at = () => timestamp(clock.now());
@@ -146,7 +147,7 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
       const found = await finalizeReference(ports, gateway, call, deadline);
       if (found.kind === 'cannot_tell') return 'open';
       if (found.kind === 'never') {
-        // A process that wakes late must not undo a charge that was never made, either (C61).
+        // The reference of the reversal is finalised, too. So a process that wakes up late cannot undo a charge that was never made (C61).
         if ((await finalizeReference(ports, gateway, { ...call, ref: leg.references.reversal, op: 'reversal' }, deadline)).kind === 'cannot_tell')
           return 'open';
         findings.push({ leg: leg.leg, found: 'never' });
@@ -168,11 +169,11 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
         if (undone.kind === 'approved') findings.push({ leg: leg.leg, found: 'reversed', transactionId: undone.txn.transactionId });
         else if (undone.kind === 'rejected') {
           kept.push({ leg: leg.leg, transactionId, why: undone.why });
-          // The gateway has promised staff that this leg stands, and they are about to record the payment as a success. So the other legs belong to
-          // staff, too.
+          // `finalised`: the gateway has promised staff that this leg stays charged, and staff are about to resolve the payment as succeeded. So
+          // recovery leaves the other legs to staff, too.
           if (undone.why === 'finalised') break;
         }
-        // The gateway's answer under this reference is final. Another question would get the same answer.
+        // The gateway's answer for this reference is final. Another call would get the same answer.
         else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
         else return 'open';
       } else if (found.result.kind === 'declined') {
@@ -181,7 +182,7 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
       else findings.push({ leg: leg.leg, found: 'never' });
     }
     if (kept.length > 0) {
-      // Settled, or not to be voided: only a person may decide about this money (C29). The payment stays unknown.
+      // A leg has settled, or cannot be voided. Only a person may decide about this money (C29). The payment stays unknown.
       await raiseStaffTask(ports, store, paymentId, 'charge_cannot_be_undone', { legs: kept }, origin);
       return 'staff';
     }
@@ -194,8 +195,8 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
 };
 
 /**
- * RFC 3339, of the clock that writes the schedule. The `after` values lie far ahead: a later time in the schedule was written by a clock that was
- * wrong.
+ * Limits for the times of open attempts, RFC 3339. The two limits `begunAfter` and `nextTryAfter` are in the future. Only a wrong clock can have
+ * written a later time, and an attempt with such a time is due at once.
  */
 export interface Due {
   readonly begunBefore: string;
@@ -206,19 +207,22 @@ export interface Due {
 
 /** The port of recovery: it finds open attempts, and keeps the time of each next try. */
 export interface RecoveryWork {
-  /** Open attempts that were begun before (or after) those instants, and whose next try is at most (or after) those. */
+  /**
+   * The open attempts that began before `begunBefore` or after `begunAfter`, and whose next try is not later than `nextTryBefore`, or is after
+   * `nextTryAfter`.
+   */
   due(when: Due): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
   record(tried: { paymentId: string; attemptId: string; tries: number; nextTryAt: string; outcome: Resolution }): Promise<void>;
   /**
-   * Brings the next try of all open attempts, except those left to staff, forward to an instant. That try replaces the last one and is no step of the
-   * schedule. Otherwise a gateway that answers now and then for some minutes would delay the others for hours after it has healed.
+   * Moves the next try of all open attempts forward to `nextTryAt`, except attempts that are left to staff. This extra try does not lengthen the
+   * later waits. Otherwise a gateway that answers only now and then for some minutes would delay these payments for hours.
    */
   hurry(nextTryAt: string): Promise<void>;
 }
 
 const ROUND_LIMIT = 50;
 
-/** Reads the open attempts of the list's read model. Several workers may do so at once, since the stream's revision guards each step. */
+/** Finds the open attempts in the rows of the list. Several workers may do so at the same time, since the stream's revision guards each step. */
 export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
   due: async ({ begunBefore, begunAfter, nextTryBefore, nextTryAfter }) => {
     const { rows } = await pool.query<{ payment_id: string; attempt_id: string; tries: number }>(
@@ -248,7 +252,7 @@ export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
   },
 });
 
-/** Tries of attempts that a request, staff or a reader has resolved meanwhile. */
+/** Deletes the rows of attempts that are no longer open, because a request, a reader or staff has resolved them. */
 export const purgeTries = (db: Queryable, stop?: AbortSignal): Promise<number> =>
   purge(async (limit) => {
     const { rowCount } = await db.query(

@@ -1,9 +1,9 @@
 /**
- * Resolving an unknown charge by a person (C29, C69): the one way from `unknown` to `succeeded`.
+ * A person resolves an unknown charge (C29, C69). This is the only way from `unknown` to `succeeded`.
  *
- * The stream is fenced, and the gateway is asked about every leg. If the evidence contradicts the decision, the command is refused. Nothing at the
- * gateway has changed then, so recovery can still undo the charge. Only a decision that agrees with the evidence finalises references. A decision for
- * the charge finalises those that would undo it; a decision against it, those that could still make it.
+ * First the stream is fenced, and the gateway is asked about every leg. If the evidence contradicts the decision, the command is refused. Nothing at
+ * the gateway has changed by then, so recovery can still undo the charge. If the evidence agrees, references are finalised. A decision that the
+ * charge stands finalises the references that could undo it. Any other decision finalises the references that could still make it.
  */
 import { Deadline, ServiceError, timestamp } from '#kernel';
 import type { PaymentPorts } from './charge.js';
@@ -19,23 +19,22 @@ import type { Origin } from '#eventstore';
 export interface ResolveRequest {
   readonly paymentId: string;
   readonly as: 'succeeded' | 'voided' | 'failed';
-  /** The person's reason, for the record. */
+  /** The person's reason. It is recorded with the event. */
   readonly evidence: string;
   readonly by: string;
   /**
-   * True: resolve the payment even if the gateway cannot be asked, or cannot tell. A decision that contradicts the gateway's answer is refused all
-   * the same.
+   * True: resolve the payment even if the gateway cannot be asked, or cannot tell. But a decision that contradicts the gateway's answer is refused.
    */
   readonly force: boolean;
   /**
-   * Transactions by leg, from the processor's own records. As succeeded: those of the charge, if the gateway cannot tell. As voided: those that
-   * returned a leg which stands at the gateway and could not be undone through it, such as a settled one whose fee was never charged. That needs
-   * `force`.
+   * Transaction ids by leg, from the processor's own records. For `succeeded`: the transactions of the charge, if the gateway cannot tell. For
+   * `voided`, together with `force`: the transactions that returned the money of legs that the gateway shows as charged and could not undo. An
+   * example is a settled principal whose fee was never charged.
    */
   readonly transactions: Readonly<Partial<Record<Leg, string>>>;
 }
 
-/** Several gateway calls, one after the other. */
+/** Time limit for several gateway calls, one after the other. */
 const RESOLVE_MS = 60_000;
 
 /** The evidence about one leg, from the gateway or from a batch that settled the leg. */
@@ -60,11 +59,11 @@ const IN_WORDS: Readonly<Record<LegEvidence['shows'], string>> = {
 export interface SettledCharges {
   /** Resolves once every event from before the call is included. */
   caughtUp(): Promise<void>;
-  /** Transactions by leg that a batch settled although the payment was not known to be charged. */
+  /** Transactions by leg that a batch has settled while the payment was not known to be charged. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
 }
 
-/** Resolves a payment that is pending or unknown. Refuses with VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE. */
+/** Resolves a payment that is pending or unknown. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND or INVALID_STATE. */
 export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharges, request: ResolveRequest): Promise<PaymentView> => {
   refuseStaffText('evidence', request.evidence);
   const origin = staff(request.by, ports.ids.uuid());
@@ -72,7 +71,7 @@ export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharge
   return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), origin));
 };
 
-/** `settled`: legs whose money has arrived, even if the gateway cannot tell. */
+/** `settled`: the transactions of the legs that a batch has settled. They count even if the gateway cannot tell. */
 const resolveOnce = async (
   ports: PaymentPorts,
   request: ResolveRequest,
@@ -134,7 +133,10 @@ const refuseUncertain = (legs: readonly Leg[], force: boolean): void => {
     );
 };
 
-/** Has the gateway promise that the decision stays true. false: it cannot. Refuses if the leg has moved since it was looked up. */
+/**
+ * Makes the gateway promise that the decision stays true for a leg. false: the gateway cannot promise it. Throws INVALID_STATE if the leg was charged
+ * or undone after it was looked up.
+ */
 const promised = async (
   ports: PaymentPorts,
   leg: LegTerms,
@@ -169,7 +171,10 @@ const lookup = async ({ clock, gateways }: PaymentPorts, { account, references }
   );
 };
 
-/** If a batch brought the money, the leg was charged, also if the gateway cannot tell or has forgotten. Only the gateway knows whether it was undone. */
+/**
+ * If a batch settled the leg, the leg was charged, even if the gateway cannot tell or no longer knows it. Only the gateway knows whether it was
+ * undone.
+ */
 const evidenceOf = (found: Parameters<typeof lookedUp>[0], settled: string | undefined): LegEvidence => {
   const shown = lookedUp(found);
   if (settled === undefined || shown.shows === 'charged' || shown.shows === 'undone') return shown;

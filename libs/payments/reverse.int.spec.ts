@@ -1,4 +1,7 @@
-/** Returning money (C17, C18, C22–C27, C30, C31, C36–C40, C61–C63, C68), over the real simulator: never more than was asked, never twice, never told to two. */
+/**
+ * Tests how money is returned (C17, C18, C22–C27, C30, C31, C36–C40, C61–C63, C68), over the real simulator. Money is never returned twice, and never
+ * more than was requested. No two callers get the same result.
+ */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { Deadline } from '#kernel';
 import { eventually } from '../../test/support/eventually.js';
@@ -35,7 +38,7 @@ beforeEach(async () => {
 afterEach(() => ground.bank.clearFaults());
 
 const charged = async (asked: Asked = {}) => (await house.charge(asked)).id;
-/** Money that went back at the bank, movement by movement. */
+/** The voids and refunds that the simulator has executed: operation, leg and amount. */
 const moved = async () =>
   (await house.truth())
     .filter(({ op, result }) => (op === 'void' || op === 'refund') && result === 'approved')
@@ -44,7 +47,7 @@ const money = async (paymentId: string) => {
   const { status, refundedAmountCents, remainingRefundableAmountCents } = await house.view(paymentId);
   return [status, refundedAmountCents, remainingRefundableAmountCents];
 };
-/** What the stream says was returned is what the bank returned: the invariant behind every spec in this file. */
+/** The invariant behind every test in this file: stream and simulator agree on the returned money. */
 const inAgreement = async (paymentId: string) => {
   const view = await house.view(paymentId);
   expect(view.capturedAmountCents - view.refundedAmountCents).toBe(await house.balance());
@@ -58,7 +61,7 @@ const attempts = async (paymentId: string) => {
   if (state.phase !== 'charged') throw new Error('not charged');
   return state.attempts;
 };
-/** The store's retries sleep; time flies while they do. */
+/** The store sleeps between retries, so the clock is moved forward until the call ends. */
 const hurry = async <T>(call: Promise<T>): Promise<T> => {
   let done = false;
   void call.then(
@@ -127,7 +130,8 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     const key = house.key();
     let other: Awaited<ReturnType<House['voidWithKey']>> | undefined;
     house.calls.before('void.principal', async () => {
-      // It stood still for so long that its lease was over; when it goes on, its time for the call is over too.
+      // The first request pauses here until its lease has ended, and another request runs under its key. When the first one goes on, it has no time
+      // left for its call.
       await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
       other = await house.voidWithKey(key, id);
       house.clock.advance(GATEWAY_CALL_MS);
@@ -490,7 +494,7 @@ describe('outcomes of a refund at the gateway (C40, C62)', () => {
       const id = await pending(key);
       const other = read<RefundView>(await house.refundWithKey(house.key(), id, { includeFee: true, ...(fault ? {} : { amountCents: 10_000 }) }));
       if (other.status === 200) expect(other.data).toMatchObject(completed);
-      // Where the fee turned out to have been returned, the first refund is whole, and nothing is left for another key.
+      // With the fault UNKNOWN, the fee turns out to be returned. Then the first refund is complete, and nothing is left for another key.
       else expect([fault, other.code]).toEqual([UNKNOWN, 'INVALID_STATE']);
       const first = read<RefundView>(await house.refundWithKey(key, id, { includeFee: true }));
       expect(first.data).toMatchObject(completed);
@@ -643,7 +647,7 @@ describe('a retry under its key after a 5xx (C17)', () => {
 });
 
 describe('a repeat without a key (C18)', () => {
-  /** A refund that went through although its caller was told 504, resolved by recovery. */
+  /** A refund that was executed although its caller got a 504. Recovery has resolved it. */
   const untold = async (asked: Parameters<House['refund']>[1] = PARTIAL) => {
     const id = await charged();
     await ground.bank.arm({ match: { call: 'void' }, ...UNKNOWN });
@@ -772,7 +776,7 @@ describe('two at once (C31)', () => {
     void house.refund(id, PARTIAL).catch(() => undefined);
     await eventually(async () => (await moved()).length === 1);
     house.clock.advance(ABANDONED_AFTER_MS);
-    // The same request again: what the vanished one returned.
+    // The repeated request gets the result of the vanished one.
     expect(await house.refund(id, PARTIAL)).toMatchObject({ amountCents: 1_000 });
     expect(await moved()).toHaveLength(1);
     await inAgreement(id);
@@ -792,7 +796,7 @@ test('one of a vanished process with a clock a day ahead is resolved at once', a
 });
 
 describe('a late wake-up (C61)', () => {
-  /** Somebody else takes the attempt over; the late one's own clock stood still, as after a pause of its machine. */
+  /** Recovery takes over the attempt of a request that pauses. The clock of the request stands still, as if its machine had paused. */
   const overtaken = (id: string) => async () => {
     const [attempt] = await attempts(id);
     const owner = { actor: { type: 'recovery' as const, id: 'spec' }, correlationId: house.ids.uuid() };
@@ -927,7 +931,7 @@ describe('a 5xx, although the log says otherwise', () => {
     await eventually(async () => (await attempts(id))[0]!.fenced);
     await house.refund(id, PARTIAL);
     expect(await moved()).toHaveLength(1);
-    // Told once: the next is a request of its own.
+    // The result is given once. The next request counts as a new one.
     await house.refund(id, PARTIAL);
     expect(await moved()).toHaveLength(2);
   });

@@ -1,6 +1,7 @@
 /**
- * Refund and void, for partners and staff: intent, gateway call for each leg, end. If a request could not finish its attempt, that attempt is
- * resolved before anything else happens to the payment: every reference that it may have used is finalised at the gateway (C17, C18, C61).
+ * Refunds and voids, for partners and staff. Each appends its intent, calls the gateway for each leg, and appends its end. If a request could not
+ * finish its attempt, that attempt is resolved before the next refund or void: every reference that it may have used is finalised at the gateway
+ * (C17, C18, C61).
  */
 import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
@@ -34,13 +35,13 @@ import { CONFLICT_ROUNDS, INTENT, type LoadedPayment, retryingConflicts } from '
 /** How long a request waits for a running refund or void of the same payment (C31). */
 const WAIT_FOR_OTHER_MS = 10_000;
 const POLL_OTHER_MS = 100;
-/** No request can still be working on an attempt of this age. It is the deadline, and a margin for the append after it. */
+/** No request can still be working on an attempt of this age: it is the deadline of a request, plus a margin for the append after it. */
 export const ABANDONED_AFTER_MS = REQUEST_DEADLINE_MS + 7_000;
 
 export interface ReverseRequest {
   readonly operation: Means;
   readonly paymentId: string;
-  /** null: staff. They may act on any account's payment. */
+  /** null: the request is from staff. Staff may act on the payment of any account. */
   readonly accountId: string | null;
   readonly initiatedBy: Initiator;
   /** Principal in cents. null: everything that remains. Refund only. */
@@ -49,15 +50,15 @@ export interface ReverseRequest {
   readonly reason: string | null;
 }
 
-/** The attempt that a key is bound to, and how to bind it to a new one before that attempt begins (C17). null: a request without a key. */
+/** The attempt that a key is bound to. `renew` binds the key to a new attempt, before that attempt begins (C17). */
 export interface KeyBinding {
   readonly attemptId: string;
-  /** The key, as the intent of each of its attempts records it. */
+  /** The key, as the intent of each attempt records it. */
   readonly recorded: RecordedKey;
   renew(): Promise<string>;
 }
 
-/** Returns money, or the result of the earlier request that this one repeats. Throws the specification's errors. */
+/** Returns money, or gives the result of the earlier request that this one repeats. Throws the specification's errors. */
 export const reverse = async (
   ports: PaymentPorts,
   request: ReverseRequest,
@@ -76,7 +77,7 @@ export const reverse = async (
     const loaded = await streams.load(request.paymentId);
     const { payment } = loaded;
     if (!isVisible(payment) || (request.accountId !== null && payment.terms.accountId !== request.accountId)) {
-      // A payment that may be lost is never called absent (C76).
+      // If the log may have lost the payment, the answer must not be 404 (C76). So the log is checked first.
       await ports.ownLog.verified(null);
       throw notFound();
     }
@@ -84,16 +85,16 @@ export const reverse = async (
       for (const leg of payment.legs) gatewayOf(ports, leg);
 
       const own = renewed ? undefined : resultOf(payment, attemptId);
-      // The owner vanished. Make the same calls again, under the same references; the gateway answers once for each reference.
+      // The owner of the attempt vanished. The same calls are made again under the same references. The gateway executes each reference only once.
       if (own && !own.ended && !own.fenced) return executed(await run(ports, loaded, own.attemptId, origin, deadline, true));
-      // Answer with the result of its own attempt, even if another one runs. If it were refused, the caller might ask again under a new key. After a
-      // 5xx the caller gets the result for the first time, so it is no replay.
+      // The key's attempt is complete, so its result is the answer, even if another attempt is running. If the request were refused, the caller might
+      // ask again under a new key. If the caller got a 5xx before, it gets the result for the first time, so this is no replay.
       if (own && isComplete(own)) {
         const replayed = !own.fenced || own.acknowledged;
         return { view: (await tell(ports, request, own.attemptId, origin, deadline, 'again'))!, replayed };
       }
-      // If the gateway rejected a void, that answer is final (C15), also if it never reached the key. Asked again, the gateway might answer
-      // otherwise, for example because a dispute was opened since.
+      // If the gateway rejected a void, that answer is final (C15), even if it was not stored with the key. A second call might get another answer,
+      // for example because a dispute was opened since.
       if (own?.operation === 'void' && own.ended?.outcome === 'rejected' && !payment.legs.some((leg) => leg.settlementRejected)) throw rejectedVoid();
 
       const open = openAttempt(payment);
@@ -117,8 +118,8 @@ export const reverse = async (
         continue;
       }
       if (own?.ended) {
-        // The attempt was never executed, rejected or partial. The missing part becomes a new attempt with new references, bound to the key before it
-        // begins.
+        // The key's attempt ended as never executed, rejected or partial. The missing part becomes a new attempt with new references. The key is
+        // bound to the new attempt before that begins.
         attemptId = await key!.renew();
         renewed = true;
       }
@@ -133,9 +134,9 @@ export const reverse = async (
       );
       return executed(await run(ports, next, attemptId, origin, deadline, false));
     } catch (error) {
-      // No call was made yet: another request changed the payment first. Load and decide again.
+      // Another request changed the payment first, and no call was made yet. So load and decide again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
-      // The intent was sent, and may be in a log that is not ours (C76).
+      // The intent was sent, and a log that is not ours may hold it (C76).
       if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(request.paymentId);
       throw error;
     }
@@ -154,9 +155,9 @@ const askedOf = ({ operation, amountCents, includeFee }: ReverseRequest) =>
 const isComplete = (attempt: ReversalAttempt) => attempt.ended?.outcome === 'completed' || attempt.completedBy !== null;
 
 /**
- * Claims the result of an attempt that succeeded, and returns it. Before that it records the key that the result goes to: `again` if that key had it
- * already, else the asking key and its attempt, `as`. null: another request has the result already. Requests that cannot prove that the attempt was theirs
- * share one result (C18).
+ * Gives the result of an attempt that succeeded, and records first that a caller gets it. `again`: the result belongs to the caller's key already.
+ * `as`: the caller's key and the attempt that it is bound to; null: the caller has no key. Resolves to null if another caller has got the result
+ * already. Of all callers that cannot prove that the attempt was theirs, only one gets its result (C18).
  */
 const tell = (
   ports: PaymentPorts,
@@ -175,7 +176,7 @@ const tell = (
     return reversalResult(request.paymentId, payment as Charged, attemptId);
   });
 
-/** The answer to an attempt that succeeded. */
+/** The answer for an attempt that succeeded. */
 export const reversalResult = (paymentId: string, payment: Charged, attemptId: string): ReversalView => {
   const attempt = attemptOf(payment, attemptId)!;
   return attempt.operation === 'void' ? voidView(paymentId, payment, attempt) : refundView(paymentId, payment, attempt);
@@ -194,7 +195,7 @@ const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: Load
   return { type: 'RequestRefund', ...common, amountCents: request.amountCents, includeFee: request.includeFee, capabilities };
 };
 
-/** A leg returns through the gateway account that charged it, not through the portal's present one (C68). */
+/** The gateway of a leg. Money is returned through the gateway account that charged it, even if the portal has another one now (C68). */
 const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
   const gateway = ports.gateways.find(leg.account);
   if (!gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The gateway account that charged this payment is not configured any more.');
@@ -202,9 +203,9 @@ const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Running an attempt: the legs that have not come back yet, principal first.
+// Running an attempt: returns the legs that are not returned yet, principal first.
 
-/** `again`: the same calls were made before, and their outcome was not recorded. */
+/** `again`: an earlier request may have made the same calls without recording their outcome. */
 const run = async (
   ports: PaymentPorts,
   begun: LoadedPayment,
@@ -223,7 +224,7 @@ const run = async (
     const current = attemptOf(payment, attemptId)!;
     if (current.returned.some(({ leg }) => leg === move.leg)) continue;
     const { outcome, means } = await moveLeg(ports, payment, attempt, move, intent, deadline).catch((error: unknown) => {
-      // The intent may be lost, or a call was made (C76).
+      // Either the intent may be lost, or a call was made already (C76). In both cases the outcome is unknown.
       throw error instanceof StoreIncident ? timeout(paymentId) : error;
     });
 
@@ -236,13 +237,13 @@ const run = async (
       loaded = await record(ports, loaded, attemptId, commands, origin, deadline);
       continue;
     }
-    // Recovery finalised the reference before this call: it owns the attempt (docs/contract.md#gateway).
+    // Recovery finalised the reference before this call, so recovery owns the attempt now (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') throw timeout(paymentId);
     if (outcome.kind === 'rejected' || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
       const unfinished = outcome.kind === 'rejected' ? 'rejected' : 'never_executed';
       loaded = await record(ports, loaded, attemptId, [{ type: 'EndReversal', at: at(), attemptId, unfinished }], origin, deadline);
     } else {
-      // Later requests need not wait for this one: mark the attempt as open, so that the next request resolves it first (C18).
+      // The attempt is marked as open. So the next request resolves it first, and does not wait for this request (C18).
       loaded = await record(ports, loaded, attemptId, [{ type: 'StartReconciliation', at: at(), attemptId }], origin, deadline).catch(
         (error: unknown) => {
           ports.log.warn({ paymentId, attemptId, err: error }, 'an open reversal could not be marked');
@@ -250,21 +251,21 @@ const run = async (
         },
       );
     }
-    // Another request under the same key ran the same attempt and recorded meanwhile that this leg came back. If the attempt is marked as open, the
-    // other legs belong to recovery. An attempt is not ended while its references may still be executed (C61).
+    // Another request under the same key may have run the same attempt, and may have recorded that this leg was returned. If the attempt is marked as
+    // open, its other legs belong to recovery. An attempt is not ended while its references may still be executed (C61).
     const meanwhile = attemptOf(loaded.payment, attemptId)!;
     if (meanwhile.returned.some(({ leg }) => leg === move.leg)) {
       if (meanwhile.fenced && meanwhile.ended === null) throw timeout(paymentId);
       continue;
     }
-    // This call was not sent, but an earlier one may have been.
+    // This call was not sent, but an earlier request may have sent the same call.
     const uncertain = again && outcome.kind === 'not_processed' && !outcome.answered;
     throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);
   }
   return reversalResult(paymentId, loaded.payment as Charged, attemptId);
 };
 
-/** Void or refund of one leg. If the gateway says that the other operation is needed, switch to it (C23, C24). */
+/** Voids or refunds one leg. If the gateway answers that a refund needs the other operation, that one is tried (C23, C24). */
 const moveLeg = async (
   ports: PaymentPorts,
   payment: Charged,
@@ -292,7 +293,10 @@ const moveLeg = async (
   return { outcome: first, means: move.means };
 };
 
-/** Appends at the exact revision. It appends behind an unrelated fact, but never behind recovery's fence (docs/contract.md#streams-and-appends). */
+/**
+ * Appends at the exact revision. If an unrelated event was appended first, tries again after it. If recovery has fenced the attempt, nothing is
+ * appended (docs/contract.md#streams-and-appends).
+ */
 const record = async (
   ports: PaymentPorts,
   loaded: LoadedPayment,
@@ -315,19 +319,20 @@ const record = async (
         throw timeout(loaded.paymentId);
       }
       current = await ports.streams.load(loaded.paymentId);
-      // Also if recovery ended the attempt: a repeated request gets that result, as the first one that gets it (C18).
+      // Recovery has fenced the attempt, and may have ended it. The caller gets a 504. A repeated request can then get the result (C18).
       if (attemptOf(current.payment, attemptId)?.fenced) throw timeout(loaded.paymentId);
     }
   }
 };
 
-/** After a 504: how long, and how often, the service tries to record in the log that the caller got one. */
+/** Time limit of {@link markUntold}, and its wait between two tries. */
 const MARK_UNTOLD_MS = 600_000;
 const MARK_UNTOLD_EVERY_MS = 100;
 
 /**
- * The attempt may have ended in the log although its caller got a 504. Record that as soon as the log answers, so that a repeat without a key gets
- * the result (C18). If the process crashes before that, the repeat counts as a new request.
+ * Records that the caller got a 504, although the attempt may have ended in the log. Then a repeat without a key gets the result (C18). The append is
+ * tried until the log answers, for at most {@link MARK_UNTOLD_MS}. If the process crashes before that, a repeat without a key counts as a new
+ * request.
  */
 const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: string, origin: Origin): Promise<void> => {
   const { clock, streams } = ports;
@@ -349,7 +354,7 @@ const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: str
   }
 };
 
-/** The answer to a leg that did not come back (C26, C27, C40, C62). */
+/** The error for a leg that was not returned (C26, C27, C40, C62). */
 const failure = (
   ports: PaymentPorts,
   paymentId: string,
@@ -391,7 +396,7 @@ const timeout = (id: string) =>
   new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the request is unknown; retry it with the same Idempotency-Key.', { id });
 /** The final answer to a void that the gateway rejected (C15). */
 export const rejectedVoid = () => voidFailed('The gateway rejected the void; refund the payment instead.');
-/** The error of C67 (settlement rejected), if the gateway reports the rejection before our stream has recorded it. */
+/** The error of C67. The gateway may report the rejected settlement before our stream has recorded it. */
 const settlementRejected = () => new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.');
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
@@ -399,8 +404,8 @@ const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.
 // Resolving an attempt that was left open: by the next request, or by recovery.
 
 /**
- * Fences the attempt, finalises every reference that it may have used, records what was executed, and ends the attempt. Starts no leg that was not
- * sent (C61). false: the gateway or the store cannot tell now, so the attempt stays open.
+ * Fences the attempt, finalises every reference that it may have used, records the calls that were executed, and ends the attempt. If a call was not
+ * sent, it is not sent now (C61). false: the gateway or the store cannot tell now, so the attempt stays open.
  */
 export const resolveReversal = async (
   ports: PaymentPorts,
@@ -449,8 +454,8 @@ export const resolveReversal = async (
 };
 
 /**
- * Asks within the request's time, and no longer than one gateway call may take. The log is checked first: what it says of the attempt decides what
- * follows. Throws {@link StoreIncident}.
+ * Finalises a reference, within the deadline and within the time limit of one gateway call. The log is checked first, since the caller acts on the
+ * events of the attempt that the log holds. Throws {@link StoreIncident} if events are lost.
  */
 export const finalizeReference = async (
   ports: PaymentPorts,

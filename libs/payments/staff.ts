@@ -7,7 +7,7 @@ import { isVisible, payment as decider, type Payment, type PaymentEvent, type Pa
 import { paymentEvents, paymentStream } from './stream.js';
 
 export const MAX_STAFF_NAME_CHARACTERS = 200;
-/** Limits of a partner's refund reason hold here too (C8). */
+/** A partner's refund reason has the same limit (C8). */
 export const MAX_STAFF_TEXT_CHARACTERS = 1_000;
 
 /** Makes the origin for a command of a person. Throws VALIDATION_ERROR if the name cannot be recorded. */
@@ -23,8 +23,8 @@ export const staff = person('staff');
 export const operator = person('operator');
 
 /**
- * Texts of staff are kept for ever. So the rules of a partner's texts hold for them: not empty, not too long, no NUL, no lone surrogate, no card
- * number (C8, C9).
+ * Throws VALIDATION_ERROR if a text of staff cannot be recorded. The log keeps such texts for ever. So the rules for a partner's texts apply: not
+ * empty, not too long, no NUL, no lone surrogate, no card number (C8, C9).
  */
 export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TEXT_CHARACTERS): void => {
   const refuse = (message: string) => new ServiceError('VALIDATION_ERROR', `${field} ${message}.`);
@@ -41,10 +41,13 @@ export type StaffTaskReason =
   | 'settled_while_unknown'
   /** C67. */
   | 'settlement_rejected'
-  /** A sale came back accepted after its settlement had been rejected. */
+  /** A batch accepted a sale whose settlement had been rejected before. */
   | 'settled_after_rejection';
 
-/** An unknown outcome is open until a person has decided. A rejected settlement stays a task, since the books no longer expect the money. */
+/**
+ * A task about an unknown outcome is open until a person has decided. A task about a rejected settlement stays open, since the books no longer expect
+ * the money.
+ */
 export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment): boolean =>
   reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged';
 
@@ -81,7 +84,7 @@ export const staffTasks = async (store: EventStore): Promise<readonly StaffTask[
   return tasks;
 };
 
-/** Raises a task and an alarm in the log; a task that was raised before stays as it is. Throws the errors of the store. */
+/** Records a task and logs an error as an alarm. If the same task was raised before, nothing happens. Throws the errors of the store. */
 export const raiseStaffTask = async (
   { clock, log }: PaymentPorts,
   store: EventStore,

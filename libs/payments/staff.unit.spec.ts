@@ -1,4 +1,4 @@
-/** What asks a person to look (C29, C67), and until when. */
+/** Tests how long each task for staff stays open (C29, C67). */
 import { expect, test } from '@jest/globals';
 import { charged, initiated, stateOf, unknown } from '../../test/support/given.js';
 import { isTaskOpen } from './staff.js';

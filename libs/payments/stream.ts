@@ -14,7 +14,7 @@ import {
 } from '#eventstore';
 import { type Intent, type KeyedEvent, payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
 
-/** Before version 2 an event did not name the key of its request. */
+/** The upcast to version 2: before, an event did not name the key of its request. */
 const withoutKey = <Data extends Pick<Intent, 'idempotency'>>(data: Omit<Data, 'idempotency'>): Data => ({ ...data, idempotency: null }) as Data;
 
 export const paymentEvents = defineEvents<PaymentEvent>({
@@ -47,8 +47,8 @@ const NAMES_A_KEY: ReadonlySet<string> = new Set<KeyedEvent['type']>([
 ]);
 
 /**
- * The event as readers are shown it. The key of its request is replaced by a SHA-256 over it, so proofs can be checked without the hashes of the key
- * store (docs/decisions/0030-keys-in-events.md). Every other event is unchanged.
+ * The event as it is shown outside. The key of its request is replaced by its SHA-256, so that proofs can be checked without showing the hashes of
+ * the key store (docs/decisions/0030-keys-in-events.md). Events without a key are unchanged.
  */
 export const shownEvent = <Shown extends { readonly type: string; readonly data: unknown }>(event: Shown): Shown => {
   if (!NAMES_A_KEY.has(event.type)) return event;
@@ -65,17 +65,17 @@ const PAYMENT_STREAM: DecidedStreamType<Payment, PaymentCommand, PaymentEvent> =
   prefix: PREFIX,
   events: paymentEvents,
   decider,
-  // A batch takes effect when it closed.
+  // Facts of settlement take effect when their batch closed.
   effectiveAt: ({ type, data }) =>
     type === 'PaymentSettled' || type === 'SettlementRejected' || type === 'SettlementWithdrawn' ? data.closedAt : null,
 };
 
-/** A stream this long is unusual: log a warning, do not refuse (docs/contract.md#streams-and-appends). */
+/** A stream this long is unusual. It is logged as a warning and not refused (docs/contract.md#streams-and-appends). */
 export const LONG_STREAM_EVENTS = 200;
 
-/** Milliseconds for which an append may be repeated, from what is left of the request's time. */
+/** How long an append may be repeated, in milliseconds. `leftMs`: the time that the request has left. */
 export type AppendBudget = (leftMs: number) => number;
-/** Try to record an outcome for 4 s, even if the request's own time is over. */
+/** An outcome is tried for at least 4 s, even if the request has no time left. */
 export const OUTCOME: AppendBudget = (leftMs) => Math.max(leftMs, 4_000);
 /** An intent must leave time for the call that it announces: a gateway call with less than 2 s is not sent (C42). */
 export const INTENT: AppendBudget = (leftMs) => leftMs - 3_000;
@@ -85,7 +85,7 @@ export interface LoadedPayment {
   readonly payment: Payment;
   /** null: the stream does not exist. */
   readonly revision: bigint | null;
-  /** The event that this process has just appended. null: it has appended none. */
+  /** The position of the newest event that this process has just appended. null: it has appended none. */
   readonly appendedAt?: Position | null;
 }
 
@@ -110,8 +110,8 @@ export class PaymentStreams {
   }
 
   /**
-   * Decides and appends at the loaded revision. Returns the state after it. If there are no events, nothing is appended. An append of unknown outcome
-   * is repeated within `budget`. Throws what `decide` throws, Conflict, OutcomeUnknown, Unavailable.
+   * Decides and appends at the loaded revision. Returns the state after that. If there are no events, nothing is appended. An append of unknown
+   * outcome is repeated within `budget`. Throws the errors of `decide`, and Conflict, OutcomeUnknown, Unavailable.
    */
   async execute(
     { paymentId, payment, revision }: LoadedPayment,
@@ -130,6 +130,8 @@ export class PaymentStreams {
 /** How often another writer may append first before the request is refused. */
 export const CONFLICT_ROUNDS = 4;
 
-/** Runs `work`, which loads and decides, again as long as another request appended first. After {@link CONFLICT_ROUNDS} rounds: INVALID_STATE. */
+/**
+ * Runs `work`, which loads and decides. If another request appended first, runs it again. After {@link CONFLICT_ROUNDS} rounds throws INVALID_STATE.
+ */
 export const retryingConflicts = <T>(work: () => Promise<T>): Promise<T> =>
   retryOnConflict(work, () => new ServiceError('INVALID_STATE', 'The payment is being changed by another request; try again.'), CONFLICT_ROUNDS);

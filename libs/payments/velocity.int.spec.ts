@@ -1,4 +1,4 @@
-/** Velocity (C53, C70): exact windows on real Postgres, with a clock that the spec moves. */
+/** Tests velocity (C53, C70): exact windows on real Postgres, with a clock that the test moves. */
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import type { VelocityLimits } from '#accounts';
 import { createPool, migrate, newKeyRing, type Pool, PURGE_BATCH, systemIds } from '#platform';
@@ -176,7 +176,7 @@ describe('declines', () => {
     expect(refusal).toMatchObject({ code: 'DECLINE_BLOCKED', status: 409, details: { retryAt: at(1_400) } });
     expect(refusal.details).not.toHaveProperty('windowSeconds');
     await expect(admit(limits)).rejects.toMatchObject({ options: { retryAfterSeconds: 899 } });
-    // Both declines have left the window of 600 s, the block lasts on.
+    // Both declines have left the window of 600 s, but the block has not ended.
     after(1_399.999);
     expect((await refused(admit(limits))).code).toBe('DECLINE_BLOCKED');
     after(1_400);

@@ -1,8 +1,8 @@
 /**
  * Velocity: limits on attempts and declines per case and per card, for each portal, off by default (C53, C70).
  *
- * Exact sliding windows: N pass, and the next is refused until the oldest leaves the window. The card enters as a keyed hash, in a table without
- * payments and without last four digits (docs/contract.md#card-data).
+ * The windows slide and are exact: N attempts pass, and the next one is refused until the oldest has left the window. A card is stored only as a
+ * keyed hash, in a table that holds no payments and no last four digits (docs/contract.md#card-data).
  */
 import type { LimitScope, Portal, VelocityLimits } from '#accounts';
 import { type Clock, ServiceError, timestamp } from '#kernel';
@@ -30,9 +30,9 @@ export interface VelocitySubject {
 type Limits = Portal['limits'];
 
 export interface Velocity {
-  /** Counts the attempt, or refuses it: DECLINE_BLOCKED first, then VELOCITY_LIMIT. */
+  /** Counts the attempt, or refuses it. DECLINE_BLOCKED comes before VELOCITY_LIMIT. */
   admit(subject: VelocitySubject, limits: Limits, entryId: string): Promise<void>;
-  /** Counts a decline. Rejects if it could not be counted. The caller's answer stays the same then, since the outcome of the charge matters more. */
+  /** Counts a decline. Rejects if the decline could not be counted. The charge is then answered as usual, since its outcome matters more. */
   recordDecline(subject: VelocitySubject, limits: Limits, entryId: string): Promise<void>;
 }
 
@@ -67,7 +67,7 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
       const checks = windows(subject, limits);
       if (checks.length === 0) return;
       await transaction(pool, async (client) => {
-        // One at a time per subject. Two attempts that count at once would both pass as the last one.
+        // Attempts of the same subject are counted one at a time. If two were counted at once, both could pass as the last allowed one.
         for (const { subject: hash } of [...checks].sort((a, b) => Buffer.compare(a.subject, b.subject)))
           await client.query('select pg_advisory_xact_lock($1::bigint)', [hash.readBigInt64BE(0).toString()]);
         const found = await Promise.all(checks.map((check) => refusal(client, subject.portalId, check, clock.now())));
@@ -93,7 +93,7 @@ const refusal = async (client: Client, portalId: string, { scope, limit, subject
   const { windowSeconds, blockSeconds } = limit;
   if (limit.declines !== null) {
     const blocks = scope === 'card' && blockSeconds !== null;
-    // With a block, the declines that led to it may leave the window long before the block ends.
+    // The declines that led to a block may leave the window long before the block ends. So older declines are read, too.
     const declines = await entriesSince(client, {
       portalId,
       scope,
@@ -121,7 +121,7 @@ const refusal = async (client: Client, portalId: string, { scope, limit, subject
   return null;
 };
 
-/** End of the block that the newest run of `declines` within one window started. null: there was none. */
+/** The end of the newest block. A block starts when `declines` declines fall within one window. null: there was no block. */
 const blockedUntil = (times: readonly number[], declines: number, windowSeconds: number, blockSeconds: number): number | null => {
   for (let last = times.length - 1; last >= declines - 1; last--)
     if (times[last]! - times[last - declines + 1]! < windowSeconds * 1000) return times[last]! + blockSeconds * 1000;

@@ -2,21 +2,21 @@ import type { Clock } from '#kernel';
 import { isDataException, StatementTimeout } from './postgres/errors.js';
 
 /**
- * Calls that arrive while a statement is on its way go together in the next one. So under load many requests share a round trip and a commit. There
- * is no timer: a lone call goes out at once. Nothing is cached: an answer is always younger than its question.
+ * Calls that arrive while a statement is in flight are sent together in the next one, so that under load many requests share a round trip and a
+ * commit. There is no timer: a single call is sent at once. Nothing is cached: each answer comes from a statement that was sent after the call.
  */
 export interface BatchOptions {
-  /** Most items of one statement. */
+  /** Maximum number of items in one statement. */
   readonly maxItems: number;
-  /** Statements on their way at once. */
+  /** Maximum number of statements in flight. */
   readonly inFlight: number;
-  /** A call that waited longer is refused and never sent, so that its caller still has time to answer. Default: it goes on waiting. */
+  /** A call that waited longer than `ms` is refused and never sent, so that its caller still has time to answer. Default: no limit. */
   readonly patience?: { readonly ms: number; readonly clock: Pick<Clock, 'monotonic'> };
 }
 
 /**
- * One run is on its way and one is queued. Later calls share the queued one, so each answer comes from a run that began after its call. A run that
- * fails does not keep the queued one from starting.
+ * One run is in flight and one is queued. Later calls share the queued run, so each answer comes from a run that began after its call. The queued run
+ * starts even if the run before it fails.
  */
 export const shared = <Result>(run: () => Promise<Result>): (() => Promise<Result>) => {
   let running: Promise<Result> | null = null;
@@ -34,8 +34,8 @@ export const shared = <Result>(run: () => Promise<Result>): (() => Promise<Resul
 };
 
 /**
- * `run` answers each item, in order. If it throws, every caller of that batch gets the error. If the database cannot hold one item, each is sent
- * alone, so the others succeed.
+ * `run` returns one answer for each item, in order. If it throws, every caller of that batch gets the error. But if the database refuses the value of
+ * an item, each item is sent alone, so that the others succeed.
  */
 export const batched = <Item, Result>(
   run: (items: readonly Item[]) => Promise<readonly Result[]>,
@@ -43,7 +43,7 @@ export const batched = <Item, Result>(
 ): ((item: Item) => Promise<Result>) => {
   interface Call {
     readonly item: Item;
-    /** When its patience ends. */
+    /** When `patience` ends for this call, on the monotonic clock. */
     readonly until: number;
     readonly resolve: (result: Result) => void;
     readonly reject: (error: unknown) => void;
@@ -77,7 +77,7 @@ export const batched = <Item, Result>(
   return (item) =>
     new Promise<Result>((resolve, reject) => {
       queue.push({ item, until: patience ? patience.clock.monotonic() + patience.ms : Number.POSITIVE_INFINITY, resolve, reject });
-      // Sent after this turn of the event loop, so requests that were read together go together.
+      // The batch is sent after this turn of the event loop, so that requests that were read together are sent together.
       if (queue.length === 1) setImmediate(pump);
     });
 };
@@ -89,8 +89,8 @@ const CROWD_LASTS_MS = 100;
 const GATHER_MS = 10;
 
 /**
- * Groups requests under load. Requests of one group take every step together, so they share statements, commits and wake-ups. One by one, each would
- * need its own. The gain is much larger than the wait (decision 0025). With few requests in flight, none waits.
+ * Groups requests under load. The requests of a group take every step at the same time, so they share statements, commits and wake-ups. Alone, each
+ * request would need its own. The gain is much larger than the wait (decision 0025). With few requests in flight, no request waits.
  */
 export class Convoy {
   private inside = 0;

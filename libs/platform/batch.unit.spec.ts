@@ -21,7 +21,7 @@ describe('calls that share a run', () => {
 });
 
 describe('calls that share a statement', () => {
-  /** Statements that end when told to. */
+  /** Statements that end when the test calls `ends`. */
   const held = () => {
     const sent: (readonly number[])[] = [];
     const ends: ((error?: Error) => void)[] = [];
@@ -113,7 +113,7 @@ describe('calls that share a statement', () => {
 });
 
 describe('a convoy', () => {
-  /** A door, a clock that stands, and what opens the door. */
+  /** A convoy with a clock that the test sets. `time.asleep` holds the functions that end the waits. */
   const door = () => {
     const time = { now: 0, asleep: [] as (() => void)[] };
     const sleep = () => new Promise<void>((wake) => time.asleep.push(wake));
@@ -141,7 +141,7 @@ describe('a convoy', () => {
     await turn();
     expect([entered, time.asleep.length]).toEqual([[], 1]);
     for (const go of inside) go();
-    // The door opens for all of them at once, and closes again behind them.
+    // The whole group is admitted at the same time. Later requests wait for another group.
     time.asleep.pop()!();
     await turn();
     expect(entered).toEqual([1, 2, 3]);

@@ -1,4 +1,4 @@
-/** Card numbers in text: finding them where they must not be (C9), and the brand of a number (C11). */
+/** Finds card numbers in text, where they are not allowed (C9), and determines the brand of a number (C11). */
 
 export type Brand = 'visa' | 'mastercard' | 'amex' | 'discover' | 'diners' | 'jcb' | 'unionpay' | 'unknown';
 
@@ -35,8 +35,9 @@ export const passesLuhn = (digits: string): boolean => {
 const looksLikeCard = (digits: string) => brandOf(digits) !== 'unknown' && passesLuhn(digits);
 
 /**
- * Runs of 13–19 digits that stand alone among letters and digits, or the groups in which a card shows them (4-4-4-4…, 4-6-5). Each is looked for at
- * every place: other groups, such as a year or a security code, may stand beside those of a card.
+ * Patterns of card numbers: 13–19 digits in a row, or groups of digits as a card shows them (4-4-4-4…, 4-6-5). No letter or digit may stand directly
+ * before or after them. The lookahead lets a match begin at every digit group: other groups, such as a year or a security code, may stand beside the
+ * card.
  */
 const SHAPES = [
   String.raw`\d{13,19}`,
@@ -44,10 +45,10 @@ const SHAPES = [
   String.raw`\d{4}(?<sep>[ -])\d{4}\k<sep>\d{4}\k<sep>\d{1,4}`,
   String.raw`\d{4}(?<sep>[ -])\d{6}\k<sep>\d{4,5}`,
 ].map((shape) => new RegExp(String.raw`(?<![\p{L}\p{N}])(?=(?<digits>${shape})(?![\p{L}\p{N}]))`, 'gu'));
-/** Part of every text with a card number. Most texts do not have it. */
+/** Matches every text that holds a card number. Most texts do not match, and then no pattern above is tried. */
 const ENOUGH_DIGITS = /(?:\d[ -]?){13}/;
 
-/** From and to of each card number in the text. */
+/** Start and end index of each card number in the text. */
 const cardsIn = function* (text: string): Generator<readonly [from: number, to: number]> {
   if (!ENOUGH_DIGITS.test(text)) return;
   for (const shape of SHAPES)
@@ -57,7 +58,7 @@ const cardsIn = function* (text: string): Generator<readonly [from: number, to: 
     }
 };
 
-/** True when the text holds what C9 refuses. */
+/** True if the text holds a card number that C9 refuses. */
 export const holdsCardNumber = (text: string): boolean => !cardsIn(text).next().done;
 
 /** The text with any card number replaced by `[card]`. */
@@ -71,8 +72,8 @@ export const maskCardNumbers = (text: string): string => {
   return masked + text.slice(end);
 };
 
-/** Whether free text is searched (`CARD_IN_TEXT_CHECK`); set once at start-up. */
+/** True: free text is searched for card numbers (`CARD_IN_TEXT_CHECK`). Set once at start-up. */
 export const cardInTextCheck = { on: true };
 
-/** Refuses a text with a card number (C9). The error does not repeat the number. */
+/** Returns the fault of a text that holds a card number (C9), or null. The fault does not repeat the number. */
 export const cardInText = (text: string): string | null => (cardInTextCheck.on && holdsCardNumber(text) ? 'must not hold a card number' : null);

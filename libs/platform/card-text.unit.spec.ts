@@ -2,14 +2,14 @@
 import { afterEach, describe, expect, test } from '@jest/globals';
 import { type Brand, brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
 
-/** Digits that begin so, are so many, and pass Luhn. */
+/** A number with this prefix and this length that passes Luhn. */
 const card = (prefix: string, length: number): string => {
   const open = prefix.padEnd(length - 1, '0');
   return [...'0123456789'].map((last) => open + last).find(passesLuhn)!;
 };
 const brand = (prefix: string, length: number): Brand => brandOf(card(prefix, length));
 
-/** The table of C9, with the neighbours of every range that no other brand has. */
+/** The table of C9. `begins`: prefixes of the brand. `not`: prefixes next to its ranges that are not of the brand. */
 const BRANDS: readonly [Brand, { readonly begins: readonly string[]; readonly not: readonly string[]; readonly lengths: readonly number[] }][] = [
   ['visa', { begins: ['4', '40', '49'], not: ['3', '5'], lengths: [13, 16, 19] }],
   ['mastercard', { begins: ['51', '53', '55', '2221', '2500', '2720'], not: ['50', '56', '2220', '2721'], lengths: [16] }],

@@ -1,14 +1,14 @@
-/** Configuration: the only reader of the environment. Every wrong or missing name is listed at once. */
+/** The configuration. Only this file reads environment variables. One error lists every wrong or missing variable. */
 import { isIP } from 'node:net';
 import { resolve } from 'node:path';
 
-/** `127.0.0.0/8`, `fd00::/8`. */
+/** A network, such as `127.0.0.0/8` or `fd00::/8`. */
 export interface Network {
   readonly address: string;
   readonly prefix: number;
 }
 
-/** A host that may be in a network that is not public, at one port. */
+/** A host and port that webhooks may reach although the host lies in a network that is not public. */
 export interface PrivateTarget {
   readonly host: string;
   readonly port: number;
@@ -17,19 +17,19 @@ export interface PrivateTarget {
 
 /** Settings of webhooks. */
 export interface WebhookSettings {
-  /** Wait between attempts, before the spread; other than 120 for tests only. */
+  /** Seconds between two delivery attempts, before the random spread. Production allows only 120; tests use other values. */
   readonly retrySeconds: number;
-  /** Days for which an event and its deliveries are kept once it was delivered. */
+  /** Days for which an event and its deliveries are kept after the event was delivered. */
   readonly keepDays: number;
   /** Ports that an endpoint's URL may name. */
   readonly ports: readonly number[];
-  /** Public networks that are refused all the same, such as our own network. */
+  /** Public networks that webhooks must not reach, such as our own network. */
   readonly blockedNetworks: readonly Network[];
-  /** For local development and tests; empty otherwise. */
+  /** Non-public targets that webhooks may reach, for local development and tests. Production needs a second variable that confirms them. */
   readonly privateTargets: readonly PrivateTarget[];
-  /** PEM of authorities that are trusted for private targets, besides the usual ones. null: none. */
+  /** PEM file of certificate authorities that are trusted for private targets, besides the usual ones. null: none. */
   readonly extraCaFile: string | null;
-  /** `address:port`; empty: the system's. */
+  /** The name servers, each as `address` or `address:port`. Empty: those of the system. */
   readonly dnsServers: readonly string[];
 }
 
@@ -37,34 +37,34 @@ export interface Config {
   readonly host: string;
   readonly port: number;
   readonly dataDir: string;
-  /** Where each process keeps its newest event, outside the database. */
+  /** The folder in which each process keeps its newest events (`MARKS_DIR`), outside the database. */
   readonly marksDir: string;
   /** null: embedded Postgres. */
   readonly databaseUrl: string | null;
   /** null: Postgres is the event store too. */
   readonly kurrentdbUrl: string | null;
-  /** null: the simulator is started along. */
+  /** null: Payfold starts the simulator itself. */
   readonly simulatorUrl: string | null;
   readonly simulatorPort: number;
-  /** Time of day, UTC, at which the simulator closes its batches. null: only by command. */
+  /** Time of day, UTC, at which the simulator closes its batches. null: it closes them only on command. */
   readonly simulatorBatchClose: string | null;
   readonly metricsPort: number;
   /** The address of `/audit/v1`. Loopback unless an operator names another one. */
   readonly auditHost: string;
   readonly auditPort: number;
   readonly publicUrl: string;
-  /** `start`: each process brings the schema up to its release. `prepare`: only `payfold upgrade prepare` does. */
+  /** `start`: each process brings the schema up to its release. `prepare`: only `payfold upgrade prepare` changes the schema. */
   readonly migrate: 'start' | 'prepare';
   readonly logLevel: 'fatal' | 'error' | 'warn' | 'info' | 'debug' | 'silent';
   readonly masterKeyFile: string;
-  /** True where the key file may be created on first start. */
+  /** True if the key file may be created on first start. */
   readonly masterKeyMayBeCreated: boolean;
   readonly environment: 'sandbox' | 'production';
   readonly cardInTextCheck: boolean;
-  /** Checkout requests a minute that one client address, and one portal, may make; null: no limit (C65). */
+  /** Maximum number of checkout requests a minute from one client address, and for one portal (next field). null: no limit (C65). */
   readonly checkoutRatePerAddress: number | null;
   readonly checkoutRatePerPortal: number | null;
-  /** Number of the operator's own proxies in front that add to `X-Forwarded-For`. 0: the header is not trusted. */
+  /** Number of the operator's own proxies in front of Payfold that add to `X-Forwarded-For`. 0: the header is not trusted. */
   readonly proxyHops: number;
   /** Named crash point for tests, `<port call>:<before|after>`; null otherwise. */
   readonly failpoint: string | null;
@@ -108,10 +108,10 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     try {
       if (protocols.includes(new URL(value).protocol)) return value;
     } catch {
-      // A URL with several KurrentDB hosts is no WHATWG URL. So only the scheme is checked here.
+      // A URL with several KurrentDB hosts is not a WHATWG URL, so only its scheme is checked.
       if (protocols.some((protocol) => value.startsWith(`${protocol}//`)) && value.includes(',')) return value;
     }
-    // The value may hold a password: it is not repeated.
+    // The value may hold a password, so the message does not repeat it.
     faults.push(`${name}: must be a URL that begins with ${protocols.map((protocol) => `${protocol}//`).join(' or ')}`);
     return null;
   };
@@ -146,7 +146,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
   if (failpoint && production) faults.push('FAILPOINT: refused in production');
   if (failpoint && !/^[\w.]+:(before|after)$/.test(failpoint)) faults.push(`FAILPOINT=${failpoint}: must read <call>:<before|after>`);
 
-  /** A list between commas. `read` reads each part, and returns null for a part that is wrong. */
+  /** Reads a list separated by commas. `read` parses each part, and returns null for a part that is wrong. */
   const list = <T>(name: string, form: string, read: (part: string) => T | null): T[] => {
     const parts = (env[name] ?? '').split(',').filter((part) => part !== '');
     const values = parts.map((part) => read(part.trim()));
@@ -220,7 +220,7 @@ const readPrivateTarget = (text: string): PrivateTarget | null => {
   return match && network && isPort(match[2]!) ? { host: match[1]!.toLowerCase(), port: Number(match[2]), network } : null;
 };
 
-/** An address with or without a port; IPv6 with a port in brackets. */
+/** True for an IP address with or without a port. An IPv6 address with a port needs brackets. */
 const isNameServer = (text: string): boolean => {
   if (isIP(text) !== 0) return true;
   const match = /^(?:\[([0-9a-f:.]+)\]|([0-9.]+)):(\d+)$/i.exec(text);

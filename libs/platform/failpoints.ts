@@ -1,13 +1,13 @@
 /**
- * Named crash points for tests: with `FAILPOINT=append.PaymentInitiated:after` the process kills itself with SIGKILL right after that port call, and
- * with `:before` right before it. Names: `append.<event type>`, `charge.<leg>`, `void.<leg>`, `refund.<leg>`, `finalize.<op>`, `claim`, `finish`,
+ * Named crash points for tests. With `FAILPOINT=append.PaymentInitiated:after` the process kills itself with SIGKILL right after that port call; with
+ * `:before`, right before it. Names: `append.<event type>`, `charge.<leg>`, `void.<leg>`, `refund.<leg>`, `finalize.<op>`, `claim`, `finish`,
  * `renewAttempt`.
  */
 import { kill, pid } from 'node:process';
 
 type Call = (...args: unknown[]) => unknown;
 
-/** The object with the one named call wrapped. Without a fail point, the object itself. */
+/** Wraps the one named call of an object. Without a fail point, returns the object itself. */
 export const withFailpoint = <T extends object>(failpoint: string | null, target: T): T => {
   if (failpoint === null) return target;
   const [point, when] = failpoint.split(':');
@@ -19,7 +19,7 @@ export const withFailpoint = <T extends object>(failpoint: string | null, target
         const hit = namesOf(property, args).includes(point!);
         if (hit && when === 'before') kill(pid, 'SIGKILL');
         const result = (member as Call).apply(object, args);
-        // `find` returns a gateway. Its calls are the points.
+        // `find` returns a gateway. The calls of that gateway are fail points too.
         if (property === 'find' && result !== null && typeof result === 'object' && !(result instanceof Promise))
           return withFailpoint(failpoint, result);
         if (!hit || !(result instanceof Promise)) return result;

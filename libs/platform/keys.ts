@@ -1,8 +1,8 @@
 /**
  * The master key ring and the keys that are derived from it.
  *
- * `MASTER_KEY_FILE` holds `{"current": "<kid>", "keys": {"<kid>": "<32 bytes, base64>"}}`. Every purpose gets a key of its own by HKDF, so one leaked
- * derivation says nothing about another. To rotate, add a key and name it current.
+ * `MASTER_KEY_FILE` holds `{"current": "<kid>", "keys": {"<kid>": "<32 bytes, base64>"}}`. HKDF derives a separate key for each purpose, so a leaked
+ * derived key says nothing about the others. To rotate the master key, add a key and name it as `current`.
  */
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
 import { closeSync, existsSync, fsyncSync, linkSync, mkdirSync, openSync, readFileSync, unlinkSync, writeSync } from 'node:fs';
@@ -41,7 +41,7 @@ export class KeyRing {
     return [...this.keys.keys()];
   }
 
-  /** 32 bytes for one purpose under one key id; throws for an unknown id. */
+  /** The key for one purpose under one key id: 32 bytes. Throws for an unknown id. */
   derive(purpose: Purpose, kid: string = this.current): Buffer {
     const name = `${kid}/${purpose}`;
     let key = this.derived.get(name);
@@ -61,7 +61,7 @@ export class KeyRing {
 
   /**
    * Encrypts a secret that must be readable again (AES-256-GCM, fresh nonce). `context` names table or stream, id and field. It is authenticated, so
-   * a ciphertext that is copied elsewhere does not open.
+   * a ciphertext that is copied elsewhere cannot be decrypted there.
    */
   seal(plaintext: string, context: string): { kid: string; ciphertext: string } {
     const nonce = randomBytes(NONCE_BYTES);
@@ -70,7 +70,7 @@ export class KeyRing {
     return { kid: this.current, ciphertext: Buffer.concat([nonce, body, cipher.getAuthTag()]).toString('base64') };
   }
 
-  /** The secret that {@link seal} closed; throws when text, context or key differ. */
+  /** Decrypts a secret that {@link seal} encrypted. Throws if the ciphertext was changed, or if context or key differ. */
   open(sealed: { kid: string; ciphertext: string }, context: string): string {
     const bytes = Buffer.from(sealed.ciphertext, 'base64');
     const decipher = createDecipheriv('aes-256-gcm', this.derive('secret', sealed.kid), bytes.subarray(0, NONCE_BYTES))
@@ -83,7 +83,7 @@ export class KeyRing {
 /** A ring with one fresh key. */
 export const newKeyRing = (): KeyRing => new KeyRing('k1', new Map([['k1', randomBytes(KEY_BYTES)]]));
 
-/** Reads the ring. Every fault is one clear line. Nothing is written. */
+/** Reads the ring and writes nothing. Each fault is reported in one clear line. */
 export const readKeyRing = (file: string): KeyRing => {
   let text: string;
   try {
@@ -104,8 +104,8 @@ export const readKeyRing = (file: string): KeyRing => {
     return refuse('it needs "current" and "keys"');
   const keys = new Map<string, Buffer>();
   for (const [kid, value] of Object.entries(ring.keys as Record<string, unknown>)) {
-    // An object keeps its keys in the order in which they were added only if none of them looks like a number. The oldest key names the idempotency
-    // rows.
+    // The order of the keys matters: names of idempotency rows are made with the oldest key, which is the first one. A JavaScript object keeps the
+    // order of its names only if none of them looks like a number, so a key id must begin with a letter.
     if (!/^[A-Za-z][\w.-]{0,31}$/.test(kid)) return refuse(`key id "${kid}" must begin with a letter`);
     const bytes = typeof value === 'string' ? Buffer.from(value, 'base64') : Buffer.alloc(0);
     if (bytes.length !== KEY_BYTES) return refuse(`key "${kid}" is not ${KEY_BYTES} bytes of base64`);
@@ -114,7 +114,10 @@ export const readKeyRing = (file: string): KeyRing => {
   return new KeyRing(ring.current, keys);
 };
 
-/** The sandbox's ring: read, or created on the very first start. An existing file is never overwritten, also when two processes start at once. */
+/**
+ * The sandbox's ring: reads the file, or creates it on the very first start. An existing file is never overwritten, even if two processes start at
+ * once.
+ */
 export const readOrCreateKeyRing = (file: string): KeyRing => {
   if (!existsSync(file)) {
     mkdirSync(dirname(file), { recursive: true, mode: 0o711 });
@@ -127,7 +130,7 @@ export const readOrCreateKeyRing = (file: string): KeyRing => {
     try {
       linkSync(draft, file);
     } catch (error) {
-      // Another process was faster. Its key counts.
+      // Another process created the file first. Its key is used.
       if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error;
     } finally {
       unlinkSync(draft);

@@ -1,6 +1,6 @@
 /**
- * Logging: only objects of listed fields (ids, route, status, duration), never bodies or DTOs. As a last protection, a finished line that holds a
- * card number is masked and counted. Such a line is a fault of ours, and tests fail on it (docs/contract.md#card-data).
+ * Logging. Code logs only objects of listed fields (ids, route, status, duration), never bodies or DTOs. As a last protection, a card number in a
+ * finished line is masked, and the line is counted. Such a line is a fault of ours, and tests fail on it (docs/contract.md#card-data).
  */
 import pino from 'pino';
 import { maskCardNumbers } from './card-text.js';
@@ -10,7 +10,7 @@ export type Logger = pino.Logger;
 /** How many log lines held something like a card number since the process started. */
 export const maskedLines = { count: 0 };
 
-/** Errors reach a log as name, message, code and stack frames; other properties may carry a whole request body. */
+/** An error is logged with its name, message, code, cause and stack frames only. Its other properties may hold a whole request body. */
 const errorFields = (error: unknown) => {
   if (!(error instanceof Error)) return { message: typeof error === 'string' ? error : 'not an Error' };
   const { name, message, stack } = error;

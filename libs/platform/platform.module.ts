@@ -1,6 +1,6 @@
 /**
- * The context of a process, for every other module. Nest modules have doors of their own (`#platform/module`), so that code without Nest loads none
- * of it.
+ * The context of a process, which every other module uses. Each lib exports its Nest module under a path of its own (`#platform/module`), so that
+ * code without Nest does not load Nest.
  */
 import { type DynamicModule, Global, Inject, Injectable, type InjectionToken, Module, type Type } from '@nestjs/common';
 import { type Command, CommandHandler, type ICommandHandler, type IQueryHandler, type Query, QueryHandler } from '@nestjs/cqrs';
@@ -12,20 +12,20 @@ import type { KeyRing } from './keys.js';
 import type { Logger } from './logging.js';
 import { createPool, type Pool, type PoolOptions } from './postgres/pool.js';
 
-/** The configuration with the addresses filled in that were found or started. */
+/** The addresses of the database and of the simulator that this process found or started. `simulatorUrl` null: there is no simulator. */
 export interface Places {
   readonly databaseUrl: string;
   readonly simulatorUrl: string | null;
 }
 
 export interface ProcessOptions {
-  /** A test may replace it. */
+  /** The clock of the process. Tests may replace it. */
   readonly clock?: Clock;
-  /** The role of a process that keeps running. It is recorded, so `payfold upgrade` knows that the process lives. */
+  /** The role of a process that keeps running. The role is recorded, so that `payfold upgrade` knows that the process runs. */
   readonly role?: string;
-  /** Of the leases on projections; see `createSubscriber`. */
+  /** The owner of the leases on projections; see `createSubscriber`. */
   readonly leaseOwner?: string;
-  /** Aborts when the process must end, also while it starts. */
+  /** Aborts when the process must end, even if the process is still starting. */
   readonly stop?: AbortSignal;
 }
 
@@ -49,7 +49,7 @@ export class ProcessContext {
 
   /** `close` runs at the end of the process. The last resource that was opened is closed first. */
   atEnd(close: () => Promise<unknown>): void {
-    // A start that was stopped goes on opening until its next call fails.
+    // A start that was stopped still opens resources until its next call fails. Such a resource is closed at once.
     if (this.closed) void close().catch(() => undefined);
     else this.closers.push(close);
   }
@@ -61,7 +61,7 @@ export class ProcessContext {
     return pool;
   }
 
-  /** The port. If the configuration names one of its calls as a fail point, that call kills the process. */
+  /** Wraps a port. If the configuration names one of its calls as a fail point, that call kills the process. */
   guarded<T extends object>(port: T): T {
     return withFailpoint(this.config.failpoint, port);
   }
@@ -85,14 +85,14 @@ export class PlatformModule {
   }
 }
 
-/** The handler of a command: one function, called with what `token` provides. */
+/** The handler of a command: one function, called with the ports that `token` provides. */
 export const commandHandler = <Ports, Result, C extends Command<Result>>(
   command: Type<C>,
   token: InjectionToken<Ports>,
   run: (ports: Ports, command: C) => Promise<Result>,
 ): Type<ICommandHandler> => decorated(CommandHandler(command), `${command.name}Handler`, token, run);
 
-/** The handler of a query, likewise. */
+/** The handler of a query: one function, called with the ports that `token` provides. */
 export const queryHandler = <Ports, Result, Q extends Query<Result>>(
   query: Type<Q>,
   token: InjectionToken<Ports>,

@@ -1,15 +1,17 @@
 /**
- * Settlement: the processor's batches, line by line, and the effect of a line on a payment. Pure.
+ * Settlement batches of the processor, line by line, and the meaning of a line for its payment. Pure functions.
  *
- * A batch is a stream of its own (`settlement-<gateway>-<merchant account>-<batch>`, a `-` within a part as `%2D`). It records every line exactly
- * once, with its match. So no line that the processor reported is ever lost. A line that fits no payment stays as an exception for staff.
+ * Each batch has its own stream (`settlement-<gateway>-<merchant account>-<batch>`; a `-` inside a part is written `%2D`). The stream records every
+ * line exactly once, with the result of its matching. A line that fits no payment is recorded too, as an exception for staff. So no line that the
+ * processor reported is lost.
  */
 import { type Cents, sumCents } from '#kernel';
 import { cents, type Charged, type ChargedLeg, type DisputeStatus, type Leg, openAttempt, type Payment, type SettlementRecord } from '#payments';
 
 /**
- * The result of matching a line. `MISSING_HERE`: no payment of ours. `STATUS_MISMATCH`: its payment is unknown, failed or voided here, or the refund
- * did not happen here. `WRONG_ACCOUNT`: it settled on another merchant account than it was charged on. All but `MATCHED` are exceptions.
+ * The result of matching a line. `MISSING_HERE`: the line belongs to no payment here, or is an adjustment. `STATUS_MISMATCH`: the state of the
+ * payment does not fit, for example the payment is unknown, failed or voided, or the refund was not made here. `WRONG_ACCOUNT`: the charge was made
+ * on another merchant account. All results except `MATCHED` make an exception.
  */
 export type LineResult = 'MATCHED' | 'MISSING_HERE' | 'AMOUNT_MISMATCH' | 'STATUS_MISMATCH' | 'DUPLICATE_AT_GATEWAY' | 'WRONG_ACCOUNT';
 
@@ -47,8 +49,8 @@ type Fact<Type extends string, Data> = { readonly type: Type; readonly at: strin
 export type SettlementEvent =
   | Fact<'SettlementLinesRecorded', BatchName & { readonly closedAt: string; readonly lines: readonly RecordedLine[] }>
   /**
-   * All lines are recorded. Sums are over accepted lines. `fundedOn` (YYYY-MM-DD) is the day that the processor announces. `listed`: the lines came
-   * from the processor's interface, each in its place, so listing can continue after this batch.
+   * All lines are recorded. The sums are over accepted lines. `fundedOn` (YYYY-MM-DD) is the day of funding that the processor announced. `listed`:
+   * all lines came from the processor's interface, in this order. Then the interface is asked only for later batches.
    */
   | Fact<
       'SettlementBatchRecorded',
@@ -63,8 +65,9 @@ export type SettlementEvent =
       }
     >
   /**
-   * The processor's interface listed a batch to its end that had been completed from a file. From now on the interface is asked for later batches.
-   * The sums are those of the interface. `differing`: lines, and day of funding, in which it differs from the record.
+   * A batch was completed from a file, and then the processor's interface listed it to its end. From now on the interface is asked only for later
+   * batches. The sums are those of the interface. `differing`: the number of lines in which the interface differs from the record, plus 1 for another
+   * day of funding.
    */
   | Fact<
       'SettlementBatchListed',
@@ -79,8 +82,9 @@ export type SettlementEvent =
       }
     >
   /**
-   * A corrected file changes recorded lines. Each is given before and after. null: it was not there, or is gone. `fundedOn` is the newest day.
-   * `fileId` null: the processor's interface lists further lines of a batch that a file has recorded.
+   * Lines of a recorded batch were corrected. Each correction holds the line before (null: it was added) and after (null: it was removed). `fundedOn`
+   * is the day of funding after the correction. `fileId` names the corrected file. null: the processor's interface listed further lines of a batch
+   * that was recorded from a file.
    */
   | Fact<
       'SettlementLinesCorrected',
@@ -91,17 +95,20 @@ export type SettlementEvent =
         readonly corrections: readonly LineCorrection[];
       }
     >
-  /** The net of the batch reached the bank on its day: the operator's bank, or directly that of the agency whose portal is named. */
+  /**
+   * The net amount of the batch reached the bank on `fundedOn`: the operator's bank or, if `agencyPortalId` is given, the bank of that portal's
+   * agency.
+   */
   | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number; readonly agencyPortalId?: string }>;
 
-/** Id of a batch's stream. No two batches share a stream, also with unusual text in their parts. */
+/** Id of a batch's stream. The parts are encoded, so two batches never share a stream, whatever their names hold. */
 export const batchStreamId = ({ gateway, merchantAccount, batchId }: BatchName): string =>
   [gateway, merchantAccount, batchId].map((part) => encodeURIComponent(part).replaceAll('-', '%2D')).join('-');
 
-/** Imported files have streams with the same prefix, of fewer parts. */
+/** True for the streams of batches. Streams of imported files have the same prefix, but fewer parts. */
 export const isSettlementStream = (stream: string): boolean => stream.startsWith('settlement-') && stream.split('-').length === 4;
 
-/** A batch as far as it is recorded. */
+/** The recorded state of a batch. */
 export interface SettlementBatch {
   readonly lines: readonly RecordedLine[];
   readonly complete: boolean;
@@ -110,9 +117,9 @@ export interface SettlementBatch {
   /** YYYY-MM-DD. null: no source has announced it. */
   readonly fundedOn: string | null;
   readonly funded: boolean;
-  /** The processor's interface has listed all of it. */
+  /** True if the processor's interface has listed the whole batch. */
   readonly listed: boolean;
-  /** A file has corrected it. From then on the interface counts less than the file. */
+  /** True if a file has corrected the batch. After that, the interface can no longer add lines. */
   readonly correctedByFile: boolean;
 }
 
@@ -161,26 +168,29 @@ export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): Set
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The meaning of a line.
 
-/** The register's facts about a line's transaction. */
+/** The register's row for the transaction of a line. */
 export interface Registered {
   readonly paymentId: string;
   readonly leg: Leg;
   readonly op: 'charge' | 'refund';
   readonly attemptId: string;
   readonly merchantAccount: string;
-  /** The batch of the line that this transaction was matched with before. */
+  /** The batch in which this transaction has settled. null: none so far. */
   readonly settledBatchId: string | null;
 }
 
 const isMatched = ({ result }: RecordedLine): boolean => result === 'MATCHED' || result === 'AMOUNT_MISMATCH';
 
-/** A sale that its payment knows. The payment's own fact settles it. */
+/** True for a sale that was matched with its payment. The payment's own stream records that the leg has settled. */
 export const isSettledSale = (line: RecordedLine): boolean => line.type === 'sale' && isMatched(line);
 
-/** A sale or a refund of ours, with our amount or with another one. */
+/** True for a sale or a refund that was matched with its payment, even if the amount differs. */
 export const isSettledLine = (line: RecordedLine): boolean => (line.type === 'sale' || line.type === 'refund') && isMatched(line);
 
-/** The unexplained cents of a line: the whole line if it belongs to no payment, the difference of a dispute's line, and every adjustment. */
+/**
+ * The cents of a line that nothing explains: the whole line if it was not matched with a payment, the difference of a dispute's line, and the net
+ * amount of an adjustment.
+ */
 export const unexplainedCents = (line: RecordedLine): number => {
   if (!line.accepted) return 0;
   if (!isMatched(line)) return line.grossCents;
@@ -190,20 +200,20 @@ export const unexplainedCents = (line: RecordedLine): number => {
 };
 
 export type Judgement =
-  | { readonly result: LineResult; readonly expectedCents: number | null; /** The leg's stream gets its fact. */ readonly settles: boolean }
-  /** The payment is being charged or reversed at this moment. The meaning of the line is clear when that has ended. */
+  | { readonly result: LineResult; readonly expectedCents: number | null; /** True: the payment's stream records it. */ readonly settles: boolean }
+  /** The payment is being charged or reversed now. The line can be judged when that has ended. */
   | 'wait';
 
 const judged = (result: LineResult, expectedCents: number | null = null, settles = false): Judgement => ({ result, expectedCents, settles });
 
-/** A reversal that cannot be resolved for this long must not delay a whole batch. Its line is judged by the present state. */
+/** If a reversal has been open for this long, it no longer delays its batch. Then the line is judged by the present state of the payment. */
 const WAIT_FOR_REVERSAL_MS = 3_600_000;
 
-/** The meaning of a batch's line for the payment that it belongs to. `now`: milliseconds since the epoch. */
+/** Judges a line of a batch against the payment to which it belongs. `now`: milliseconds since the epoch. */
 export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gateway'>, found: Registered, payment: Payment, now: number): Judgement => {
   if (found.merchantAccount !== batch.merchantAccount) return judged('WRONG_ACCOUNT');
   if (payment.phase === 'pending') return 'wait';
-  // Settlement evidence for an unknown payment leaves it unknown; only a person resolves it (C29).
+  // If a payment is unknown, a settlement line does not change that. Only a person resolves it (C29).
   if (payment.phase !== 'charged') return judged('STATUS_MISMATCH', 0);
   const leg = payment.legs.find((candidate) => candidate.leg === found.leg);
   if (!leg) return judged('STATUS_MISMATCH', 0);
@@ -231,14 +241,15 @@ const judgeSale = (
   leg: ChargedLeg,
   now: number,
 ): Judgement => {
-  // A second transaction under one reference, or one transaction in two batches: the cardholder paid twice.
+  // A second transaction under the same reference. The cardholder paid twice.
   if (found.op !== 'charge' || line.transactionId !== leg.transactionId) return judged('DUPLICATE_AT_GATEWAY');
-  // The payment's own stream decides. A read model may be older than a correction.
+  // The same transaction has settled in another batch. The payment's own stream decides this, since the register may not include the last correction
+  // yet.
   const before = leg.settledBatchId;
   if (before !== null && before !== batchId) return judged('DUPLICATE_AT_GATEWAY');
-  // First rejected, now accepted. The books no longer expect the money, and the API has no status for it. A person decides.
+  // The sale was rejected before and is accepted now. The books no longer expect the money, and the API has no status for this. A person decides.
   if (leg.settlementRejected && line.accepted) return judged('STATUS_MISMATCH', 0);
-  // A running void changes the amount that settles.
+  // The open reversal may be a void, which changes the amount that settles.
   if (before === null && isReversing(payment, now)) return 'wait';
   const expected = cents(leg) - voidedCents(payment, leg);
   if (expected === 0) return judged('STATUS_MISMATCH', 0);
@@ -258,13 +269,13 @@ const judgeRefund = (
     .flatMap((attempt) => attempt.returned)
     .find((one) => one.leg === leg.leg && one.means === 'refund' && one.transactionId === line.transactionId);
   if (!returned) return isReversing(payment, now) ? 'wait' : judged('STATUS_MISMATCH', 0);
-  // Refunded here, and the processor sent it back. A person has to return the money another way.
+  // The refund was made here, and then the processor rejected it. A person has to return the money another way.
   if (!line.accepted) return judged('STATUS_MISMATCH', -cents(returned));
   const expected = -cents(returned);
   return line.grossCents === expected ? judged('MATCHED') : judged('AMOUNT_MISMATCH', expected);
 };
 
-/** The money of a dispute was posted when it was recorded. Its line must name that dispute's amount. */
+/** The money of a dispute was posted when the dispute was recorded. So its line only needs the amount of one of the payment's disputes. */
 const judgeDispute = (line: SettlementRecord, payment: Charged, fits: (status: DisputeStatus) => boolean, sign: 1 | -1): Judgement => {
   const amounts = payment.disputes.filter(({ status }) => fits(status)).map(({ disputedAmountCents }) => sign * disputedAmountCents);
   if (amounts.length === 0) return judged('STATUS_MISMATCH', 0);
@@ -276,7 +287,7 @@ const isReversing = (payment: Charged, now: number): boolean => {
   return attempt !== undefined && now - Date.parse(attempt.requestedAt) < WAIT_FOR_REVERSAL_MS;
 };
 
-/** Cents of a leg that were voided, and so never settle. */
+/** Cents of a leg that were voided. They never settle. */
 const voidedCents = (payment: Charged, { leg }: ChargedLeg): Cents =>
   sumCents(
     payment.attempts.flatMap(({ returned }) => returned).filter((one) => one.leg === leg && one.means === 'void'),

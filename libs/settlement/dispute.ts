@@ -1,4 +1,4 @@
-/** Disputes as staff record them: opened on a charged payment, moved on by status and stage, one event per change (C30, C57). */
+/** Commands of staff on disputes: open a dispute on a charged payment, and change its status and stage. Each change makes one event (C30, C57). */
 import { Deadline, isUuid, ServiceError, timestamp } from '#kernel';
 import {
   type Charged,
@@ -18,7 +18,10 @@ import type { Register } from './register.js';
 export const MAX_STAGE_CHARACTERS = 64;
 export const MAX_REASON_CODE_CHARACTERS = 64;
 
-/** Opens a dispute; the same id with the same terms again changes nothing. Refuses with VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE. */
+/**
+ * Opens a dispute. If it is repeated with the same id and the same terms, it changes nothing. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND or
+ * INVALID_STATE.
+ */
 export const openDispute = async (ports: PaymentPorts, paymentId: string, dispute: Dispute, origin: Origin): Promise<Dispute> => {
   refuseWrongWords(dispute);
   if (!isUuid(dispute.disputeId)) throw invalid('disputeId must be a UUID.');
@@ -27,13 +30,13 @@ export const openDispute = async (ports: PaymentPorts, paymentId: string, disput
   return execute(ports, paymentId, { type: 'OpenDispute', at: timestamp(ports.clock.now()), dispute }, dispute.disputeId, origin);
 };
 
-/** null leaves it as it is. */
+/** null keeps the present value. */
 export interface DisputeChange {
   readonly status: DisputeStatus | null;
   readonly stage: string | null;
 }
 
-/** Moves a dispute on; null leaves status or stage as it is. An unknown dispute → VALIDATION_ERROR. */
+/** Changes the status or the stage of a dispute; null keeps the present value. Unknown dispute → VALIDATION_ERROR. */
 export const updateDispute = async (
   ports: PaymentPorts,
   register: Register,

@@ -26,7 +26,7 @@ export interface SettlementFileImported {
     readonly sha256: string;
     readonly name: string;
     readonly lines: number;
-    /** Number of corrections by this file: changed lines and changed days of funding of batches that were recorded before. */
+    /** Number of corrections that this file made to batches that were recorded before: changed lines, and changed days of funding. */
     readonly corrected: number;
     readonly batches: readonly { readonly batchId: string; readonly count: number; readonly amountCents: number }[];
   };

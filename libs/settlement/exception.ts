@@ -1,16 +1,16 @@
 /**
- * An exception of settlement: a difference between the processor's records and our books. Pure.
+ * Settlement exceptions: differences between the processor's records and our books. Pure functions.
  *
- * Stream `exception-<id>`: opened once, assigned, explained, and resolved by a person. If its money is in suspense, the resolution says where it
- * belongs (R16). It is superseded automatically when the difference no longer exists.
+ * Each exception has a stream `exception-<id>`. It is opened once, and a person assigns, explains and resolves it. If its money is in suspense, the
+ * resolution says where the money belongs (R16). If the difference no longer exists, the exception is superseded automatically.
  */
 import { type Cents, type Decider, ServiceError, unreachable } from '#kernel';
 import type { Leg } from '#payments';
 
 /**
- * All results of a line but `MATCHED`, and the kinds that show only in time or in sums. `SUSPENSE_MISMATCH`: a line was corrected after its exception
- * had been resolved, and the resolution took more or less out of suspense than there is. `SOURCE_MISMATCH`: the processor's interface contradicts its
- * files.
+ * All results of a line except `MATCHED`, and kinds that follow from time limits or from sums. `SUSPENSE_MISMATCH`: a line was corrected after its
+ * exception had been resolved, so the resolution took the wrong amount out of suspense. `SOURCE_MISMATCH`: the processor's interface contradicts the
+ * processor's files.
  */
 export const EXCEPTION_KINDS = [
   'MISSING_AT_GATEWAY',
@@ -40,18 +40,18 @@ export interface OpenedException {
   readonly ref: string | null;
   readonly paymentId: string | null;
   readonly leg: Leg | null;
-  /** The processor's amount, signed. null: it names none. */
+  /** The processor's amount, signed. null: the processor named none. */
   readonly grossCents: number | null;
   /** The expected amount, if it differs. */
   readonly expectedCents: number | null;
-  /** The part that lies in suspense until the exception is resolved (R15). */
+  /** The amount that lies in suspense until the exception is resolved (R15). */
   readonly suspenseCents: number;
 }
 
 export const RESOLUTIONS = ['settles', 'refund', 'adopt', 'no_posting'] as const;
 /**
- * `settles`: it belongs to a payment that is unsettled here. `refund`: it goes back to the cardholder through the processor. `adopt`: it belongs to
- * an agency, with its service fee. `no_posting`: nothing is in suspense, or an adjustment took it out.
+ * `settles`: the money belongs to a payment that is unsettled here. `refund`: the money goes back to the cardholder through the processor. `adopt`:
+ * the money belongs to an agency; a part of it may be the service fee. `no_posting`: nothing is in suspense, or an adjustment took it out.
  */
 export type Resolution = (typeof RESOLUTIONS)[number];
 
@@ -59,7 +59,7 @@ export type ExceptionEvent =
   | Fact<'ExceptionOpened', OpenedException>
   | Fact<'ExceptionAssigned', { readonly to: string; readonly by: string }>
   | Fact<'ExceptionExplained', { readonly reason: string; readonly by: string }>
-  /** A corrected file removed or changed its line, or the missing transaction has settled. There is nothing to resolve any more. */
+  /** Nothing is left to resolve: a corrected file removed or changed the line, or the missing transaction has settled. */
   | Fact<'ExceptionSuperseded', { readonly reason: string; readonly by: string }>
   | Fact<
       'ExceptionResolved',
@@ -77,7 +77,7 @@ export type ExceptionEvent =
 
 export type ExceptionStatus = 'opened' | 'assigned' | 'explained' | 'resolved' | 'superseded';
 
-/** Nothing can happen to it any more. */
+/** True if the exception can no longer change. */
 export const isEnded = (status: ExceptionStatus): boolean => status === 'resolved' || status === 'superseded';
 
 export interface SettlementCase {
@@ -141,7 +141,7 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
         throw new ServiceError('VALIDATION_ERROR', 'A portal and a fee belong to adopt only.');
       if (!Number.isSafeInteger(feeCents) || feeCents < 0 || feeCents > Math.abs(suspenseCents))
         throw new ServiceError('VALIDATION_ERROR', 'The fee must be a part of the amount in suspense.');
-      // An amount that left suspense by mistake goes back the same way, with its fee.
+      // If the amount in suspense is negative, it was taken out by mistake. Then the fee is negative too.
       const fee = suspenseCents < 0 && feeCents > 0 ? -feeCents : feeCents;
       return [
         { type: 'ExceptionResolved', at, data: { resolution, reason, by, merchantAccount, suspenseCents, paymentId, portalId, feeCents: fee } },

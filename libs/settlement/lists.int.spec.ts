@@ -1,4 +1,4 @@
-/** Lists of settlement that are longer than a page, on real Postgres: nothing is cut off, nothing comes twice, and the order holds across pages. */
+/** Tests lists of settlement that are longer than a page, on Postgres: no row is missing, no row comes twice, and the order holds across pages. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { memoryEventStore, type Position, prepareReadModels, searchPathOf } from '#eventstore';
 import { systemClock, timestamp } from '#kernel';
@@ -20,7 +20,7 @@ beforeAll(async () => {
   await migrate(pool, MIGRATIONS);
   await prepareReadModels(pool, READ_MODELS, memoryEventStore());
   register = postgresRegister(pool, async () => undefined);
-  // Seven rows share each time: pages end in the middle of such a tie.
+  // Seven rows share each time, so that a page can end between two rows of the same time.
   await pool.query(
     `insert into settlement_case (exception_id, kind, status, gateway, merchant_account, suspense_cents, opened_at, changed_at)
      select gen_random_uuid(), 'LATE', s.status, 'simulator', 'mid', 0, at, at
@@ -86,7 +86,7 @@ describe('exceptions are opened until none is left', () => {
   const ids = systemIds(() => NOW);
   const ports = { store, payments: { clock: systemClock, ids } } as unknown as SettlementPorts;
   let seen: Position | null = null;
-  /** The read model follows the log by its own code. */
+  /** Applies new events of the log to the read model, with the model's own code. */
   const cases = {
     caughtUp: async () => {
       for await (const events of store.readAll(seen, { streamPrefixes: ['exception-'] })) {

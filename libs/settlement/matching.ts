@@ -1,7 +1,8 @@
 /**
- * Settlement matching beyond the processor's own interface. Files are imported once per hash; a corrected file supersedes an earlier one, and nothing
- * is overwritten. Every difference becomes an exception, which is opened, assigned, explained, and resolved by a person. Its history is events; the
- * table is a read model.
+ * The parts of settlement matching that do not use the processor's interface: import of files, and exceptions.
+ *
+ * A file is imported once per hash. A corrected file supersedes an earlier one, and nothing is overwritten. Every difference becomes an exception,
+ * which a person assigns, explains and resolves. The history of an exception is events. The table is a read model.
  */
 import { createHash } from 'node:crypto';
 import { basename } from 'node:path';
@@ -30,28 +31,28 @@ const fileStream = (sha256: string): string => `settlement-file-${sha256}`;
 
 export interface FileImported {
   readonly sha256: string;
-  /** Imported before: nothing was done. */
+  /** True if the file had been imported before. Then nothing was done. */
   readonly repeated: boolean;
   readonly lines: number;
-  /** Number of corrections by this file: changed lines and changed days of funding of batches that were recorded before. */
+  /** Number of corrections that this file made to batches that were recorded before: changed lines, and changed days of funding. */
   readonly corrected: number;
   readonly batches: readonly BatchSummary[];
 }
 
 export interface ImportOptions {
-  /** The owner of the file. null: its transactions decide. */
+  /** Merchant account of the file. null: it is found for each batch (`accountOf`). */
   readonly merchantAccount: string | null;
-  /** Imports a file again that another one has superseded since. */
+  /** Imports the file even if it was imported before. This is needed if another file has superseded it since. */
   readonly again?: boolean;
   readonly by: Origin;
-  /** Lines that are recorded so far. */
+  /** Called with the number of lines that are recorded so far. */
   readonly onLines?: (lines: number) => void;
 }
 
 /**
- * Imports a file. It is first read to its end, with the merchant account of every batch, and refused as a whole with {@link RefusedFile}. Then each
- * batch is recorded or corrected by itself, and the file is recorded last. Every step may be repeated. So after a crash the import is simply run
- * again. If a batch has changed between the two readings, it is not recorded.
+ * Imports a file. First the file is read to its end. If it has a fault, or the merchant account of a batch is not clear, the whole file is refused
+ * with {@link RefusedFile}. Then the file is read again, and each batch is recorded or corrected by itself. The import of the file is recorded last.
+ * Every step can be repeated, so after a crash the import is simply run again. If a batch has changed between the two readings, it is not recorded.
  */
 export const importSettlementFile = async (
   ports: SettlementPorts,
@@ -73,7 +74,7 @@ export const importSettlementFile = async (
       checked.set(batch.batchId, { account, digest: digestOf(batch) });
     } catch (error) {
       if (!(error instanceof RefusedFile)) throw error;
-      refused ??= error; // Not of a file that was imported before.
+      refused ??= error; // Thrown below, unless this file was imported before.
     }
   });
   const before = await importedFile(store, sha256);
@@ -92,7 +93,7 @@ export const importSettlementFile = async (
     corrected += recorded.corrected;
     batches.push({ batchId, count: recorded.count, amountCents: recorded.amountCents });
     onLines?.((done += batch.lines.length));
-    // The next batch must see which lines this batch settled or no longer settles.
+    // Bring the register up to date, so that the next batch is matched with what this batch settled.
     await register.caughtUp();
   });
   if (sha256Again !== sha256) throw changed();
@@ -124,7 +125,10 @@ const each = async function* <T>(items: readonly T[]): AsyncIterable<T> {
   yield* items;
 };
 
-/** Facts of a batch that other records use: the time when it closed, which its entries and payments took over, and its funding. */
+/**
+ * Refuses a batch with another closing time than the recorded one, since journal entries and payments already use that time. After the funding, it
+ * also refuses another day of funding.
+ */
 const refuseOtherHead = async (
   { store }: SettlementPorts,
   { gateway, merchantAccount }: GatewayAccount,
@@ -146,8 +150,9 @@ const toTheSecond = (at: string): number => Math.floor(Date.parse(at) / 1_000);
 const LOOKED_AT_LINES = 200;
 
 /**
- * A file does not name its merchant account. It is the account for which the batch is recorded already, or the one that was asked for, or the one of
- * most of its transactions. Merchant accounts may count their batches each for itself. So a batch is the same one only if it shares a line.
+ * Finds the merchant account of a batch, since a file does not name it. If the caller asked for an account, it is this one. Otherwise it is the
+ * account for which the batch is recorded already, or else the account of most of its transactions. Two merchant accounts may use the same batch id.
+ * So a recorded batch counts as the same one only if the two have a line in common.
  */
 const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, asked: string | null): Promise<GatewayAccount> => {
   const { register, store } = ports;
@@ -184,7 +189,7 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
     }
   const [most] = [...counts].sort(([, a], [, b]) => b - a);
   if (most) return most[0];
-  // A corrected file that holds nothing of the batch that it corrects.
+  // No transaction of the batch is known, and no recorded line is in it. If only one account has a batch with this id, take that account.
   if (begun.length === 1) return begun[0]!;
   throw new RefusedFile(null, `batch ${batchId} holds no transaction of ours: name its merchant account (--merchant-account)`);
 };
@@ -195,9 +200,11 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
 const DETECTED_PER_ROUND = 500;
 
 /**
- * Opens an exception for every line that did not match, for every charge and refund that its processor has not settled for days, and for amounts that
- * resolutions took out of suspense for lines that were corrected later. Supersedes exceptions whose line was corrected or whose transaction has
- * settled since. Safe to repeat. Works in rounds until nothing is left, or `stop` is aborted. Returns how many it opened.
+ * Opens an exception for every line that did not match, and for every charge and refund that was in no batch for days. Also opens one if a line was
+ * corrected after a person had resolved it, and the resolution took the wrong amount out of suspense. Supersedes exceptions whose line was corrected,
+ * or whose transaction has settled since.
+ *
+ * This is safe to repeat. It works in rounds until nothing is left or `stop` is aborted, and returns the number of exceptions that it opened.
  */
 export const openExceptions = async (
   ports: SettlementPorts,
@@ -208,7 +215,7 @@ export const openExceptions = async (
   await cases.caughtUp();
   let total = 0;
   for (;;) {
-    // First, because the amount in suspense for a line follows from ended and from open cases.
+    // Supersede first: the amount in suspense for a line is computed from its exceptions that are not superseded.
     const superseded = await supersede(ports, db);
     if (superseded > 0) await cases.caughtUp();
     const now = timestamp(ports.payments.clock.now());
@@ -223,7 +230,7 @@ export const openExceptions = async (
   }
 };
 
-/** If a line was corrected several times, each resolution finds it. */
+/** Removes duplicates. A line that was corrected several times is found once for each of its resolved exceptions. */
 const uniqueById = (found: readonly OpenedException[]): OpenedException[] => [...new Map(found.map((one) => [one.exceptionId, one])).values()];
 
 /** Supersede exceptions whose cause is gone; a concurrent manual resolution wins. */
@@ -244,14 +251,17 @@ const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number>
   return rows.length;
 };
 
-/** For each line: its amount in suspense, less the amounts that resolutions took out and that open exceptions will take out. */
+/**
+ * SQL for the amount in suspense of a line, minus the amounts of its exceptions that are not superseded. A resolved exception has taken its amount
+ * out of suspense, and an open exception will do so.
+ */
 const IN_SUSPENSE = `
   coalesce((select sum(e.suspense_cents) from settlement_exception e where e.gateway = d.gateway and e.merchant_account = d.merchant_account
       and e.batch_id = d.batch_id and e.line = d.line and not e.superseded), 0)
   - coalesce((select sum(c.suspense_cents) from settlement_case c where c.gateway = d.gateway and c.merchant_account = d.merchant_account
       and c.batch_id = d.batch_id and c.line = d.line and c.status <> 'superseded'), 0)`;
 
-/** An exception of the line is about to be superseded, or resolved a moment earlier. */
+/** SQL that is true if an exception of this line must still be superseded. Such a line waits for the next round. */
 const IS_ENDING = `
   exists (select from settlement_exception o join settlement_case c using (exception_id) where o.gateway = d.gateway and o.merchant_account = d.merchant_account
     and o.batch_id = d.batch_id and o.line = d.line and o.superseded and c.status not in ('resolved', 'superseded'))`;
@@ -279,7 +289,10 @@ const newLines = async (db: Queryable): Promise<OpenedException[]> => {
   }));
 };
 
-/** Charges and refunds that are in no batch after days. If one is in a batch with another meaning, that line has its own exception. */
+/**
+ * Charges and refunds that are in no batch after `LATE_AFTER_DAYS`. If a line names such a transaction but did not match it, the line has its own
+ * exception, and none is opened here.
+ */
 const missing = async (db: Queryable, now: string): Promise<OpenedException[]> => {
   const { rows } = await db.query<Record<string, string>>(
     `select t.*, (select count(*) from settlement_case c where c.ref = t.ref and c.kind = 'MISSING_AT_GATEWAY') as before from gateway_transaction t
@@ -293,7 +306,7 @@ const missing = async (db: Queryable, now: string): Promise<OpenedException[]> =
   return rows.map((row) => {
     const expectedCents = Number(row.amount_cents) - Number(row.voided_cents);
     return {
-      // If it is missing again after it was found, this is a new exception.
+      // If the transaction is missing again after an earlier exception was superseded, the new exception gets another id.
       exceptionId: hashedUuid('settlement-exception', 'MISSING_AT_GATEWAY', row.ref!, ...(row.before === '0' ? [] : [row.before!])),
       kind: 'MISSING_AT_GATEWAY',
       gateway: row.gateway!,
@@ -311,7 +324,7 @@ const missing = async (db: Queryable, now: string): Promise<OpenedException[]> =
   });
 };
 
-/** Lines that were corrected after a person had resolved their amount in suspense. */
+/** Lines that were corrected after a person had resolved their amount in suspense, if that amount is now wrong. */
 const wrongInSuspense = async (db: Queryable): Promise<OpenedException[]> => {
   const { rows } = await db.query<Record<string, string> & { line: number }>(
     `select * from (
@@ -361,7 +374,7 @@ export type ExceptionChange =
       readonly feeCents: number;
     };
 
-/** Refuses with VALIDATION_ERROR (unknown exception 404, bad words) and INVALID_STATE. */
+/** Executes a person's command on an exception. Throws VALIDATION_ERROR (unknown exception: 404; invalid text) or INVALID_STATE. */
 export const changeException = async (ports: SettlementPorts, exceptionId: string, change: ExceptionChange, origin: Origin): Promise<void> => {
   const { clock } = ports.payments;
   if (change.type === 'Assign') refuseStaffText('to', change.to, 200);
@@ -370,10 +383,13 @@ export const changeException = async (ports: SettlementPorts, exceptionId: strin
   await changeCase(ports, exceptionId, { ...change, at: timestamp(clock.now()) }, origin);
 };
 
-/** A line of money that settles an unsettled item here: the leg of a charged payment that no batch has settled, or a refund of it. */
+/**
+ * Refuses the resolution `settles` if the payment has nothing that is unsettled. A positive amount needs a leg of a charged payment that no batch has
+ * settled. A negative amount needs only a charged payment.
+ */
 const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, exceptionId: string): Promise<void> => {
   const opened = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.opened;
-  // The decider refuses it, with its own message.
+  // The decider refuses this case, with its own message.
   if (!opened || opened.suspenseCents === 0) return;
   const payment = opened.paymentId === null ? null : (await payments.streams.load(opened.paymentId)).payment;
   const stands =
@@ -477,7 +493,7 @@ export interface ExceptionRow extends OpenedException {
   readonly changedBy: string | null;
   readonly openedAt: string;
   readonly changedAt: string;
-  /** Whole days since it was opened, while it has not ended. */
+  /** Whole days since the exception was opened. null: it has ended. */
   readonly ageDays: number | null;
 }
 
@@ -485,7 +501,7 @@ const DAY_MS = 86_400_000;
 
 type StoredException = Record<string, string> & { line: number | null; opened_at: Date; changed_at: Date };
 
-/** Exceptions, oldest first; those that have not ended unless a status is named. `now`: milliseconds since the epoch. */
+/** Exceptions, oldest first. If `status` is null, those that have not ended. `now`: milliseconds since the epoch. */
 export const exceptionRows = async function* (
   db: Queryable,
   { status, now }: { readonly status: string | null; readonly now: number },
@@ -542,13 +558,16 @@ export interface BatchThen {
   readonly grossCents: number;
   readonly feeCents: number;
   readonly netCents: number;
-  /** Whole days that its money has been on the way: from closing to funding. */
+  /** Whole days since the batch was closed, if its money has not arrived yet. null: the batch is funded. */
   readonly inTransitDays: number | null;
 }
 
 type StoredBatch = Record<string, string> & Record<'closed_at' | 'recorded_at', Date> & { funded_at: Date | null; line_count: number };
 
-/** Batches that were known at an instant (null: now), with their funding as known then. `now` counts the days in transit. */
+/**
+ * Batches that were recorded by the instant `asOf` (null: now), with the funding that was known then. If `asOf` is null, the days in transit are
+ * counted up to `now`.
+ */
 export const batchesAsOf = async function* (db: Queryable, asOf: string | null, now: number): AsyncGenerator<BatchThen, void, void> {
   const stored = everyRow<StoredBatch>(async (after, limit) => {
     const { rows } = await db.query<StoredBatch>(

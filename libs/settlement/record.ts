@@ -1,8 +1,8 @@
 /**
- * Recording settlement. The closed batches of the processor are read line by line. For each line: find its payment, append the fact to the payment's
+ * Records settlement. The closed batches of the processor are read line by line. For each line: find its payment, append an event to the payment's
  * stream, then append the line to the batch's stream.
  *
- * Every step may be repeated: a leg settles once, and a line is recorded once. If two processes record the same batch at the same time, each records
+ * Every step can be repeated: a leg settles once, and a line is recorded once. If two processes record the same batch at the same time, each records
  * a part of its lines.
  */
 import { append, Conflict, type EventStore, load, type Loaded, type Origin, OutcomeUnknown, Unavailable } from '#eventstore';
@@ -35,11 +35,11 @@ import {
   type SettlementEvent,
 } from './batch.js';
 
-/** Lines per event: far below what a store takes in one append, and enough to look their payments up in one statement. */
+/** Number of lines per event. It is far below the limit of one append, and the payments of these lines can be looked up in one statement. */
 const LINES_PER_EVENT = 200;
 /** Payments of one event whose streams are written at the same time. */
 const PARALLEL_PAYMENTS = 16;
-/** How often another writer may append first before this worker leaves the batch to it. */
+/** After this many conflicts with another writer, this worker leaves the batch to that writer. */
 const MAX_CONFLICTS = 50;
 
 export interface SettlementPorts {
@@ -55,13 +55,16 @@ export interface BatchSummary {
   readonly amountCents: number;
 }
 
-/** A payment of the batch is being charged or reversed right now. The batch is recorded up to there, and goes on in the next round. */
+/**
+ * Thrown if a batch cannot be recorded to its end now. For example, one of its payments is being charged or reversed, or the processor does not
+ * answer. The lines up to there are recorded, and the next round continues.
+ */
 export class NotYet extends Error {}
 
 /**
- * Records every closed batch of every account that is not recorded yet, and the funding of batches whose day has come. Returns the batches that were
- * listed and are complete now. If a processor cannot be asked, or a batch cannot be recorded, that is logged and left to the next round, and the
- * other accounts go on. Throws if our own stores fail.
+ * Records all closed batches of all accounts that are not recorded yet, and the funding of batches whose day has come. Returns the batches that were
+ * listed and are complete now. If a processor cannot be asked, or a batch cannot be recorded, the fault is logged. Then the other accounts continue,
+ * and the next round tries again. Throws if our own stores fail.
  */
 export const recordSettlements = async (ports: SettlementPorts, signal: AbortSignal): Promise<BatchSummary[]> => {
   const { register, payments } = ports;
@@ -94,7 +97,7 @@ export const recordSettlements = async (ports: SettlementPorts, signal: AbortSig
   return recorded;
 };
 
-/** Records what the processor's interface lists after a batch; null: all of it. */
+/** Records the batches that the processor's interface lists after the batch `cursor`. null: all batches. */
 const recordListed = async (
   ports: SettlementPorts,
   account: GatewayAccount,
@@ -107,15 +110,19 @@ const recordListed = async (
   for await (const batch of batchesOf(reader)) {
     const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
     recorded.push({ batchId, count, amountCents });
-    // The next batch must see which lines this batch settled. Otherwise the same refund in both would count twice.
+    // Bring the register up to date, so that the next batch is matched with what this batch settled. Otherwise a refund that is in both batches would
+    // match twice.
     await ports.register.caughtUp();
   }
 };
 
-/** The processor contradicts the record of a batch. Nothing more is written, and a person must decide. */
+/**
+ * Thrown if a batch cannot be recorded as the processor lists it, for example because it contradicts the recorded lines. Nothing more is written, and
+ * a person must decide.
+ */
 export class ImpossibleBatch extends Error {}
 
-/** A fault of the processor ends the account's round. Faults of ours reach the caller. */
+/** Passes on the processor's lines. A fault of the processor becomes {@link NotYet} and ends the round of this account. */
 const readWhilePossible = async function* (
   records: AsyncIterable<SettlementRecord>,
   { log }: PaymentPorts,
@@ -143,7 +150,7 @@ export interface IncomingBatch {
   readonly lines: AsyncIterable<SettlementRecord>;
 }
 
-/** Cuts the processor's lines into batches. Each batch must be read to its end before the next. */
+/** Cuts the processor's lines into batches. The caller must read each batch to its end before it takes the next. */
 const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): AsyncIterable<IncomingBatch> {
   const iterator = records[Symbol.asyncIterator]();
   let next = await iterator.next();
@@ -159,20 +166,20 @@ const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): As
   }
 };
 
-/** A batch is held in memory and compared with its record. */
+/** Maximum number of lines in a batch. A whole batch is held in memory and compared with its record. */
 export const MAX_BATCH_LINES = 200_000;
 
 export interface RecordedBatch extends BatchSummary {
-  /** Lines of a batch that was recorded before, and its day of funding, that were corrected. */
+  /** If the batch was recorded before: the number of lines that were corrected or added, plus 1 for a corrected day of funding. */
   readonly corrected: number;
 }
 
 /**
- * Records a batch, from its beginning or from the line where an earlier run ended. Afterwards the batch equals its source.
+ * Records a batch, from its beginning or from the line at which an earlier run ended.
  *
- * The source is a file (`fileId`: its hash) or the processor's interface (null). A file also corrects lines that were recorded otherwise. The
- * interface adds missing lines and takes nothing back. If it contradicts a complete batch, that is recorded for staff. If it contradicts a batch that
- * is half recorded, {@link ImpossibleBatch} is thrown until a file decides.
+ * The source is a file (`fileId`: its hash) or the processor's interface (null). A file corrects all recorded lines that differ, so afterwards the
+ * record equals the file. The interface only adds missing lines. If the interface contradicts a complete batch, the difference is recorded for staff.
+ * If it contradicts an incomplete batch, {@link ImpossibleBatch} is thrown until a file decides.
  */
 export const recordBatch = async (
   ports: SettlementPorts,
@@ -189,14 +196,17 @@ export const recordBatch = async (
   let isAsSaid = false;
   const head = () => ({ ...name, closedAt: place.state.closedAt ?? incoming.closedAt });
   let same = 0;
-  /** The recorded part agrees with the source, line by line. It needs no second comparison: until a batch is complete, lines are only added. */
+  /**
+   * True if the batch is incomplete and its recorded lines agree with the source so far. The first `same` lines were compared before. They need no
+   * second comparison: until a batch is complete, lines are only added.
+   */
   const agrees = (): boolean => {
     const { complete, lines } = place.state;
     while (!complete && same < Math.min(lines.length, said.length) && sameName(lines[same]!, said[same]!) && saysTheSame(lines[same]!, said[same]!))
       same++;
     return !complete && same === Math.min(lines.length, said.length);
   };
-  /** Appends at the loaded revision. If another writer was first, loads again. */
+  /** Appends at the loaded revision. If another writer was first, this loads the batch again and returns false. */
   const appended = async (event: WithoutTime<SettlementEvent>): Promise<boolean> => {
     try {
       place = await appendTo(ports, place, event);
@@ -219,7 +229,7 @@ export const recordBatch = async (
 
   for await (const line of incoming.lines) {
     signal.throwIfAborted();
-    // A value that is not a whole number of cents would stay in the log for good, and stop every reader.
+    // A value that is not a whole number of cents would stay in the log for ever, and every reader would fail at it.
     if (![line.grossCents, line.feeCents, line.netCents].every(Number.isSafeInteger))
       throw new ImpossibleBatch(`batch ${batchId}: line ${said.length} is not in whole cents`);
     if (said.push(line) > MAX_BATCH_LINES) throw new ImpossibleBatch(`batch ${batchId} has more than ${MAX_BATCH_LINES} lines`);
@@ -228,7 +238,8 @@ export const recordBatch = async (
   await write();
 
   while (!place.state.complete) {
-    // The earlier, interrupted run had other lines, or another order. The recorded part becomes a batch and is compared as a whole.
+    // An earlier, interrupted run may have recorded other lines, or another order. Then the recorded part becomes the batch, and below the whole
+    // batch is compared with the source.
     const { lines } = place.state;
     const isWhole = agrees() && lines.length === said.length;
     const lacking = isWhole ? [] : compared(place.state, said).lacking;
@@ -249,7 +260,7 @@ const sumsOf = (lines: readonly { accepted: boolean; grossCents: number; feeCent
   };
 };
 
-/** For the person who decides: the first line on which two sources differ. */
+/** The error for the person who decides. It names the first line on which the record and the processor differ. */
 const contradiction = (
   { merchantAccount, batchId }: BatchName,
   [first]: readonly RecordedLine[],
@@ -265,8 +276,8 @@ const contradiction = (
 };
 
 /**
- * A batch that the interface listed to its end. Lines that no source gave yet are added; other differences are recorded for staff. Returns the number
- * of added lines.
+ * Compares a complete batch with what the interface listed. If the interface has only further lines, they are added. Other differences are recorded
+ * for staff. Returns the number of added lines.
  */
 const listBatch = async (
   ports: SettlementPorts,
@@ -289,7 +300,7 @@ const listBatch = async (
     const isOtherDay = fundedOn !== null && batch.fundedOn !== null && fundedOn !== batch.fundedOn;
     const differing = changed.filter(({ before }) => !before).length + lacking.length + (isOtherDay ? 1 : 0);
     if (differing > 0) {
-      // A second reading also sees the corrections of files since.
+      // If a listed batch is read a second time, it may differ only because a file has corrected it since. Such a difference is not logged.
       if (!batch.listed || !batch.correctedByFile)
         ports.payments.log.error(
           { merchantAccount, batchId, differing },
@@ -310,8 +321,8 @@ const listBatch = async (
 };
 
 /**
- * Two writers that record a batch at once write facts of payments before they know whose lines are recorded. Here payments get the facts of the
- * recorded lines.
+ * If two writers record a batch at the same time, both may append events to a payment before it is clear whose line is recorded. This function makes
+ * the payments of the differing lines agree with the recorded lines.
  */
 const standAsRecorded = async (
   ports: SettlementPorts,
@@ -327,7 +338,10 @@ const standAsRecorded = async (
   }
 };
 
-/** Brings the payment's fact to the state of the line. null: the leg is not in this batch. Does nothing if it agrees already. */
+/**
+ * Appends the event that makes the payment agree with the recorded line. `line` null: the leg is not in this batch. If the payment agrees already,
+ * nothing is appended.
+ */
 const tellPayment = (
   { payments: { clock, streams } }: SettlementPorts,
   { merchantAccount }: GatewayAccount,
@@ -351,8 +365,10 @@ const ownerOf = (merchantAccount: string, batchId: string): Origin => ({
 });
 
 /**
- * Diff of received against recorded lines: added, changed (`before`: as recorded), removed. Lines are paired by type and transaction, in their order.
- * If a transaction is there twice, the line that settled its payment comes first.
+ * Compares the received lines (`said`) with the recorded lines. `changed`: received lines that are new (`before` is null) or differ from the recorded
+ * line `before`. `gone`: recorded lines that were not received. `lacking`: recorded lines that differ or are gone.
+ *
+ * Lines are paired by type and transaction, in their order. If a transaction is there twice, the line that settled its payment is paired first.
  */
 const compared = (
   { lines }: SettlementBatch,
@@ -374,12 +390,13 @@ const compared = (
   return { changed, gone, lacking: [...changed.flatMap(({ before }) => before ?? []), ...gone] };
 };
 
-/** Lines that a corrected file may change at once: far below what a store takes in one append. */
+/** Number of corrections per event. It is far below the limit of one append. */
 const CORRECTIONS_PER_EVENT = 100;
 
 /**
- * Corrects a complete batch by a later source. Equal lines stay. Different lines are judged again and recorded beside the earlier ones. If a
- * payment's sale is no longer in the batch, the payment gets that fact. Returns how many lines, and days of funding, differed.
+ * Corrects a complete batch by a later source. Equal lines stay. Different lines are judged again, and each correction records the line before and
+ * after. If a payment's sale is no longer in the batch, the payment's stream records this. Returns the number of corrected lines, plus 1 for a
+ * corrected day of funding.
  */
 const correctBatch = async (
   ports: SettlementPorts,
@@ -398,7 +415,7 @@ const correctBatch = async (
     const { changed, gone, lacking } = compared(batch, said);
     if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return 0;
     const touched = new Set(lacking);
-    // A second line of a transaction must not make the first one, judged again, count as the second.
+    // Leave out the duplicate lines. Otherwise the first line of a transaction, when it is judged again, would count as a duplicate of the second.
     const kept = batch.lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY');
     let number = batch.lines.reduce((most, line) => Math.max(most, line.number), -1);
     const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? ++number }));
@@ -433,7 +450,7 @@ const saysTheSame = (recorded: RecordedLine, line: SettlementRecord): boolean =>
 const sameName = (one: { type: string; transactionId: string }, other: { type: string; transactionId: string }): boolean =>
   one.type === other.type && one.transactionId === other.transactionId;
 
-/** A batch as its stream has it. */
+/** The state of a batch, folded from its stream. */
 export const batchOf = async (store: EventStore, name: BatchName): Promise<SettlementBatch> => (await loadBatch(store, name)).state;
 
 type LoadedBatch = Loaded<SettlementBatch>;
@@ -453,7 +470,7 @@ const appendTo = (
   });
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Matching: by transaction id, else by our reference.
+// Matching: find the payment of a line by the transaction id, else by our reference.
 
 const matchLines = async (
   ports: SettlementPorts,
@@ -473,7 +490,7 @@ const matchLines = async (
     return (line: SettlementRecord) => byId.get(line.transactionId) ?? (line.ref === undefined ? undefined : byRef.get(line.ref));
   };
   let found = await find();
-  // A charge from right before the batch closed may not be in the register yet.
+  // If a charge was made right before the batch closed, it may not be in the register yet.
   if (lines.some(({ line }) => !found(line))) {
     await ports.register.caughtUp();
     found = await find();
@@ -527,7 +544,7 @@ const toRecorded = (
   expectedCents,
 });
 
-/** Judges one line against its payment as it is now, and gives the payment's stream its fact. */
+/** Judges one line against the present state of its payment. If the line settles a leg, the payment's stream records this. */
 const settleLine = (
   { payments, store }: SettlementPorts,
   { merchantAccount }: GatewayAccount,
@@ -577,7 +594,10 @@ const settleLine = (
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Funding.
 
-/** The processor pays out a batch on the day that it announced. Finance compares it with the money at the bank. */
+/**
+ * Records the funding of batches whose announced day has come: on that day the processor pays out the batch. Finance compares the amount with the
+ * money at the bank.
+ */
 export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
   const today = timestamp(ports.payments.clock.now()).slice(0, 10);
   for (const { account, batchId, netCents, fundedOn } of await ports.register.fundable(today)) {
@@ -586,7 +606,7 @@ export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
       const place = await loadBatch(ports.store, name);
       if (!place.state.funded) await appendTo(ports, place, { type: 'BatchFunded', data: { ...name, fundedOn, netCents } });
     } catch (error) {
-      // Another worker recorded it, or a person must look at it. The other accounts go on.
+      // On a conflict, another worker has recorded the funding. Any other fault is logged for a person, and the other batches continue.
       if (error instanceof Unavailable || error instanceof OutcomeUnknown) throw error;
       if (!(error instanceof Conflict)) ports.payments.log.error({ batchId, err: error }, 'the funding of a batch cannot be recorded');
     }

@@ -1,6 +1,6 @@
 /**
- * The register: a read model over payment and settlement streams, in which staff, settlement and disputes look payments up. It holds every gateway
- * transaction with its payment, the gateway accounts that were ever charged, disputes, and the recorded batches with their exceptions.
+ * The register: a read model over the streams of payments and of settlement. Staff commands, settlement and disputes find payments in it. It holds
+ * every gateway transaction with its payment, the gateway accounts that were ever charged, disputes, and the recorded batches with their exceptions.
  */
 import type { ReadModel, Recorded } from '#eventstore';
 import type { Cents } from '#kernel';
@@ -44,7 +44,7 @@ const INDEXES = `
   create index settlement_exception_batch on settlement_exception (batch_id, line);
   create index settlement_exception_superseded on settlement_exception (exception_id) where superseded`;
 
-/** Every lookup brings the register up to date first; until then it may gather events. */
+/** The register collects events for this long before it writes. Code that needs the newest state calls `caughtUp` first. */
 const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
@@ -59,7 +59,8 @@ export const paymentRegisterModel: ReadModel = {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Writing: a batch of events becomes a few statements. Some of them add to present values. The checkpoint guarantees that no event is applied twice.
+// Writing: a batch of events becomes a few statements. Some statements add to stored values. This is safe, since the checkpoint guarantees that no
+// event is applied twice.
 
 interface TransactionRow {
   readonly ref: string;
@@ -74,17 +75,17 @@ interface TransactionRow {
   movedAt: string | null;
 }
 
-/** The transaction id of a leg whose row was written by an earlier batch. */
+/** A transaction id for a row that is in the table already. */
 interface LateId {
   readonly paymentId: string;
   readonly leg: Leg;
-  /** null: the charge, of which a payment has one. */
+  /** null: the id belongs to the leg's charge, of which there is only one. */
   readonly refundAttemptId: string | null;
   readonly transactionId: string;
   readonly at: string;
 }
 
-/** Amounts of a charge that will not settle any more, or came back rejected. */
+/** A reduction of a charge: cents that were voided and will not settle, or a rejection by the processor. */
 interface Lessened {
   readonly paymentId: string;
   readonly leg: Leg;
@@ -111,7 +112,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
       settled.push({ recorded, event: settlementEvents.read(recorded) });
       continue;
     }
-    // Imported files share the prefix of batches; the register holds nothing of them.
+    // Streams of imported files have the same prefix as batches. The register needs nothing of them.
     if (!recorded.stream.startsWith('payment-')) continue;
     const paymentId = paymentIdOf(recorded.stream);
     const event = paymentEvents.read(recorded);
@@ -157,7 +158,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
         disputes.set(event.data.disputeId, { ...event.data, paymentId, at: event.at });
         break;
       default:
-        break; // Moves no transaction of the processor.
+        break; // Other events change no transaction.
     }
   }
   await writeTransactions(client, [...rows.values()]);
@@ -269,7 +270,7 @@ const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { 
     );
 };
 
-/** A sale or refund that has not settled this long after it was made was forgotten. */
+/** If a sale or refund is in no batch after this many days, it counts as missing. If it settles after this, it counts as late. */
 export const LATE_AFTER_DAYS = 3;
 
 const writeSettlement = async (client: Queryable, recorded: Recorded, event: SettlementEvent): Promise<void> => {
@@ -302,7 +303,7 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
           fundedOn,
         ],
       );
-      // The batch had been funded before. The paid amount is no longer the amount due.
+      // If the batch was funded before this correction, the paid amount may no longer be the net amount.
       const fundedCents = rows[0]?.funded_cents ?? null;
       if (fundedCents !== null && fundedCents !== rows[0]!.net_cents)
         await writeMismatch(client, of, 'FUNDING_MISMATCH', Number(fundedCents), Number(rows[0]!.net_cents));
@@ -354,7 +355,7 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
 };
 
 interface LinesOf {
-  /** The names of the lines' exceptions. */
+  /** The ids of the lines' exceptions are computed from this text. */
   readonly stream: string;
   readonly key: readonly string[];
   readonly closedAt: string;
@@ -362,10 +363,13 @@ interface LinesOf {
   readonly at: string;
 }
 
-/** A sale or a refund in a batch. A fee or a chargeback names the sale's transaction too, and settles nothing. */
+/** True if a line settles a sale or a refund. The line of a fee or a chargeback also names the sale's transaction, but settles nothing. */
 const settles = (line: RecordedLine): boolean => line.accepted && isSettledLine(line);
 
-/** The old lines are withdrawn: their exceptions are superseded, their transactions are settled in no batch. Lines that are gone count as missing. */
+/**
+ * Withdraws lines that a correction changed or removed. Their exceptions are superseded, and their transactions are no longer settled in this batch.
+ * If no corrected line settles such a transaction, it gets the exception MISSING_AT_GATEWAY.
+ */
 const takeBackLines = async (client: Queryable, of: LinesOf, corrections: readonly LineCorrection[]): Promise<void> => {
   const before = corrections.flatMap((correction) => correction.before ?? []);
   if (before.length === 0) return;
@@ -426,7 +430,8 @@ const writeException = async (
   suspenseCents: number,
 ): Promise<void> => {
   const { number, result, type, transactionId, ref, paymentId, leg, grossCents, feeCents, netCents, expectedCents } = line;
-  // The judgement of a line names its exception; further findings have names of their own.
+  // The exception for a line's own result has an id made of the stream and the line's number. The ids of further exceptions of this line also contain
+  // the kind.
   const id = kind === result ? hashedUuid('settlement-exception', stream, number) : hashedUuid('settlement-exception', stream, number, kind);
   await client.query(
     `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, ref, payment_id, leg, gross_cents,
@@ -451,7 +456,7 @@ const writeException = async (
   );
 };
 
-/** A whole batch with a fault. It has no line. */
+/** Writes an exception that concerns a whole batch and has no line (-1). */
 const writeMismatch = async (
   client: Queryable,
   { stream, key, position, at }: LinesOf,
@@ -494,21 +499,26 @@ export interface RegisteredBatch {
 }
 
 export interface Register {
-  /** Brings it up to everything that has been appended. */
+  /** Waits until the register has applied all events that were appended so far. */
   caughtUp(): Promise<void>;
   /** Every gateway account that was ever charged. */
   accounts(): Promise<GatewayAccount[]>;
-  /** By transaction id or our reference, on any account of the gateway: a line may come back on the wrong one. */
+  /**
+   * Finds transactions by transaction id or by our reference. It searches all accounts of the gateway, since a line may come from the wrong account.
+   */
   transactions(gateway: string, transactionIds: readonly string[], refs: readonly string[]): Promise<RegisteredTransaction[]>;
-  /** The batch that the processor's interface listed last. The next request asks for later ones. Batches of files do not count. */
+  /**
+   * Id of the batch that the processor's interface listed last. The next request asks for later batches. A batch that only a file recorded does not
+   * count.
+   */
   lastListed(account: GatewayAccount): Promise<string | null>;
-  /** Accounts of which a batch of that id is recorded, whole or in part. Merchant accounts may count their batches each for itself. */
+  /** Accounts that have a recorded batch with this id, complete or not. Two merchant accounts may use the same batch id. */
   accountsOfBatch(batchId: string): Promise<GatewayAccount[]>;
-  /** Recorded batches whose day of funding (YYYY-MM-DD) has come. */
+  /** Recorded batches that are not funded and whose day of funding has come. `today` is YYYY-MM-DD. */
   fundable(today: string): Promise<RegisteredBatch[]>;
-  /** Transactions by leg that a batch settled although the payment was not known to be charged. */
+  /** For each leg: the transaction that a batch settled, although the payment was not recorded as charged. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
-  /** Open disputes first, then by due date. */
+  /** All disputes: open ones first, then by due date. */
   disputes(): Promise<RegisteredDispute[]>;
   dispute(disputeId: string): Promise<RegisteredDispute | null>;
 }
@@ -592,7 +602,7 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         return page.rows;
       });
       const all = (await collect(rows)).map(toDispute);
-      // Sorted here: a dispute whose status changes between two pages must not move from one page to the other.
+      // Sort by status here and not in SQL. Otherwise a dispute whose status changes between two pages could be missed or come twice.
       return [...all.filter(isOpen), ...all.filter((dispute) => !isOpen(dispute))];
     },
     dispute: async (disputeId) => {

@@ -1,4 +1,4 @@
-/** Postgres keeps the contract of deliveries, with the outbox and staff's commands as they are. */
+/** Runs the contract of deliveries (test/support/deliveries.contract.ts) on Postgres, with the real outbox and the real commands of operators. */
 import { resetCheckpoint } from '#eventstore';
 import { transaction } from '#platform';
 import { deliveriesContract } from '../../test/support/deliveries.contract.js';
@@ -14,7 +14,7 @@ const tablesOf = async (stage: WebhookStage) => {
   return {
     workers: [postgresDeliveries(stage.pool, 'one'), postgresDeliveries(stage.pool, 'two')] as const,
     register: async (url: string) => {
-      // The rules of URLs are another spec's.
+      // The row is inserted directly, since target.unit.spec.ts tests the rules of URLs.
       const id = stage.house.ids.uuid();
       const head = await stage.house.store.head();
       await stage.query(`insert into webhook_endpoint (id, account_id, url, created_at, registered_at_position) values ($1, $2, $3, now(), $4)`, [
@@ -57,7 +57,7 @@ const tablesOf = async (stage: WebhookStage) => {
       })),
     counts: async () => {
       const [counts] = await stage.query<{ events: string; attempts: string }>(
-        // A replay finds the payments of earlier runs too.
+        // After a replay, webhook_event also has rows of payments of earlier runs. So count only the rows of this payment.
         'select (select count(*) from webhook_event where payment_id = $1) as events, (select count(*) from webhook_attempt) as attempts',
         [paymentId],
       );

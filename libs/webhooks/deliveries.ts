@@ -1,10 +1,12 @@
 /**
- * Deliveries: an event on its way to an endpoint, as rows that any number of workers share.
+ * A delivery is one event that is sent to one endpoint. Deliveries are rows that any number of workers share.
  *
- * A worker claims a delivery under a lease with a token. Only the holder of the token can record how the attempt ended. All times are the database's.
+ * A worker claims a delivery under a lease with a token. Only the worker that holds this token can record how the attempt ended. All times are the
+ * database's.
  *
- * pending → in_flight → delivered | held | pending again; later canceled: its endpoint was disabled
- * held | delivered → pending in another round, when staff redeliver
+ * pending → in_flight → delivered, held, or pending again
+ * pending → canceled, when the endpoint is disabled
+ * held, delivered → pending in another round, when an operator redelivers
  */
 import { ServiceError } from '#kernel';
 import { type Migration, type Pool, purge, type Queryable, transaction } from '#platform';
@@ -68,20 +70,20 @@ export interface Claimed {
   readonly deliveryId: string;
   readonly token: string;
   readonly round: number;
-  /** Earlier attempts of this round. */
+  /** Number of earlier attempts in this round. */
   readonly attempts: number;
   readonly eventId: string;
   readonly type: string;
   readonly payload: Buffer;
   readonly endpointId: string;
   readonly url: string;
-  /** Failures in a row on the endpoint, when it was claimed. */
+  /** Number of consecutive failures of the endpoint at the time of the claim. */
   readonly consecutiveFailures: number;
   readonly secretId: string;
   readonly sealed: { readonly kid: string; readonly ciphertext: string };
-  /** The database's time of the claim, milliseconds. */
+  /** Time of the claim by the database's clock, in milliseconds. */
   readonly claimedAtMs: number;
-  /** From [0, 1), for the spread of the next wait. */
+  /** Random number from [0, 1), which varies the wait before the next attempt. */
   readonly chance: number;
 }
 
@@ -96,7 +98,7 @@ export interface Ended {
   readonly remoteIp: string | null;
   readonly responseHead: Buffer | null;
   readonly secretId: string;
-  /** By the database's clock, milliseconds. */
+  /** Start of the attempt by the database's clock, in milliseconds. */
   readonly startedAtMs: number;
   readonly durationMs: number;
 }
@@ -107,25 +109,31 @@ export interface HealthChange {
   readonly after: number;
 }
 
-/** The operations of workers on deliveries. Each is one statement and safe beside all others. */
+/** The operations of workers on deliveries. All workers may call all of them at the same time. */
 export interface Deliveries {
-  /** Claims at most `slots` deliveries that are due, spread fairly: no endpoint gets more at once than its own share, and the order is random. */
+  /**
+   * Claims at most `slots` deliveries that are due. An endpoint never has more deliveries in flight than its share, and endpoints are served in
+   * random order.
+   */
   claimDue(slots: number): Promise<Claimed[]>;
-  /** Records attempts. true for each whose lease was still held. */
+  /** Records how attempts ended. For each attempt, true if the worker still held the lease. Otherwise nothing is recorded. */
   complete(ended: readonly Ended[]): Promise<boolean[]>;
-  /** Gives back deliveries that were claimed and not attempted. */
+  /** Makes claimed deliveries that were not attempted pending again. They are due after `waitMs`. */
   release(claimed: readonly Pick<Claimed, 'deliveryId' | 'token'>[], waitMs: number): Promise<void>;
-  /** Counts failures in a row per endpoint; one success ends the row. Returns what changed. */
+  /** Counts the consecutive failures of each endpoint. A success sets the count to 0. Returns the counts before and after. */
   recordHealth(results: readonly { readonly endpointId: string; readonly succeeded: boolean }[]): Promise<HealthChange[]>;
   /** Tokens of leases that have run out by the database's clock. */
   expired(): Promise<readonly { readonly deliveryId: string; readonly token: string }[]>;
-  /** Takes leases away that are still run out. Each such delivery becomes pending again. If it has lost too many workers, it is held. */
+  /**
+   * Ends those of the given leases that are still expired. Each of their deliveries becomes pending again. If it has lost too many workers, it
+   * becomes held.
+   */
   reap(
     leases: readonly { readonly deliveryId: string; readonly token: string }[],
   ): Promise<{ readonly deliveryId: string; readonly held: boolean }[]>;
   /**
-   * Corrects rows after time has passed. Deliveries of a disabled endpoint are cancelled. Deliveries that a change of the clock put far into the
-   * future become due soon again.
+   * Cancels pending deliveries of disabled endpoints. Also repairs rows after the database's clock was set back: pending deliveries and leases that
+   * lie too far in the future get their longest normal time.
    */
   tidy(retrySeconds: number): Promise<void>;
 }
@@ -271,7 +279,7 @@ export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
   },
 });
 
-/** Differences of the database's clock that do no harm. */
+/** A due time or a lease may lie this much too far in the future before `tidy` repairs it. */
 const CLOCK_TOLERANCE_MS = 5_000;
 
 // For staff.
@@ -287,7 +295,7 @@ export interface DeliveryRow {
   readonly state: DeliveryState;
   readonly round: number;
   readonly attempts: number;
-  /** Time of the next attempt. null: there will be none. */
+  /** Time of the next attempt. null: none is planned. */
   readonly dueAt: string | null;
   readonly lastStatus: number | null;
   readonly lastError: string | null;
@@ -329,7 +337,7 @@ const toRow = (raw: Raw<DeliveryRow>): DeliveryRow => ({ ...withTimes(raw), deli
 const withTimes = <T>(raw: object): T =>
   Object.fromEntries(Object.entries(raw).map(([name, value]: [string, unknown]) => [name, value instanceof Date ? value.toISOString() : value])) as T;
 
-/** The newest first. */
+/** Deliveries that match the filter, newest first. */
 export const listDeliveries = async (db: Queryable, { state, accountId, endpointId, paymentId, limit }: DeliveryFilter): Promise<DeliveryRow[]> => {
   const { rows } = await db.query<Raw<DeliveryRow>>(
     `select ${ROW}
@@ -341,7 +349,7 @@ export const listDeliveries = async (db: Queryable, { state, accountId, endpoint
   return rows.map(toRow);
 };
 
-/** One delivery with every attempt, oldest first. null: there is none. */
+/** One delivery with all its attempts, oldest first. null: it does not exist. */
 export const findDelivery = async (db: Queryable, deliveryId: string): Promise<(DeliveryRow & { readonly attemptLog: AttemptRow[] }) | null> => {
   const { rows } = await db.query<Raw<DeliveryRow>>(`select ${ROW} where d.id = $1`, [deliveryId]);
   if (!rows[0]) return null;
@@ -358,13 +366,13 @@ export const findDelivery = async (db: Queryable, deliveryId: string): Promise<(
   return { ...toRow(rows[0]), attemptLog };
 };
 
-/** Bytes of a receiver's answer, safe on a terminal: printable ASCII stays, every other byte is `\xNN`. */
+/** Makes the bytes of a receiver's answer safe for a terminal. Printable ASCII stays, a backslash is doubled, and every other byte becomes `\xNN`. */
 export const printable = (bytes: Uint8Array): string =>
   Array.from(bytes, (byte) =>
     byte === 0x5c ? '\\\\' : byte >= 0x20 && byte < 0x7f ? String.fromCharCode(byte) : `\\x${byte.toString(16).padStart(2, '0')}`,
   ).join('');
 
-/** One transaction redelivers, and records, at most this many. */
+/** `redeliverAllHeld` redelivers, and records, at most this many deliveries in one transaction. */
 const REDELIVERY_BATCH = 500;
 
 const reopenAll = async (deps: StaffDeps, ids: (rows: StaffRows) => Promise<string[]>, exactly: boolean): Promise<Redelivered[]> =>
@@ -385,9 +393,11 @@ const reopenAll = async (deps: StaffDeps, ids: (rows: StaffRows) => Promise<stri
   });
 
 /**
- * Begins another round for deliveries that are held or delivered. They are named by number, or by event id for each of its endpoints that is not
- * disabled. Id and bytes stay the same; time and signature are new. All or none: one delivery that is on its way, cancelled or of a disabled endpoint
- * refuses them all. So a double click is one round.
+ * Begins another round for deliveries that are held or delivered. A name is the number of a delivery, or the id of an event. An event id stands for
+ * the event's deliveries to all endpoints that are not disabled. The receiver gets the same event id and body, with a new time and signature.
+ *
+ * If one of the deliveries is pending, in flight, canceled or of a disabled endpoint, nothing is redelivered and this throws. So a double click
+ * begins only one round.
  */
 export const redeliver = async (deps: StaffDeps, names: readonly string[]): Promise<Redelivered[]> => {
   const ids = async (rows: StaffRows) => {
@@ -412,7 +422,7 @@ export const redeliverAllHeld = async (deps: StaffDeps): Promise<Redelivered[]> 
   }
 };
 
-/** No trace of a purged delivery is kept, so it gets the answer of one that never existed. */
+/** The error for a delivery that does not exist. No trace of a purged delivery is kept, so a purged delivery gets this error too. */
 export const noDelivery = (name: string): ServiceError =>
   new ServiceError(
     'VALIDATION_ERROR',
@@ -441,8 +451,8 @@ export const purgeAttempts = (db: Queryable, stop?: AbortSignal): Promise<number
   }, stop);
 
 /**
- * Deletes events that happened, and were delivered, `keepDays` ago or earlier, with their deliveries. An event stays as long as one of its deliveries is pending, in
- * flight or held. Returns how many events were deleted.
+ * Deletes old events with their deliveries. An event is deleted if it is more than `keepDays` old, and if each of its deliveries was canceled, or was
+ * delivered more than `keepDays` ago. Returns the number of deleted events.
  */
 export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal): Promise<number> =>
   purge(
@@ -460,7 +470,7 @@ export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal)
         const ids = rows.map(({ id }) => id);
         if (ids.length === 0) return 0;
         await client.query(OUTBOX_NEVER_AGAIN, [WEBHOOK_OUTBOX]);
-        // A redelivery that began meanwhile keeps its delivery, and its event.
+        // If an operator has redelivered one since the select, that delivery is pending again. Then it stays, and its event stays too.
         await client.query(`delete from webhook_delivery where event_id = any($1::text[]) and state in ('delivered', 'canceled')`, [ids]);
         const { rowCount } = await client.query(
           `delete from webhook_event v where v.id = any($1::text[]) and not exists (select from webhook_delivery d where d.event_id = v.id)`,
@@ -472,8 +482,8 @@ export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal)
   );
 
 /**
- * The open deliveries, and how long the oldest of them has been due while its endpoint could take it. Delivered ones are too many to count for every
- * scrape.
+ * For metrics: the number of open deliveries by state, and the time for which the oldest pending delivery of an enabled endpoint has been due.
+ * Delivered ones are not counted, since they are too many for every scrape.
  */
 export const deliveryFigures = async (
   db: Queryable,

@@ -1,4 +1,4 @@
-/** Deliveries on their way (C55): real payments, outbox, Postgres, TLS and receivers that were written from the specification. */
+/** Tests the dispatcher (C55) with real payments, outbox, Postgres and TLS. The receivers were written from the specification. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { eventually } from '../../test/support/eventually.js';
 import { status } from '../../test/support/receiver.js';
@@ -25,9 +25,9 @@ const running = (options?: Parameters<WebhookStage['worker']>[0]): Worker => {
   worker.dispatcher.start();
   return worker;
 };
-/** Lets the waits of all pending deliveries pass, for the database and for the worker: time is what the rows say. */
+/** Makes all pending deliveries due now. For the database and for the workers, only `due_at` decides when a delivery is attempted. */
 const wait = () => stage.query(`update webhook_delivery set due_at = now() where state = 'pending'`);
-/** Lets a failing delivery go through attempts until so many have been made. */
+/** Makes pending deliveries due again and again, until at least `count` attempts have been made. */
 const attempts = (count: number) =>
   eventually(async () => {
     await wait();
@@ -80,7 +80,7 @@ describe('delivering', () => {
   test('the dispatcher wakes up when the outbox has written, without looking', async () => {
     const { receiver } = await stage.register();
     const { clock } = running();
-    // Time stands still for the loop: only the notification can wake it.
+    // The worker's clock does not advance, so only the notification can wake its loop.
     await eventually(
       async () => (await stage.query(`select from pg_stat_activity where query = 'listen webhook_due' and datname = current_database()`)).length > 0,
     );
@@ -117,7 +117,7 @@ describe('retries (C55)', () => {
       );
       expect([row!.state, row!.attempts]).toEqual([number === 5 ? 'held' : 'pending', number]);
       if (number === 5) break;
-      // The statement that writes it down takes a moment of its own.
+      // `due_at` counts from the statement that records the attempt. This statement runs a moment after the attempt has ended.
       expect(Number(row!.wait)).toBeGreaterThanOrEqual(107.9);
       expect(Number(row!.wait)).toBeLessThanOrEqual(134);
       await wait();
@@ -206,7 +206,8 @@ describe('redelivery', () => {
     const clicks = await Promise.allSettled([1, 2, 3].map(() => redeliver(stage.staff, [row.id])));
     await settled(1);
     const done = clicks.filter(({ status: how }) => how === 'fulfilled');
-    // The second finds it pending, in flight or, if it is slow enough, delivered: then it is another click.
+    // If a later click finds the delivery pending or in flight, it is refused. If the delivery has been delivered by then, the click begins another
+    // round.
     expect(done.length).toBe((await stage.rows())[0]!.round - 1);
     expect(done.length).toBeGreaterThan(0);
     expect(receiver.ids).toHaveLength(1);
@@ -245,7 +246,7 @@ describe('redelivery', () => {
 describe('pausing and disabling', () => {
   test('a paused endpoint gets nothing until it is resumed, and then everything', async () => {
     const { receiver, endpointId } = await stage.register();
-    // Another endpoint shows that the dispatcher is at work.
+    // Deliveries to another endpoint show that the dispatcher is running.
     const other = await stage.register();
     await stage.endpoints.pause(endpointId);
     const { outcomes } = running();
@@ -283,7 +284,7 @@ describe('one endpoint does not hold another', () => {
     await stage.tell();
     await eventually(() => quick.receiver.deliveries.length === 30);
     await eventually(() => slow.receiver.requests === 8);
-    // Those of the quick one are at rest a moment after their receiver has them.
+    // A delivery to the quick endpoint leaves the state in_flight a moment after its receiver has got it.
     await eventually(async () => (await inState('in_flight')).length === 8);
     expect(slow.receiver.requests).toBe(8);
     clock.advance(ATTEMPT_BUDGET_MS + 1);
@@ -356,7 +357,7 @@ describe('secrets', () => {
 });
 
 describe('workers that die, and clocks that jump', () => {
-  /** Claims, and is never heard of again. */
+  /** A worker that claims deliveries and then dies. */
   const vanish = () => postgresDeliveries(stage.pool, 'dead').claimDue(10);
   const leaseRunsOut = () => stage.query(`update webhook_delivery set lease_until = now() - interval '1 ms' where state = 'in_flight'`);
 
@@ -409,14 +410,14 @@ describe('workers that die, and clocks that jump', () => {
     await stage.refunded();
     await stage.tell();
     await eventually(() => receiver.requests === 1);
-    // An hour passes for the database and for nobody else: every lease has run out.
+    // The database's clock jumps ahead by an hour, so every lease has run out. The workers' own clocks do not jump.
     await stage.query(`update webhook_delivery set lease_until = lease_until - interval '1 hour', due_at = due_at - interval '1 hour'`);
     receiver.behave(null);
-    // Both workers look at their leases every second; the answer comes well within the grace.
+    // Both workers look for expired leases every second. 6 s is less than the grace of 12 s, so neither takes the lease away.
     for (const { clock } of [holder, other]) for (let number = 0; number < 4; number++) clock.advance(1_500);
     await eventually(async () => (await inState('in_flight')).length === 1);
     expect(receiver.requests).toBe(1);
-    // The budget is over by the clock that never jumps, and the grace is not.
+    // By the workers' monotonic clocks, the attempt's 10 s are now over, and the grace of 12 s is not.
     for (const { clock } of [holder, other]) clock.advance(ATTEMPT_BUDGET_MS - 4 * 1_500 + 1);
     await eventually(async () => (await stage.query('select from webhook_attempt')).length === 1);
     expect((await stage.rows())[0]).toMatchObject({ attempts: 1, lease_losses: 0, last_error: 'answer' });
@@ -428,7 +429,7 @@ describe('workers that die, and clocks that jump', () => {
     await stage.refunded();
     await stage.tell();
     await postgresDeliveries(stage.pool, 'dead').claimDue(1);
-    // To the rows an hour set back is an hour more to wait.
+    // If the clock is set back by an hour, all times in the rows lie one more hour in the future.
     await stage.query(`update webhook_delivery set lease_until = lease_until + interval '1 hour', due_at = due_at + interval '1 hour'`);
     const port = postgresDeliveries(stage.pool, 'tidy');
     await port.tidy(120);
@@ -437,7 +438,7 @@ describe('workers that die, and clocks that jump', () => {
     );
     expect(Number(row!.lease)).toBeLessThanOrEqual(LEASE_MS / 1000);
     expect(Number(row!.due)).toBeLessThanOrEqual(132);
-    // A wait that is as long as it should be is left alone.
+    // `tidy` does not change a wait of normal length.
     await stage.query(`update webhook_delivery set due_at = now() + interval '131 s' where state = 'pending'`);
     const before = await stage.rows();
     await port.tidy(120);

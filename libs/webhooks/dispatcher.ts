@@ -1,9 +1,10 @@
 /**
- * The dispatcher: claims due deliveries, signs, posts and records them, as a loop of each worker. Any number of dispatchers run beside each other;
- * the leases in the table keep them apart (deliveries.ts). No transaction is open during the request to a receiver.
+ * The dispatcher runs as a loop in each worker. It claims due deliveries, signs and posts them, and records how the attempts ended. Any number of
+ * dispatchers can run at the same time: a lease in the table gives each delivery to only one of them (deliveries.ts). No transaction is open during
+ * the request to a receiver.
  *
- * There is one clock: due times, leases and the signature's `t` follow the database's clock. Between its answers a monotonic clock carries it on. A
- * worker's own clock may be wrong.
+ * Due times, leases and the signature's `t` all follow the database's clock. Between two answers of the database, the worker measures the time that
+ * has passed with its monotonic clock. So the wall clock of a worker may be wrong.
  */
 import type { Clock } from '#kernel';
 import { batched, type KeyRing, type Logger } from '#platform';
@@ -29,16 +30,16 @@ export interface DispatcherPorts {
   readonly log: Logger;
   readonly watch: DispatcherWatch;
   readonly retrySeconds: number;
-  /** Claims nothing while it says true. Default: never. */
+  /** While this returns true, the dispatcher claims nothing. Default: always false. */
   readonly paused?: () => boolean;
 }
 
 export interface DispatcherOptions {
-  /** Attempts in flight at once in this process. */
+  /** Maximum number of attempts in flight in this process. */
   readonly slots?: number;
-  /** How long a lease must have run out before it is taken away. */
+  /** A lease is taken away only if it ran out at least this long ago. */
   readonly leaseGraceMs?: number;
-  /** How often the table is read without a notification. */
+  /** Without a notification, the table is read after this time. */
   readonly idleMs?: number;
   readonly leaseLookMs?: number;
   readonly tidyEveryMs?: number;
@@ -46,21 +47,21 @@ export interface DispatcherOptions {
 
 export interface Dispatcher {
   start(): void;
-  /** Stops: claims nothing more, lets attempts in flight end for up to 12 s, and gives back deliveries that were not begun. */
+  /** Stops claiming, gives back deliveries that were claimed but not begun, and waits up to 12 s for attempts in flight. */
   stop(): Promise<void>;
 }
 
-/** This bounds memory and sockets, also with many waiting deliveries. */
+/** Limits memory and sockets, however many deliveries wait. */
 const SLOTS = 128;
-/** Without a notification the table is read this often. A notification, or the end of an attempt, is quicker. */
+/** Without a notification the table is read this often. A notification, or the end of an attempt, starts a read at once. */
 const IDLE_MS = 1_000;
-/** Attempts that end within this time share one claim. */
+/** Before each claim the loop waits this long, so that attempts that end together share one claim. */
 const CLAIM_EVERY_MS = 5;
 const LEASE_LOOK_MS = 1_000;
 const TIDY_EVERY_MS = 5_000;
 const AFTER_FAILURE_MS = 1_000;
 const DRAIN_MS = 12_000;
-/** If the signing secret cannot be opened, the fault is ours. It does not count as an attempt, and the delivery is due again after this time. */
+/** If the signing secret cannot be decrypted, the fault is ours and no attempt is counted. The delivery is due again after this time. */
 const UNSIGNED_WAIT_MS = 60_000;
 const COMPLETIONS = { maxItems: 200, inFlight: 2 } as const;
 const MAX_KNOWN_SECRETS = 10_000;
@@ -129,7 +130,7 @@ class LeasingDispatcher implements Dispatcher {
     this.bell.abort('rung');
   }
 
-  /** Waits for a notification, at most `ms`. One that came since the last wait counts. */
+  /** Waits until `ring` is called, at most `ms`. If `ring` was called since the last wait, this returns at once. */
   private async wait(ms: number): Promise<void> {
     if (!this.rung) await this.ports.clock.sleep(ms, this.bell.signal);
     this.rung = false;
@@ -142,7 +143,7 @@ class LeasingDispatcher implements Dispatcher {
       try {
         await due.listen(() => this.ring(), signal);
       } catch {
-        // Without a listener the table is still polled. It is only slower.
+        // Without a listener the table is still polled. Then deliveries only start a little later.
       }
       if (!signal.aborted) await clock.sleep(AFTER_FAILURE_MS, signal);
     }
@@ -169,9 +170,9 @@ class LeasingDispatcher implements Dispatcher {
           continue;
         }
       }
-      // In tests, deliveries may be due sooner than that.
+      // In tests, retries may be due sooner than `idleMs`.
       await this.wait(Math.min(this.options.idleMs, this.ports.retrySeconds * 1_000));
-      // Several attempts that end together free their places for one claim.
+      // Wait a moment: if several attempts end together, one claim fills all their slots.
       if (!signal.aborted) await clock.sleep(CLAIM_EVERY_MS, signal);
     }
   }
@@ -220,8 +221,8 @@ class LeasingDispatcher implements Dispatcher {
   }
 
   /**
-   * Records the end of an attempt, and repeats that until the lease is surely over. After that another worker has the delivery, and the receiver gets
-   * it twice.
+   * Records the end of an attempt. If the database fails, this tries again until the lease has certainly run out. After that, another worker claims
+   * the delivery, and the receiver gets it twice.
    */
   private async written(ended: Ended, claimedAt: number): Promise<boolean> {
     const { clock } = this.ports;
@@ -251,10 +252,10 @@ class LeasingDispatcher implements Dispatcher {
 
   // ---- tasks that follow from time
 
-  /** Takes over from workers that died, and keeps the table in order. */
+  /** Ends the leases of workers that died, and calls `tidy` from time to time. */
   private async tidyLoop(signal: AbortSignal): Promise<void> {
     const { deliveries, clock, log, watch, retrySeconds } = this.ports;
-    /** Tokens of leases that have run out, and the time at which this process first saw them so. */
+    /** Token of each expired lease, with the time at which this process first saw that it had expired. */
     let seen = new Map<string, number>();
     let tidiedAt = Number.NEGATIVE_INFINITY;
     while (!signal.aborted) {

@@ -1,13 +1,13 @@
 /**
- * Webhook endpoints of an account, their secrets, and the commands of operators on them.
+ * Webhook endpoints of accounts, their secrets, and the commands of operators on them.
  *
- * They are kept in Postgres beside the deliveries and are not rebuilt from the log. Every change by an operator is also an event in a stream
- * `staff-webhook-<id>`, appended inside the transaction that makes the change. So there is no change without its record. If a record's commit was
- * lost, the repeated command records it again.
+ * Endpoints are stored in Postgres beside the deliveries, and are not rebuilt from the log. Every change by an operator is also an event in a stream
+ * `staff-webhook-<id>`. It is appended inside the transaction that makes the change, so no change is without its event. If that transaction does not
+ * commit, its event stays in the log, and the repeated command appends another event.
  *
- * A secret is shown once: `whsec_` and 256 random bits. It is kept sealed (AES-256-GCM under the master key ring). Rotation has no gap. *Stage* makes
- * a new secret, which the partner adds to those that it accepts. *Activate* makes it sign everything from the next attempt on, and the old one is
- * deleted.
+ * A secret is `whsec_` and 256 random bits as text. It is shown once and stored encrypted (AES-256-GCM under the master key ring). A change of the
+ * secret interrupts nothing. *Stage* makes a new secret, and the partner adds it to the secrets that the receiver accepts. *Activate* makes the new
+ * secret sign everything from the next attempt on, and deletes the old one.
  */
 import { newSecret } from '#accounts';
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
@@ -61,7 +61,7 @@ export interface Endpoint {
   readonly status: EndpointStatus;
   readonly consecutiveFailures: number;
   readonly createdAt: string;
-  /** The last four characters of the secret that signs, to distinguish secrets. */
+  /** The last four characters of the secret that signs, so that people can tell secrets apart. */
   readonly secretHint: string;
   readonly stagedSecretHint: string | null;
 }
@@ -69,7 +69,7 @@ export interface Endpoint {
 export interface EndpointSecret {
   readonly endpointId: string;
   readonly secretId: string;
-  /** In the clear: shown once, kept sealed. */
+  /** The secret as plain text. It is shown once and stored encrypted. */
   readonly secret: string;
 }
 
@@ -85,7 +85,7 @@ interface About {
   readonly endpointId: string;
 }
 
-/** A change of webhooks by an operator; the actor is in the event's metadata. Before 0.2.0 the actor was `staff`. */
+/** An operator's change of webhooks. The event's metadata names the actor; before 0.2.0 the actor was `staff`. */
 export type WebhookStaffEvent =
   | { readonly type: 'WebhookEndpointAdded'; readonly data: About & { readonly accountId: string; readonly url: string; readonly secretId: string } }
   | { readonly type: 'WebhookEndpointPaused' | 'WebhookEndpointResumed' | 'WebhookEndpointDisabled'; readonly data: About }
@@ -119,29 +119,33 @@ export interface EndpointDeps extends StaffDeps {
   readonly sender: Pick<Sender, 'vet'>;
 }
 
-/** Records a change by an operator. Called last inside the transaction of the change. */
+/** Records a change by an operator. Call this last inside the transaction of the change. */
 export const recordStaffAction = async ({ store, clock, ids, actor }: StaffDeps, event: WebhookStaffEvent): Promise<void> => {
   const eventId = ids.uuid();
-  // A stream of its own, so that the store recognises a repetition by its revision.
+  // Each event gets its own stream. So the store recognises a repeated append by the revision.
   await recordOnce({ store, clock }, webhookStaffEvents, STAFF_STREAM + eventId, event, eventId, { actor, correlationId: ids.uuid() });
 };
 
 const secretContext = (secretId: string) => `webhook_endpoint_secret/${secretId}/ciphertext`;
 
-/** The secret in the clear, for signing. Never log it. */
+/** Decrypts a secret for signing. Never log the result. */
 export const openWebhookSecret = (keys: KeyRing, secretId: string, sealed: { readonly kid: string; readonly ciphertext: string }): string =>
   keys.open(sealed, secretContext(secretId));
 
 const noSuchEndpoint = () => new ServiceError('VALIDATION_ERROR', 'There is no such webhook endpoint.', {}, { status: 404 });
 const notNow = (message: string) => new ServiceError('INVALID_STATE', message);
 
-/** Throws a ServiceError for a mistake of the operator, and the errors of the stores. A change to the present state succeeds and changes nothing. */
+/**
+ * The commands of operators on endpoints. If the operator makes a mistake, they throw a ServiceError. Errors of the stores are passed on. If the
+ * endpoint already has the requested status, a command succeeds and changes nothing.
+ */
 export class Endpoints {
   constructor(private readonly deps: EndpointDeps) {}
 
   /**
-   * Registers a URL for an account. It gets events from now on: the position in the log is noted, since two positions can be compared and two clocks
-   * cannot. Refuses a URL by rule, a host that resolves to nothing or to an address that is not public, and a URL that the account has already.
+   * Registers a URL for an account. The endpoint gets only events behind the present head of the log. Positions in the log decide this, since they
+   * can be compared and the clocks of two machines cannot. Refuses a URL that breaks a rule or that the account already has. Refuses a host that has
+   * no address, or one that is not public.
    */
   async add(accountId: string, url: string, description: string | null = null): Promise<EndpointSecret & { readonly url: string }> {
     const { tables, store, clock, ids, sender } = this.deps;
@@ -178,17 +182,17 @@ export class Endpoints {
     return found;
   }
 
-  /** Sends nothing to it. Notifications are kept for it. */
+  /** Stops sending to the endpoint. New deliveries for it are kept. */
   pause(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'paused', 'WebhookEndpointPaused');
   }
 
-  /** Sends its backlog. */
+  /** Sends the deliveries that were kept, and new ones. */
   resume(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'enabled', 'WebhookEndpointResumed');
   }
 
-  /** Ends it for good: its waiting deliveries are cancelled, and it gets no further ones. */
+  /** Ends the endpoint for good. Its pending deliveries are canceled, and it gets no new ones. */
   disable(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'disabled', 'WebhookEndpointDisabled');
   }
@@ -202,7 +206,7 @@ export class Endpoints {
       const status = await lockEndpoint(rows, endpointId);
       if (status === to) return;
       if (status === 'disabled') throw notNow('A disabled endpoint stays disabled; add it again.');
-      // A resumed endpoint starts with a clean record, since its earlier failures were the reason for the pause.
+      // `setStatus` also sets the failures to 0. A resumed endpoint starts without the failures that were the reason for the pause.
       await rows.setStatus(endpointId, to);
       if (to === 'disabled') await rows.cancelForDisabled();
       if (to === 'enabled') await rows.announceDue();
@@ -211,7 +215,7 @@ export class Endpoints {
     return this.find(endpointId);
   }
 
-  /** A new secret, shown once. It signs nothing before it is activated. An earlier staged one is retired. */
+  /** Makes a new secret, which is shown once. It signs nothing before it is activated. If another secret is staged already, that one is retired. */
   stageSecret(endpointId: string): Promise<EndpointSecret> {
     return this.deps.tables.change(async (rows) => {
       const status = await lockEndpoint(rows, endpointId);
@@ -223,7 +227,7 @@ export class Endpoints {
     });
   }
 
-  /** The staged secret signs everything from the next attempt on; the one before it is retired. */
+  /** Makes the staged secret active. It signs everything from the next attempt on, and the secret before it is retired. */
   async activateSecret(endpointId: string): Promise<Endpoint> {
     await this.deps.tables.change(async (rows) => {
       await lockEndpoint(rows, endpointId);

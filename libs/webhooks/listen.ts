@@ -1,7 +1,9 @@
 /**
  * `payfold webhooks listen`: forwards an account's notifications to a server on this machine, for the development of a receiver. It reads the rows of
- * the outbox, and signs and frames each like a delivery. It registers nothing and writes nothing. Each event is posted once: if the server refuses
- * one, that is shown and not repeated. The secret follows from the master key and the account, so it is the same at every run and stored nowhere.
+ * the outbox and posts each with the headers and the signature of a delivery. It does not register an endpoint and writes nothing to the database.
+ * Each event is posted once. If the server refuses it, the refusal is shown and the event is not posted again.
+ *
+ * The secret is derived from the master key and the account. So it is the same in every run, and it is stored nowhere.
  */
 import { request as httpRequest } from 'node:http';
 import { type Clock, timestamp, within } from '#kernel';
@@ -12,7 +14,7 @@ import { headersOf } from './signature.js';
 
 export const listenSecretOf = (keys: KeyRing, accountId: string): string => `whsec_${keys.mac('webhook-listen', accountId).toString('base64url')}`;
 
-/** The result of one post. `status` null: no answer, and `error` says why. */
+/** The result of one post. If `status` is null, no answer came, and `error` says why. */
 export interface Forwarded {
   readonly at: string;
   readonly eventId: string;
@@ -31,7 +33,7 @@ export interface Listening {
   /** A server on this machine, over http. */
   readonly forwardTo: URL;
   readonly onForwarded: (forwarded: Forwarded) => void;
-  /** Called when it is ready: from now on notifications are forwarded. */
+  /** Called once, when forwarding begins. */
   readonly onReady?: () => void;
 }
 
@@ -78,7 +80,10 @@ export const listenTo = async ({ pool, keys, clock, accountId, forwardTo, onForw
   }
 };
 
-/** Numbers follow the order of commits: the outbox writes under the lock of its checkpoint. */
+/**
+ * The number of the account's newest event. Numbers ascend in the order of commits, since the outbox holds the lock of its checkpoint while it
+ * writes.
+ */
 const lastNumber = async (db: Queryable, accountId: string): Promise<string> => {
   const { rows } = await db.query<{ last: string }>('select coalesce(max(number), 0)::text as last from webhook_event where account_id = $1', [
     accountId,

@@ -1,6 +1,8 @@
 /**
- * The facts of a payment that become notifications, and the exact body that is signed and sent (specification, Events). The initiator of an attempt
- * decides, not the recorder of its end. Requests of the partner, timeout reversals and `payments resolve` send nothing (C56).
+ * Decides which events of a payment become notifications, and makes the exact body that is signed and sent (specification, Events).
+ *
+ * A reversal becomes a notification if staff initiated the attempt. It does not matter which process recorded the end of the attempt. Requests of the
+ * partner, timeout reversals and `payments resolve` send nothing (C56).
  */
 import type { DisputeStatus, Means, PaymentEvent } from '#payments';
 
@@ -11,7 +13,7 @@ export type Notification =
         /** The payment. */
         readonly id: string;
         readonly reversalType: Means;
-        /** The cents that this attempt returned, fee included. Over all notifications of a payment they sum to the money that staff returned. */
+        /** The cents that this attempt returned, including the fee. The sum over all notifications of a payment is the money that staff returned. */
         readonly amountCents: number;
         readonly currency: 'USD';
         readonly reason: string;
@@ -39,7 +41,9 @@ export type Notification =
 /** The events that may become a notification. The outbox ignores all others. */
 export const NOTIFYING_EVENTS: readonly PaymentEvent['type'][] = ['ReversalEnded', 'PaymentDisputed'];
 
-/** null: no notification. One event makes at most one: a change of status and stage is one event (C57). */
+/**
+ * The notification of an event. null: there is none. An event makes at most one notification. A change of both status and stage is one event (C57).
+ */
 export const notificationOf = (paymentId: string, event: PaymentEvent): Notification | null => {
   if (event.type === 'ReversalEnded') {
     const { initiatedBy, reversalType, amountCents, reason } = event.data;
@@ -57,7 +61,7 @@ export const notificationOf = (paymentId: string, event: PaymentEvent): Notifica
 };
 
 /**
- * The body is made once per event and kept. Every attempt and every redelivery sends these characters. `createdAt` is RFC 3339 with milliseconds
- * (C2).
+ * Makes the body of an event. It is made once and stored, and every attempt and redelivery sends the same bytes. `createdAt` is RFC 3339 with
+ * milliseconds (C2).
  */
 export const bodyOf = (id: string, createdAt: string, { type, data }: Notification): string => JSON.stringify({ id, type, createdAt, data });

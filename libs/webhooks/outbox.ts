@@ -1,8 +1,9 @@
 /**
- * From facts to deliveries, exactly once. The outbox follows the log of payments. In the transaction that moves its checkpoint it writes an event
- * with its body, and a delivery for each endpoint of the account that was registered before the event. It is a reactor, not a read model: its effects
- * cannot be undone, so it is never rebuilt. A replay from the start would add nothing, since ids are a pure function of the fact, and events that may
- * have been purged are passed over.
+ * The outbox makes deliveries from events of payments, exactly once. It follows the log. In the transaction that moves its checkpoint, it writes a
+ * row with the body of the notification. It also writes a delivery for each endpoint of the account that was registered before the event.
+ *
+ * The outbox is a reactor and not a read model. A webhook that was sent cannot be undone, so the outbox is never rebuilt. A replay of the log from
+ * its start would add no row: the id of a notification depends only on its event, and events that may have been purged are skipped.
  */
 import { paymentIdOf, type PaymentTerms, paymentEvents } from '#payments';
 import type { Migration, Queryable } from '#platform';
@@ -48,7 +49,10 @@ export const webhookEventCreatedMigration: Migration = {
   sql: 'create index concurrently if not exists webhook_event_created on webhook_event (created_at)',
 };
 
-/** Everything up to the checkpoint of the outbox was written once. A replay must not write purged rows again. */
+/**
+ * SQL that stores the outbox's checkpoint as the position up to which rows may have been purged. All rows up to it were written once, and a replay
+ * must not write purged rows again.
+ */
 export const OUTBOX_NEVER_AGAIN = `
   insert into webhook_purged (position) select position from projection_checkpoint where name = $1
   on conflict (one) do update set position = greatest(webhook_purged.position, excluded.position)`;
@@ -56,7 +60,7 @@ export const OUTBOX_NEVER_AGAIN = `
 /** Name of the checkpoint. */
 export const WEBHOOK_OUTBOX = 'webhook-outbox';
 
-/** An event that is sent. */
+/** A notification with its body: one row of webhook_event. */
 export interface OutboxEvent {
   readonly id: string;
   readonly type: string;
@@ -70,18 +74,24 @@ export interface OutboxEvent {
   readonly position: string;
 }
 
-/** The rows of the outbox, a port. Postgres and the simulation keep one contract (test/support/webhook-rows.contract.ts). */
+/**
+ * The rows of the outbox, as a port. One contract (test/support/webhook-rows.contract.ts) tests its implementations, on Postgres and in the
+ * simulation.
+ */
 export interface OutboxRows {
   /**
-   * Writes events in order, each with a delivery for every endpoint of its account that is not disabled and was registered before the event's position. An event
-   * that is there already stays as it is, and so does a delivery. An event that may have been purged is passed over.
+   * Writes events in order. Each gets a delivery for every endpoint of its account that is not disabled and was registered before the event's
+   * position. Events and deliveries that exist already are not changed. An event that may have been purged is skipped.
    */
   write(events: readonly OutboxEvent[]): Promise<void>;
-  /** Called when the transaction commits. */
+  /** Signals that deliveries may be due. The signal is sent when the transaction commits. */
   announceDue(): Promise<void>;
 }
 
-/** This much delay of a webhook is not noticeable, and it saves a transaction for nearly every event. */
+/**
+ * The outbox waits this long for further events before it writes. This saves a transaction for nearly every event, and the delay is too short to
+ * matter for a webhook.
+ */
 const GATHER_MS = 50;
 
 export const webhookOutbox = (store: EventStore): Projection => ({
@@ -110,7 +120,7 @@ export const applyOutbox = async (rows: OutboxRows, store: EventStore, events: r
   await rows.announceDue();
 };
 
-/** The account of the payment, from its first event. Matches are rare, so one short read each. */
+/** The account of a payment, from its first event. Few events become notifications, so a short read for each is cheap enough. */
 const ownerOf = async (store: EventStore, stream: string): Promise<string> => {
   for await (const first of store.read(stream, 0n, 1)) {
     if (first.type === 'PaymentInitiated') return (first.data as unknown as PaymentTerms).accountId;

@@ -1,4 +1,4 @@
-/** What is purged of webhooks, on real Postgres: many rows, what must stay, and what a replay must not make again. */
+/** Tests the purge of webhooks on Postgres: many rows are deleted, some rows must stay, and a replay must not write purged rows again. */
 import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from '@jest/globals';
 import { resetCheckpoint } from '#eventstore';
 import { PURGE_BATCH, transaction } from '#platform';
@@ -25,7 +25,7 @@ afterEach(() => stage.close());
 interface Planted {
   readonly name: string;
   readonly ageDays: number;
-  /** One delivery for each state. */
+  /** One delivery is inserted for each of these states. */
   readonly states: readonly string[];
   readonly deliveredDays?: number;
 }

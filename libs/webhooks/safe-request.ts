@@ -1,9 +1,9 @@
 /**
- * One POST to an address that a partner chose. It must not become a way into our network.
+ * Sends one POST to a URL that a partner chose. The POST must not become a way into our network.
  *
- * So name and addresses are checked (target.ts), and the connection goes to the checked address itself. TLS is verified for the name. There are no
- * redirects and no proxies. Answers are bounded in size and time. It uses `node:https` and not fetch: the abort signal ends every phase (look-up,
- * connection, handshake), and nothing resolves the name again.
+ * The URL and its addresses are checked (target.ts), and the connection goes to a checked address. TLS is verified for the host name. Redirects are
+ * not followed, and no proxy is used. The answer is limited in size and time. The code uses `node:https` instead of fetch: with it, the abort signal
+ * ends every phase (look-up, connection, handshake), and the name is not resolved a second time.
  */
 import { readFileSync } from 'node:fs';
 import { Agent, request as httpsRequest, type RequestOptions } from 'node:https';
@@ -14,7 +14,7 @@ import type { WebhookSettings } from '#platform';
 import { ATTEMPT_BUDGET_MS } from './schedule.js';
 import { checkUrl, NoAddress, Refused, type Resolve, type Target, vetAddresses } from './target.js';
 
-/** The status line decides: 2xx is `ok`, even if the body breaks off. `blocked`: refused by our own rules before anything was sent. */
+/** The status code decides: 2xx is `ok`, even if the body is cut off. `blocked`: our own rules refused the target before anything was sent. */
 export const OUTCOMES = ['ok', 'http_3xx', 'http_4xx', 'http_5xx', 'timeout', 'connect', 'tls', 'dns', 'blocked'] as const;
 export type Outcome = (typeof OUTCOMES)[number];
 
@@ -22,22 +22,22 @@ export type Outcome = (typeof OUTCOMES)[number];
 export interface Posted {
   readonly outcome: Outcome;
   readonly statusCode: number | null;
-  /** `ECONNREFUSED`, `CERT_HAS_EXPIRED`, `url_port`. For a timeout: the phase that did not end. null if the status is enough. */
+  /** For example `ECONNREFUSED`, `CERT_HAS_EXPIRED` or `url_port`. For a timeout, the phase that did not end. null if an answer came. */
   readonly errorCode: string | null;
   readonly remoteIp: string | null;
-  /** First bytes of the answer's body, for staff only: it could be an internal answer. */
+  /** First bytes of the answer's body. Only operators may see them, since the answer could come from an internal server. */
   readonly responseHead: Buffer | null;
 }
 
 export interface Post {
   readonly url: string;
-  /** Connections are kept per endpoint. So one endpoint cannot use up, or observe, another's. */
+  /** Each endpoint has its own kept connections. So an endpoint can neither use up nor observe the connections of another. */
   readonly endpointId: string;
   readonly headers: Readonly<Record<string, string>>;
   readonly body: Uint8Array;
 }
 
-/** How far an address could be reached without sending anything. */
+/** The result of trying to reach a URL without sending a request: each step, and whether it succeeded. */
 export interface AddressCheck {
   readonly ok: boolean;
   readonly steps: readonly { readonly step: 'url' | 'dns' | 'tcp' | 'tls'; readonly ok: boolean; readonly detail: string; readonly ms: number }[];
@@ -45,9 +45,9 @@ export interface AddressCheck {
 
 export interface Sender {
   post(post: Post): Promise<Posted>;
-  /** URL rules and addresses, as an attempt would check them. Throws {@link Refused} or {@link NoAddress}. */
+  /** Checks the URL and its addresses by the same rules as an attempt. Throws {@link Refused} or {@link NoAddress}. */
   vet(url: string): Promise<void>;
-  /** URL rules, look-up, TCP and TLS, and no POST. */
+  /** Tries the URL rules, the look-up, TCP and TLS. Sends no request. */
   check(url: string): Promise<AddressCheck>;
   /** Closes idle connections. */
   close(): void;
@@ -59,7 +59,7 @@ export interface SenderOptions {
   readonly clock: Clock;
 }
 
-/** `https.request` passes it to the handshake, although its types do not say so. */
+/** `https.request` passes `secureContext` to the handshake, although its types do not declare this. */
 type PostOptions = RequestOptions & { readonly secureContext: SecureContext };
 
 type Phase = 'dns' | 'connect' | 'tls' | 'answer';
@@ -71,15 +71,15 @@ interface Progress {
 const MAX_HEADER_BYTES = 16_384;
 const MAX_BODY_BYTES = 16_384;
 const KEPT_BODY_BYTES = 2_048;
-/** An idle connection is closed after this long, or sooner where the receiver says so. */
+/** An idle connection is closed after this time, or sooner if the receiver's answer says so. */
 const KEEP_ALIVE_MS = 15_000;
-/** How long a call may take to end after its time is up. */
+/** After its time is up, an attempt has this long to end after the abort. Then it is abandoned. */
 const HEED_MS = 1_000;
-/** Most endpoint addresses with kept connections. The one that was unused for longest is dropped first. */
+/** Connections are kept for at most this many pairs of endpoint and address. Beyond that, the pair that was unused for longest is dropped. */
 const MAX_AGENTS = 1_000;
-/** A host with more addresses is tried at the first few. */
+/** If a host has more addresses, only the first ones are tried. */
 const MAX_ADDRESSES_TRIED = 4;
-/** The address does not answer or cannot be reached. Another address of the same name may work. */
+/** Errors that say that an address cannot be reached. Another address of the same name may work. */
 const NOT_THERE = new Set(['ECONNREFUSED', 'EHOSTUNREACH', 'ENETUNREACH', 'EADDRNOTAVAIL', 'EAFNOSUPPORT']);
 const MIN_TLS = 'TLSv1.2';
 
@@ -91,7 +91,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
     settings.extraCaFile === null
       ? usual
       : createSecureContext({ minVersion: MIN_TLS, ca: [...rootCertificates, readFileSync(settings.extraCaFile, 'utf8')] });
-  /** A private authority may certify private targets, and no others. */
+  /** Certificates of the extra (private) authority are accepted for private targets only. */
   const contextOf = ({ hostname, port }: Target): SecureContext =>
     settings.privateTargets.some((target) => target.host === hostname && target.port === port) ? extra : usual;
 
@@ -99,7 +99,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
   const agentOf = (endpointId: string, { hostname, port }: Target, address: string): Agent => {
     const key = `${endpointId} ${hostname} ${port} ${address}`;
     const agent = agents.get(key) ?? new Agent({ keepAlive: true, timeout: KEEP_ALIVE_MS });
-    // Moved to the end: the map is kept in the order of last use.
+    // Move the agent to the end, so that the map stays in the order of last use.
     agents.delete(key);
     agents.set(key, agent);
     for (const [oldest, idle] of agents) {
@@ -117,7 +117,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
     return { target, addresses: addresses.slice(0, MAX_ADDRESSES_TRIED) };
   };
 
-  /** Runs `work` within the time of an attempt. If it does not end in time, it is abandoned: the slot must become free. */
+  /** Runs `work` within the time of an attempt. If `work` does not end after the abort, it is abandoned, so that its slot becomes free. */
   const budgeted = async <T>(work: (signal: AbortSignal) => Promise<T>): Promise<T> => {
     const budget = new AbortController();
     const timer = new AbortController();
@@ -155,7 +155,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
             return await exchange({ ...options, host: address, agent }, body, progress);
           } catch (error) {
             if (error instanceof StaleConnection) {
-              // The receiver closed a kept connection while we wrote. A new connection shows whether it is there.
+              // The receiver closed a kept connection while the request was being sent. Send it once more on a new connection.
               return await exchange({ ...options, host: address, agent: false }, body, progress);
             }
             if (next + 1 >= addresses.length || progress.phase !== 'connect' || !NOT_THERE.has(codeOf(error))) throw error;
@@ -216,10 +216,10 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
   };
 };
 
-/** The receiver had closed a kept connection before it saw the request. */
+/** A kept connection ended before an answer came. The receiver had probably closed it already. */
 class StaleConnection extends Error {}
 
-/** Sends and reads the answer. Rejects if there is none. */
+/** Sends one request and reads the answer. Rejects if no answer comes. */
 const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): Promise<Posted> =>
   new Promise((resolve, reject) => {
     progress.phase = 'connect';
@@ -227,7 +227,7 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
     request.once('socket', (socket: Socket) => {
       const vetAgain = () => {
         progress.remoteIp = socket.remoteAddress ?? null;
-        // Second line of defence: if the connection leads to any other address than the vetted one, nothing is sent.
+        // A second check: if the connection leads to another address than the checked one, nothing is sent.
         if (!sameAddress(socket.remoteAddress, options.host!)) request.destroy(new Refused('address_changed', 'connected to another address'));
       };
       if (socket.connecting) {
@@ -241,14 +241,14 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
         vetAgain();
       }
     });
-    /** The status has arrived and decides, even if the body breaks off. */
+    /** Set when the status code has arrived. It resolves the promise with that status, even if the body is cut off later. */
     let decided: (() => void) | null = null;
     request.once('error', (error) => {
       if (decided) return decided();
       const stale = request.reusedSocket && ['ECONNRESET', 'EPIPE'].includes(codeOf(error)) && options.agent !== false;
       reject(stale ? new StaleConnection() : error);
     });
-    // We asked for no other protocol. Node would close the connection without an error.
+    // We did not ask for another protocol. Without this handler, Node would close the connection without an error.
     request.once('upgrade', ({ statusCode = 0 }, socket) => {
       socket.destroy();
       resolve({ outcome: outcomeOf(statusCode), statusCode, errorCode: null, remoteIp: progress.remoteIp, responseHead: null });
@@ -277,8 +277,8 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
         }
         if (bytes > MAX_BODY_BYTES) done();
       });
-      // If the body was read to its end, the connection is kept. If it was cut off, too slow or too long, the connection is closed. The status has
-      // decided in both cases.
+      // If the body was read to its end, the connection is kept. If it was cut off, too slow or too long, the connection is closed. In both cases the
+      // status code decides the outcome.
       response.once('end', done).once('close', done).once('error', done);
     });
     request.end(body);

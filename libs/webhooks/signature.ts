@@ -1,6 +1,8 @@
 /**
- * The signature of a delivery: HMAC-SHA256 over `<t>.<body>`, in hex, in `Service-Signature: t=<unix seconds>,v1=<hex>` (specification, Signature verification).
- * The key is the whole secret as text, `whsec_` included (C55). `t` is the time of the attempt: five attempts span 8 minutes, the tolerance is 300 s.
+ * The signature of a delivery: HMAC-SHA256 over `<t>.<body>`, in hex, in `Service-Signature: t=<unix seconds>,v1=<hex>`
+ * (specification, Signature verification). The key is the whole secret as text, including `whsec_` (C55).
+ *
+ * `t` is the time of the attempt and not of the event: five attempts span 8 minutes, and a receiver accepts a `t` that is up to 300 s old.
  */
 import { createHash, createHmac } from 'node:crypto';
 
@@ -27,6 +29,9 @@ export const headersOf = ({ id, type, body }: SignedEvent, secret: string, unixS
 
 const ID_LENGTH = 27;
 
-/** The event's id: a pure function of the notification's type and of its fact. So a batch that is written twice makes one event. */
+/**
+ * The id of a webhook event. It depends only on the type of the notification and on the event of the payment (stream and revision). So if a batch is
+ * written twice, each event still exists once.
+ */
 export const eventIdOf = (type: string, stream: string, revision: bigint): string =>
   `evt_${createHash('sha256').update(`${type}\n${stream}\n${revision}`).digest('base64url').slice(0, ID_LENGTH)}`;

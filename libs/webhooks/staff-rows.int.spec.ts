@@ -1,4 +1,4 @@
-/** Postgres keeps the contract of the rows of webhooks. */
+/** Runs the contract of the rows of webhooks (test/support/webhook-rows.contract.ts) on Postgres. */
 import { eventStoreMigrations } from '#eventstore';
 import { systemClock } from '#kernel';
 import { createPool, migrate, transaction } from '#platform';

@@ -1,4 +1,4 @@
-/** The rows that staff change: endpoints, their secrets, and deliveries that they send again. */
+/** The rows that operators change: endpoints, their secrets, and deliveries that are sent again. */
 import { type Client, type Pool, type Queryable, transaction } from '#platform';
 import type { DeliveryState } from './deliveries.js';
 import { announceDue } from './due.js';
@@ -10,7 +10,7 @@ export interface EndpointRow {
   readonly url: string;
   readonly description: string | null;
   readonly createdAt: string;
-  /** The head of the log; '' if the log was empty. The endpoint gets later events. */
+  /** The head of the log at the registration; '' if the log was empty. The endpoint gets only later events. */
   readonly registeredAtPosition: string;
 }
 
@@ -24,41 +24,47 @@ export interface SecretRow {
   readonly at: string;
 }
 
-/** A port, and so is {@link StaffRows}. Postgres and the simulation keep one contract (test/support/webhook-rows.contract.ts). */
+/**
+ * {@link StaffTables} and {@link StaffRows} are ports. One contract (test/support/webhook-rows.contract.ts) tests their implementations, on Postgres
+ * and in the simulation.
+ */
 export interface StaffTables {
-  /** One transaction: commits what `work` returns, rolls back what it throws. */
+  /** Runs `work` in one transaction. If `work` returns, the transaction is committed. If it throws, the transaction is rolled back. */
   change<T>(work: (rows: StaffRows) => Promise<T>): Promise<T>;
   /** All endpoints, or those of an account, oldest first. */
   endpoints(accountId: string | null): Promise<Endpoint[]>;
 }
 
-/** Rows in one transaction. Reads see what earlier transactions wrote. */
+/** Operations inside one transaction. Reads see the rows that earlier transactions committed. */
 export interface StaffRows {
-  /** Locks the account to the end of the transaction. */
+  /** Locks the account until the end of the transaction. */
   lockAccount(accountId: string): Promise<void>;
-  /** Whether the account has an endpoint with this URL that is not disabled. */
+  /** True if the account has an endpoint with this URL that is not disabled. */
   hasEndpoint(accountId: string, url: string): Promise<boolean>;
   addEndpoint(endpoint: EndpointRow): Promise<void>;
-  /** Locks the endpoint to the end of the transaction. null: there is none. */
+  /** Locks the endpoint until the end of the transaction and returns its status. null: it does not exist. */
   lockEndpoint(endpointId: string): Promise<EndpointStatus | null>;
-  /** Clears the failures too. */
+  /** Sets the status, and sets the number of consecutive failures to 0. */
   setStatus(endpointId: string, status: EndpointStatus): Promise<void>;
-  /** Cancels waiting deliveries of disabled endpoints. */
+  /** Cancels pending deliveries of disabled endpoints. */
   cancelForDisabled(): Promise<void>;
   addSecret(secret: SecretRow): Promise<void>;
   stagedSecret(endpointId: string): Promise<string | null>;
-  /** Deletes the ciphertext. */
+  /** Marks a secret as retired and deletes its ciphertext. */
   retireSecret(endpointId: string, state: 'staged' | 'active', at: string): Promise<void>;
   activateSecret(secretId: string, at: string): Promise<void>;
-  /** Deliveries by number; by event id, those to endpoints that are not disabled. */
+  /**
+   * Ids of deliveries. `name` is the number of a delivery, or the id of an event. For an event, these are its deliveries to endpoints that are not
+   * disabled.
+   */
   findDeliveries(name: string): Promise<string[]>;
-  /** The oldest held deliveries to endpoints that are not disabled. Passes over those that another transaction sends again at the moment. */
+  /** The oldest held deliveries to endpoints that are not disabled. Rows that another transaction has locked are skipped. */
   heldDeliveries(limit: number): Promise<string[]>;
   /** Begins another round for deliveries that are held or delivered and whose endpoint is not disabled. */
   reopen(deliveryIds: readonly string[]): Promise<Redelivered[]>;
-  /** The first of these deliveries. */
+  /** State of the delivery with the lowest number among these, and the status of its endpoint. */
   deliveryState(deliveryIds: readonly string[]): Promise<{ readonly id: string; readonly state: DeliveryState; readonly status: EndpointStatus }>;
-  /** Called when the transaction commits. */
+  /** Signals that deliveries may be due. The signal is sent when the transaction commits. */
   announceDue(): Promise<void>;
 }
 
@@ -176,7 +182,10 @@ const postgresStaffRows = (client: Client): StaffRows => ({
   announceDue: () => announceDue(client),
 });
 
-/** The outbox may have written for an endpoint just as it was disabled, so dispatchers repeat this. */
+/**
+ * Cancels pending deliveries of disabled endpoints. Dispatchers repeat this, since the outbox may add a delivery at the moment at which the endpoint
+ * is disabled.
+ */
 export const cancelForDisabled = async (db: Queryable): Promise<void> => {
   await db.query(
     `update webhook_delivery set state = 'canceled'

@@ -1,10 +1,11 @@
 /**
- * Where a delivery may go: the rules for an endpoint's URL, and for the addresses of its name.
+ * Where a delivery may go: the rules for an endpoint's URL, and for the addresses of its host name.
  *
- * Partners choose the address that we connect to. So both are checked when the endpoint is added, and again before every attempt. The connection goes
- * to the address that was checked. There is no second look-up, so a second answer cannot differ (server-side request forgery, DNS rebinding).
+ * Partners choose the URL to which we connect. So the URL and the addresses are checked when the endpoint is added, and again before every attempt.
+ * The connection goes to a checked address, without a second look-up. So another answer of the name server cannot lead to another address
+ * (server-side request forgery, DNS rebinding).
  *
- * Names are resolved by c-ares, not by `dns.lookup`. That one runs getaddrinfo on libuv's few threads, where one endpoint with a slow name server
+ * Names are resolved by c-ares and not by `dns.lookup`, which runs getaddrinfo on libuv's few threads. There, one endpoint with a slow name server
  * would delay all others.
  */
 import { Resolver } from 'node:dns/promises';
@@ -12,7 +13,7 @@ import { BlockList, isIP } from 'node:net';
 import type { Clock } from '#kernel';
 import type { Network, WebhookSettings } from '#platform';
 
-/** Refused by rule. The message names the rule, and nothing that the owner of the URL does not know. */
+/** Thrown if a rule refuses a URL or an address. The message names the rule. It says nothing that the owner of the URL does not know already. */
 export class Refused extends Error {
   constructor(
     /** For the delivery log: `url_…`, `address_…`. */
@@ -24,7 +25,7 @@ export class Refused extends Error {
   }
 }
 
-/** The name could not be resolved to any address. `code` is that of c-ares (`ENOTFOUND`, `ETIMEOUT`, `ESERVFAIL`…). */
+/** Thrown if a name could not be resolved to any address. `code` is the error code of c-ares (`ENOTFOUND`, `ETIMEOUT`, `ESERVFAIL`…). */
 export class NoAddress extends Error {
   constructor(
     readonly code: string,
@@ -52,11 +53,14 @@ export type TargetRules = Pick<WebhookSettings, 'privateTargets' | 'ports' | 'bl
 const MAX_URL_LENGTH = 2_048;
 const LOCAL_NAME = /(^|\.)(localhost|local|internal|onion|home\.arpa)$/;
 
-/** Checks the parsed URL, never its text: `https://2130706433/`, `https://0x7f.1/` and `https://①②⑦.0.0.1/` are all 127.0.0.1. Throws {@link Refused}. */
+/**
+ * Checks a URL. The host is checked after parsing, not as text: `https://2130706433/`, `https://0x7f.1/` and `https://①②⑦.0.0.1/` are all 127.0.0.1.
+ * Throws {@link Refused}.
+ */
 export const checkUrl = (text: string, rules: TargetRules): Target => {
   if (text.length > MAX_URL_LENGTH) throw new Refused('url_too_long', `The URL must have at most ${MAX_URL_LENGTH} characters.`);
-  // The parser drops tabs and line breaks, trims spaces and takes a backslash for a slash. A person would read another address than the one that we
-  // connect to.
+  // The parser drops tabs and line breaks, trims spaces, and reads a backslash as a slash. So a person could read another address in such a text than
+  // the one to which we connect.
   if (/[\p{Cc}\p{Z}\\]/u.test(text)) throw new Refused('url_characters', 'The URL must not hold spaces, control characters or backslashes.');
   if (!URL.canParse(text)) throw new Refused('url_syntax', 'The URL cannot be read.');
   const url = new URL(text);
@@ -82,20 +86,20 @@ const blockListOf = (networks: readonly (Network | string)[]): BlockList => {
   return list;
 };
 
-/** IANA's special-purpose addresses, multicast, reserved space, and the host agent of Azure, which answers under an address that looks public. */
+/** IANA's special-purpose addresses, multicast and reserved networks, and Azure's host agent (168.63.129.16), whose address looks public. */
 const NOT_PUBLIC_V4 = blockListOf(
   ['0.0.0.0/8', '10.0.0.0/8', '100.64.0.0/10', '127.0.0.0/8', '168.63.129.16/32', '169.254.0.0/16', '172.16.0.0/12', '192.0.0.0/24', '192.0.2.0/24', '192.31.196.0/24', '192.52.193.0/24', '192.88.99.0/24', '192.168.0.0/16', '192.175.48.0/24', '198.18.0.0/15', '198.51.100.0/24', '203.0.113.0/24', '224.0.0.0/4', '240.0.0.0/4'], // prettier-ignore
 );
 /**
- * Public IPv6 is inside these networks. A list of allowed ones also refuses networks that were never allocated, and every form that embeds an IPv4
- * address.
+ * All public IPv6 addresses are in this network, and only addresses in it are allowed. So networks that were never allocated are refused. Addresses
+ * like `::ffff:10.0.0.1`, which embed an IPv4 address, are refused too.
  */
 const GLOBAL_V6 = blockListOf(['2000::/3']);
 const NOT_PUBLIC_V6 = blockListOf(['2001::/23', '2001:db8::/32', '2002::/16', '2620:4f:8000::/48', '3fff::/20']);
 
-/** Whether an address, as text, belongs to the public internet. */
+/** True if an address (as text) belongs to the public internet. */
 export const isPublic = (address: string): boolean => {
-  // `fe80::1%eth0` names an interface of ours.
+  // An address with a zone, like `fe80::1%eth0`, names a network interface of this machine.
   if (address.includes('%')) return false;
   const family = isIP(address);
   if (family === 4) return !NOT_PUBLIC_V4.check(address, 'ipv4');
@@ -105,8 +109,8 @@ export const isPublic = (address: string): boolean => {
 const isIn = (list: BlockList, address: string): boolean => list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 
 /**
- * All addresses of a target, IPv4 first. If one may not be reached, all are refused: a mix of public and private answers is suspicious. Throws {@link
- * Refused}.
+ * Checks all addresses of a target and returns them, IPv4 first. If one of them is not allowed, all are refused, since a mix of public and private
+ * addresses is suspicious. Throws {@link Refused}.
  */
 export const vetAddresses = ({ hostname, port }: Target, addresses: readonly string[], rules: TargetRules): readonly string[] => {
   const named = blockListOf(rules.privateTargets.filter((target) => target.host === hostname && target.port === port).map(({ network }) => network));
@@ -117,21 +121,24 @@ export const vetAddresses = ({ hostname, port }: Target, addresses: readonly str
   return [...addresses].sort((a, b) => isIP(a) - isIP(b) || (a < b ? -1 : 1));
 };
 
-/** At least one address of a name, unchecked. Throws {@link NoAddress}. */
+/** Resolves a name to at least one address. The addresses are not checked. Throws {@link NoAddress}. */
 export type Resolve = (hostname: string) => Promise<readonly string[]>;
 
 const LOOKUP_TIMEOUT_MS = 2_000;
 const LOOKUP_TRIES = 2;
-/** An answer is kept for its own lifetime, at most this long. */
+/** An answer of the name server is cached for its own time to live, but at most this long. */
 const MAX_CACHED_MS = 60_000;
 const MAX_CACHED_NAMES = 10_000;
 
-/** Both families at once, through the system's name servers or the given ones (`127.0.0.1:5399`). */
+/**
+ * Makes a function that looks up IPv4 and IPv6 addresses at the same time. `servers`: name servers like `127.0.0.1:5399`. If empty, those of the
+ * system are used.
+ */
 export const createResolve = (servers: readonly string[], clock: Clock): Resolve => {
   const cache = new Map<string, { readonly addresses: Promise<readonly string[]>; until: number }>();
 
   const lookUp = async (hostname: string): Promise<{ addresses: readonly string[]; keepMs: number }> => {
-    // A new resolver for each question. Under Node 20.19.0 a resolver caches answers itself, for as long as they say.
+    // Use a new resolver for each look-up. Under Node 20.19.0, a resolver itself caches answers for their time to live.
     const resolver = new Resolver({ timeout: LOOKUP_TIMEOUT_MS, tries: LOOKUP_TRIES });
     if (servers.length > 0) resolver.setServers(servers);
     const [v4, v6] = await Promise.allSettled([resolver.resolve4(hostname, { ttl: true }), resolver.resolve6(hostname, { ttl: true })]);
@@ -140,7 +147,7 @@ export const createResolve = (servers: readonly string[], clock: Clock): Resolve
       const codes = [v4, v6].map((answer) =>
         answer.status === 'rejected' ? ((answer.reason as NodeJS.ErrnoException).code ?? 'EUNKNOWN') : 'ENODATA',
       );
-      // "The server did not answer" says more than "there is no such name".
+      // If one look-up failed in another way than "no such name", report that failure, since it says more.
       throw new NoAddress(codes.find((code) => code !== 'ENODATA' && code !== 'ENOTFOUND') ?? codes[0]!, hostname);
     }
     return { addresses: found.map(({ address }) => address), keepMs: Math.min(MAX_CACHED_MS, ...found.map(({ ttl }) => ttl * 1000)) };
@@ -152,7 +159,7 @@ export const createResolve = (servers: readonly string[], clock: Clock): Resolve
     cache.delete(hostname);
     if (cache.size >= MAX_CACHED_NAMES) cache.delete(cache.keys().next().value!);
     const looked = lookUp(hostname);
-    // Attempts that ask meanwhile share the question. A failure is not kept.
+    // Until this look-up ends, other attempts share its promise. A failure is not cached.
     const entry = { addresses: looked.then(({ addresses }) => addresses), until: Number.POSITIVE_INFINITY };
     cache.set(hostname, entry);
     looked.then(

@@ -1,4 +1,4 @@
-/** Webhooks, for Nest (`#webhooks/module`). */
+/** The Nest module of webhooks (`#webhooks/module`). */
 import { Global, Module } from '@nestjs/common';
 import type { EventStore, LogGate } from '#eventstore';
 import { EVENT_STORE, LOG_GATE, type OpenReactor, REACTOR } from '#eventstore/module';
@@ -36,7 +36,7 @@ export const OUTBOX = Symbol('webhook outbox');
       inject: [REACTOR, EVENT_STORE],
       useFactory: (reactor: OpenReactor, store: EventStore) => reactor(webhookOutbox(store)),
     },
-    // It works on tables of the schema, which is there with the event store.
+    // The dispatcher needs the tables of the schema. They exist when LOG_GATE is provided.
     {
       provide: Webhooks,
       inject: [ProcessContext, LOG_GATE],
@@ -63,7 +63,7 @@ const openWebhooks = (context: ProcessContext, ownLog: LogGate): Webhooks => {
       leaseLost: () => watchers.forEach((watcher) => watcher.leaseLost()),
     },
     retrySeconds: config.webhooks.retrySeconds,
-    // The event behind a delivery may be lost (C76).
+    // During an incident, the event from which a delivery was made may be lost (C76).
     paused: () => ownLog.incident !== null,
   });
   if (config.webhooks.privateTargets.length > 0)

@@ -1,6 +1,6 @@
 /**
- * Sends card numbers through every entrance of the service, each number unique if the sandbox allows it: good and bad requests, wrong places for a
- * card (paths, queries, headers, free text), and answers that get lost. Returns the numbers and all answers.
+ * Sends card numbers through every entrance of the service, and uses each number once if the sandbox allows it. There are good and bad requests,
+ * cards in wrong places (paths, queries, headers, free text), and answers that get lost. Returns the numbers and all answers.
  */
 import { randomInt } from 'node:crypto';
 import { passesLuhn } from '#platform';
@@ -13,7 +13,7 @@ export interface Driven {
   readonly requests: number;
 }
 
-/** Of a known brand, with a right Luhn digit, and issued to nobody. */
+/** A random card number of a known brand with a correct Luhn digit. It was issued to nobody. */
 export const newCard = (): string => {
   for (;;) {
     const [prefix, length] = ([['4', 16], ['51', 16], ['37', 15], ['6011', 16], ['36', 14], ['3530', 16], ['62', 19]] as const)[randomInt(7)]!; // prettier-ignore
@@ -105,7 +105,7 @@ export const driveCards = async (target: {
     await create(JSON.stringify({ [unique()]: 1 }));
     await create(`"${unique()}"`);
     await create(unique());
-    // A card in a place without cards: the request is refused, or no part of the card is stored.
+    // A card number in a field for other data. The service must refuse the request, or store no part of the card.
     for (const field of ['referenceId', 'description'])
       await create(payment('4242424242424242', { lineItems: [{ amountCents: 10_000, referenceId: 'x', [field]: `card ${unique()}` }] }));
     await create(payment('4242424242424242', { referenceId: unique() }));

@@ -1,4 +1,4 @@
-/** The search for card data (main.ts), one round: no card number in any place where the service leaves something, and every planted leak found. */
+/** One round of the search for card data (main.ts). It must find no card number where the service leaves data, and must find every planted leak. */
 import { execFile } from 'node:child_process';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';

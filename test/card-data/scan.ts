@@ -1,6 +1,6 @@
 /**
- * Looks for known card numbers in bytes of any kind: as digits, in groups, percent-encoded, as hex, as base64 at any alignment, backwards, and in two-byte characters. Runs of digits are
- * taken out and looked up in a set, so that thousands of numbers are searched for in one pass.
+ * Looks for known card numbers in bytes of any kind: as digits, in groups, percent-encoded, as hex, as base64 at any alignment, backwards, and in
+ * two-byte characters. Each run of digits is looked up in a set of all cards. So one pass searches for thousands of cards.
  */
 export interface Found {
   readonly digits: string;
@@ -42,13 +42,13 @@ export class CardSearch {
       take('digits', this.known(match[0]), match.index);
       take('backwards', this.known([...match[0]].reverse().join('')), match.index);
     }
-    // Groups: single separators between digits, percent-encoded ones among them.
+    // Groups: one separator between digits. It may be percent-encoded.
     for (const match of text.matchAll(/\d(?:(?: |-|\+|\.|_|%20|%2D|\\u0020)?\d){11,18}/gi))
       if (/\D/.test(match[0])) take('groups', this.known(match[0].replaceAll(/%20|%2D|\\u0020/gi, '').replaceAll(/\D/g, '')), match.index);
     for (const match of text.matchAll(/(?:3\d){12,}/g)) take('hex', this.known(match[0].replaceAll(/3(\d)/g, '$1')), match.index);
     for (const match of text.matchAll(/(?:\d\0){12,}/g)) take('two-byte', this.known(match[0].replaceAll('\0', '')), match.index);
     for (const match of text.matchAll(/[A-Za-z0-9+/_-]{16,}/g))
-      // A run may begin in the middle of a group of four.
+      // Base64 has groups of four characters. A match may begin in the middle of a group.
       for (let shift = 0; shift < 4; shift++) {
         const decoded = Buffer.from(match[0].slice(shift), 'base64').toString('latin1');
         for (const run of decoded.matchAll(/\d{12,}/g)) take('base64', this.known(run[0]), run.index, decoded);

@@ -1,4 +1,4 @@
-/** A short storm over a whole installation, and a few of the TCP cases; `npm run chaos` and `npm run chaos:tcp` are the long ones. */
+/** A short chaos run on a whole installation, and a few of the TCP cases. `npm run chaos` and `npm run chaos:tcp` are the long runs. */
 import { expect, test } from '@jest/globals';
 import { Random } from '../../apps/demo/city.js';
 import { runChaos } from './chaos.js';
@@ -12,7 +12,7 @@ test('after kills, stops, bad links and clock jumps all sides agree, except for 
     expect.stringMatching(/^planted: was told of payment 0{8}-\S+, the log has none$/),
     expect.stringMatching(/^partners were told of \d+ cents in all, the bank holds \d+$/),
   ]);
-  // How many follow the first is up to the machine.
+  // The first kill always happens. The number of later kills depends on the machine.
   expect(report.kills.random + report.kills.atFailpoints).toBeGreaterThanOrEqual(1);
   expect(report.intentions).toBeGreaterThan(5);
 }, 600_000);

@@ -1,6 +1,6 @@
 /**
- * Chaos: partners pay and return money while processes are killed, stopped and started, links go bad, and clocks jump. Every round ends healed,
- * recovered and compared. The seed decides the faults. The exact moment of a fault depends on the machine.
+ * Chaos: partners pay and return money while processes are killed, stopped and started, links go bad, and clocks jump. At the end of every round all
+ * faults are healed, recovery runs, and all records are compared. The seed decides the faults. The exact moment of a fault depends on the machine.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { DatabaseUnavailable } from '#platform';
@@ -32,9 +32,9 @@ const SELDOM = [
   'append.ReconciliationStarted',
   'renewAttempt',
 ] as const;
-/** Few requests reach these points, so a process is often killed before it reaches one. Together, the other points are drawn twice as often. */
+/** Few requests reach a point of SELDOM, and a process is often killed before that. So two of three draws give a point of OFTEN. */
 const API_POINTS = [...SELDOM, ...Array.from({ length: 5 }, () => OFTEN).flat()] as const;
-/** Points of the loops. They handle work that is older than a minute, so they wait for a long round. */
+/** Points of the worker's loops. The loops handle work that is older than a minute, so only a long round reaches these points. */
 const WORKER_POINTS = [
   'finalize.charge',
   'finalize.reversal',
@@ -51,14 +51,16 @@ const CLERKS = 16;
 const CALM_MS = { least: 150, most: 1_500 } as const;
 const TOXIC_MS = { least: 300, most: 5_000 } as const;
 const PAUSE_MS = { least: 1_000, most: 200_000 } as const;
-/** Length of a round with faults. One round in {@link LONG_EVERY} lasts longer than leases and the start of recovery. */
+/**
+ * How long the faults of a round last. One round in {@link LONG_EVERY} lasts longer than a lease, and longer than recovery waits before it starts.
+ */
 const ROUND_MS = { least: 20_000, most: 60_000 } as const;
 const LONG_ROUND_MS = 100_000;
 const LONG_EVERY = 8;
 const COMPARISONS = 5;
 /**
- * A clock that is hours back, or far ahead, makes running requests look abandoned. With values in between, recovery would start minutes later than a
- * run waits.
+ * The jumps of an API's clock. With a clock that is hours back or 25 h ahead, the times of running requests make them look abandoned. A clock that is
+ * some minutes ahead is not used: recovery would start minutes later than a run waits.
  */
 const CLOCK_JUMPS_MS = [-25 * 3_600_000, -2 * 3_600_000, -60_000, 5_000, 25 * 3_600_000] as const;
 
@@ -74,10 +76,10 @@ export interface ChaosReport extends Verdict {
 
 export interface ChaosOptions {
   readonly milliseconds: number;
-  /** At most this many rounds. Default: as many as fit in the time. */
+  /** Maximum number of rounds. Default: as many as fit in the time. */
   readonly rounds?: number;
   readonly roundMs?: number;
-  /** Differences that a comparison must notice: a charge without a request, or a payment that was acknowledged and lost. */
+  /** A difference to plant, which the comparison must report: a charge without a request, or a payment that was acknowledged and lost. */
   readonly plant?: Plant | null;
   readonly onProgress?: (line: string) => void;
 }
@@ -105,8 +107,8 @@ export const runChaos = async (
       await faults.strike(Math.min(length, Math.max(1_000, end - performance.now())));
       times.push(performance.now());
       partners.close();
-      // A process that sleeps through the whole round has lost its leases and connections when it wakes. At most one sleeps, since another must do
-      // the work.
+      // An API that stays stopped while the others recover has lost its leases and connections when it is resumed. At most one API stays stopped,
+      // since the other must do the work.
       const sleepers = APIS.filter((part) => parts[part].isPaused).slice(0, 1);
       await installation.heal(sleepers);
       await working;
@@ -116,7 +118,7 @@ export const runChaos = async (
         resolvedByRecovery += await bringToEnd(installation, partners, random);
         for (const part of sleepers) parts[part].resume();
         await Promise.all(ROLES.map((part) => parts[part].ready()));
-        // The work of a process that has just woken ends within moments. Recovery may have to finish it.
+        // A process that was resumed continues its old requests. Recovery may have to finish their payments.
         if (sleepers.length > 0) resolvedByRecovery += await bringToEnd(installation, partners, random);
       } catch (error) {
         stuck.push((error as Error).message);
@@ -126,8 +128,8 @@ export const runChaos = async (
       verdict = await patiently(() => judge(installation, partners, since));
       times.push(performance.now());
       verdict = { ...verdict, violations: [...stuck, ...installation.faults(), ...partners.violations, ...verdict.violations] };
-      // Payments at rest may settle now. Then the next round refunds them instead of voiding them. If a batch closed over an open charge, staff would
-      // have to decide.
+      // No payment is open now, so the batches may close. The next round then refunds these payments instead of voiding them. A batch that closed
+      // during an open charge would need a decision by staff.
       if (random.next() < 0.5) await installation.bank.closeBatches();
       const [struck, healed, settled, judged] = times.map((time, n) => ((time - (times[n - 1] ?? begun)) / 1_000).toFixed(0));
       onProgress(
@@ -194,7 +196,7 @@ class Faults {
     const { random } = this;
     const running: Promise<void>[] = [];
     this.armFailpoints();
-    // After the first kill, each process starts with a fail point.
+    // Kill one API at once, so that it starts again with a fail point.
     this.killed(random.pick(APIS));
     while (this.striking) {
       await sleep(random.int(CALM_MS.least, CALM_MS.most));
@@ -204,7 +206,7 @@ class Faults {
     await Promise.all([ending, ...running]);
   }
 
-  /** Gives most processes that start again a fail point. These make about half of all kills. */
+  /** Gives each role process a fail point for its next start, if it has none yet. About half of all kills happen at fail points. */
   private armFailpoints(): void {
     const { parts } = this.installation;
     for (const part of ROLES) {
@@ -229,14 +231,14 @@ class Faults {
     if (this.installation.parts[part].kill()) this.count(`kill ${part}`);
   }
 
-  /** One second to two hundred, as often short as long. Healing wakes every process that still sleeps. */
+  /** Stops a process for 1 to 200 s. The logarithm of the time is uniform, so short stops are as likely as long ones. */
   private async pause(part: RolePart | 'simulator'): Promise<void> {
     const one = this.installation.parts[part];
     if (!one.isRunning || one.isPaused) return;
     this.count(`stop ${part}`);
     one.pause();
     await this.during(PAUSE_MS.least * (PAUSE_MS.most / PAUSE_MS.least) ** this.random.next());
-    // Healing wakes the processes that still sleep when the round ends.
+    // A process that is still stopped when the round ends is resumed by runChaos.
     if (this.striking) one.resume();
   }
 
@@ -288,7 +290,7 @@ export const PLANTS = ['charge', 'loss'] as const;
 export type Plant = (typeof PLANTS)[number];
 
 const planted: Readonly<Record<Plant, (installation: Installation, partners: Partners) => Promise<void> | void>> = {
-  /** The bank charges once more, under a reference of its own, on the account of the payments. */
+  /** The bank makes one more charge on the merchant account of the payments, under the reference `planted`. */
   charge: async ({ simulatorUrl, bank }) => {
     const { merchantAccount } = (await bank.truth()).at(-1)!;
     const answer = await fetch(`${simulatorUrl}/v1/charges`, {
@@ -303,11 +305,11 @@ const planted: Readonly<Record<Plant, (installation: Installation, partners: Par
     });
     if (answer.status !== 200) throw new Error(`nothing was planted: ${await answer.text()}`);
   },
-  /** A partner has a payment in its books that the log does not have. */
+  /** A partner's books get a payment that the log does not have. */
   loss: (_, partners) => {
     const [paid] = partners.charges.filter(({ payment }) => payment !== null);
     if (!paid) throw new Error('no payment to plant another one beside');
-    // Its neighbour may be returned in part. This one stands in full, so the sums must show the difference too.
+    // The copied payment may have been returned in part. The planted one has no returns, so the sums must differ too.
     const payment = { ...paid.payment!, id: '00000000-0000-7000-8000-000000000000' };
     partners.charges.push({ ...paid, intention: 'planted', payment, toldReturnedCents: 0 });
   },

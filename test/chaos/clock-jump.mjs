@@ -1,6 +1,6 @@
 /**
- * Loaded into a process first (`NODE_OPTIONS=--import …`). Puts the process's wall clock off by the milliseconds in the file that `CHAOS_CLOCK_FILE`
- * names, as soon as the file changes. Timers and monotonic time stay, as when an operator sets the clock of a machine.
+ * Loaded into a process before its own code (`NODE_OPTIONS=--import …`). Shifts the process's wall clock by the milliseconds in the file that
+ * `CHAOS_CLOCK_FILE` names. The file is read every 100 ms. Timers and monotonic time do not change, as when an operator sets the clock of a machine.
  */
 import { readFileSync } from 'node:fs';
 import { setInterval } from 'node:timers';

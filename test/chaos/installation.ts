@@ -1,6 +1,6 @@
 /**
  * A whole installation as real processes: Postgres, the card processor, two APIs and a worker. Each is started again when it dies. A proxy stands on
- * every link between them. A chaos run harms it by process id and by proxy. The comparison bypasses the proxies.
+ * every link between them. A chaos run harms processes by signals and links by their proxies. The comparison bypasses the proxies.
  */
 import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
@@ -19,14 +19,14 @@ import { type Proxy, startProxy } from './proxy.js';
 
 export const PARTS = ['postgres', 'simulator', 'api 1', 'api 2', 'worker'] as const;
 export type Part = (typeof PARTS)[number];
-/** The roles of the service itself. They hold leases and can be killed at a fail point. */
+/** The roles of the service itself. These processes hold leases, and can be killed at a fail point. */
 export const ROLES = ['api 1', 'api 2', 'worker'] as const satisfies readonly Part[];
 export type RolePart = (typeof ROLES)[number];
 
 export const LINKS = ['client→api', 'api→postgres', 'api→simulator'] as const;
 export type LinkName = (typeof LINKS)[number];
 
-/** Two APIs, a worker and the comparison, each with pools of its own, and sessions of dead processes that Postgres has not noticed yet. */
+/** Two APIs, a worker and the comparison have their own pools. Also, Postgres may still count sessions of dead processes. */
 const MAX_CONNECTIONS = 500;
 const RETRY_START_MS = 250;
 const READY_TIMEOUT_MS = 60_000;
@@ -40,17 +40,17 @@ interface Incarnation {
   readonly pid: number;
   readonly ready: Promise<unknown>;
   readonly exited: Promise<{ readonly signal: NodeJS.Signals | null; readonly said: string }>;
-  /** Count so far. */
+  /** Output so far. */
   readonly said: () => string;
 }
 
-/** One process that is kept running. An end that is neither our kill nor a fail point is a fault. */
+/** One process that is kept running. If it ends and neither our kill nor a fail point was the cause, this is a fault. */
 export class Supervised {
-  /** The fail point of its next start. One start uses it up. */
+  /** The fail point of the next start. Each start resets it to null. */
   failpoint: string | null = null;
   readonly deaths = { killed: 0, atFailpoint: 0, byItself: 0 };
   readonly faults: string[] = [];
-  /** True while a process that it needs is taken away. Then its own end is no fault. */
+  /** True while the process may not be able to work, as on a full disk. Then its end is no fault. */
   mayEnd = false;
   private pid: number | null = null;
   private running = false;
@@ -86,7 +86,7 @@ export class Supervised {
           () => false,
         );
         this.running = started;
-        // Its stores may be away just now. A process that hangs is not waited for.
+        // The process did not become ready, perhaps because its stores are unavailable. It is killed, in case it hangs, and started again.
         if (!started) kill(incarnation.pid);
         const { signal, said } = await incarnation.exited;
         if (started && !this.doomed && this.mayEnd) this.deaths.byItself += 1;
@@ -95,7 +95,7 @@ export class Supervised {
         else if (started && !this.doomed && failpoint === null) this.faults.push(`${this.part} was killed by somebody else`);
         else if (signal === 'SIGKILL' && failpoint !== null && !this.doomed) this.deaths.atFailpoint += 1;
       } catch (error) {
-        // If Postgres cannot start, say on a full disk, it is tried again until it can.
+        // Postgres cannot start, for example on a full disk. The loop tries again until it can.
         if (this.ended) return;
         void error;
       } finally {
@@ -107,7 +107,7 @@ export class Supervised {
     }
   }
 
-  /** Output of the present process. */
+  /** Output of the process that runs now. */
   said: () => string = () => '';
 
   get isRunning(): boolean {
@@ -139,7 +139,7 @@ export class Supervised {
     kill(this.pid, 'SIGCONT');
   }
 
-  /** Kills it and keeps it from starting until {@link goOn}. Resolves when it is gone. */
+  /** Kills the process, and starts no other until {@link goOn}. Resolves when the process has ended. */
   async hold(): Promise<void> {
     this.held ??= new Promise((resolve) => (this.release = resolve));
     this.failpoint = null;
@@ -176,20 +176,20 @@ export interface Installation {
   readonly links: Readonly<Record<LinkName, readonly Proxy[]>>;
   readonly bank: SimulatorControl;
   readonly simulatorUrl: string;
-  /** Address past the proxies. Valid while Postgres runs. */
+  /** The stores for the comparison, without the proxies. They work while Postgres runs. */
   readonly stores: Services;
-  /** Puts the wall clock of an API off by this much, from now on. */
+  /** Shifts the wall clock of an API by `offsetMs`, from now on. */
   jump(part: RolePart, offsetMs: number): Promise<void>;
   /**
-   * Ends every fault. Links are repaired, and stopped processes go on. Every process that may hold a lease is killed, and its leases end at once. A
-   * part of `sleepers` stays stopped, and wakes when the others have finished without it.
+   * Ends every fault. Links are repaired, and a stopped simulator is resumed. The APIs and the worker are killed and started again, and all leases
+   * end at once. The parts in `sleepers` are left as they are: the caller resumes them later.
    */
   heal(sleepers?: readonly RolePart[]): Promise<void>;
-  /** The worker's work a minute later, without the pauses between its tries: resolves open payments, and records closed batches. */
+  /** Does at once what the worker would do after a minute and without its pauses: resolves open payments, and records closed batches. */
   recover(): Promise<number>;
   /** Processes that died without being killed. */
   faults(): string[];
-  /** Processes that were started here and still exist. None after {@link remove}. */
+  /** Processes that were started here and still exist. The list is empty after {@link remove}. */
   leftovers(): string[];
   remove(): Promise<void>;
 }
@@ -201,7 +201,7 @@ export interface InstallationOptions {
   readonly release?: (data: string) => Promise<void> | void;
 }
 
-/** Starts everything, with an account and a portal to charge through. */
+/** Starts all processes, and makes an account and a portal for the payments. */
 export const startInstallation = async (random: Random, { prepare, release }: InstallationOptions = {}): Promise<Installation> => {
   const dataDir = await DataDir.create();
   const pids = new Set<number>();
@@ -236,7 +236,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
     const postgresPort = await freePort();
     let databaseUrl = '';
     const postgres = await keep('postgres', async () => {
-      // As users run it: a commit is on the disk.
+      // With the settings of a real installation, so a commit is on the disk when it is acknowledged.
       const server = await startEmbeddedPostgres(join(dataDir.data, 'postgres'), {
         port: postgresPort,
         settings: { max_connections: String(MAX_CONNECTIONS) },
@@ -306,7 +306,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
         await Promise.all([postgres.ready(), simulator.ready()]);
         await eventually(
           async () => {
-            // The session of a dead process may still complete its statement. Then it ends, too. Our own sessions are opened again.
+            // The session of a dead process may still run its statement, so all other sessions are ended. The pool of the comparison connects again.
             await opened.pool.query(
               `select pg_terminate_backend(pid, $1) from pg_stat_activity where application_name like 'payfold%' and pid <> pg_backend_pid()`,
               [SESSION_ENDS_MS],
@@ -319,7 +319,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
         await Promise.all(awake.map((part) => parts[part].goOn()));
       },
       recover: async () => {
-        // The pauses of earlier tries are over, too.
+        // Remove the pauses that follow earlier tries.
         await opened.pool.query('delete from recovery_try');
         const resolved = await recoverAll(opened).catch(async (error: unknown) => {
           const { rows: stuck } = await opened.pool.query(
@@ -329,7 +329,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
           const told = { head: await opened.store.head(), stuck, read, worker: parts.worker.said().slice(-LAST_WORDS) };
           throw new Error(`recovery came to no end: ${JSON.stringify(told)}`, { cause: error });
         });
-        // Closed batches are recorded now, not during the comparison of the books.
+        // Record closed batches now, so that no event is appended during the comparison.
         await recordSettlements(opened.settlement, AbortSignal.timeout(READY_TIMEOUT_MS));
         return resolved;
       },

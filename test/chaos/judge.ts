@@ -1,6 +1,6 @@
 /**
- * The comparison after each round (A1 to A12). Answers to partners, events, the bank and the read models must agree to the cent. It reads past the
- * proxies. Every difference is a line.
+ * The comparison after each round (A1 to A12). Answers to partners, events, the bank and the read models must agree to the cent. The books are read
+ * without the proxies. Each difference makes one line of `violations`.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { paymentRegisterModel } from '#settlement';
@@ -13,7 +13,7 @@ import { type Book, type Books, readBooks } from '../support/truth.js';
 import type { Installation } from './installation.js';
 import { type Charge, inParallel, isStored, type KeyUse, type Partners, type Reply } from './partners.js';
 
-/** Projections follow within moments. A worker that has just started on a busy machine gets this long. */
+/** How long projections may lag. They usually follow within moments, but a worker that has just started on a busy machine needs longer. */
 const CAUGHT_UP_MS = 60_000;
 const PAGE = 100;
 const AT_ONCE = 16;
@@ -28,11 +28,14 @@ export interface Verdict {
   readonly payments: number;
   readonly chargesAtBank: number;
   readonly netAtBankCents: number;
-  /** Keys that were sent once more. */
+  /** The number of keys that were sent once more. */
   readonly replayed: number;
 }
 
-/** Runs recovery and lets partners go on by the contract, until no partner has an open request. Returns how many payments recovery resolved. */
+/**
+ * Runs recovery and lets the partners repeat their open requests, until no request is open or SETTLE_ROUNDS are over. Returns how many payments
+ * recovery resolved.
+ */
 export const bringToEnd = async (installation: Installation, partners: Partners, random: Random): Promise<number> => {
   let resolved = 0;
   for (let round = 0; round < SETTLE_ROUNDS; round++) {
@@ -42,14 +45,14 @@ export const bringToEnd = async (installation: Installation, partners: Partners,
   return resolved;
 };
 
-/** `since`: keys from before were already checked by an earlier comparison. */
+/** `since`: the numbers of charges and returns at the start of the round. The keys of earlier charges are not sent again. */
 export const judge = async ({ stores, bank }: Installation, partners: Partners, since = { charges: 0, returns: 0 }): Promise<Verdict> => {
   const violations: string[] = [];
   let books: Books;
   try {
     books = await readBooks(stores, bank);
   } catch (error) {
-    // One failed assertion ends the reading, since the rest could not be believed.
+    // The first failed assertion ends the comparison: after it no other result could be trusted.
     return { violations: [firstLines((error as Error).message)], payments: 0, chargesAtBank: 0, netAtBankCents: 0, replayed: 0 };
   }
   const byReference = new Map<string, Book[]>();
@@ -74,10 +77,11 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
     ...partners.charges.slice(since.charges).flatMap(({ uses }) => uses),
     ...partners.returns.slice(-AT_ONCE * 10).map(({ use }) => use),
   ].filter(({ answers }) => answers.some(isStored));
-  // Also keys that no partner would send again. If a crash of Postgres lost the end of a key, that end is made again from the stream.
+  // Every key with a stored answer is sent once more, even if no partner would repeat it. If a crash of Postgres lost the key's ending, the service
+  // makes it again from the stream.
   await inParallel(stored, AT_ONCE, async (use) => {
     const reply = await askOut(partners, use);
-    // A refund whose key was not finished in time is answered again from the stream, without the header of a replay.
+    // If the key of a refund was not finished in time, the service answers from the stream, without the header of a replay.
     if (reply === null || !isStored(reply) || (use.path === 'payments' && !reply.replayed))
       violations.push(`${use.key}: had an answer, and asked again says ${reply?.text ?? 'nothing'}`);
   });
@@ -90,7 +94,7 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
   };
 };
 
-/** Sends a request as a partner does: if it is in progress, or without an answer, it is sent once more until the lease of its owner is over. */
+/** Sends a request as a partner does. If it is in progress or gets no answer, it is sent again until the lease of its owner must be over. */
 const askOut = async (partners: Partners, use: KeyUse): Promise<Reply | null> => {
   for (const until = performance.now() + LEASE_SECONDS * 1_000 + CAUGHT_UP_MS; ;) {
     const reply = await partners.ask(use, CALM);
@@ -99,7 +103,7 @@ const askOut = async (partners: Partners, use: KeyUse): Promise<Reply | null> =>
   }
 };
 
-/** A1, A3: one intention, one standing charge. The payment in the answer can be read as it was answered. */
+/** A1, A3: one intention, one standing charge. The log and the bank agree with the answer that the partner got. */
 const judgeCharge = (charge: Charge, made: readonly Book[]): string[] => {
   const { intention, state, payment, toldReturnedCents, uses } = charge;
   const charged = made.filter((book) => book.payment.phase === 'charged');
@@ -131,7 +135,7 @@ const judgeReadModels = async (stores: Installation['stores'], partners: Partner
   for (let cursor: string | null = ''; cursor !== null;) {
     const path = `payments?limit=${PAGE}${cursor === '' ? '' : `&cursor=${encodeURIComponent(cursor)}`}`;
     let page: Reply | null = null;
-    // A kept connection may belong to a process that was killed. A partner repeats a read.
+    // A kept-alive connection may lead to a process that was killed. So the read is repeated, as a partner would do.
     for (let tries = 0; page === null && tries < READ_TRIES; tries++) page = await partners.send('GET', path, null, null, CALM);
     if (page?.status !== 200) return [...violations, `a page of the list could not be read: ${page?.text ?? 'no answer'}`];
     for (const payment of page.data.payments as { id: string }[]) {

@@ -1,6 +1,10 @@
 /**
- * `npm run chaos [-- --minutes M --rounds R --seed S --plant charge|loss]` `npm run chaos -- --keys 200` (each 50 times at once) and
- * `npm run chaos -- --disk [--rounds 5]` (as root) and `npm run chaos:tcp [-- --seed S]`. Exit 1 on a violation.
+ * The command line of the chaos runs. Exit 1 on a violation.
+ *
+ * - `npm run chaos [-- --minutes M --rounds R --seed S --plant charge|loss]`
+ * - `npm run chaos -- --keys 200`: each key 50 times at once.
+ * - `npm run chaos -- --disk [--rounds 5]`: as root.
+ * - `npm run chaos:tcp [-- --seed S]`
  */
 import { parseArgs } from 'node:util';
 import { Random } from '../../apps/demo/city.js';
@@ -25,7 +29,7 @@ const seed = Number(values.seed ?? Math.floor(Date.now() / 1_000));
 const random = new Random(seed);
 const plant = PLANTS.find((one) => one === values.plant) ?? null;
 if (values.plant !== undefined && plant === null) throw new Error(`--plant ${values.plant}: must be one of ${PLANTS.join(', ')}`);
-/** How often a key is sent at once, over two APIs. */
+/** How many requests with the same key are sent at the same time, over two APIs. */
 const HANDS = 50;
 const begun = performance.now();
 

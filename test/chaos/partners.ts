@@ -1,7 +1,7 @@
 /**
- * Partners that keep the contract. Every request has a key. A request without an answer is sent again with the same key. A 409 in progress is waited
- * out. If an outcome is unknown, they read the payment, and charge again with a new key only if it is `failed` or `voided`. They keep books of their
- * answers. An answer that the contract does not allow is a violation.
+ * Partners that keep the contract. Every request has a key. A request without an answer is sent again with the same key. After a 409 for a request in
+ * progress they wait and send it again. If an outcome is unknown, they read the payment, and charge again with a new key only if it is `failed` or
+ * `voided`. They keep books of their answers. An answer that the contract does not allow is a violation.
  */
 import { Agent, request } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -29,19 +29,19 @@ export interface KeyUse {
   readonly answers: Reply[];
 }
 
-/** One bill that somebody wants to pay once, over as many keys as that takes. */
+/** One bill that a partner wants to pay once. It may need several keys. */
 export interface Charge {
   /** Also the `referenceId` of each of its payments. */
   readonly intention: string;
   readonly uses: KeyUse[];
   readonly lines: readonly number[];
   state: 'open' | 'paid' | 'declined';
-  /** The answer to the payment. */
+  /** The payment as the partner was last answered. null: no payment yet. */
   payment: PaymentView | null;
   /** Cents returned by refunds and voids that were answered 200. */
   toldReturnedCents: number;
   voided: boolean;
-  /** One return at a time. */
+  /** The return in progress. A charge has one at a time. */
   returning: Return | null;
 }
 
@@ -52,10 +52,10 @@ export interface Return {
   state: 'open' | 'returned' | 'refused';
 }
 
-/** The result of reading an open payment: it has an outcome, it waits for recovery, or there was no answer. */
+/** The result of reading an open payment: it has an outcome, it needs recovery, or it is left for later (for example without an answer). */
 type Pursuit = 'ended' | 'unknown' | 'parked';
 
-/** Cards whose charge cannot be undone would need staff whenever a fault makes the outcome unknown. The simulation covers those. */
+/** Cards whose charge cannot be undone are left out: if a fault makes their outcome unknown, staff must decide. The simulation covers these cards. */
 const CARDS: readonly string[] = [
   ...Array.from({ length: 14 }, () => CARD.approved),
   CARD.declined,
@@ -68,12 +68,15 @@ const CARDS: readonly string[] = [
 ];
 
 const PAUSE_MS = { least: 50, most: 400 } as const;
-/** Tries of one request without progress before a clerk leaves it for later. */
+/** How often a clerk sends one request before it leaves the request for later. */
 const TRIES = 8;
-/** A living owner answers within its deadline of 28 s. An owner that could not finish its key is overtaken after its lease of 60 s. */
+/**
+ * Enough tries to outlast the owner of a key. A living owner answers within its deadline of 28 s. A key that was not finished is taken over after its
+ * lease of 60 s.
+ */
 const SETTLE_TRIES = 160;
 const LIST_LIMIT = 50;
-/** An instance without an answer gets no requests for this long, as behind a load balancer. */
+/** An instance that did not answer gets no requests for this long, as a load balancer would do. */
 const AVOID_MS = 1_500;
 
 export class Partners {
@@ -82,7 +85,7 @@ export class Partners {
   readonly violations: string[] = [];
   readonly figures = { requests: 0, answers: 0, unanswered: 0, replays: 0, reads: 0, lists: 0 };
   private readonly agent = new Agent({ keepAlive: true });
-  /** False: an attempt without an outcome is left for later at the next answer. */
+  /** False: a request that has no outcome after its next answer is left for later. */
   private open = true;
   private count = 0;
   private readonly silentUntil: number[] = [];
@@ -96,9 +99,9 @@ export class Partners {
   ) {}
 
   // ----------------------------------------------------------------------------------------------------------------------------------
-  // Under fault: many clerks that do not wait for stubborn cases.
+  // During faults: many clerks work. A clerk does not wait for a request that stays without an outcome.
 
-  /** Works until {@link close}. */
+  /** Makes payments, returns and reads until {@link close}. */
   async work(clerks: number, random: Random): Promise<void> {
     this.open = true;
     await Promise.all(Array.from({ length: clerks }, () => this.clerk(random)));
@@ -119,7 +122,7 @@ export class Partners {
     }
   }
 
-  /** Continues all requests without an outcome. Returns how many still have none, since recovery has not resolved them. */
+  /** Continues all requests without an outcome. Returns how many still have none and need recovery. */
   async settle(random: Random): Promise<number> {
     this.open = true;
     const charges = this.charges.filter(({ state }) => state === 'open').map((charge) => () => this.pursueCharge(charge, random, SETTLE_TRIES));
@@ -135,7 +138,7 @@ export class Partners {
   beginCharge(random: Random, number = random.pick(CARDS)): Charge {
     this.count += 1;
     const intention = `${this.name}-${this.count}`;
-    // Amounts differ, so that one payment cannot stand for another in the sums.
+    // Each payment has a different amount, so that a missing payment and an extra one cannot cancel out in the sums.
     const lines = [100 + this.count, 50];
     const charge: Charge = { intention, uses: [], lines, state: 'open', payment: null, toldReturnedCents: 0, voided: false, returning: null };
     this.charges.push(charge);
@@ -152,7 +155,7 @@ export class Partners {
   async pursueCharge(charge: Charge, random: Random, tries: number): Promise<Pursuit> {
     for (let left = tries; left > 0; left--) {
       const use = charge.uses.at(-1)!;
-      // One in ten does not wait, and asks both instances at once.
+      // One first request in ten is sent to both instances at once.
       const reply = await this.ask(use, random, use.answers.length === 0 && random.next() < 0.1);
       if (reply?.status === 200) {
         charge.payment = reply.data as unknown as PaymentView;
@@ -163,7 +166,7 @@ export class Partners {
         if (looked !== 'ended') return looked;
         if (charge.state === 'open') continue;
       } else if (reply?.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') {
-        // Nothing had begun, and never will under this key.
+        // No payment had begun, and none can begin under this key.
         this.newKey(charge, CARD.approved);
         continue;
       } else if (reply && reply.status < 500 && reply.code !== 'IDEMPOTENCY_IN_PROGRESS') {
@@ -186,7 +189,7 @@ export class Partners {
     else if (status === 'pending' || status === 'unknown') return 'unknown';
     else if (status === 'failed' || status === 'voided') this.newKey(charge, CARD.approved);
     else {
-      // Its outcome was recorded, and the answer was lost (C29).
+      // The payment's outcome was recorded, but the answer was lost (C29).
       charge.payment = reply.data as unknown as PaymentView;
       charge.state = 'paid';
     }
@@ -235,7 +238,7 @@ export class Partners {
         charge.voided = one.operation === 'void';
         one.state = 'returned';
       } else if (reply?.code === 'VOID_FAILED' && !reply.retryable) {
-        // It settled meanwhile. The part that was voided before is read, not guessed.
+        // The payment settled meanwhile. A part of it may have been voided before, so its amount is read.
         const seen = await this.send('GET', `payments/${charge.payment!.id}`, null, null, random);
         if (seen?.status !== 200) return 'parked';
         charge.toldReturnedCents = seen.data.refundedAmountCents as number;
@@ -256,7 +259,7 @@ export class Partners {
     return 'parked';
   }
 
-  /** A payment at rest reads as it was answered. */
+  /** Checks that a payment without a running return reads as it was answered. */
   async read(charge: Charge, random: Random): Promise<boolean> {
     this.figures.reads += 1;
     const told = charge.toldReturnedCents;
@@ -290,7 +293,7 @@ export class Partners {
     return replies.find((reply) => reply?.status === 200) ?? replies.find((reply) => reply !== null) ?? null;
   }
 
-  /** The same on one instance. */
+  /** The same as {@link ask}, on one instance. */
   async askOn(instance: number, use: KeyUse, random: Random): Promise<Reply | null> {
     const reply = await this.send('POST', use.path, use.body, use.key, random, instance);
     if (reply !== null) this.note(use, reply);
@@ -300,11 +303,11 @@ export class Partners {
   private note({ key, path, answers }: KeyUse, reply: Reply): void {
     const before = answers.filter(isStored);
     if (isStored(reply)) {
-      // A7: one key, one answer, byte for byte; of a create only once as the first. A refund whose key was not finished in time is answered again
-      // from the stream.
+      // A7: all answers of one key are equal, byte for byte, and at most one answer to a create is without the header of a replay. A refund may have
+      // several answers without it: if its key was not finished in time, the service answers from the stream.
       if (before.some(({ text }) => text !== reply.text)) this.violation(`${key}: was answered ${before[0]!.text}, and later ${reply.text}`);
       if (path === 'payments' && !reply.replayed && before.some(({ replayed }) => !replayed)) this.violation(`${key}: was executed twice`);
-      // A12: a create that was answered 5xx never executes again.
+      // A12: after an answer 5xx a create never executes again.
       if (path === 'payments' && !reply.replayed && answers.some(isUnsettled)) this.violation(`${key}: was executed after it had been answered 5xx`);
       if (reply.replayed) this.figures.replays += 1;
     } else if (before.length > 0 && reply.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED')
@@ -343,7 +346,7 @@ export class Partners {
           });
         });
       });
-      // A time limit for each part of the answer: a server that sends one byte at a time for ever has not answered.
+      // One time limit for the whole answer. A server that sends one byte at a time for ever has not answered.
       const timer = setTimeout(() => call.destroy(new Error('no answer')), this.timeoutMs);
       call.once('close', () => {
         clearTimeout(timer);
@@ -357,7 +360,7 @@ export class Partners {
     });
   }
 
-  /** Any instance. One that has just failed to answer is used only if no other did better. */
+  /** Picks an instance. An instance that has just failed to answer is used only if every other one failed too. */
   private choose(random: Random): number {
     const first = random.int(0, this.urls.length - 1);
     const silent = (instance: number) => (this.silentUntil[instance] ?? 0) > performance.now();
@@ -366,7 +369,7 @@ export class Partners {
   }
 
   private async pause(random: Random, reply: Reply | null): Promise<void> {
-    // A clerk that waits for a key keeps its answer, up to a second. Under fault the other instance may know more.
+    // A clerk obeys Retry-After, but waits at most a second: the other instance may have the outcome by then.
     await sleep(Math.min(Math.max(reply?.retryAfterMs ?? 0, random.int(PAUSE_MS.least, PAUSE_MS.most)), 1_000));
   }
 
@@ -379,14 +382,14 @@ export class Partners {
   }
 }
 
-/** Stored under the key and repeated to every caller (C15). */
+/** True if this answer is stored under the key and repeated to every caller (C15). */
 export const isStored = ({ status, code, retryable }: Reply): boolean => status === 200 || status === 402 || (code === 'VOID_FAILED' && !retryable);
 
-/** A create that may have charged: its key never executes again (C16). */
+/** True if a create may have charged. Then its key never executes again (C16). */
 const isUnsettled = ({ status, code }: Reply): boolean =>
   code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED' || (status >= 500 && code !== 'IDEMPOTENCY_UNAVAILABLE' && code !== 'GATEWAY_NOT_CONFIGURED');
 
-/** At most this many at once. */
+/** Runs `work` for each item, at most `atOnce` at a time. */
 export const inParallel = async <T>(items: readonly T[], atOnce: number, work: (item: T) => Promise<unknown>): Promise<void> => {
   const queue = [...items];
   await Promise.all(

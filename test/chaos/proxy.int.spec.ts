@@ -1,4 +1,7 @@
-/** Each toxic of the proxy does to a connection what its name says, and healing undoes it. Times are only bounded from below: a busy machine is no fault. */
+/**
+ * Each toxic of the proxy does to a connection what its name says, and healing undoes it. Times have only lower limits, so that a busy machine fails
+ * no test.
+ */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { connect, createServer, type Server, type Socket } from 'node:net';
 import { Random } from '../../apps/demo/city.js';
@@ -13,7 +16,7 @@ const atClient: Client[] = [];
 beforeEach(async () => {
   server = createServer({ allowHalfOpen: true }, (socket) => {
     atServer.push(socket);
-    // Says everything again, and goodbye after the client did.
+    // A server that echoes all data, and closes its side after the client has closed its own.
     socket.on('error', () => undefined).on('end', () => socket.end());
     socket.pipe(socket, { end: false });
   });

@@ -1,13 +1,13 @@
 /**
- * A TCP proxy that harms its traffic, with the toxics of Toxiproxy: one link of a running installation, controlled from this process, without any
- * privilege. A seed decides its choices. A connection is harmed from the moment that a toxic is set, or from its beginning. Healing ends every harmed
- * connection, since a stream with missing bytes is useless.
+ * A TCP proxy that harms its traffic, with the toxics of Toxiproxy. It stands on one link of a running installation, is controlled from this process,
+ * and needs no privilege. A seed decides its choices. A toxic harms the connections that are open when it is set, and those that open later. Healing
+ * ends every harmed connection, since a stream with missing bytes is useless.
  */
 import { connect, createServer, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Random } from '../../apps/demo/city.js';
 
-/** `timeout`: no bytes pass any more, and neither side learns of it (a black hole). `slow_close`: a close arrives late, and only in one direction. */
+/** `timeout`: no more bytes pass, and neither side gets an error (a black hole). `slow_close`: a close is forwarded late. */
 export type Toxic =
   | { readonly kind: 'latency'; readonly latencyMs: number; readonly jitterMs: number }
   | { readonly kind: 'bandwidth'; readonly bytesPerSecond: number }
@@ -29,18 +29,18 @@ export const TOXICS = [
   'down',
 ] as const satisfies Toxic['kind'][];
 
-/** The direction that is harmed: towards the server, back to the client, or both. */
+/** The direction that is harmed: to the server (`upstream`), to the client (`downstream`), or both. */
 export type Direction = 'upstream' | 'downstream' | 'both';
 
 export interface Proxy {
   readonly port: number;
-  /** Replaces the earlier toxic. `share`: how many of the connections are harmed, 0 to 1. */
+  /** Sets the toxic, and replaces an earlier one. `share`: the probability, 0 to 1, that a connection is harmed. */
   poison(toxic: Toxic, options?: { readonly direction?: Direction; readonly share?: number }): void;
   /** Removes the toxic, and ends every connection that it harmed. */
   heal(): void;
   /** Ends every connection, harmed or not. Data in flight is lost. */
   cut(): void;
-  /** Leads to another server from now on, and cuts every connection. */
+  /** Connects to another server from now on, and cuts every connection. */
   leadTo(port: number): void;
   /** Connections that a toxic has touched so far. */
   readonly harmed: number;
@@ -53,10 +53,10 @@ interface Poison {
   readonly share: number;
 }
 
-/** Bandwidth is shared out in slices of this time. */
+/** With limited bandwidth, one part of the data is sent in each slice of this length. */
 const SLICE_MS = 50;
 
-/** One connection of a client, and its connection to the server. */
+/** One connection of a client with the matching connection to the server. */
 class Link {
   private readonly ended = new AbortController();
   private poison: Poison | null = null;
@@ -116,11 +116,11 @@ class Link {
         const toxic = this.toxicOf(direction);
         if (toxic?.kind === 'slow_close' || toxic?.kind === 'timeout') this.harm();
         if (toxic?.kind === 'slow_close') await this.wait(toxic.delayMs);
-        // A black hole closes no connection either.
+        // The toxic `timeout` (a black hole) forwards no close either.
         if (toxic?.kind !== 'timeout') to.end();
       });
     });
-    // A broken side breaks the other one too. A side that was ended has already been forwarded.
+    // An error on one side resets the other side too. A normal end was already forwarded above.
     from.once('error', () => this.reset());
     from.once('close', () => {
       if (this.inbound.destroyed && this.outbound.destroyed) this.ended.abort();
@@ -145,7 +145,7 @@ class Link {
         this.left -= allowed.length;
         await this.write(to, allowed);
         if (this.left > 0) return;
-        // Data up to the limit arrives. A sender of more gets an error.
+        // The receiver gets the data up to the limit. Then the sender's connection is reset.
         to.end();
         (to === this.outbound ? this.inbound : this.outbound).resetAndDestroy();
         return;
@@ -153,7 +153,7 @@ class Link {
     }
   }
 
-  /** In parts, with a pause behind each. */
+  /** Sends the data in parts, with a pause after each. */
   private async trickle(chunk: Buffer, to: Socket, size: () => number, pauseMs: number): Promise<void> {
     for (let at = 0; at < chunk.length && !to.destroyed;) {
       const part = chunk.subarray(at, at + size());
@@ -169,7 +169,7 @@ class Link {
   }
 }
 
-/** Listens on a free port of loopback for a server on another. */
+/** Listens on a free port of loopback, and forwards to the server on `targetPort`. */
 export const startProxy = async (targetPort: number, random: Random): Promise<Proxy> => {
   const links = new Set<Link>();
   let poison: Poison | null = null;

@@ -1,6 +1,6 @@
 /**
- * Every toxic on every link with every operation: 8 × 3 × 4 = 96 cases. Each operation begins under its toxic, within a time limit. Then the link
- * heals, the operation is finished by the contract, and the books are compared.
+ * Every toxic on every link with every operation: 8 × 3 × 4 = 96 cases. Each operation begins while the toxic harms the link, with few tries. Then
+ * the link heals, and the operation is repeated as the contract says. At the end the books are compared.
  */
 import type { Random } from '../../apps/demo/city.js';
 import { CARD } from '../support/service.js';
@@ -11,7 +11,7 @@ import { type Toxic, TOXICS } from './proxy.js';
 
 export const OPERATIONS = ['create', 'refund', 'void', 'read'] as const;
 
-/** Strength of the toxics: enough to break or to delay a request of about a kilobyte. */
+/** The settings of the toxics: strong enough to break or delay a request of about a kilobyte. */
 const HARD: Readonly<Record<Toxic['kind'], Toxic>> = {
   latency: { kind: 'latency', latencyMs: 300, jitterMs: 200 },
   bandwidth: { kind: 'bandwidth', bytesPerSecond: 2_000 },
@@ -30,7 +30,7 @@ const TRIES_AFTER = 6;
 
 export interface TcpReport extends Verdict {
   readonly cases: number;
-  /** Connections that a toxic harmed. The others ended before it, or were left alone by it. */
+  /** Number of connections that a toxic has delayed, changed or ended. */
   readonly harmedConnections: number;
   readonly endedUnderToxic: number;
   readonly endedAfterHealing: number;

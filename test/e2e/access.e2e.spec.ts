@@ -1,4 +1,7 @@
-/** Who may do what: credentials, unsupported endpoints, portals, cases and velocity (specification, Authentication and Errors; C6, C46, C47, C50–C54, C70). */
+/**
+ * Which request is allowed: credentials, unsupported endpoints, portals, cases and velocity (specification, Authentication and Errors; C6, C46, C47,
+ * C50–C54, C70).
+ */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import {
   type Answer,
@@ -46,7 +49,7 @@ const every = (on: Client): [string, () => Promise<Answer<unknown>>][] => [
   ['GET /fees/quote', () => on.get(`${PARTNER}/fees/quote?portalId=${portal}&amountCents=100`)],
   ['POST /auth/token', () => on.post(TOKEN)],
 ];
-/** Message only, and what to send (specification, Authentication 5; C1, C65). */
+/** A 401 or 403 without a code: the body has a message only, and a 401 names the accepted schemes (specification, Authentication 5; C1, C65). */
 const expectRefused = (answer: Answer<unknown>, status: 401 | 403) => {
   expect([answer.status, Object.keys(JSON.parse(answer.text) as object)]).toEqual([status, ['success', 'message']]);
   if (status === 401) expect(answer.headers['www-authenticate']).toBe('ApiKey realm="payfold", Bearer realm="payfold"');
@@ -230,7 +233,7 @@ describe('restrictions (specification, Errors 2; C53, C70)', () => {
     for (const reference of [undefined, 'x', 'X ', 'XX']) expect((await pay(reference)).status).toBe(200);
     expect((await pay('X', { portalId: elsewhere })).status).toBe(200);
     expect((await client.create({ ...paymentOf(portal), lineItems: [{ amountCents: 10_000, referenceId: 'X' }] })).status).toBe(200);
-    // What exists stays readable and refundable.
+    // Payments that already exist stay readable and refundable.
     const { id } = await client.created(paymentOf(portal, { referenceId: 'Y' }));
     await restrict(portal, 'Y', 'block');
     expect((await client.refund(id)).status).toBe(200);
@@ -271,7 +274,7 @@ describe('restrictions (specification, Errors 2; C53, C70)', () => {
     expect((await client.create(paymentOf(revoked))).status).toBe(200);
     await service.administer(service.admin.grantAccess(theirs, partner.accountId));
     const { id } = await client.created(paymentOf(theirs));
-    // Two accounts, one portal: payments are still the account's own.
+    // Two accounts may use one portal. Still, neither can read the payments of the other.
     expect((await other.client.find(id)).code).toBe('PAYMENT_NOT_FOUND');
   });
 });
@@ -382,7 +385,7 @@ describe('velocity, off by default (C53, C70)', () => {
   });
 });
 
-// Last: the clock goes forward by an hour.
+// This test must be the last: it moves the clock forward by an hour.
 test('an access token ends after one hour: 401, and the key gets a new one (specification, Authentication 1)', async () => {
   const token = client.as(`Bearer ${await tokenOf(partner)}`);
   service.clock.advance(3_590_000);

@@ -1,4 +1,7 @@
-/** `payfold audit verify` on a log that lost its tail, and beside read models that cannot go on: a verdict in time, and never an ok for what was not compared. */
+/**
+ * `payfold audit verify` on a log that lost its last events, and with read models that make no progress. It must end in time, and must not report ok
+ * for a part that was not compared.
+ */
 import { execFile } from 'node:child_process';
 import { tmpdir } from 'node:os';
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
@@ -67,7 +70,7 @@ afterAll(async () => {
 test('a read model that cannot go on is waited for as long as the option says; a stopped one not at all; neither is called ok', async () => {
   await pool.query(`update projection_checkpoint set position = '00000000000000000001' where name like 'payment-list@%' or name like 'journal@%'`);
   const other = await pool.connect();
-  // The list cannot save its progress. The journal meets rows that it wrote before.
+  // The list cannot save its progress, since this lock blocks its checkpoint. The journal stops, since its rows are already there.
   await other.query(`begin; select from projection_checkpoint where name like 'payment-list@%' for update`);
   const { code, failed, seconds } = await verify('--timeout-seconds', '2').finally(() => other.query('rollback'));
   other.release();

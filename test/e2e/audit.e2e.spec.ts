@@ -1,4 +1,4 @@
-/** What finance and auditors read: `/audit/v1` under its own keys, reports, the evidence pack, and closed periods. */
+/** The data for finance and auditors: `/audit/v1` with its own keys, reports, the evidence pack, and closed periods. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
 import { hash } from 'node:crypto';
@@ -34,7 +34,7 @@ import { paymentOf, PAYMENTS, type Service, startService, everySubscriber } from
 
 const VERIFIER = join(import.meta.dirname, '../../apps/operator/verify.mjs');
 const OPERATOR = { type: 'operator' as const, id: 'spec' };
-/** Wide enough for the busy day and the days that its clock was put forward. */
+/** A range that contains the busy day, and the days by which its clock was moved forward. */
 const FROM = '2020-01-01T00:00:00.000Z';
 const TO = '2100-01-01T00:00:00.000Z';
 
@@ -401,7 +401,7 @@ describe('closed periods', () => {
     const late = monthAgo(1);
     const adjustment = { adjustmentId: service.services.ids.uuid(), postings: [{ account: 'assets:bank:operating', cents: 700 }, { account: 'equity:adjustment', cents: -700 }], effectiveAt: late, reason: 'found later', by: 'Dana' }; // prettier-ignore
     await adjustBooks(ports(), adjustment);
-    // Whoever does not know what became of it repeats it, and posts nothing a second time.
+    // If the outcome of an adjustment is unknown, staff repeat it. A repetition posts nothing a second time.
     await adjustBooks(ports(), adjustment);
     await expect(adjustBooks(ports(), { ...adjustment, postings: [{ account: 'assets:bank:operating', cents: 7 }, { account: 'equity:adjustment', cents: -7 }] })).rejects.toMatchObject({ code: 'INVALID_STATE' }); // prettier-ignore
     const { rows: booked } = await service.services.pool.query(`select from journal_entry where rule = 'R17'`);
@@ -438,7 +438,7 @@ test('metrics show drift, seal, signatures and suspense', async () => {
     expect(await value('payfold_drift_differences')).toBe(1);
     await pool.query(`truncate drift_difference; update drift_sweep set completed_at = now() - interval '1 hour'`);
     expect(Math.round((await value('payfold_drift_last_run_seconds')) / 60)).toBe(60);
-    // The worker may write an event at any time.
+    // The worker may append an event at any time, so this may need another try.
     await eventually(async () => {
       await caughtUp();
       await signLog(seal);
@@ -471,7 +471,7 @@ test('how complete a report is, says the read model that it is read from: the re
     await day.partner.client.created(paymentOf(day.separate));
     const head = (await store.head())!;
     for (const one of [readModels.of(journalModel), readModels.of(paymentListModel)]) await one.runUntil(head, { timeoutMs: 20_000 });
-    // Positions of KurrentDB do not count events.
+    // In KurrentDB a position is not a count of events, so the lag in events is unknown.
     const lag = eventsInPostgres ? '2' : 'unknown';
     for (const late of ['transactions', 'batches', 'disputes']) expect([late, await lagOf(late)]).toEqual([late, lag]);
     for (const whole of ['payments', 'open', 'fees', 'trial-balance']) expect([whole, await lagOf(whole)]).toEqual([whole, '0']);

@@ -1,7 +1,7 @@
 /**
- * Whose is it? (broken object level authorization): every operation of the served document × every kind of id × two accounts. The matrix is made from
- * the document, so it includes a new operation. An operation with a parameter that `NAMES` lacks fails. The audit listener's document is tested too,
- * with its own keys.
+ * Broken object level authorization: an account must not reach the objects of another one. The tests are all combinations of operations, kinds of id
+ * and two accounts. The operations come from the served OpenAPI document, so a new operation is included. An operation with a parameter that `NAMES`
+ * lacks fails. The audit listener's document is tested too, with its own keys.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { auditKeyModel, issueAuditKey } from '#audit';
@@ -28,7 +28,7 @@ let strangersPortal: string;
 let paymentId: string;
 let lineItemId: string;
 let routes: Route[];
-/** Texts that only the owner may ever see. */
+/** Texts that no account but the owner may see. */
 let secrets: string[];
 
 beforeAll(async () => {
@@ -58,10 +58,10 @@ beforeAll(async () => {
 afterAll(() => service.stop());
 
 const NOWHERE = '018f0000-0000-7000-8000-00000000dead';
-/** Refused before anything is looked up, whosever it is (C6). */
+/** The service refuses these operations before it looks up an id (C6). */
 const UNSUPPORTED = /\/(capture|vault)$/;
 
-/** What a parameter names. One that is not here must be thought about first. */
+/** The kind of object that each parameter names. A new parameter must be added here. */
 const NAMES: Readonly<Record<string, 'payment' | 'portal' | 'cursor' | 'nothing'>> = {
   'path id': 'payment',
   'query portalId': 'portal',
@@ -112,11 +112,11 @@ describe('a payment’s id', () => {
         expectNothingTold(answer);
         texts.set(kind, answer.text);
       }
-      // The owner's own line item is no payment either.
+      // The id of the owner's own line item is not the id of a payment, so the answer must be the same.
       texts.set('the owner’s line item', (await send(owner.client, route, { payment: lineItemId })).text);
       expect(new Set(texts.values()).size).toBe(1);
     }
-    // Nothing that the stranger did has moved money.
+    // No request of the stranger has moved money.
     expect((await owner.client.find(paymentId)).data).toMatchObject({ status: 'succeeded', refundedAmountCents: 0 });
   });
   test('the owner is answered on the same routes, so the matrix tests existing ones', async () => {
@@ -163,7 +163,7 @@ describe('routes without an id', () => {
     const other = await stranger.client.create(paymentOf(strangersPortal), { key });
     expect([other.status, other.headers['idempotent-replayed']]).toEqual([200, undefined]);
     expect(other.data.id).not.toBe(first.data.id);
-    // A refund of the stranger under the key of the owner's refund finds nothing of it.
+    // If the stranger uses the key of the owner's refund, the answer says nothing about that refund.
     await owner.client.refund(first.data.id, {}, { key: 'shared-refund' });
     const refund = await stranger.client.refund(first.data.id, {}, { key: 'shared-refund' });
     expect([refund.status, refund.code]).toEqual([404, 'PAYMENT_NOT_FOUND']);

@@ -1,6 +1,6 @@
 /**
- * Hosted checkout in a real browser: Chromium, the service behind TLS on one site, a partner on another, a stranger on a third. What only a browser does is looked
- * at here: cookies across sites, policies, Back, history, focus, keys, zoom; what HTTP can show stands in checkout.e2e.
+ * Hosted checkout in a real browser: Chromium, the service behind TLS on one site, a partner on another, a stranger on a third. This file tests the
+ * things that need a browser: cookies across sites, policies, Back, history, focus, keys and zoom. checkout.e2e tests the rest over HTTP.
  */
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
@@ -37,7 +37,7 @@ beforeEach(() => {
   sites.lead(service.urls[0]!);
 });
 
-// The partner's shop, and what a payer does in it.
+// The partner's shop, and the actions of a payer.
 
 const ask = (more: Readonly<Record<string, string | undefined>> = {}) =>
   intakeOf(portal, { return_url: `${sites.shopUrl}/pay/done?case=A%26B+7`, cancel_url: `${sites.shopUrl}/pay/cancelled`, ...more });
@@ -48,7 +48,7 @@ const shopPage = (fields: Fields, action = `${sites.payUrl}/api/v1/payer/intake`
     .map(([name, value]) => `<input type="hidden" name="${name}" value="${escaped(value)}">`)
     .join('')}<button>Pay the bill</button></form>`;
 
-/** Runs with a window of its own; of our pages nothing may be complained about, by script or by policy. */
+/** Runs `work` in a new browser window. Our pages must cause no script error and no policy violation. */
 const inWindow = async (work: (page: Page, context: BrowserContext) => Promise<void>, options: BrowserContextOptions = {}) => {
   const context = await browser.context(options);
   try {
@@ -83,7 +83,7 @@ const standingCharges = async () =>
   (await service.simulator.truth()).filter(
     ({ op, result, amountCents, voidedCents }) => op === 'charge' && result === 'approved' && (voidedCents ?? 0) < amountCents!,
   ).length;
-/** Presses the link, and reads what the partner was told. */
+/** Clicks the link, and reads the result in the signed address at the partner. */
 const leaveBy = async (page: Page, selector: string, kind: 'return' | 'cancel') => {
   await page.click(selector);
   await page.waitForURL(`${sites.shopUrl}/pay/**`);
@@ -116,9 +116,9 @@ describe.each([
       const confirmation = await page.textContent('.wide .code');
       const said = await leaveBy(page, 'a.button', 'return');
       expect(said).toMatchObject({ result: 'paid', confirmation_number: confirmation, case: 'A&B 7', state: 'xyz', total_charged_cents: '12863' });
-      // The truth, as a partner asks for it.
+      // The API gives the partner the same result.
       expect((await account.client.find(said.payment_id as string)).data).toMatchObject({ status: 'succeeded', totalChargedCents: 12_863 });
-      // One letter of it changed, and the signature is wrong.
+      // If one character of the address changes, the signature is wrong.
       expect(readReturn(portal.signingSecret, 'return', page.url().replace('12863', '12864')).right).toBe(false);
       expect(readReturn(portal.signingSecret, 'cancel', page.url()).right).toBe(false);
     }, options));
@@ -140,7 +140,7 @@ describe.each([
       await payWith(page, CARD.unreadable, '.sign.wait');
       expect(await page.locator('form, a.button').count()).toBe(0);
       await service.recover(await paymentIdOf(path));
-      // A minute has passed meanwhile, so Done may show first; then the outcome does.
+      // Recovery has moved the clock by a minute, so the page may first offer Done. Then it shows the outcome.
       await page.waitForSelector('.problem', { timeout: 30_000 });
       expect(new URL(page.url()).pathname).toBe(path);
       await payWith(page, CARD.approved, '.receipt');
@@ -213,7 +213,7 @@ describe('the other intakes', () => {
 });
 
 describe('money is taken once', () => {
-  // With scripts the second click finds a disabled button; without them two requests really go out.
+  // With scripts the second click finds a disabled button. Without scripts the browser really sends two requests.
   test.each([
     [60, true],
     [300, true],
@@ -229,7 +229,7 @@ describe('money is taken once', () => {
         const { x, y, width, height } = (await page.locator(payButton).boundingBox())!;
         const [left, top] = [x + width / 2, y + height / 2];
         await page.mouse.click(left, top);
-        // What is tested is this gap: a hand that clicks twice.
+        // The gap between the two clicks is the subject of this test.
         await new Promise((wake) => setTimeout(wake, apartMs));
         await page.mouse.click(left, top);
         await page.waitForSelector('.receipt', { timeout: 25_000 });
@@ -296,7 +296,8 @@ describe('money is taken once', () => {
     inWindow(async (page) => {
       const before = await standingCharges();
       await toPayPage(page);
-      // Stores of its own over the same database; the first one is gone for this browser. (A restart after kill -9: checkout-crash.)
+      // The second instance has its own stores over the same database. From now on this browser reaches only the second one. (checkout-crash tests a
+      // restart after kill -9.)
       await page.route('**/receipt', async (route) => {
         sites.lead(service.urls[1]!);
         await route.continue();
@@ -332,7 +333,7 @@ describe('other sites', () => {
         await evil.waitForSelector('h1');
         expect(await evil.textContent('h1')).toBe('This did not come from our page');
       }
-      // Out of a sandboxed frame the origin is null.
+      // A form in a sandboxed frame has the origin null.
       sites.pages.set('/sandbox', () => `<!doctype html><iframe sandbox="allow-forms allow-scripts allow-top-navigation" srcdoc="${escaped(shopPage(stolen, `${sites.payUrl}${path}/pay`).replace('<form', '<form target="_top"'))}"></iframe>`); // prettier-ignore
       await evil.goto(`${sites.evilUrl}/sandbox`);
       await evil.frames()[1]!.click('button');
@@ -513,7 +514,7 @@ describe('everybody can use it', () => {
     inWindow(async (page) => {
       await toPayPage(page);
       await fill(page);
-      // Held back, so that the page can be looked at while it would be on its way.
+      // The form is not really sent, so that the test can look at the page in its waiting state.
       await page.evaluate(() => document.querySelector('#pay')!.addEventListener('submit', (event) => event.preventDefault()));
       await page.click(payButton);
       await eventually(() => page.isDisabled(payButton));

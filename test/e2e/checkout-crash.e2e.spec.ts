@@ -1,7 +1,8 @@
 import { checkoutUnfinishedModel, finishSessions, postgresUnfinishedRows } from '#checkout';
 /**
  * A crash at each point of a checkout (C66): an API process kills itself with SIGKILL right before or right after one port call while a payer pays.
- * The payer then goes on at another process, as after a restart. Worker and processor are processes of their own; the processor's books are the truth.
+ * The payer then continues at another process, as after a restart. The worker and the processor are separate processes. The processor's books say
+ * which money really moved.
  */
 import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
@@ -61,7 +62,7 @@ const at = (url: string, payer?: Payer): Payer => {
   return moved;
 };
 
-/** What the worker does a minute later, without the minute. */
+/** Does at once what the worker would do after a minute. */
 const aMinuteLater = async () => {
   await recoverAll(stores);
   const checkoutUnfinished = stores.readModels.of(checkoutUnfinishedModel);
@@ -69,7 +70,7 @@ const aMinuteLater = async () => {
   await finishSessions(stores.checkout, postgresUnfinishedRows(stores.pool), { leftAloneMs: 0, abandonedAfterMs: 0 });
 };
 
-/** `sees`: the payer's page at the other process, at once; `ends`: after the worker was there. */
+/** `sees`: the page that the other process shows the payer at once. `ends`: the state of the session after the worker's round. */
 test.each<{ point: string; card?: string; sees: 'processing' | 'receipt' | 'open'; ends: 'paid' | 'open' }>([
   { point: 'append.AttemptStarted:before', sees: 'open', ends: 'open' },
   { point: 'append.AttemptStarted:after', sees: 'processing', ends: 'open' },
@@ -108,7 +109,7 @@ test.each<{ point: string; card?: string; sees: 'processing' | 'receipt' | 'open
   const payer = at(healthy.url, before);
   const shown = await payer.open(`/checkout/${id}/processing`);
   expect(shown.path).toBe(`/checkout/${id}${sees === 'open' ? '' : `/${sees}`}`);
-  // Whatever it shows, the same form again charges nothing twice.
+  // On any of these pages, the same form sent again must not charge twice.
   const again = await payer.submit(id, form);
   if (point !== 'append.AttemptStarted:before') expect(again.location).toBe(shown.path);
   await aMinuteLater();

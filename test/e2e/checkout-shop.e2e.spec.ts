@@ -1,4 +1,4 @@
-/** The README's partner page: `npm start`, one command, and a payer who goes through it with a real browser. */
+/** The README's partner page: the test runs `npm start` and one command. Then a payer pays on the page in a real browser. */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from '@jest/globals';

@@ -1,4 +1,7 @@
-/** Hosted checkout over HTTP (specification, Hosted checkout; C58–C60, C66): intake, the session's states, paying, the way back. The browser's half: checkout-browser. */
+/**
+ * Hosted checkout over HTTP (specification, Hosted checkout; C58–C60, C66): intake, the session's states, paying, and the way back to the partner.
+ * checkout-browser tests the parts that need a browser.
+ */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { checkoutUnfinishedModel } from '#checkout';
 import { timestamp } from '#kernel';
@@ -30,7 +33,7 @@ const LINK_ADDRESS = `${INTAKE_ADDRESS}/link`;
 let service: Service;
 let account: TestAccount;
 let portal: Portal;
-/** A browser that knows us as https://pay.test. */
+/** A payer's browser. It sees the service at the address https://pay.test. */
 const payer = () => new Payer(service.urls[0]!, PUBLIC);
 
 beforeAll(async () => {
@@ -40,7 +43,7 @@ beforeAll(async () => {
 });
 afterAll(() => service.stop());
 
-/** Charges that stand at the bank; a payment with a fee is two. */
+/** The number of charges that stand at the bank. A payment with a fee has two. */
 const charges = async () =>
   (await service.simulator.truth()).filter(
     ({ op, result, amountCents, voidedCents }) => op === 'charge' && result === 'approved' && (voidedCents ?? 0) < amountCents!,
@@ -297,7 +300,7 @@ describe('intake', () => {
     expect(errorOf(await payer().intake({ ...good, amount_cents: '1' }))).toBe('VALIDATION_ERROR');
     expect(errorOf(await payer().intake({ ...good, added: '1' }))).toBe('VALIDATION_ERROR');
     expect((await payer().intake(good)).location).toMatch(/^\/checkout\/cs_/);
-    // JSON: every top-level value as text, the lines as RFC 8785.
+    // To sign JSON, each top-level value is written as text, and the lines as in RFC 8785.
     const json = { ...fields, nonce: nonce(), amount_cents: 12_500, line_items: LINES };
     const asText: Fields = {
       ...fields,
@@ -435,7 +438,7 @@ describe('paying', () => {
       const waiting = await one.send(`/checkout/${id}/processing`);
       expect(waiting.text).toContain('<noscript><meta http-equiv="refresh" content="3"');
       expect(waiting.text).not.toMatch(/<form|\/done/);
-      // Nothing else leads anywhere meanwhile.
+      // Until then, every other page of the session redirects to the waiting page.
       for (const path of ['', '/receipt', '/done', '/cancel', '/paid'])
         expect((await one.open(`/checkout/${id}${path}`)).path).toBe(`/checkout/${id}/processing`);
       expect((await one.submit(id, { ...CARD_FORM, attempt_id: 'x' })).location).toBe(`/checkout/${id}/processing`);
@@ -657,7 +660,7 @@ describe('the guard of every route', () => {
     const cookie = [...first.one.cookies.values()][0]!;
     for (const value of [cookie, `${cookie}x`, cookie.replace(/.$/, (last) => (last === 'A' ? 'B' : 'A')), '__Secure-co=', 'co=1'])
       expect((await payer().send(`/checkout/${second.id}`, { headers: { cookie: value } })).status).toBe(403);
-    // A cookie of the same name from somebody else beside it does no harm.
+    // A second cookie with the same name, set by an attacker, does no harm.
     expect((await payer().send(`/checkout/${first.id}`, { headers: { cookie: `__Secure-co=evil; ${cookie}` } })).status).toBe(200);
   });
   test('an unknown session is a page, 404; another method is a page, 405', async () => {
@@ -668,7 +671,7 @@ describe('the guard of every route', () => {
     }
     expect((await payer().send('/checkout/error', { method: 'POST' })).status).toBe(405);
     expect((await payer().send(INTAKE)).status).toBe(405);
-    // A look at the headers neither opens nor leaves anything.
+    // A HEAD request does not open the session and does not leave it.
     const { one, id } = await begun();
     for (const path of ['', '/cancel', '/done']) expect((await one.send(`/checkout/${id}${path}`, { method: 'HEAD' })).status).toBe(405);
     expect(await events(id)).toEqual(['CheckoutStarted']);
@@ -811,7 +814,7 @@ describe('the worker finishes sessions without a visitor', () => {
     await one.pay(id, { card_number: CARD.unreadable });
     await service.recover(await paymentOfSession(id));
     await readModels.of(checkoutUnfinishedModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
-    // On a slow machine the worker's own round may have finished it before.
+    // On a slow machine the worker's own round may have finished the session already. Then this call has nothing to do.
     await finishSessions(ports, postgresUnfinishedRows(pool), { leftAloneMs: 0 });
     expect((await events(id)).at(-1)).toBe('AttemptDeclined');
     await readModels.of(checkoutUnfinishedModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
@@ -889,7 +892,7 @@ test('rate limits, where an operator turns them on: 429 with Retry-After, as a p
     expect([refused.status, refused.headers['content-type']]).toEqual([429, 'text/html; charset=utf-8']);
     expect(Number(refused.headers['retry-after'])).toBeGreaterThan(0);
     expect(textOf(refused.text)).toContain('Too many requests');
-    // A header that anybody can write does not make another client of it.
+    // X-Forwarded-For can be forged, so this header does not make the sender another client.
     expect((await one.send(INTAKE, { method: 'POST', body: formText(intakeOf(own)), headers: { 'x-forwarded-for': '1.2.3.4' } })).status).toBe(429);
   } finally {
     await limited.stop();

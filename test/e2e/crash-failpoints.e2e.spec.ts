@@ -1,7 +1,7 @@
 /**
  * A crash at each named point of a create, a void and a refund (S0 to S6): an API process kills itself with SIGKILL right before or right after one
- * port call; another one, as a restart or a second replica would, gets the same key again. Processor and worker are processes of their own; the processor's books
- * are the truth.
+ * port call. Then another API process gets the same key again, as after a restart or from a second replica. The processor and the worker are separate
+ * processes. The processor's books say which money really moved.
  */
 import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
@@ -61,21 +61,21 @@ afterAll(async () => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 
 type Flow = 'create' | 'void' | 'refund' | 'partial refund' | 'refund with fee';
-/** What is true when the retry comes: nobody has looked yet, or recovery has been there first. */
+/** Whether recovery runs between the crash and the retry. */
 type Before = 'retried' | 'recovered first, then retried';
 
 interface Crash {
   readonly point: string;
   readonly flow: Flow;
   readonly card?: string;
-  /** The batch closes before: what would have been a void must be a refund. */
+  /** The batch closes before the crash, so money must be returned by a refund and not by a void. */
   readonly settled?: boolean;
-  /** A first try has returned the principal and answered 502 PARTIAL_REFUND_PENDING; the crash is in its retry. */
+  /** A first try has returned the principal and answered 502 PARTIAL_REFUND_PENDING. The crash happens in the retry of that request. */
   readonly feePending?: boolean;
   readonly before: Before;
-  /** Of a create: status or code of the answer to the retry. Voids and refunds answer 200, whatever the point. */
+  /** Only for a create: status or code of the answer to the retry. Retries of voids and refunds always get 200. */
   readonly answer?: '200 fresh' | '200 replay' | '402 replay' | 'reconcile, no payment' | 'reconcile';
-  /** Of a create, after recovery. */
+  /** Only for a create: the state of the payment after recovery. */
   readonly ends?: 'succeeded' | 'failed' | 'voided' | 'none';
 }
 
@@ -86,7 +86,7 @@ interface Story extends Crash {
   readonly killed: string;
   readonly reply: Reply;
   readonly replayed: Reply;
-  /** Of what the crash is about: the payment that it made, or returned. */
+  /** The payment that the crashed request made or returned. */
   readonly paymentId: string | null;
 }
 
@@ -108,14 +108,14 @@ const RETURNED: Record<Exclude<Flow, 'create'>, number> = {
 
 const stories: Story[] = [];
 
-/** A payment to be returned. */
+/** Makes a payment, which a later request will return. */
 const paid = async (number: string = CARD.approved): Promise<string> => {
   const reply = await partner.post('payments', paymentOf(portalId, { lines: LINES, number }), newKey('paid'));
   if (reply.status !== 200) throw new Error(`no payment: ${reply.text}`);
   return reply.data.id as string;
 };
 
-/** One request to a process that dies on it. */
+/** Sends one request to a process that dies while it handles the request. */
 const crash = async (point: string, path: string, body: object, key: string): Promise<string> => {
   const doomed = await start('api', dataDir, { ...env, FAILPOINT: point });
   const answer = await new Partner(doomed.url + PARTNER, apiKey).post(path, body, key).then(
@@ -157,7 +157,7 @@ at('create', 'append.PaymentOutcomeUnknown:before append.PaymentOutcomeUnknown:a
 });
 at('create', 'append.PaymentFailed:before', { card: CARD.gatewayError, answer: 'reconcile', ends: 'voided' });
 at('create', 'append.PaymentFailed:after finish:before', { card: CARD.gatewayError, answer: 'reconcile', ends: 'failed' });
-// The fee is declined, so the principal is taken back before the decline is recorded; what recovery finds afterwards is a charge that was undone.
+// The fee is declined, so the principal is voided before the decline is recorded. Recovery then finds a charge that was voided.
 at('create', 'void.principal:before void.principal:after append.PaymentDeclined:before', {
   card: CARD.feeDeclined,
   answer: 'reconcile',
@@ -173,7 +173,7 @@ at(
 at('void', 'finish:before finish:after');
 at('void', 'append.VoidRequested:after void.principal:after append.PaymentVoided:after void.fee:after', RECOVERED_FIRST);
 
-// Right before a call is the same place as right after the one before it: refunds name each place once.
+// "Right before a call" is the same place as "right after the previous call". So the refund cases name each place only once.
 at('refund', 'claim:after append.RefundRequested:after void.principal:after append.ReversalEnded:after');
 at('refund', 'append.RefundRequested:after void.principal:after', RECOVERED_FIRST);
 at('refund', 'refund.principal:before refund.principal:after append.PaymentRefunded:after', SETTLED);
@@ -187,13 +187,13 @@ at('refund with fee', 'refund.principal:after append.PaymentRefunded:after refun
 at('refund with fee', 'renewAttempt:before renewAttempt:after append.RefundRequested:after void.fee:after', FEE_PENDING);
 at('refund with fee', 'renewAttempt:after append.RefundRequested:after void.fee:after', { ...FEE_PENDING, ...RECOVERED_FIRST });
 
-/** So many processes start at a time: a start takes most of a second of computing, and then they die at their first request. */
+/** How many processes start at a time. A start needs almost a second of CPU time, and each process dies at its first request. */
 const AT_ONCE = 3;
 
 beforeAll(async () => {
   const queue = [...crashes];
   const begun: (Crash & { key: string; path: string; body: object; target: string | null; killed: string })[] = [];
-  // Whoever closes the batch closes it for all: payments that must not be settled are made after those that must.
+  // Closing the batch settles all payments made so far. So the payments that must be settled are made first, and the others after that.
   queue.sort((a, b) => Number(b.settled ?? false) - Number(a.settled ?? false));
   const settled = await Promise.all(queue.filter(({ flow, settled: yes }) => flow !== 'create' && yes).map(() => paid()));
   await bank.closeBatches();
@@ -212,7 +212,7 @@ beforeAll(async () => {
       }
     }),
   );
-  // All their owners are dead.
+  // The owners of all leases are dead.
   await endLeases(stores);
   const answer = async (one: (typeof begun)[number]) => {
     const reply = await partner.post(one.path, one.body, one.key);
@@ -268,7 +268,7 @@ describe('a crash', () => {
     expect(reply.data.amountCents).toBe(returned);
     if (flow === 'void') expect(reply.data.voidedServiceFeeCents).toBe(TOTAL.fee);
     else expect(reply.data.reversalType).toBe(settled ? 'refund' : 'void');
-    // Once, and no more: by the bank's books, and so (readBooks) by ours.
+    // The money was returned only once: at the bank, and (checked by readBooks) in the log.
     const book = books.of(paymentId!);
     expect(book.netAtBankCents).toBe(TOTAL.principal + TOTAL.fee - returned);
     expect(book.types.filter((type) => type === 'ReversalEnded').length).toBeGreaterThan(0);
@@ -282,7 +282,7 @@ describe('a crash', () => {
   });
 });
 
-/** Recovery of one payment in a process of its own, with a minute's patience taken away. */
+/** A script that runs recovery of one payment in a separate process, without the usual wait of a minute. */
 const RECOVERY = `
   const { readConfig, readKeyRing, createLogger } = await import(process.env.DIST + 'libs/platform/index.js');
   const { createRecovery, postgresRecoveryWork } = await import(process.env.DIST + 'libs/payments/index.js');

@@ -1,6 +1,6 @@
 /**
- * `kill -9` of the whole process tree (API, worker, Postgres, processor) in the middle of concurrent creates, again and again on the same data. Every key is then
- * retried until it has a final answer, and log, answers and the bank's own books are laid side by side (A1–A9).
+ * `kill -9` of the whole process tree (API, worker, Postgres, processor) in the middle of concurrent creates, several times on the same data. Every
+ * key is then retried until it has a final answer. At the end the log, the answers and the bank's books are compared (A1–A9).
  */
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -14,7 +14,7 @@ import { type Books, endLeases, openStores, readBooks, recoverAll } from '../sup
 
 const ROUNDS = 5;
 const CONCURRENT = 64;
-/** Answers of a round before the kill, drawn between these. */
+/** A round is killed after a random number of answers in this range. */
 const KILL_AFTER = { least: 20, most: 150 } as const;
 
 interface Keyed {
@@ -51,7 +51,10 @@ const ask = async ({ key, body, answers }: Keyed, by: Partner): Promise<Reply> =
   return reply;
 };
 
-/** Amounts differ, so that one payment cannot stand for another in the sums; every tenth card is declined, every fifteenth leaves its outcome unknown. */
+/**
+ * Each payment has a different amount, so that a missing payment and an extra one cannot cancel out. One card in ten is declined, and one in fifteen
+ * leaves an unknown outcome.
+ */
 const nextKeyed = (): Keyed => {
   const key = newKey();
   const nth = keys.length;
@@ -61,7 +64,7 @@ const nextKeyed = (): Keyed => {
   return keyed;
 };
 
-/** Creates without a pause until the tree is killed; resolves with the keys that were not answered. */
+/** Sends creates without a pause, kills the process tree, and resolves when all payers have stopped. Counts the keys without an answer. */
 const createUntilKilled = async (): Promise<void> => {
   const by = partner;
   let answered = 0;
@@ -72,7 +75,7 @@ const createUntilKilled = async (): Promise<void> => {
         await ask(nextKeyed(), by);
         answered += 1;
       } catch {
-        // Cut off by the kill. Anything else shows when the key is retried.
+        // The kill has cut off the answer. Any other error appears again when the key is retried.
         unansweredAtKill += 1;
         return;
       }
@@ -86,7 +89,7 @@ const createUntilKilled = async (): Promise<void> => {
   await Promise.all(payers);
 };
 
-/** At most so many at once, as a partner's job that works off its queue. */
+/** Runs `work` for all items, at most CONCURRENT at a time, like a partner's batch job. */
 const forAll = async <T>(items: readonly T[], work: (item: T) => Promise<unknown>): Promise<void> => {
   const queue = [...items];
   await Promise.all(
@@ -115,7 +118,7 @@ beforeAll(async () => {
   }
   stores = await openStores(runtimeOf(dataDir), join(dataDir.data, 'master.key'), dataDir.data);
   recovered = await recoverAll(stores);
-  // Once more, after everything: the answers of the first round have lived through all the kills.
+  // Send every key once more. The answers of the first rounds must have survived all later kills.
   await forAll(keys, (keyed) => ask(keyed, partner));
   books = await readBooks(stores, createSimulatorControl(runtimeOf(dataDir).simulatorUrl));
 }, 600_000);
@@ -142,10 +145,10 @@ describe(`kill -9 of the whole tree in the middle of ${CONCURRENT} concurrent ke
     for (const { answers } of keys) {
       const stored = answers.filter(({ status }) => status === 200 || status === 402);
       expect(new Set(stored.map(({ text }) => text)).size).toBeLessThanOrEqual(1);
-      // After an outcome, a key has no other answer.
+      // After an answer with an outcome, the key must never answer "reconciliation required".
       if (stored.length > 0)
         expect(answers.slice(answers.indexOf(stored[0]!)).map(({ code }) => code)).not.toContain('IDEMPOTENCY_RECONCILIATION_REQUIRED');
-      // Before the first answer that speaks of an outcome, a 503 may stand: the database died first, and nothing was begun.
+      // The first answers may be 503: the database died first, and no payment was begun. They are left out here.
       const begun = answers.filter(({ code }) => code !== 'IDEMPOTENCY_UNAVAILABLE');
       expect(begun.slice(1).filter(({ status, replayed }) => (status === 200 || status === 402) && !replayed)).toEqual([]);
     }
@@ -158,7 +161,7 @@ describe(`kill -9 of the whole tree in the middle of ${CONCURRENT} concurrent ke
       const named = new Set(answers.map(({ data, paymentId }) => (data.id as string | undefined) ?? paymentId).filter((id) => id !== null));
       expect([...named]).toEqual(named.size === 0 ? [] : made.map(({ paymentId }) => paymentId));
       const standing = made.flatMap(({ charges }) => charges).filter(({ state }) => state !== 'voided');
-      // Principal and fee, or nothing.
+      // A paid key has two standing charges, principal and fee. Any other key has none.
       expect(standing.length).toBe(answers.at(-1)!.status === 200 ? 2 : 0);
     }
   });

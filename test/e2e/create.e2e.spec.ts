@@ -1,4 +1,7 @@
-/** POST /api/partner/v1/payments: what is charged, what is refused and in which order (specification, Endpoints; C1 to C11, C32 to C35, E1 to E13). */
+/**
+ * POST /api/partner/v1/payments: which requests are charged, which are refused, and in which order the checks run (specification, Endpoints; C1 to
+ * C11, C32 to C35, E1 to E13).
+ */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { CARD, card, expiryIn, PARTNER, paymentOf, PAYMENTS, type Service, startService, type TestAccount } from '../support/service.js';
 
@@ -19,7 +22,7 @@ beforeAll(async () => {
 afterAll(() => service.stop());
 
 const create = (...args: Parameters<TestAccount['client']['create']>) => partner.client.create(...args);
-/** The body with one thing changed, at a path such as `lineItems.0.referenceId`; undefined removes it. */
+/** A copy of the body with one field changed. `path` is, for example, `lineItems.0.referenceId`. The value undefined removes the field. */
 const withField = (path: string, value: unknown, body: object = paymentOf(portal)): Record<string, unknown> => {
   const copy = structuredClone(body) as Record<string, unknown>;
   const names = path.split('.');
@@ -248,7 +251,7 @@ describe('fixture cards', () => {
       ['charge', 'fee', 'declined', undefined],
       ['void', 'principal', 'approved', undefined],
     ]);
-    // On a combined portal there is no such leg: a plain approved card.
+    // A combined portal has no fee leg, so this card is approved there.
     expect((await create(paymentOf(combined, { number: CARD.feeDeclined }))).status).toBe(200);
   });
 
@@ -598,7 +601,7 @@ describe('501 for unsupported features', () => {
 describe('expiry of the card (C5)', () => {
   const HOUR = 3_600_000;
   test('this month is good, the one before it is not, for any card', async () => {
-    // Twelve hours behind UTC, which is when the last place on earth leaves its month.
+    // A month ends when it has ended everywhere on earth. The last place is twelve hours behind UTC.
     const now = service.clock.now() - 12 * HOUR;
     for (const number of [CARD.approved, CARD.declined, CARD.gatewayError]) {
       const { status, code } = await create(paymentOf(portal, { paymentMethod: card(number, { expirationDate: expiryIn(-1, now) }) }));
@@ -613,7 +616,7 @@ describe('expiry of the card (C5)', () => {
   });
 
   test('a month ends at UTC−12:00', async () => {
-    // Another service: its clock goes to the end of a month, and stays there.
+    // This test uses its own service, since its clock is moved to the end of a month and stays there.
     const other = await startService();
     try {
       const account = await other.account();
@@ -632,7 +635,8 @@ describe('expiry of the card (C5)', () => {
 });
 
 /**
- * E1 to E13. Each row provokes one refusal; a request that provokes several is answered with the earliest. Every pair that one request can provoke is tried.
+ * E1 to E13. Each row changes a request so that it is refused for one reason. If a request has several reasons, the answer names the earliest one.
+ * Every pair of reasons that can occur in one request is tested.
  */
 describe('order of evaluation (E1 to E13)', () => {
   interface Provoked {
@@ -646,7 +650,7 @@ describe('order of evaluation (E1 to E13)', () => {
     readonly step: string;
     readonly status: number;
     readonly code: string | undefined;
-    /** Names of rows that the same request cannot provoke. */
+    /** Names of rows that cannot apply to the same request. */
     readonly excludes?: readonly string[];
     provoke(request: Provoked): void;
   }
@@ -786,7 +790,7 @@ describe('order of evaluation (E1 to E13)', () => {
       .filter(([, , later]) => later.length > 0),
   )('%s wins over everything after it', async (_, row, later) => {
     for (const other of later) {
-      // The later one is provoked first, so that a card or a reference that both set is the earlier one's.
+      // The later row is applied first. If both rows set the same field, the value of the earlier row remains.
       const { status, code } = await provoked(other, row);
       expect([other.step, status, code]).toEqual([other.step, row.status, row.code]);
     }
@@ -798,7 +802,7 @@ describe('order of evaluation (E1 to E13)', () => {
       const key = `given back ${row.step}`;
       const spoil: Row = { ...row, provoke: (request) => (row.provoke(request), (request.key = key)) };
       expect((await provoked(spoil)).code).toBe(row.code);
-      // Another body under the same key: were the key still bound, this would be a mismatch.
+      // The same key with another body is accepted. If the key were still bound to its request, the answer would be a mismatch.
       expect((await create(paymentOf(portals.open), { key })).status).toBe(200);
     }
   });

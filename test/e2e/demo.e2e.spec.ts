@@ -1,4 +1,7 @@
-/** `npm run demo` while its service is killed and started again: every request is sent again under its key, and the books agree to the cent. */
+/**
+ * `npm run demo` while its service is killed and started again. The demo repeats every request under its key, and at the end the books agree to the
+ * cent.
+ */
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import pg from 'pg';
@@ -7,7 +10,7 @@ import { eventually } from '../support/eventually.js';
 import { DataDir, entryOf, launch, type RunningProcess, runtimeOf, start } from '../support/processes.js';
 
 const PAYMENTS = 250;
-/** A key that was left in progress is taken over after a minute; so is a payment. */
+/** A key or a payment that the kill left in progress is taken over after a minute. So the test needs this time. */
 const TIMEOUT_MS = 400_000;
 
 let dataDir: DataDir;

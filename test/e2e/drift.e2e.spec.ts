@@ -1,4 +1,7 @@
-/** Replay against what is shown (four accounts of every payment), and the past as it was known then. */
+/**
+ * Drift: the replay of the events is compared with the four places that show a payment. Also, past states are computed as they were known at that
+ * time.
+ */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { paymentListModel } from '#payments';
 import { journalModel } from '#ledger';
@@ -158,7 +161,7 @@ describe('drift', () => {
       /the processor's lines say none/,
     ],
   ] as const)('%s', async (_name, table, change, kind, message) => {
-    // Long after the day: no line is on its way any more.
+    // Go far beyond the busy day, so that no settlement line is still expected.
     service.clock.advance(3_600_000);
     const found = await tampered(table, () => sql(change, settledPayment()));
     expect(found.filter((one) => one.kind === kind && one.paymentId === settledPayment())[0]?.message).toMatch(message);

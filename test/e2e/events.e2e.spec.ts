@@ -1,4 +1,4 @@
-/** Events of the running service agree with their schemas, since the compiler checks no data at run time. */
+/** The events of a running service match their JSON schemas. The compiler cannot check data at run time. */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { readdirSync, readFileSync } from 'node:fs';
 import { Ajv, type ValidateFunction } from 'ajv';
@@ -7,7 +7,7 @@ import { NOT_WRITTEN_YET, startWithEveryEvent } from '../support/every-event.js'
 import type { Service } from '../support/service.js';
 
 const ajv = new Ajv({ allowUnionTypes: true });
-/** By event type and version. */
+/** The schemas by event type and version. */
 const schemas = new Map<string, ValidateFunction>();
 const newest = new Map<string, number>();
 for (const file of readdirSync('libs', { recursive: true, encoding: 'utf8' })) {

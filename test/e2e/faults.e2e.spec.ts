@@ -1,4 +1,4 @@
-/** What a partner sees while something is broken: the processor, the database, the service itself on its way down (C19, C29, C42, C43). */
+/** The answers that a partner gets while the processor or the database is broken, or while the service shuts down (C19, C29, C42, C43). */
 import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/globals';
 import type { SimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
@@ -142,7 +142,7 @@ describe('the database', () => {
         expect([status, details]).toEqual([500, { code: 'INTERNAL_ERROR' }]);
         expect(text).not.toMatch(/ECONN|postgres|pool|select|127\.0\.0\.1|\.ts/i);
       }
-      // What needs no database is answered as ever.
+      // Requests that need no database are answered as usual.
       expect((await service.anonymous.list()).status).toBe(401);
       expect((await client.get('/nothing')).status).toBe(404);
       expect((await fetch(`${service.urls[0]}/healthz`)).status).toBe(200);
@@ -153,7 +153,7 @@ describe('the database', () => {
     }
     await eventually(async () => (await client.create(paymentOf(portal), { key: 'away' })).status === 200);
     expect((await charges(portal)).length).toBe(before + 1);
-    // The same key on another operation: the 503 had left no trace of it.
+    // The same key is accepted for another operation: the 503 has stored nothing under this key.
     expect((await client.refund(paid.id, {}, { key: 'afterwards' })).status).toBe(200);
     await eventually(async () => (await client.list({ limit: 1, status: 'partially_refunded' })).data.payments[0]?.id === paid.id);
     await eventually(async () => (await fetch(`${service.urls[0]}/readyz`)).status === 200);
@@ -178,7 +178,7 @@ describe('the database', () => {
   });
 });
 
-// Last: the second instance does not come back.
+// This must be the last block: the second instance is not started again.
 describe('shutdown', () => {
   test('not ready at once, but requests in flight are answered', async () => {
     const instance = 1;

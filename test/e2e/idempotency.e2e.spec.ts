@@ -22,7 +22,7 @@ const LATER_MS = 40_000;
 let service: Service;
 let partner: TestAccount;
 let client: Client;
-/** One charge per payment, so that the bank's list is easy to read. */
+/** A portal whose payments have one charge each, so that the bank's list is easy to read. */
 let portal: string;
 let separate: string;
 beforeAll(async () => {
@@ -37,12 +37,12 @@ afterAll(() => service.stop());
 let drawn = 0;
 const newKey = () => `key ${++drawn}`;
 const keyHash = (key: string) => service.services.payments.idempotency.name('', key).keyHash;
-/** The first request under the key has begun: asking with another request might be the first itself. */
+/** Waits until the first request has claimed the key. It looks into the database, since a second request could itself claim the key. */
 const claimed = (key: string) =>
   eventually(async () => (await service.services.pool.query('select from idempotency_key where key_hash = $1', [keyHash(key)])).rowCount === 1);
 const replayed = ({ headers }: Answer<unknown>) => headers['idempotent-replayed'];
 type Truth = Awaited<ReturnType<SimulatorControl['truth']>>[number];
-/** What the bank did while `work` ran: operations that moved money. */
+/** The operations of the bank that moved money while `work` ran. */
 const moved = async (work: () => Promise<unknown>): Promise<Truth[]> => {
   const before = (await service.simulator.truth()).length;
   await work();
@@ -247,7 +247,7 @@ describe('a refusal before the gateway gives the key back (C15)', () => {
       'void',
       'VOID_FAILED',
       async (key) => {
-        // Principal voided, fee not: to be retried, so nothing is stored (C27).
+        // The principal is voided, but the fee is not. The partner must retry, so no answer is stored (C27).
         const { id } = await client.created(paymentOf(separate, { number: CARD.feeVoidFailsOnce }));
         const answer = await client.void(id, {}, { key });
         expect(answer.details?.suggestedAction).toBe('retry_void');
@@ -257,7 +257,7 @@ describe('a refusal before the gateway gives the key back (C15)', () => {
   ])('%s: %s', async (_, code, refused) => {
     const key = newKey();
     expect((await refused(key)).code).toBe(code);
-    // Another operation altogether: were the key still bound, this would be a mismatch.
+    // The same key is accepted for a different operation. If the key were still bound, the answer would be a mismatch.
     const { status, headers } = await client.create(paymentOf(portal), { key });
     expect([status, headers['idempotent-replayed']]).toEqual([200, undefined]);
   });
@@ -294,7 +294,7 @@ describe('the scope of a key is the API account (C12)', () => {
     const first = await client.create(paymentOf(portal), { key });
     const second = await other.client.create(paymentOf(where), { key });
     expect([first.status, second.status, replayed(second)]).toEqual([200, 200, undefined]);
-    // Also with one body: neither sees the other's answer.
+    // The other account cannot send the first account's body: it has no access to the portal.
     const foreign = await other.client.create(paymentOf(portal), { key: newKey() });
     expect(foreign.code).toBe('PORTAL_ACCESS_DENIED');
   });
@@ -401,7 +401,7 @@ describe('a request that vanished is taken over when its lease is over (T7)', ()
     const taken = await client.create(body, { key, instance: 1 });
     expect(taken.code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
     const id = taken.details!.id as string;
-    // The one that was slow wakes up with an approval that it may not report as a success any more.
+    // The slow first request now gets its approval. It must not report a success, since its key was taken over.
     expect([(await first).status, (await first).details]).toEqual([504, { code: 'PAYMENT_TIMEOUT', id }]);
     await service.recover(id);
     expect(await client.status(id)).toBe('voided');
@@ -462,7 +462,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
         expect([first.status, first.code]).toEqual([504, 'PAYMENT_TIMEOUT']);
         const { updatedAt: _at, ...unchanged } = before;
         expect((await client.find(id)).data).toMatchObject(unchanged);
-        // Released, yet bound to its request (C17).
+        // The key is released, but still bound to its request (C17).
         expect((await other(id, { key })).code).toBe('IDEMPOTENCY_MISMATCH');
         const again = await send(id, { key, instance: 1 });
         expect([again.status, replayed(again)]).toEqual([200, undefined]);
@@ -471,7 +471,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       });
       expect(movements.map(({ op, amountCents: cents }) => [op, cents])).toEqual([['void', amountCents]]);
       expect((await client.find(id)).data).toMatchObject({ status, refundedAmountCents: amountCents });
-      // What was not executed was finalised first: its reference can never wake up.
+      // If the void was not executed, its reference was finalised first. So it can never be executed later.
       const tombstones = (await service.simulator.truth()).filter(({ op, number }) => op === 'tombstone' && number > movements[0]!.number - 10);
       expect(tombstones.length > 0 || executed).toBe(true);
     });
@@ -542,7 +542,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       const { id } = await client.created(paymentOf(portal));
       const key = newKey();
       const movements = await moved(async () => {
-        // Executed at once, answered late.
+        // The processor executes the void at once, but answers late.
         await arm({ match: { call: 'void' }, delayAfterMs: 3_000 });
         const before = (await service.simulator.truth()).length;
         const first = send(id, { key });
@@ -577,7 +577,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       await arm({ match: { call: 'void' }, answer: 'cut' });
       expect((await client.refund(id, { amountCents: 1_000 })).code).toBe('PAYMENT_TIMEOUT');
       expect((await client.refund(id, { amountCents: 500 })).data).toMatchObject({ amountCents: 500, remainingRefundableAmountCents: 8_800 });
-      // A request with a key is only ever matched to its own attempt.
+      // A request with a key is matched only to the attempt of that key.
       expect((await client.refund(id, { amountCents: 1_000 }, { key: newKey() })).data).toMatchObject({ remainingRefundableAmountCents: 7_800 });
       expect((await client.refund(id, { amountCents: 1_000 })).data).toMatchObject({ amountCents: 1_000, remainingRefundableAmountCents: 9_300 });
     });
@@ -592,7 +592,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       await arm({ match: { call: 'void' }, answer: 'cut' });
       expect((await client.refund(id, { amountCents: 1_000 }, { key })).code).toBe('PAYMENT_TIMEOUT');
       expect((await client.refund(id, { amountCents: 1_000 }, { key })).status).toBe(200);
-      // Told: so this one is a refund of its own.
+      // The result was already reported under the key. So this request is a new refund.
       expect((await client.refund(id, { amountCents: 1_000 })).data).toMatchObject({ remainingRefundableAmountCents: 8_300 });
     });
     expect(movements).toHaveLength(2);
@@ -610,7 +610,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
   });
 });
 
-// Last: the clock goes forward by a month.
+// This must be the last block: it moves the clock forward by a month.
 describe('replay beats state (docs/contract.md#order-of-evaluation)', () => {
   test('a replay is answered though the card has expired, the case is blocked, the portal revoked', async () => {
     const where = await service.portal(partner);

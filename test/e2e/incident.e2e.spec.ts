@@ -1,4 +1,7 @@
-/** While events are lost, nothing is charged, and no answer says what nobody knows (C76). The incident is opened as another process opens it. */
+/**
+ * While events are lost, nothing is charged, and no answer states an outcome that is not known (C76). The test opens the incident as another process
+ * would do.
+ */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { closeIncident, StoreIncident } from '#eventstore';
 import { CARD_FORM, checkoutPortal, formOf, intakeOf, Payer, type Portal, textOf } from '../support/checkout.js';

@@ -128,7 +128,7 @@ describe('GET /payments', () => {
     await Promise.all(arriving);
     expect(read.slice(0, -1).every((page) => page.length === 17)).toBe(true);
     expect(read.flat().map(({ id }) => id)).toEqual(expected);
-    // An exact multiple ends without an empty page.
+    // If the number of payments is a multiple of the limit, there is no empty last page.
     expect((await pages({ portalId: where, limit: 5, to: made.map(({ createdAt }) => createdAt).sort()[0]! })).flat()).toEqual([]);
     const all = (await pages({ portalId: where, limit: 100 })).flat().length;
     expect(all).toBe(250 + 3 * read.length);
@@ -217,12 +217,12 @@ describe('GET /payments', () => {
     expect(await ids({ to: later(middle.createdAt, 1) })).toEqual([middle.id, first.id]);
     expect(await ids({ from: middle.createdAt, to: last.createdAt })).toEqual([middle.id]);
     expect(await ids({ from: middle.createdAt, to: middle.createdAt })).toEqual([]);
-    // The same instant with an offset, in lower case, with another precision.
+    // The same instant in other spellings: with an offset, in lower case, with another precision.
     const offset = `${new Date(Date.parse(middle.createdAt) + 5.5 * 3_600_000).toISOString().slice(0, -1)}+05:30`;
     expect(await ids({ from: offset })).toEqual([last.id, middle.id]);
     expect(await ids({ from: middle.createdAt.toLowerCase() })).toEqual([last.id, middle.id]);
     expect(await ids({ from: `${middle.createdAt.slice(0, -1)}000000Z` })).toEqual([last.id, middle.id]);
-    // A day is its first moment in UTC.
+    // A date without a time means the first moment of that day in UTC.
     const today = first.createdAt.slice(0, 10);
     const tomorrow = later(`${today}T00:00:00Z`, 2 * 86_400_000).slice(0, 10);
     expect(await ids({ from: today, to: tomorrow })).toEqual(all);

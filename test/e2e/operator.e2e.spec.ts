@@ -1,6 +1,6 @@
 /**
- * The command line as a child process: accounts, keys, portals, cases. What a command changed is looked at through the directory
- * and through authentication, without projecting anything here: it must be in force when the command returns.
+ * The command line as a child process: accounts, keys, portals, cases. The tests check each change through the directory and through authentication.
+ * They run no projection themselves, since a change must be in force when the command returns.
  */
 import { execFile, spawn } from 'node:child_process';
 import { copyFile, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
@@ -40,7 +40,7 @@ const payfold = (args: readonly string[], env: Readonly<Record<string, string>> 
     child.stdin?.end();
   });
 
-/** Exactly one JSON value, on one line, and nothing else. */
+/** Parses the output. It must be exactly one JSON value on one line. */
 const valueOf = <T>({ stdout }: Ran): T => {
   expect(stdout).toMatch(/^[^\n]+\n$/);
   return JSON.parse(stdout) as T;
@@ -55,7 +55,7 @@ interface Envelope {
   readonly message: string;
   readonly details: { readonly code: string };
 }
-/** Refused or wrong: exit code and error envelope, and one line for people. */
+/** Runs a command that must fail. It must give the exit code, an error envelope on stdout, and one line for people on stderr. */
 const refused = async (code: 1 | 2, ...args: string[]): Promise<Envelope> => {
   const ran = await payfold([...args, '--json']);
   expect([ran.code, ran.stderr]).toEqual([code, expect.stringMatching(/^error: [^\n]+\n$/)]);
@@ -322,7 +322,7 @@ describe('payfold log (C76)', () => {
     expect(status).toMatchObject({ installationId: rows[0]!.id, installationInLog: rows[0]!.id, generation: 1, incident: null });
     expect(status.store).toMatch(/^DATABASE_URL \(/);
     expect(status.checkpoints).toContainEqual({ name: 'directory@1', position: expect.any(String) });
-    // The command that made the account kept its event where it outlives the process: in the database and in a file.
+    // The command that made the account stored its event as a mark in two places that outlive the process: the database and a file.
     expect((status.marks as { where: string }[]).map(({ where }) => where)).toEqual(
       expect.arrayContaining([expect.stringMatching(/^the acknowledged event of the command on /), expect.stringMatching(/marks\/.*\.json/)]),
     );
@@ -387,7 +387,7 @@ describe('payfold cases (C70, Errors 2)', () => {
 });
 
 describe('wrong usage: one line, exit 2, nothing opened', () => {
-  // A database that nobody answers at: none of these may get as far as opening it.
+  // No database listens at this address, and none of these commands may try to open it.
   const nowhere = () => ({ DATABASE_URL: 'postgres://127.0.0.1:1/none', DATA_DIR: join(dataDir, 'unused') });
   test.each([
     [['accounts', 'create'], /required option '--name <name>' not specified/],

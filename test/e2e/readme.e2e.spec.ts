@@ -1,5 +1,6 @@
 /**
- * The README's tour, typed as written against `npm start`'s own process tree: each block of commands must print what the block after it says. `…` stands for anything on one line.
+ * The README's tour, run as written against the process tree of `npm start`. Each block of commands must print the text of the block after it. `…`
+ * stands for any text on one line.
  */
 import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
@@ -11,7 +12,7 @@ import { eventsInPostgres, type FreshKurrentDb, freshKurrentDb } from '../suppor
 import { DataDir, type RunningProcess, start, welcomeOf } from '../support/processes.js';
 
 const ROOT = join(import.meta.dirname, '../..');
-/** Guards against hanging only. */
+/** Only a guard against a tour that hangs. */
 const TOUR_MS = 300_000;
 
 if (eventsInPostgres) process.stdout.write('KURRENTDB_FRESH is not set: the services of the end-to-end specs kept their events in Postgres only\n');
@@ -44,7 +45,7 @@ const asPattern = (text: string) =>
       .replaceAll('…', '[^\\n]*')}$`,
   );
 
-/** In a directory of its own; what it left running is gone when it ends. */
+/** Runs a script in its own directory. When the script ends, its background processes are killed. */
 const bash = (script: string, env: Record<string, string>): Promise<{ stdout: string; stderr: string }> =>
   new Promise((resolve, reject) => {
     const shell = spawn('bash', ['-c', script], {
@@ -64,11 +65,11 @@ test(
     const { apiKey, portalId } = welcomeOf(service.stdout())!;
     const marker = '=====';
     const commands = blocks.filter(({ language, flag }) => language === 'sh' && flag !== 'setup').map(({ text }) => text);
-    // `npx payfold` is the launcher of this checkout; npx itself would only take longer.
+    // A small `npx` that runs the launcher of this checkout. The real npx would only take longer.
     await writeFile(join(dataDir.path, 'npx'), `#!/bin/sh\nshift\nexec ${process.execPath} ${ROOT}/apps/operator/payfold.mjs "$@"\n`, {
       mode: 0o755,
     });
-    // What the tour finds where a checkout of ours is.
+    // The tour expects these two folders, as in a checkout of this repository.
     await symlink(join(ROOT, 'apps'), join(dataDir.path, 'apps'));
     await symlink(dataDir.data, join(dataDir.path, '.payfold'));
     const { auditUrl } = JSON.parse(await readFile(join(dataDir.data, 'runtime.json'), 'utf8')) as { auditUrl: string };

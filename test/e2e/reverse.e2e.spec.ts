@@ -10,7 +10,7 @@ const STRANGER = '018f0000-0000-7000-8000-00000000dead';
 let service: Service;
 let partner: TestAccount;
 let client: Client;
-/** Principal and fee are two charges; the fee of 10,000 cents is 300. */
+/** A portal where principal and fee are two charges. The fee of 10,000 cents is 300. */
 let separate: string;
 let combined: string;
 let free: string;
@@ -29,7 +29,7 @@ let drawn = 0;
 const newKey = () => `key ${++drawn}`;
 const pay = (portal: string, options: { lines?: number[]; number?: string } = {}) => client.created(paymentOf(portal, options));
 const read = async (id: string): Promise<PaymentView> => (await client.find(id)).data;
-/** What the bank moved back while `work` ran. */
+/** The voids and refunds of the bank while `work` ran. */
 const moved = async (work: () => Promise<unknown>) => {
   const before = (await service.simulator.truth()).length;
   await work();
@@ -41,7 +41,10 @@ const expectRefused = (answer: Answer<unknown>, message: RegExp) => {
   expect([answer.status, answer.code]).toEqual([422, 'INVALID_STATE']);
   expect(answer.message).toMatch(message);
 };
-/** captured = refunded + remaining, in every status and on every line; the lines sum to the payment (docs/contract.md#money-and-states). */
+/**
+ * In every status captured = refunded + remaining, for the payment and for each line. The lines add up to the payment
+ * (docs/contract.md#money-and-states).
+ */
 const expectSound = (payment: PaymentView) => {
   expect(payment.refundedAmountCents + payment.remainingRefundableAmountCents).toBe(payment.capturedAmountCents);
   const sum = (of: (line: PaymentView['lineItems'][number]) => number) => payment.lineItems.reduce((total, line) => total + of(line), 0);
@@ -424,7 +427,7 @@ describe('principal returned, fee not: 502 PARTIAL_REFUND_PENDING (rule 5, C38, 
         expect(await read(id)).toMatchObject(half);
         expectSound(await read(id));
         const done = await client.refund(id, body, sent(second));
-        // Also where the fee turns out to have come back: the retry, whatever its key, is told the whole refund once (C38).
+        // This also holds if the fee had already come back: the first retry, under any key, gets the whole refund (C38).
         expect(done.status).toBe(200);
         expect(done.data).toMatchObject({ amountCents: 10_300, remainingRefundableAmountCents: 0, status: 'succeeded', reversalType: 'void' });
         expect(await client.status(id)).toBe('refunded');
@@ -553,7 +556,7 @@ describe('at the same time (C31)', () => {
     expect(after.refundedAmountCents).toBe(done * 500);
     expect(after.refundedAmountCents).toBeLessThanOrEqual(10_000);
     expectSound(after);
-    // Whoever was told no may ask for what is left.
+    // After a refused refund, the rest can still be refunded.
     if (done < 20) expect((await client.refund(id)).data.amountCents).toBe(10_000 - done * 500);
   });
 
@@ -570,7 +573,7 @@ describe('at the same time (C31)', () => {
   test('the second waits for a slow first one, and is compared with the remainder', async () => {
     const { id } = await pay(combined);
     await service.simulator.arm({ match: { call: 'void', merchantAccount: `agency-${combined}` }, delayAfterMs: 1_500 });
-    // Others have voided 6,000 cents before; this one's void is what is waited for.
+    // Earlier tests have voided 6,000 cents too. So wait only for a void after this position.
     const before = (await service.simulator.truth()).length;
     const first = client.refund(id, { amountCents: 6_000 });
     await eventually(async () => (await service.simulator.truth(before)).some(({ op, amountCents }) => op === 'void' && amountCents === 6_000));

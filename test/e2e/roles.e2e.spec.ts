@@ -1,6 +1,6 @@
 /**
- * The roles as processes of their own: two APIs, two workers and the processor over one database. One of them may go at any time, by order or without a word,
- * and no partner notices. What the operator does with `payfold` counts in every process on the next request.
+ * The roles as separate processes: two APIs, two workers and the processor over one database. If one of them stops or crashes, no partner notices. A
+ * change by the operator with `payfold` is in force in every process at the next request.
  */
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { mkdir } from 'node:fs/promises';
@@ -25,7 +25,7 @@ let accountId: string;
 let apiKey: string;
 let portalId: string;
 
-/** The command line, on the stores of the roles. */
+/** Runs the command line on the same stores as the roles. */
 const payfold = async <T>(...args: string[]): Promise<T> => {
   const { code, stdout, stderr } = await launch([LAUNCHER, ...args, '--json', '--yes'], dataDir, { ...env, LOG_LEVEL: 'silent' }).exited;
   expect([code, stderr]).toEqual([0, '']);
@@ -44,7 +44,7 @@ beforeAll(async () => {
   const simulator = await start('simulator', dataDir);
   bank = createSimulatorControl(simulator.url);
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url };
-  // The first of them makes schema and key file, whichever that is.
+  // All start at the same time. One of them makes the schema and the key file.
   await Promise.all([startApi(0), startApi(1), ...[0, 1].map(async (n) => (workers[n] = await start('worker', dataDir, env)))]);
   ({ accountId } = await payfold<{ accountId: string }>('accounts', 'create', '--name', 'City'));
   ({ apiKey } = await payfold<{ apiKey: string }>('keys', 'issue', '--account', accountId));
@@ -95,7 +95,7 @@ const on = (instance: number) => ({
     send(keptAlive, apis[instance]!.url, 'POST', PAYMENTS, body, key),
 });
 
-/** References of the charges that stand at the bank; two for each payment, principal and fee. */
+/** The number of charges that stand at the bank. Each payment has two: principal and fee. */
 const standing = async () => (await bank.truth()).filter(({ op, state }) => op === 'charge' && state === 'approved').length;
 
 const newestOnFirst = async (limit: number) => (await on(0).get(`${PAYMENTS}?limit=${limit}`)).body.data.payments.map(({ id }) => id);
@@ -144,8 +144,8 @@ describe('two API processes over one database', () => {
 
 describe('a rolling restart under load', () => {
   /**
-   * A partner who keeps connections, goes to the other instance where one takes none, and never repeats a request that failed otherwise. An attentive one goes
-   * when it is told to (`Connection: close`) already.
+   * A partner that keeps its connections. If an instance accepts no connection, the partner moves to the other one. It never repeats a request that
+   * failed in another way. An `attentive` partner already moves after `Connection: close`.
    */
   const partnerOf = (first: number, attentive: boolean) => {
     const agent = new Agent({ keepAlive: true, maxSockets: 1 });
@@ -215,7 +215,7 @@ describe('a rolling restart under load', () => {
 });
 
 describe('SIGTERM during a slow gateway call', () => {
-  /** An open connection gets 503 from `/readyz`; a new connection is refused. Never ready again. */
+  /** Waits until the instance is leaving: an open connection gets 503 from `/readyz`, or a new connection is refused. */
   const leaving = (instance: number) =>
     eventually(
       async () =>
@@ -234,7 +234,7 @@ describe('SIGTERM during a slow gateway call', () => {
     const before = await standing();
     const inFlight = on(1).create(key);
     await eventually(async () => (await standing()) > before);
-    // A second connection, which is there to ask on.
+    // Open a second connection for the later questions.
     expect((await on(1).get('/readyz')).status).toBe(200);
     apis[1]!.signal('SIGTERM');
     await leaving(1);
@@ -261,7 +261,7 @@ describe('SIGTERM during a slow gateway call', () => {
     expect(await apis[1]!.stop()).toMatchObject({ code: 1 });
     expect(performance.now() - begun).toBeLessThan(2_000);
     expect(await inFlight).toMatch(/^ECONN/);
-    // Its lease runs for a minute: nobody else may touch it until then.
+    // The lease of the key runs for a minute. Until then no other process may take the key.
     expect((await on(0).create(key)).body.details?.code).toBe('IDEMPOTENCY_IN_PROGRESS');
     await startApi(1);
   });
@@ -272,7 +272,7 @@ describe('workers', () => {
     kill(workers[0]!.pid);
     await workers[0]!.exited;
     const { body } = await on(1).create(newKey());
-    // The lease of a projection that the dead one held ends after 10 s.
+    // The dead worker's lease of a projection ends after 10 s. Then the other worker goes on.
     await eventually(async () => (await newestOnFirst(1))[0] === body.data.id, { everyMs: 200 });
   });
 

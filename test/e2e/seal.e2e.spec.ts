@@ -1,4 +1,7 @@
-/** The sealed log over the whole service: what was appended verifies and proves; each kind of tampering, done to the database by SQL, is found and named. */
+/**
+ * The seal of the log in a whole service. Appended events can be verified and proved. Each kind of tampering, done by SQL in the database, is found
+ * and named.
+ */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
@@ -26,7 +29,7 @@ import { eventsInPostgres } from '../support/kurrentdb-server.js';
 import { type Service, startService } from '../support/service.js';
 
 const VERIFIER = join(import.meta.dirname, '../../apps/operator/verify.mjs');
-/** More than two tiles. */
+/** Enough events for more than two tiles of the tree. */
 const FILLER_APPENDS = 6;
 const FILLER_EVENTS = 100;
 
@@ -98,7 +101,7 @@ test('events of a payment are proved to a signed head; the verifier, which share
   expect(await run('prove', written('changed.json', changed))).toMatch(/NOT OK: the event at position \S+ is not in the log/);
   const stranger = headKeys(proofs.head.split('\n')[0]!, newKeyRing())[0]!.vkey;
   expect(await run('prove', written('proof.json', proofs), '--key', stranger)).toContain('NOT OK: no trusted key signed this head');
-  // A key that is not taken as one must not be passed over in silence; nor may the verifier say nothing because it lies behind a link.
+  // The verifier must not ignore a misspelt key option. It must also work when it is started through a symbolic link.
   expect(await run('prove', written('proof.json', proofs), '--keys', stranger)).toContain('NOT OK: use: node verify.mjs');
   symlinkSync(VERIFIER, join(folder, 'linked.mjs'));
   const linked = await promisify(execFile)(process.execPath, [join(folder, 'linked.mjs'), 'prove', written('proof.json', proofs)]);
@@ -120,11 +123,11 @@ test('a later head only appended to an earlier one', async () => {
   expect(await run('consistency', written('consistency.json', { ...proof, proof: proof.proof.slice(1) }))).toContain('NOT OK: the log of');
 });
 
-/** By SQL; in KurrentDB nobody can change an event in its place. */
+/** The tests change events by SQL. In KurrentDB an event cannot be changed in place. */
 (eventsInPostgres ? describe : describe.skip)('tampering is found and named', () => {
   const sql = (text: string, ...values: unknown[]) => service.services.pool.query(text, values);
   const at = (position: number) => String(position).padStart(20, '0');
-  /** Does it, verifies, and undoes it. */
+  /** Makes the change, verifies the log, and undoes the change. */
   const tampered = async (change: () => Promise<unknown>) => {
     const { pool } = service.services;
     const tables = ['es.events', 'es.head', 'log_tile', 'log_state', 'log_head'];
@@ -206,7 +209,7 @@ test('a later head only appended to an earlier one', async () => {
     });
     expect(found.events).toBeUndefined();
     expect(found.heads).toContain(`was signed at`);
-    // Which heads were signed by now is a matter of the clock; each of them tells.
+    // The clock decides which heads are signed by now. Each of them must show the tampering.
     expect(found.heads).toMatch(/over [3-9]\d\d events; only 250 are sealed now/);
   });
   test('an event and the whole tree over it, made again without the key: every head shows it', async () => {
@@ -262,7 +265,7 @@ test('a later head only appended to an earlier one', async () => {
       expect((await logState(pool)).origin).toBe('payfold/log/of-a-new-database');
       await resumeSeal(seal);
       expect((await logState(pool)).origin).toBe(before.head.origin);
-      // The worker may have begun meanwhile.
+      // The worker may have begun to seal again already.
       const early = await signLog(seal);
       if (early) expect(early.head.size).toBeGreaterThanOrEqual(before.head.size);
       await sealed();

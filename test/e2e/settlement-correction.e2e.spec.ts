@@ -1,6 +1,6 @@
 /**
- * One batch from two sources, and files that say otherwise of what was recorded: the cursor of the interface, imports that break off, lines that go and come
- * back, exceptions of lines that are no more, headers, accounts. Afterwards events, books and read models agree.
+ * One batch from two sources, and files that correct recorded batches. The cases: the cursor of the interface, imports that break off, lines that
+ * disappear and come back, exceptions of removed lines, batch headers, accounts. Afterwards events, books and read models agree.
  */
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { writeFileSync } from 'node:fs';
@@ -32,7 +32,7 @@ afterAll(async () => {
 });
 
 const pay = (number?: string): Promise<PaymentView> => partner.client.created(paymentOf(portal, { lines: [10_000], ...(number && { number }) }));
-/** A payment and the transaction of its principal. */
+/** Makes a payment. Returns its id and the transaction of its principal. */
 const sale = async () => {
   const { id } = await pay();
   return { id, tx: (await desk.transaction(id)).transactionId };
@@ -53,7 +53,7 @@ const kindsOf = async (batchId: string) =>
     .sort();
 const alarms = (text: string) => service.logLines().filter(({ level, msg }) => level >= 50 && msg.includes(text)).length;
 
-/** Ports whose store cannot be reached any more when lines are appended for the `nth` time. */
+/** Ports whose store fails from the `nth` append of lines on. */
 const breakingOff = (nth: number): SettlementPorts => {
   let times = 0;
   const append: EventStore['append'] = (stream, expected, events) => {
@@ -62,7 +62,7 @@ const breakingOff = (nth: number): SettlementPorts => {
   };
   return { ...ports, store: Object.assign(Object.create(ports.store) as EventStore, { append }) };
 };
-/** Ports whose processor lists these lines, and `before` when it is asked after a batch. */
+/** Ports whose processor lists these lines. `before` runs when the processor is asked for the batches after a known one. */
 const listing = (lines: readonly SettlementRecord[], before: () => void = () => undefined): SettlementPorts => {
   const find = (one: Parameters<typeof ports.payments.gateways.find>[0]): PaymentGateway | null => {
     const real = ports.payments.gateways.find(one);
@@ -110,7 +110,7 @@ describe('files beside the processor’s interface', () => {
     await record();
     expect(await settledIn(earlier.id)).toMatch(/^bat_/);
     expect(await ports.register.lastListed(await account())).toBe(batchId);
-    expect((await batchOf(ports.store, named(batchId))).fundedOn).toMatch(/^2/); // which the file did not know
+    expect((await batchOf(ports.store, named(batchId))).fundedOn).toMatch(/^2/); // the file had no funding day
     expect(await kindsOf(batchId)).toEqual([]);
     expect(await record()).toEqual([]);
   });
@@ -166,7 +166,7 @@ describe('files beside the processor’s interface', () => {
       };
       return { ...through, store: Object.assign(Object.create(ports.store) as EventStore, { append }) };
     };
-    // The file's line is judged first, then the interface's, and the file's is recorded.
+    // The order of this race: the file's line is judged, then the interface's line is judged, then the file's line is recorded.
     let listed: Promise<unknown> = Promise.resolve();
     const file = before(ports, () => {
       listed = record(
@@ -278,7 +278,7 @@ describe('a line that goes', () => {
     await desk.importFile(file(comes.tx, stays.tx));
     expect((await transit()) - start).toBe(19_540);
     expect(await settledIn(comes.id)).toBe('v');
-    // And with another amount, which the payment says from then on.
+    // The line also comes back with another amount. Then the payment has that amount.
     await desk.importFile(desk.csv(desk.line('v', stays.tx, CLOSED), desk.line('v', comes.tx, { ...CLOSED, gross: 9_000 })));
     expect((await transit()) - start).toBe(9_770 + 8_770);
     await desk.importFile(desk.csv(desk.line('v', stays.tx, { ...CLOSED, fee: 231 })));
@@ -307,9 +307,9 @@ describe('a line that goes', () => {
     await desk.importFile(file(stays.tx, voided.tx, tx));
     expect((await partner.client.void(voided.id, {})).code).toBe('VOID_FAILED');
     await desk.importFile(file(stays.tx));
-    // Its batch is open at the processor.
+    // The batch of this payment is still open at the processor, so a void is possible.
     expect((await partner.client.void(voided.id, {})).status).toBe(200);
-    // Its batch has closed: the void that was tried is a refund.
+    // The batch of this payment has closed, so the service tries a void and then refunds.
     expect((await partner.client.refund(refunded.id, { amountCents: 1_000 })).data.reversalType).toBe('refund');
   });
 });
@@ -355,7 +355,7 @@ describe('exceptions of lines that were corrected', () => {
     await resolve(back!.exceptionId, 'adopt', 25);
     expect(await kindsOf('e2')).toEqual([]);
     const after = await desk.booked();
-    expect([after('liabilities:suspense'), after('liabilities:agency') - payable]).toEqual([before, 0 - 10_000]); // the sound sale itself
+    expect([after('liabilities:suspense'), after('liabilities:agency') - payable]).toEqual([before, 0 - 10_000]); // the correct sale alone
   });
   test('one that had been resolved, of a line that says another amount: the difference', async () => {
     const before = await suspense();
@@ -371,7 +371,7 @@ describe('exceptions of lines that were corrected', () => {
     await desk.importFile(desk.csv(sound));
     expect(await kindsOf('e3')).toEqual([['SUSPENSE_MISMATCH', -800]]);
     await desk.importFile(desk.csv(ghost('e3', 800), sound));
-    // The line is another one by now: both stand until somebody has looked.
+    // The line that came back counts as a new one. So both exceptions stay open until staff resolve them.
     expect(await kindsOf('e3')).toEqual([
       ['MISSING_HERE', 800],
       ['SUSPENSE_MISMATCH', -800],
@@ -380,7 +380,7 @@ describe('exceptions of lines that were corrected', () => {
 });
 
 describe('a file is refused before anything of it is recorded', () => {
-  // Record the batches that the interface still has before each test. Otherwise the worker's round would record them in the middle of a test.
+  // Before each test, record all batches that the interface lists. Otherwise the worker's round could record them in the middle of a test.
   beforeEach(() => record());
 
   test('if the merchant account of one of its batches is unknown', async () => {
@@ -407,7 +407,7 @@ describe('a file is refused before anything of it is recorded', () => {
     expect((await batchOf(ports.store, { ...named('h2'), merchantAccount: other })).lines).toEqual([]);
     await desk.importFile(file);
     expect(await recordedLines('h2')).toHaveLength(250);
-    // Another account that counts its batches from the same number is another matter.
+    // Another merchant account may use the same batch id: that is a different batch.
     await desk.importFile(desk.csv(desk.line('h2', 'its-own', CLOSED)), other);
     expect(await recordedLines('h2')).toHaveLength(250);
   });
@@ -417,7 +417,7 @@ describe('a file is refused before anything of it is recorded', () => {
     await expect(desk.importFile(desk.csv(desk.line('h3', tx, { closed: '2026-11-02T05:00:00Z' })))).rejects.toThrow(
       'batch h3 is recorded as closed at 2026-11-01T05:00:00.000Z, which no file can change; this one says 2026-11-02T05:00:00.000Z',
     );
-    // Forgotten at first: the day is taken, and the money posted.
+    // The first file had no funding day. A later file may add the day. The money is posted if that day has come.
     const bank = async () => (await desk.booked())('assets:bank');
     const before = await bank();
     expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: '2999-01-01' })))).toMatchObject({ corrected: 1 });

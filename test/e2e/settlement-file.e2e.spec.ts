@@ -1,4 +1,7 @@
-/** The processor's file: imported once, corrected, refused as a whole; each kind of exception provoked, and its life to the posting that ends it. */
+/**
+ * The processor's file: it is imported once, corrected, or refused as a whole. Each kind of exception is provoked, and followed up to the posting
+ * that ends it.
+ */
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { join } from 'node:path';
 import { changeException, type ExceptionChange, recordSettlements } from '#settlement';
@@ -19,7 +22,7 @@ beforeAll(async () => {
   partner = await service.account();
   portal = await service.portal(partner);
   desk = settlementDesk(service);
-  // The account becomes known with the first charge on it.
+  // The service learns of a merchant account with the first charge on it.
   const { id } = await pay();
   merchantAccount = (await transaction(id)).merchantAccount;
 });
@@ -97,7 +100,7 @@ describe('a file', () => {
     expect(await importFile(right)).toMatchObject({ corrected: 4 });
     const after = await booked();
     expect(after('liabilities:suspense')).toBe(0);
-    // a: 100 less and 2 of fees; b: 70 of fees; the ghost's 700 gone; c is new, with its fee.
+    // Line a: 100 less, and 2 less in fees. Line b: 70 less in fees. The ghost line of 700 is removed. Line c is new, with a fee of 230.
     expect(after('expense:processing') - before('expense:processing')).toBe(-2 - 70 + 230);
     expect(after('assets:processor') - before('assets:processor')).toBe(-700 + 2 + 70 - 230);
     expect((await exceptionsOf('wrong')).map(({ kind, grossCents }) => [kind, grossCents])).toEqual([['AMOUNT_MISMATCH', 9_900]]);
@@ -216,7 +219,7 @@ describe('every kind of exception', () => {
     await importFile(csv(line('k8', transactionId)));
     expect(await only('k8')).toMatchObject({ kind: 'LATE', paymentId: late.id });
     const waiting = (await open()).filter(({ kind, paymentId }) => kind === 'MISSING_AT_GATEWAY' && paymentId === missing.id);
-    // Both legs: the fee was charged by itself.
+    // Both legs are missing, since the fee was a charge of its own.
     expect(waiting.map(({ leg, expectedCents }) => [leg, expectedCents]).sort()).toEqual([
       ['fee', missing.serviceFeeCents],
       ['principal', 10_000],

@@ -1,6 +1,6 @@
 /**
- * After the charge (specification, Events and States; C23, C24, C29, C30, C57, C67, C69): batches settle, staff refund and resolve, cardholders dispute.
- * Lines come from the sandbox processor; those that it never sends come from a processor that a spec writes the lines of.
+ * Events after the charge (specification, Events and States; C23, C24, C29, C30, C57, C67, C69): batches settle, staff refund and resolve,
+ * cardholders dispute. Most lines come from the sandbox processor. Lines that the sandbox never sends come from a processor that is scripted here.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { ServiceError } from '#kernel';
@@ -22,7 +22,7 @@ import { CARD, type Client, paymentOf, type Service, startService, type TestAcco
 let service: Service;
 let partner: TestAccount;
 let client: Client;
-/** The fee of 10,000 cents is 300. */
+/** A portal where the fee of 10,000 cents is 300. */
 let separate: string;
 let combined: string;
 beforeAll(async () => {
@@ -38,7 +38,7 @@ const soon = () => AbortSignal.timeout(20_000);
 const pay = (options: { lines?: number[]; number?: string; portal?: string } = {}) => client.created(paymentOf(options.portal ?? separate, options));
 const read = async (id: string): Promise<PaymentView> => (await client.find(id)).data;
 const record = (ports: SettlementPorts = service.services.settlement) => recordSettlements(ports, soon());
-/** What the processor does at night, and what Payfold learns of it. */
+/** Closes the batches at the processor, as every night, and records them here. */
 const settle = async () => {
   await service.simulator.closeBatches();
   return record();
@@ -180,7 +180,7 @@ describe('settlement', () => {
     const { id } = await pay();
     const loaded = await service.services.payments.ports.streams.load(id);
     if (loaded.payment.phase !== 'charged') throw new Error('not charged');
-    // A line that comes before its batch has really closed: the stream says settled, the processor still has the charge open.
+    // Record the line before the batch has really closed. So the stream says settled, but at the processor the charge is still open.
     await record(
       processorOf(
         loaded.payment.legs.map(({ leg, transactionId, account }) => ({
@@ -219,7 +219,7 @@ describe('settlement', () => {
     const before = (await service.simulator.truth()).length;
     await service.simulator.arm({ match: { call: 'charge' }, delayAfterMs: 1_500 });
     const slow = client.create(paymentOf(combined));
-    // The charge is in the bank's books, its answer is not on its way yet.
+    // Wait until the charge is in the bank's books. Its answer is delayed.
     await eventually(async () => (await service.simulator.truth()).length > before);
     await service.simulator.closeBatches();
     await record();
@@ -250,7 +250,7 @@ describe('settlement', () => {
 });
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// A processor that says what a spec wants.
+// A processor that is scripted by a test.
 
 let scripted = 0;
 const line = (fields: Partial<SettlementRecord> & { transactionId: string; grossCents: number }): SettlementRecord => ({
@@ -262,7 +262,7 @@ const line = (fields: Partial<SettlementRecord> & { transactionId: string; gross
   netCents: fields.grossCents,
   ...fields,
 });
-/** Settlement ports over processors whose batches hold these lines; the rest is the service's own. */
+/** Settlement ports whose processors list these lines. All other ports are those of the service. */
 const processorOf = (lines: readonly { merchantAccount: string; line: SettlementRecord }[]): SettlementPorts => {
   const { settlement } = service.services;
   const gateways = {
@@ -409,7 +409,7 @@ describe('batches of a processor that does not behave', () => {
       line: inBatch('short', line({ transactionId: `ch_short_${index}`, grossCents: 1, fundedOn: '2026-01-02' })),
     }));
     const whole = processorOf(all);
-    // The round ends in the middle of the batch, after its first 200 lines were written.
+    // These ports end the round in the middle of the batch, after its first 200 lines were recorded.
     const cut: SettlementPorts = {
       ...whole,
       payments: {
@@ -665,14 +665,14 @@ describe('resolving what recovery must not (C29, C69)', () => {
         { type: 'Resolve', resolution: 'settles', portalId: null, feeCents: 0, reason: 'ours', by: 'Dana' },
         staff('Dana', 'spec'),
       );
-    // A round opens some hundreds; more than those came from the tests before.
+    // One round opens at most some hundred exceptions. Earlier tests have left more, so repeat until none is left.
     while ((await service.services.openExceptions()) > 0);
     for (const as of ['voided', 'failed'] as const)
       expect((await refused(resolve(id, { as, force: true })))?.message).toContain(
         `A batch has settled the combined leg (${exception!.transactionId})`,
       );
     expect((await refused(settles()))?.message).toContain('Nothing of the payment stands here as unsettled');
-    // What the batch says names the transaction that nobody else could.
+    // The settled line supplies the transaction id that the gateway could not give.
     expect(await resolve(id, { force: true })).toMatchObject({ status: 'succeeded', gateway: { transactionId: exception!.transactionId } });
     await settles();
   });

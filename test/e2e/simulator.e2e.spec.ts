@@ -1,6 +1,6 @@
 /**
- * The sandbox processor as a real process under load: killed in the middle of writes, it knows everything that it had acknowledged, nothing twice,
- * and answers every reference as before. Needs the built code (`npm run build`).
+ * The sandbox processor as a real process under load: killed in the middle of writes, it must keep everything that it acknowledged, nothing twice,
+ * and answer every reference as before. Needs the built code (`npm run build`).
  */
 import { spawn } from 'node:child_process';
 import { randomInt } from 'node:crypto';
@@ -64,7 +64,7 @@ const again = (gateway: SimulatorGateway, { ref, op, amountCents, chargeTransact
     ? gateway.charge({ ref, leg: 'combined', account, amountCents, instrument }, soon())
     : gateway.void({ ref, leg: 'combined', account, chargeTransactionId, amountCents, askedBy: 'void' }, soon());
 
-/** Clients that charge, and void a part of every third charge, until their simulator is gone; every call with what it was answered. */
+/** Runs clients that charge, and void a part of every third charge, until the simulator is gone. Returns every call with its answer. */
 const load = async (gateway: SimulatorGateway): Promise<Call[]> => {
   const calls: Call[] = [];
   const client = async () => {
@@ -93,7 +93,7 @@ describe('killed under load', () => {
       const gateway = createSimulatorGateway({ url: simulator.url });
       const loading = load(gateway);
       const { length } = await readFile(journal());
-      // In the middle of its work: after so many bytes, which no clock decides.
+      // Kill the simulator in the middle of its work: after a random number of bytes in its journal.
       const enough = length + randomInt(20_000, 400_000);
       await eventually(async () => (await readFile(journal())).length > enough, { everyMs: 1 });
       await simulator.kill();
@@ -101,7 +101,7 @@ describe('killed under load', () => {
       all.push(...(await loading));
       gateway.close();
       if (round % 2 === 1) {
-        // A kill may or may not tear a line; here one surely is.
+        // A kill does not always leave half a line. So append one, to be certain.
         await appendFile(journal(), '{"crc":"12345678","number":99,"record":{"type":"opera');
         torn += 1;
       }
@@ -124,21 +124,21 @@ describe('killed under load', () => {
       const { transactionId } = (outcome as { txn: ReversalTxn }).txn;
       expect(byRef.get(ref)).toMatchObject({ op, amountCents, transactionId, result: 'approved' });
     }
-    // Asked again, each is answered as before.
+    // Each acknowledged call is sent again and must get the same answer.
     for (let from = 0; from < acknowledged.length; from += 100)
       await Promise.all(acknowledged.slice(from, from + 100).map(async (call) => expect(await again(gateway, call)).toEqual(call.outcome)));
-    // The calls that the kills cut off: executed or never, and the truth says the same.
+    // The kills have cut off these calls. Finalising must say whether each was executed, and the bank's books must agree.
     for (const { ref, op, outcome } of lost) {
       expect(['unknown', 'not_processed']).toContain(outcome.kind);
       const finalized = await gateway.finalize({ ref, account, op }, soon());
       expect(finalized.kind).toBe(byRef.has(ref) ? 'executed' : 'never');
       if (outcome.kind === 'not_processed') expect(finalized.kind).toBe('never');
     }
-    // Nothing is there that nobody asked for.
+    // The bank has executed no reference that was not sent.
     const asked = new Set(all.map(({ ref }) => ref));
     expect([...byRef.keys()].filter((ref) => !asked.has(ref))).toEqual([]);
 
-    // What settles is what was taken and not voided.
+    // The batches must settle the charged amounts minus the voided ones.
     const executed = truth.filter(({ op }) => op === 'charge');
     const expected = executed.reduce((sum, entry) => sum + entry.amountCents! - entry.voidedCents!, 0);
     expect(await gateway.closeBatch(account, soon())).toMatchObject({ count: executed.length, amountCents: expected });

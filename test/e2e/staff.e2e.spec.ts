@@ -1,6 +1,6 @@
 /**
  * Staff at the command line beside a running service and without one: refund, void, resolve, disputes, settlement. The service is a real process
- * tree; what a command did is read back over HTTP.
+ * tree. The effect of each command is read over HTTP.
  */
 import { execFile } from 'node:child_process';
 import { writeFile } from 'node:fs/promises';
@@ -52,7 +52,7 @@ const call = async (method: string, path: string, body?: object): Promise<{ stat
 const pay = async (number?: string) => (await call('POST', PAYMENTS, paymentOf(welcome.portalId, number ? { number } : {}))).body.data as PaymentView;
 const read = async (id: string) => (await call('GET', `${PAYMENTS}/${id}`)).body.data as PaymentView;
 const BY = ['--by', 'Dana Scott'];
-/** The last actor of each type of event, as auditors read it. */
+/** For each type of event, the actor of the last one, as the audit export shows it. */
 const actorsByEvent = async (): Promise<ReadonlyMap<string, string>> => {
   const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data };
   const { stdout } = await promisify(execFile)(process.execPath, [LAUNCHER, 'audit', 'export', 'staff-actions', '--format', 'ndjson'], { env });
@@ -183,7 +183,7 @@ describe('beside the running service', () => {
   test('tasks that only a person may decide', async () => {
     const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.unresolvable }));
     const id = answer.body.details!.id!;
-    // An alarm besides the answer, and rightly so.
+    // Besides the answer, an alarm is correct here.
     const closed = await payfold('settlement', 'close');
     expect([closed.code, closed.stderr]).toEqual([0, expect.stringContaining('a payment needs a decision by staff')]);
     expect(await done('payments', 'tasks')).toContainEqual({

@@ -1,6 +1,6 @@
 /**
- * Starting and stopping the service as its user does (docs/operations.md): the first start and the second, Ctrl-C, children that die, and everything
- * that must keep it from starting with one clear line, without touching what is there.
+ * Starting and stopping the service as its user does (docs/operations.md): the first start, the second start, Ctrl-C, and children that die. Then
+ * every condition that must prevent a start: the service must print one clear line and change no file.
  */
 import { spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
@@ -44,7 +44,7 @@ interface Payment {
 
 let dataDir: DataDir;
 let welcome: Welcome;
-/** The service on `dataDir`, while it runs. */
+/** The service that runs on `dataDir`. null: none runs. */
 let service: RunningProcess | null = null;
 let paid: Payment;
 
@@ -65,17 +65,17 @@ const sh = (command: string): Promise<{ code: number | null; stdout: string }> =
     shell.once('error', reject).once('close', (code) => resolve({ code, stdout }));
   });
 
-/** In the database of the running service. */
+/** Runs a statement in the database of the running service. */
 const sql = async (statement: string): Promise<void> => {
   const client = new pg.Client({ connectionString: runtimeOf(dataDir).databaseUrl });
   await client.connect();
   await client.query(statement).finally(() => client.end());
 };
 
-/** What it said to people; its log is JSON. */
+/** The lines on stderr for people. The lines of the log are JSON and are left out. */
 const complaint = ({ stderr }: Ended): string[] => stderr.split('\n').filter((line) => line !== '' && !line.startsWith('{"level"'));
 
-/** Every file below a folder, by its checksum. */
+/** The checksum of every file below a folder. */
 const checksums = async (folder: string): Promise<Record<string, string>> => {
   const found: Record<string, string> = {};
   for (const entry of await readdir(folder, { recursive: true, withFileTypes: true })) {
@@ -93,7 +93,7 @@ const nothingRunsOn = (dir: DataDir) => {
   expect(systemProcesses().filter(({ args }) => args.includes(dir.data))).toEqual([]);
 };
 
-/** It does not start, says why in one line, leaves no process and (unless told otherwise) not a byte changed. */
+/** Starts the service, which must fail: it prints its reason in one line, leaves no process, and changes no file (unless `untouched` is false). */
 const refuses = async (line: RegExp, env: Environment = {}, { untouched = true } = {}): Promise<void> => {
   const before = untouched ? await checksums(dataDir.path) : {};
   const ended = await runToEnd('standalone', dataDir, env);
@@ -157,7 +157,7 @@ describe('a child that is killed under the running service', () => {
         else refused.push(`${reply.status} ${reply.code}`);
       }
     });
-    // It is back within moments, and all 16 may be past their claim at the kill: then nobody meets a store of keys that is down.
+    // Postgres is back within moments. If all 16 requests have their keys already, none of them gets a 503. So kill again until one does.
     for (let kills = 0; kills < 3 || !refused.includes('503 IDEMPOTENCY_UNAVAILABLE'); kills++) {
       const before = paidFor.length;
       await eventually(() => paidFor.length > before + 20);
@@ -172,11 +172,12 @@ describe('a child that is killed under the running service', () => {
 
     expect(isAlive(first.pid)).toBe(true);
     expect(runtimeOf(dataDir).databaseUrl).toBe(databaseUrl);
-    // What had begun may end unknown or inside; what had not was told so.
+    // A payment that had begun may end as unknown or as an internal error. A request that had not begun must get 503.
     expect([...new Set(refused)].filter((answer) => !/^(503 IDEMPOTENCY_UNAVAILABLE|504 PAYMENT_TIMEOUT|500 INTERNAL_ERROR)$/.test(answer!))).toEqual(
       [],
     );
-    // Settlements of keys that the kill took are found again when their lease ends. Nothing is in flight any more, so it may end now.
+    // The kill may have lost the endings of some keys. The service makes them again when the leases end. No request is in flight now, so end all
+    // leases.
     await sql(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
     for (const { key, text } of paidFor) {
       const reply = await create(by, CARD.approved, key);
@@ -217,7 +218,7 @@ describe('stopping', () => {
     how(process);
     const begun = performance.now();
     expect((await inFlight).status).toBe(200);
-    // It came after the signal, from a processor that was still there.
+    // The answer came after the signal, so the processor was still running then.
     expect(performance.now() - begun).toBeGreaterThan(500);
     expect(await process.exited).toMatchObject({ code: 0, signal: null });
     service = null;
@@ -237,7 +238,7 @@ describe('stopping', () => {
       await sleep(afterMs);
       begun.signal('SIGTERM');
       const { code, signal } = await begun.exited;
-      // Before Node has come to our first line the signal has its default effect.
+      // If the signal comes before Node runs our first line, it kills the process (its default effect).
       expect([code, signal]).toEqual(code === null ? [null, 'SIGTERM'] : [0, null]);
       nothingRunsOn(dataDir);
     }
@@ -313,7 +314,8 @@ describe('a first start that is killed at any moment', () => {
       }
       const { url, stdout } = await start('standalone', fresh);
       expect((await fetch(`${url}/readyz`)).status).toBe(200);
-      // The last kill may have come after the key was made and before it was shown; then there is one to be issued with the command line.
+      // The last kill may have come after the API key was made and before it was shown. Then a new key must be issued with the command line, so this
+      // start may show none.
       expect(stdout()).toMatch(/ready \S+\n$/);
       expect((await readdir(fresh.data)).filter((name) => name.includes('.new-'))).toEqual([]);
     } finally {
@@ -346,7 +348,7 @@ describe('it does not start, says so in one line and changes nothing', () => {
   };
 
   test.each([['PORT'], ['METRICS_PORT'], ['SIMULATOR_PORT']])('%s in use', (name) =>
-    // Postgres has run for a moment, and wrote that down.
+    // Postgres has run for a moment and has changed its files, so `untouched` is false.
     occupied((port) => refuses(new RegExp(`\\b${port}\\b.*in use|in use.*\\b${port}\\b`), { [name]: String(port) }, { untouched: false })),
   );
 

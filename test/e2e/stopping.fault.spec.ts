@@ -1,6 +1,6 @@
 /**
- * A stop while the event store is away: during the start, of a running service and of a command. Everything ends within the grace of an orchestrator
- * (30 s is the usual one; these limits are shorter), and no process stays behind.
+ * Stops while the event store is unavailable: of a service that is starting, of a running service, and of a command. Each must end within the grace
+ * period of an orchestrator (usually 30 s; the limits here are shorter) and leave no process.
  */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { createPool } from '#platform';
@@ -23,12 +23,12 @@ import { paymentOf, PAYMENTS } from '../support/service.js';
 import { type SilentServer, silentServer } from '../support/silent-server.js';
 
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
-/** A start that is stopped, and a command. */
+/** The limit for a service that is starting, and for a command. */
 const START_ENDS_MS = 10_000;
-/** A running service, which first ends what it has begun. */
+/** The limit for a running service. It first finishes its requests in flight. */
 const SERVICE_ENDS_MS = 25_000;
 const TEST_MS = 180_000;
-/** Nothing listens there. */
+/** A port where nothing listens. */
 const REFUSING = 9;
 
 let dataDir: DataDir;
@@ -42,16 +42,16 @@ afterEach(async () => {
   await silent.close();
 });
 
-/** Its lines for people; its log is JSON. */
+/** The lines on stderr for people. The lines of the log are JSON and are left out. */
 const complaint = ({ stderr }: Ended): string[] => stderr.split('\n').filter((line) => line !== '' && !line.startsWith('{"level"'));
-/** Stops it, and makes sure that it and all of its children are gone in time. */
+/** Sends SIGTERM, and checks that the process and all of its children are gone in time. */
 const endsWithin = async (ms: number, process: Pick<RunningProcess, 'signal' | 'exited' | 'children'>): Promise<Ended> => {
   const children = process.children();
   const begun = performance.now();
   process.signal('SIGTERM');
   const ended = await process.exited;
   expect(performance.now() - begun).toBeLessThan(ms);
-  // The guard of Postgres ends when the last process has.
+  // The guard process of Postgres ends after all others.
   await eventually(() => children.every(({ pid }) => !isAlive(pid)), { timeoutMs: 2_000 });
   expect(systemProcesses().filter(({ args }) => args.includes(dataDir.data))).toEqual([]);
   return ended;
@@ -83,7 +83,7 @@ describe.each<[what: string, port: () => number]>([
     'SIGTERM during the start ends it, its children and its Postgres',
     async () => {
       const begun = launch('standalone', dataDir, env());
-      // Both roles have come to their wait for the event store.
+      // Wait until all roles have started, and one of them waits for the event store.
       await eventually(() => ['api', 'worker', 'simulator'].every((role) => begun.children().some((child) => roleOf(child) === role)), {
         timeoutMs: 30_000,
       });
@@ -141,7 +141,7 @@ test(
     const env = { DATABASE_URL: database.url };
     await (await start('standalone', dataDir, env)).stop();
     const other = await pool.connect();
-    // The swap of the directory waits for this row.
+    // This lock blocks the command: its swap of the directory needs the row.
     await other.query(`begin; select from projection_checkpoint where name like 'directory@%' for update`);
     const command = launch([LAUNCHER, 'projections', 'rebuild', 'directory'], dataDir, env);
     await eventually(async () => (await pool.query(`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)).rowCount === 1); // prettier-ignore

@@ -1,6 +1,7 @@
 /**
- * The processes of `npm start` while partners pay: each is killed in turn, the supervisor too. Either the service is whole again soon, or nothing of it is
- * left and the next start works. What was acknowledged stays, and its keys replay. Then how the supervisor ends, and what it shows of its children.
+ * The processes of `npm start` while partners pay: each one is killed in turn, also the supervisor. Either the service works again soon,
+ * or all its processes are gone and the next start works. Acknowledged payments stay, and their keys replay. The last tests show how the
+ * supervisor ends, and what it reports of its children.
  */
 import { readFileSync } from 'node:fs';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -24,7 +25,7 @@ import {
 } from '../support/processes.js';
 import { CARD, PARTNER, paymentOf } from '../support/service.js';
 
-/** Each child of the supervisor, by what is in its command. */
+/** The children of the supervisor. Each is recognised by this part of its command. */
 const CHILDREN = { api: 'api/main.js', worker: 'worker/main.js', simulator: 'simulator/main.js', postgres: 'bin/postgres' } as const;
 type Name = keyof typeof CHILDREN;
 const NAMES = Object.keys(CHILDREN) as Name[];
@@ -37,7 +38,7 @@ let dataDir: DataDir;
 let service: RunningProcess;
 let welcome: Welcome;
 let metricsPort: number;
-/** Every answer of a payment that was made, by key. */
+/** The 200 answers of all payments, by key. */
 const acknowledged = new Map<string, string>();
 
 const startAgain = async () => {
@@ -55,7 +56,7 @@ const pidOf = (name: Name): number => {
 };
 const pids = (): Record<Name, number> => Object.fromEntries(NAMES.map((name) => [name, pidOf(name)])) as Record<Name, number>;
 
-/** Partners that pay without a pause, whatever they are answered, until `stop`. */
+/** Partners that pay without a pause until `stop`. They also go on after an error. */
 const traffic = () => {
   let paying = true;
   const payers = Array.from({ length: PAYERS }, async () => {
@@ -64,7 +65,7 @@ const traffic = () => {
       const key = newKey();
       await pay(by, key).then(
         ({ status, text }) => status === 200 && acknowledged.set(key, text),
-        // Nobody listens just now, or the answer was cut off.
+        // No process listens at the moment, or the answer was cut off.
         () => new Promise((wake) => setTimeout(wake, 20)),
       );
     }
@@ -82,7 +83,7 @@ const traffic = () => {
   };
 };
 
-/** A payment goes the whole way: API, processor, log, and through the worker into the list. */
+/** Checks that one payment passes through every part: API, processor, log, and the worker, which puts it into the list. */
 const isWhole = async () => {
   const by = partner();
   const { status, data } = await pay(by);
@@ -92,7 +93,8 @@ const isWhole = async () => {
 };
 
 const everythingReplays = async () => {
-  // The end of a key is not waited for on disk: a Postgres that was killed may have lost it, and the payment's stream makes it again when its lease is over.
+  // The ending of a key is acknowledged before it is on disk, so a killed Postgres may have lost it. The service makes the ending again from the
+  // payment's stream when the lease is over. So end all leases now.
   const client = new pg.Client({ connectionString: runtimeOf(dataDir).databaseUrl });
   await client.connect();
   await client.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
@@ -168,7 +170,10 @@ describe('kill -9 while partners pay', () => {
 });
 
 describe('the supervisor ends', () => {
-  /** Resolves when the principal of so many payments has been charged; their answers come later. */
+  /**
+   * Sends `count` payments, and resolves when the principal of each has been charged. The processor delays its answers, so the payments are still in
+   * flight.
+   */
   const inFlight = async (count: number, delayAfterMs: number): Promise<Promise<number | string | undefined>[]> => {
     const bank = bankOf();
     const charged = (await bank.truth()).length;
@@ -263,7 +268,7 @@ describe('/metrics of the supervisor', () => {
     const answered = 'payfold_http_request_duration_seconds_count{method="POST",route="/api/partner/v1/payments",status="504"}';
     const [attempts, before] = ['payfold_open_attempts{figure="count"}', await scrape()];
     expect((await pay(by, newKey(), CARD.unreadable)).code).toBe('PAYMENT_TIMEOUT');
-    // Recovery ends attempts of the payments that were killed above, so the database says how many are open now.
+    // Recovery still ends attempts of the earlier tests. So the expected number of open attempts is read from the database.
     const client = new pg.Client({ connectionString: runtimeOf(dataDir).databaseUrl });
     await client.connect();
     const open = async () => {

@@ -1,4 +1,4 @@
-/** The HTTP edge: limits, methods, headers, and what never leaves (C1, C8, C65; docs/contract.md#the-http-edge). */
+/** The HTTP edge: limits, methods, headers, and data that must never be sent (C1, C8, C65; docs/contract.md#the-http-edge). */
 import { connect } from 'node:net';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { eventually } from '../support/eventually.js';
@@ -21,7 +21,7 @@ beforeAll(async () => {
 });
 afterAll(() => service.stop());
 
-/** Bytes on a bare socket, and every byte that comes back until it is closed. */
+/** Sends the text on a plain socket. Resolves with the whole answer when the socket is closed. */
 const raw = (text: string, { dripMs }: { dripMs?: number } = {}): Promise<{ status: number; headers: Record<string, string>; text: string }> =>
   new Promise((resolve, reject) => {
     const { hostname, port } = new URL(service.urls[0]!);
@@ -43,7 +43,7 @@ const raw = (text: string, { dripMs }: { dripMs?: number } = {}): Promise<{ stat
   });
 const head = (method: string, path: string, lines: string[] = []) =>
   [`${method} ${path} HTTP/1.1`, 'host: test', `authorization: ApiKey ${partner.apiKey}`, ...lines, '', ''].join('\r\n');
-/** In the envelope of C1, as the document has it, and nothing of the inside. */
+/** Checks an error of the HTTP edge: it has the envelope of C1, matches the OpenAPI document, and shows no internals. */
 const expectTransport = (answer: { status: number; headers: Readonly<Record<string, string | undefined>>; text: string }, status: number) => {
   expect(answer.status).toBe(status);
   service.judge.check({ method: 'GET', path: '/no-operation', status, contentType: answer.headers['content-type'], text: answer.text });
@@ -105,7 +105,7 @@ describe('paths and methods', () => {
     const answer = await raw(head(method, PAYMENTS, ['content-length: 0', 'connection: close']));
     expectTransport(answer, 405);
     expect(answer.headers.allow).toBe('GET, HEAD, POST');
-    // What was sent is not reflected.
+    // The answer does not repeat the data of the request.
     expect(answer.text).not.toContain(partner.apiKey);
   });
 
@@ -170,9 +170,9 @@ describe('limits', () => {
     let received = 0;
     const closed = new Promise<void>((close) => socket.on('close', () => close()).on('error', () => undefined));
     socket.pause().write('GET /openapi.json HTTP/1.1\r\nhost: test\r\n\r\n'.repeat(asked));
-    // Node looks twice whether a write goes on.
+    // Node checks twice whether a write makes progress before it ends the connection.
     await new Promise((later) => setTimeout(later, 3 * SILENT_MS));
-    // Whoever is still served reads everything now, and is then kept for more.
+    // Now read everything. If the service had not ended the connection, all answers would arrive and the connection would stay open.
     socket.on('data', (chunk) => (received += chunk.length)).resume();
     await closed;
     const document = await (await fetch(`${service.urls[0]!}/openapi.json`)).text();

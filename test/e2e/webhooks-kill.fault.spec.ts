@@ -1,6 +1,6 @@
 /**
- * `kill -9` of workers in the middle of deliveries: real worker processes over one database, real receivers with TLS. Nothing is lost, every delivery keeps its
- * id, attempts keep to their schedule, and what a receiver hears twice it can tell by the id.
+ * `kill -9` of workers in the middle of deliveries: real worker processes over one database, real receivers with TLS. No event is lost, every
+ * delivery keeps its id, and attempts keep to their schedule. A receiver can recognise a repeated delivery by its id.
  */
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -19,12 +19,12 @@ import { createAuthority, type Receiver, startReceiver, status } from '../suppor
 import { FIRST_DISPUTE } from '../support/webhooks.js';
 
 const RETRY_SECONDS = 1;
-/** Rounds; in three of them both workers are killed, so 20 processes in all. */
+/** Number of rounds. In three of them both workers are killed, so 20 processes are killed in all. */
 const ROUNDS = 17;
 const EVENTS = 300;
-/** And one for each fail point. */
+/** All events: EVENTS, and one for each fail point. */
 const ALL = EVENTS + 5;
-/** A lease and its grace, and as much again for a busy machine. */
+/** Twice the length of a lease and its grace period. The second half is for a busy machine. */
 const TAKEN_OVER_MS = 70_000;
 
 let dataDir: DataDir;
@@ -61,7 +61,7 @@ beforeAll(async () => {
     WEBHOOK_DNS_SERVERS: names.address,
     WEBHOOK_RETRY_SECONDS: String(RETRY_SECONDS),
   };
-  // The first worker makes schema and key file.
+  // The first worker makes the schema and the key file.
   await (await start('worker', dataDir, env)).stop();
   const config = readConfig({ ...env, DATA_DIR: dataDir.data });
   const keys = readKeyRing(config.masterKeyFile);
@@ -101,7 +101,7 @@ afterAll(async () => {
 });
 
 let events = 0;
-/** So many events for the account: a dispute that moves on. */
+/** Makes `count` events for the account: changes of one dispute. */
 const moveOn = async (count: number, name: string): Promise<void> => {
   events += count;
   const { clock, ids, payments } = services;
@@ -128,7 +128,7 @@ const states = async (): Promise<Record<string, number>> => {
   );
   return Object.fromEntries(rows.map(({ state, count }) => [state, Number(count)]));
 };
-/** Nothing is left to do for any of them. */
+/** True if every event has its deliveries, and no delivery is pending or in flight. */
 const done = async (): Promise<boolean> => {
   const { pending = 0, in_flight = 0 } = await states();
   return pending + in_flight === 0 && (await told()).length === events;
@@ -138,7 +138,7 @@ const told = async (): Promise<string[]> => {
   return rows.map(({ id }) => id);
 };
 
-/** Each is right before or right after one call of the dispatcher. */
+/** Fail points of the dispatcher. Each is right before or right after one of its calls. */
 const FAILPOINTS = ['claimDue:after', 'post:before', 'post:after', 'complete:before', 'complete:after'];
 
 test('a worker dies at each step of a delivery', async () => {
@@ -156,18 +156,18 @@ test('a worker dies at each step of a delivery', async () => {
 test('20 kills of workers: nothing lost, same ids, five attempts by schedule where a receiver fails', async () => {
   const [good1, good2, bad] = receivers as [Receiver, Receiver, Receiver];
   for (const receiver of [good1, good2]) receiver.behave((_request, response) => void setTimeout(() => response.writeHead(200).end(), 30));
-  // A worker that was killed comes back while the other goes on.
+  // A killed worker is started again while the other one continues.
   const workers: Promise<RunningProcess>[] = [start('worker', dataDir, env), start('worker', dataDir, env)];
   await moveOn(EVENTS / 3, 'first');
   for (let round = 0; round < ROUNDS; round++) {
     const victim = round % 2;
     const before = good1.requests + good2.requests + bad.requests;
-    // In the middle of deliveries, where there still are any.
+    // Wait until ten more requests were received, so that the kill comes in the middle of deliveries. At the end there may be none left.
     await eventually(async () => good1.requests + good2.requests + bad.requests >= before + 10 || (await done()), {
       timeoutMs: TAKEN_OVER_MS,
       everyMs: 5,
     });
-    // Now and then both are gone at once.
+    // In every fifth round both workers are killed at once.
     const victims = round % 5 === 4 ? [victim, 1 - victim] : [victim];
     const killed = await Promise.all(victims.map((index) => workers[index]!));
     for (const { pid } of killed) kill(pid);
@@ -185,7 +185,7 @@ test('20 kills of workers: nothing lost, same ids, five attempts by schedule whe
   }
   const { rows: lost } = await services.pool.query<{ lost: string }>('select sum(lease_losses) as lost from webhook_delivery');
   expect(Number(lost[0]!.lost)).toBeGreaterThan(0);
-  // Lost workers use up no attempt: each failing delivery was written down five times, in order, and never sooner than its wait.
+  // A killed worker uses up no attempt. Each failing delivery has five recorded attempts, in order, and none before its waiting time was over.
   const { rows: attempts } = await services.pool.query<{ count: string; most: number; soonest: string }>(
     `select count(*) as count, max(attempt) as most,
             min(extract(epoch from started_at - previous)) filter (where previous is not null) as soonest

@@ -1,6 +1,6 @@
 /**
- * Webhooks from end to end (specification, Events): the service as a real process tree, staff at the command line, and a partner's receiver that was
- * written from the specification alone, with real TLS under a name that a name server of ours resolves.
+ * Webhooks from end to end (specification, Events): the service is a real process tree, and staff use the command line. The partner's receiver was
+ * written only from the specification. It uses real TLS, and a test name server resolves its name.
  */
 import { execFile, spawn } from 'node:child_process';
 import { createServer, type Server } from 'node:http';
@@ -33,7 +33,7 @@ let kurrentDb: FreshKurrentDb;
 let env: Record<string, string>;
 let accountId: string;
 const receivers: Receiver[] = [];
-/** `https://r1.receiver.test:…/hook`, and further ones that nobody has registered yet. */
+/** Addresses of the receivers: `https://r1.receiver.test:…/hook`, and others that are registered later. */
 const urls: string[] = [];
 
 beforeAll(async () => {
@@ -220,7 +220,7 @@ test('pause, resume, disable; stage and activate a secret', async () => {
   expect(await verb('pause')).toMatchObject({ endpointId: added.endpointId, status: 'paused' });
   const { id } = await pay();
   await done('payments', 'refund', id, '--reason', 'duplicate', ...BY);
-  // The other endpoint of the account gets it at once.
+  // The other endpoint of the account gets the event at once.
   await eventually(() => receivers[0]!.deliveries.some(({ event }) => event.data.id === id));
   const waiting = await done<DeliveryRow[]>('webhooks', 'deliveries', 'list', '--endpoint', added.endpointId);
   expect(waiting).toMatchObject([{ state: 'pending', attempts: 0 }]);
@@ -232,7 +232,7 @@ test('pause, resume, disable; stage and activate a secret', async () => {
   expect(await verb('resume')).toMatchObject({ status: 'enabled' });
   await eventually(() => receiver.refusals.length > 0);
   expect(receiver.refusals[0]).toBe('wrong signature');
-  // The partner accepts the new one; the next attempt of the same event comes through.
+  // The partner now accepts the new secret, so the next attempt of the same event succeeds.
   receiver.accept(staged.secret);
   await eventually(() => receiver.deliveries.length === 1);
 
@@ -296,7 +296,7 @@ test('the health flag, metrics and projections show the true state', async () =>
   expect(text).not.toContain('receiver.test');
   const projections = await done<{ name: string; lagEvents: number; failure: null }[]>('projections', 'status');
   expect(projections.find(({ name }) => name === 'webhook-outbox')).toMatchObject({ lagEvents: 0, failure: null });
-  // A reactor is never made again.
+  // A reactor cannot be rebuilt.
   expect(await refused(2, 'projections', 'rebuild', 'webhook-outbox')).toContain('name one of');
   await done('projections', 'rebuild', '--all');
   expect((await done<DeliveryRow[]>('webhooks', 'deliveries', 'list')).every(({ state }) => ['delivered', 'canceled'].includes(state))).toBe(true);
@@ -347,7 +347,7 @@ describe('listen', () => {
     const { event } = verify(received[0]!.headers as Parameters<typeof verify>[0], received[0]!.body, [secret]);
     expect(event).toMatchObject({ type: 'payment.refunded', data: { id, amountCents: 100 } });
     expect(said.stdout).toMatch(new RegExp(`^\\d\\d:\\d\\d:\\d\\d  payment.refunded  ${event.id}  payment ${id}  200  \\d+ ms$`, 'm'));
-    // The partner's own endpoint got it too, under the same id.
+    // The partner's registered endpoint got the event too, with the same id.
     await eventually(() => receivers[0]!.ids.includes(event.id));
     child.kill('SIGINT');
     expect(await exited).toBe(0);

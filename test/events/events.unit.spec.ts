@@ -26,7 +26,7 @@ test('every type and version has a schema and a golden file, and they agree', ()
 
 describe('it is found and said if', () => {
   const event = (type: string) => declared.find((one) => one.type === type)!;
-  /** New findings if one event and some files change. A file that becomes undefined is removed. */
+  /** The new findings after a change of one event and some files. undefined as content removes a file. */
   const found = (change: Partial<DeclaredEvent> & Pick<DeclaredEvent, 'type'>, files: Readonly<Record<string, unknown>> = {}) => {
     const changed = new Map([...committed, ...Object.entries(files)]);
     for (const [file, content] of Object.entries(files)) if (content === undefined) changed.delete(file);

@@ -1,10 +1,10 @@
-/** Faults of the committed schemas and golden files of event types, each with the way to mend it. */
+/** Finds faults in the committed schemas and golden files of event types. Each finding says how to repair it. */
 import { isDeepStrictEqual } from 'node:util';
 import { Ajv } from 'ajv';
 import type { Json } from '#kernel';
 import { type DeclaredEvent, goldenFile, type Schema, schemaFile } from './schemas.js';
 
-/** Data of an event: as a version stored it, and as it is read today. Without `read` both are the same. */
+/** The data of an event: `stored` as an old version wrote it, and `read` as it is read today. Without `read` both are the same. */
 export interface Golden {
   readonly stored: Json;
   readonly read?: Json;
@@ -13,7 +13,7 @@ export interface Golden {
 const RECIPE = 'docs/changing.md#a-new-version-of-an-event';
 const ajv = new Ajv({ allowUnionTypes: true });
 
-/** `files`: parsed content by path, of every file in the folders of events. */
+/** `files`: the parsed content of every file in the folders of events, by path. */
 export const findings = (declared: readonly DeclaredEvent[], files: ReadonlyMap<string, unknown>): readonly string[] => {
   const known = new Set<string>();
   const file = (path: string): unknown => {

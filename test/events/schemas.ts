@@ -1,4 +1,4 @@
-/** The event types that libs declare with `defineEvents`, each with a JSON schema of its data, made from its TypeScript type. */
+/** The event types that libs declare with `defineEvents`, each with a JSON schema of its data. The schema is made from the TypeScript type. */
 import { resolve } from 'node:path';
 import ts from 'typescript';
 import { createFormatter, createParser, DEFAULT_CONFIG, SchemaGenerator } from 'ts-json-schema-generator';
@@ -10,7 +10,7 @@ export type Schema = { readonly [key: string]: unknown };
 export interface DeclaredEvent {
   readonly type: string;
   readonly version: number;
-  /** The source file that declares it, from the root of the repository. */
+  /** The path of the source file that declares it, relative to the root of the repository. */
   readonly file: string;
   /** Folder of its schemas and golden files. */
   readonly folder: string;
@@ -21,7 +21,7 @@ export interface DeclaredEvent {
 export const schemaFile = ({ type, folder }: DeclaredEvent, version: number): string => `${folder}/${type}.v${version}.schema.json`;
 export const goldenFile = ({ type, folder }: DeclaredEvent, version: number): string => `${folder}/${type}.v${version}.json`;
 
-/** Every event type below `libs/`. Run at the root of the repository. */
+/** All event types below `libs/`. The current directory must be the root of the repository. */
 export const declaredEvents = async (): Promise<readonly DeclaredEvent[]> => {
   const config = ts.getParsedCommandLineOfConfigFile(resolve('tsconfig.json'), {}, { ...ts.sys, onUnRecoverableConfigFileDiagnostic: refuse })!;
   const libs = resolve('libs');
@@ -71,7 +71,7 @@ const declarations = (source: ts.SourceFile): { readonly constant: string; reado
   return found;
 };
 
-/** Without comments, so a changed comment is no changed event. */
+/** Comments are left out, so that a changed comment does not change the schema. */
 const CONFIG = {
   ...DEFAULT_CONFIG,
   expose: 'all',
@@ -140,10 +140,10 @@ const recursion = (data: unknown, definitions: Definitions): { readonly definiti
   return names.length === 0 ? {} : { definitions: Object.fromEntries(names.map((name) => [name, expand(definitions[name]!, definitions)])) };
 };
 
-/** Keywords of lists without an order. */
+/** Keywords of JSON Schema whose lists have no order. */
 const SETS: readonly string[] = ['anyOf', 'enum', 'required', 'type'];
 
-/** The same schema in one order, which does not depend on the source. */
+/** The same schema in a fixed order of its keys and lists, which does not depend on the source. */
 const ordered = <Value>(value: Value, key = ''): Value => {
   if (Array.isArray(value)) {
     const items = value.map((one: unknown) => ordered(one));

@@ -1,17 +1,17 @@
 /**
  * Fuzzing the API from its own document: `npm run fuzz:api -- --minutes M`. It reads `/openapi.json` of a running service. It sends requests that the
- * document allows, requests that it forbids, and sequences as partners send them, and checks every answer. A new operation of the document takes part
- * by itself.
+ * document allows, requests that it forbids, and sequences as partners send them, and checks every answer. A new operation of the document is
+ * included automatically.
  *
  * Checks:
  *
  * - no 5xx that the sandbox card does not explain
  * - every status, content type and body as documented
  * - an allowed request is accepted, a forbidden one is refused with 400
- * - without credentials 401, with another method 405
+ * - a request without credentials gets 401, an undocumented method 405
  * - an answered payment can be read and listed
  * - a voided payment cannot be refunded
- * - a replay is byte for byte the first answer
+ * - a replay has the same bytes as the first answer
  * - captured = refunded + remaining, and lines sum to the payment
  * - no card number in any answer
  * - at the end the bank's books equal ours
@@ -57,7 +57,7 @@ type Document = Parameters<typeof createOpenApiJudge>[0] & {
 
 export interface Target {
   readonly url: string;
-  /** Belongs to an account that owns the portal. */
+  /** A key of the account that owns the portal. */
   readonly apiKey: string;
   readonly portalId: string;
   readonly bank: SimulatorControl;
@@ -65,10 +65,10 @@ export interface Target {
 
 export interface FuzzOptions {
   readonly seed: number;
-  /** Ends after this many requests, or milliseconds. */
+  /** The run ends after this many requests, or after `milliseconds`. */
   readonly requests: number;
   readonly milliseconds: number;
-  /** Requests at the same time. */
+  /** How many requests run at the same time. */
   readonly parallel: number;
   /** Makes the document wrong, so that a violation must be found. This proves that the fuzzer sees violations. */
   readonly planted?: boolean;
@@ -121,13 +121,13 @@ const PAN = /(?<!\d)(?:\d[ -]?){13,19}(?!\d)/g;
 const digitsOf = (number: string) => number.replaceAll(/\D/g, '');
 const CARD_DIGITS = new Set(CARDS.map(({ number }) => digitsOf(number)));
 const CREATE = 'POST /api/partner/v1/payments';
-/** Statuses that any request may get, since the account is right and the service is up. */
+/** 5xx statuses that any POST may get, since the sandbox cards also simulate trouble at the gateway. */
 const GATEWAY_TROUBLE = [502, 504];
 const MAX_KEPT_VIOLATIONS = 50;
 const KEPT_PAYMENTS = 200;
-/** Marks payments of a sequence. */
+/** The `referenceId` of the payments of a sequence begins with this text. */
 const OWN = 'sequence of ';
-/** One in this many payments is looked for in the list too. */
+/** One of this many payments is also looked up in the list. */
 const LIST_EVERY = 5;
 const PAGE = 25;
 
@@ -140,7 +140,7 @@ export const fuzzApi = async (target: Target, options: FuzzOptions): Promise<Fuz
   return fuzzer.report();
 };
 
-/** A document without the success of a payment. */
+/** A wrong copy of the document: the status `succeeded` is missing. */
 const harmed = (document: Document): Document =>
   JSON.parse(JSON.stringify(document), (key, value: unknown) =>
     key === 'enum' && Array.isArray(value) ? value.filter((word) => word !== 'succeeded') : value,
@@ -209,7 +209,7 @@ class Fuzzer {
     return { requests: this.count, seed, statuses: this.statuses, checks: this.checks, violations: this.violations };
   }
 
-  // ---- drawing: every draw has its own seed, derived from the run's
+  // ---- random choices: each has its own seed, derived from the seed of the run
 
   private sample<T>(arbitrary: fc.Arbitrary<T>): T {
     this.draws += 1;
@@ -225,7 +225,9 @@ class Fuzzer {
 
   // ---- kinds of steps
 
-  /** A request that the document allows. Rules that it cannot express (sums, cards, our portal) are fulfilled afterwards. */
+  /**
+   * Sends a request that the document allows. The document cannot express some rules (sums, cards, our portal), so the request is adjusted to them.
+   */
   private async allowed(): Promise<void> {
     const operation = this.pick(this.operations);
     const { sent, card } = this.requestFor(operation);
@@ -284,7 +286,7 @@ class Fuzzer {
     if (answer.status !== 405) this.violation('other methods are refused', 'not 405', sent, answer);
   }
 
-  /** Headers and transport that no document describes. */
+  /** Sends faulty headers and bodies that the document does not describe. */
   private async transport(): Promise<void> {
     const operation = this.operations.find(({ method, path }) => `${method} ${path}` === CREATE)!;
     const { sent } = this.requestFor(operation, false);
@@ -307,12 +309,12 @@ class Fuzzer {
     if (answer.status !== expected) this.violation('transport', `${name}: not ${expected}`, changed, answer);
   }
 
-  /** A partner's steps with one payment, in order, some of them twice. */
+  /** Makes one payment and its replay, and then four random steps with it: refunds, voids and reads. At the end the remaining cents must be right. */
   private async sequence(): Promise<void> {
     const create = this.operations.find(({ method, path }) => `${method} ${path}` === CREATE)!;
     const { sent, body } = this.requestFor(create, false, '4242 4242 4242 4242');
     const key = `${this.name}-${this.draws}`;
-    // No other sequence may use this payment while its cents are counted.
+    // This `referenceId` keeps other steps from using the payment while its cents are counted.
     const own: Sent = { ...sent, body: JSON.stringify({ ...(body as object), referenceId: `${OWN}${key}` }) };
     const keyed = this.withHeader(own, 'idempotency-key', key);
     const first = await this.send(keyed);
@@ -353,14 +355,14 @@ class Fuzzer {
       this.violation('the money adds up', `${left} should remain`, this.get(path), after);
   }
 
-  /** It was answered, so it can be read and listed. */
+  /** Checks that an answered payment can be read, and sometimes that it is in the list. */
   private async available(answer: Answer, sent: Sent): Promise<void> {
     const { id } = dataOf<PaymentView>(answer);
     this.checked('what was answered can be read');
     const found = await this.send(this.get(`/api/partner/v1/payments/${id}`));
     if (found.status !== 200) this.violation('what was answered can be read', 'GET', sent, found);
     if (this.integer(LIST_EVERY) > 0) return;
-    // It may have moved to a later page, since other payments were made meanwhile.
+    // Other payments were made meanwhile, so this one may be on a later page.
     for (let cursor: string | null = null; ;) {
       const query: string = cursor === null ? '' : `&cursor=${encodeURIComponent(cursor)}`;
       const listed: Answer = await this.send(this.get(`/api/partner/v1/payments?limit=${PAGE}${query}`));
@@ -395,7 +397,7 @@ class Fuzzer {
     };
   }
 
-  /** Fulfils rules that the schema cannot express: our portal, lines that sum to the amount, a sandbox card that has not expired. */
+  /** Adjusts a body to the rules that the schema cannot express: our portal, lines that add up to the amount, a sandbox card that has not expired. */
   private soundCreate(drawn: Record<string, unknown>, withExtras: boolean, number?: string) {
     const lines = (drawn.lineItems as Record<string, unknown>[]).map((line) => ({
       ...line,
@@ -490,7 +492,10 @@ class Fuzzer {
     if (this.known.length > KEPT_PAYMENTS) this.known.shift();
   }
 
-  /** The list compared with the bank, to the cent. A payment of unknown outcome may stand at the bank until recovery has undone it. */
+  /**
+   * Compares the list with the bank, to the cent. A charge with an unknown outcome may stand at the bank until recovery has voided it, so the charges
+   * of that card are left out.
+   */
   async compareWithBank(): Promise<void> {
     this.checked('the bank’s books are ours');
     const agent = new Agent({ keepAlive: true });
@@ -516,13 +521,13 @@ class Fuzzer {
   }
   private violation(check: string, what: string, { method, path, body, headers }: Sent, { status, text }: Answer): void {
     if (this.violations.length >= MAX_KEPT_VIOLATIONS) return;
-    // Enough to send the request again. The credential is left out.
+    // This text is enough to send the request again. The credential is left out.
     const sent = `${method} ${path} ${JSON.stringify(headers.filter(([name]) => name !== 'authorization'))} ${String(body ?? '').slice(0, 1_500)}`;
     this.violations.push({ check, what, request: sent, answer: `${status} ${text.slice(0, 800)}` });
   }
 }
 
-/** A rule that no schema can express refuses `include_fee` with a smaller amount (C36). */
+/** Removes the amount if `feeType` is set: the service refuses `include_fee` with a smaller amount (C36), and no schema can express this rule. */
 const soundRefund = (body: Record<string, unknown>): Record<string, unknown> => {
   if (body.feeType !== undefined) delete body.amountCents;
   return body;
@@ -530,7 +535,7 @@ const soundRefund = (body: Record<string, unknown>): Record<string, unknown> => 
 
 const dataOf = <T>({ text }: Answer): T => (JSON.parse(text) as { data: T }).data;
 
-/** One request, sent exactly as it is: repeated headers stay repeated. */
+/** Sends one request without any change: repeated headers stay repeated. */
 const exchange = (agent: Agent, url: string, { method, path, headers, body }: Sent): Promise<Answer> =>
   new Promise((resolve, reject) => {
     const bytes = body === null ? null : Buffer.from(body);

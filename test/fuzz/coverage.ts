@@ -1,14 +1,14 @@
 /**
- * A coverage-guided fuzzer in a page: inputs are mutated, and an input that reaches a new block of code joins the corpus.
+ * A small coverage-guided fuzzer: it mutates inputs, and an input that reaches a new block of code joins the corpus.
  *
- * Coverage is V8's own, precise and by block, read through `node:inspector`. Reading it costs more than most parsers do, so a whole batch runs
- * between two readings. A batch that reached a new block is halved until the inputs that did it are found.
+ * V8 measures the coverage, precisely and by block; `node:inspector` reads it. A reading costs more than a run of most parsers, so a whole batch of
+ * inputs runs between two readings. If a batch reached a new block, it is halved until the responsible inputs are found.
  */
 import { Session } from 'node:inspector';
 
 export interface FuzzTarget {
   readonly name: string;
-  /** Coverage of these files guides the fuzzer. They are named by the end of their path. */
+  /** Coverage of these files guides the fuzzer. Each is named by the end of its path. */
   readonly files: readonly string[];
   /** First inputs. */
   readonly seeds: readonly string[];
@@ -57,12 +57,12 @@ interface Coverage {
 }
 
 /**
- * The reached places of the code. V8 reports ranges with counts, and leaves out a range that ran as often as the one around it. So a missing range
- * says nothing. For each offset where a range ever began, this keeps whether the innermost range around it has run.
+ * The places of the code that were reached. V8 reports ranges with counts. It leaves out a range that ran as often as the range around it, so a
+ * missing range has no meaning. For each offset where a range ever began, this class stores whether the innermost range around that offset has run.
  */
 class Blocks {
   private readonly session = new Session();
-  /** By function: offsets, and whether they were ever reached. */
+  /** For each function: its offsets, and whether each was ever reached. */
   private readonly places = new Map<string, Map<number, boolean>>();
 
   constructor(private readonly files: readonly string[]) {
@@ -73,7 +73,7 @@ class Blocks {
 
   private post(method: string, parameters?: object): unknown {
     let answer: unknown;
-    // An inspector of its own process answers before `post` returns.
+    // An inspector session of the same process answers before `post` returns.
     this.session.post(method, parameters as never, (error: Error | null, result: unknown) => {
       if (error) throw error;
       answer = result;
@@ -85,7 +85,7 @@ class Blocks {
     this.post('Profiler.takePreciseCoverage');
   }
 
-  /** How many places were reached for the first time since the last reading. With `remember` they count as known from now on. */
+  /** The number of places that were reached for the first time since the last reading. With `remember` they count as known from now on. */
   news(remember: boolean): number {
     const { result } = this.post('Profiler.takePreciseCoverage') as Coverage;
     let found = 0;
@@ -100,7 +100,7 @@ class Blocks {
         for (const { startOffset } of ranges) if (!places.has(startOffset)) places.set(startOffset, false);
         for (const [offset, reached] of places) {
           if (reached) continue;
-          // Ranges come from the outside in: the last one around the place is the innermost.
+          // Outer ranges come before inner ones, so the last range that contains the offset is the innermost.
           const innermost = ranges.findLast(({ startOffset, endOffset }) => startOffset <= offset && offset < endOffset);
           if (!innermost || innermost.count === 0) continue;
           found += 1;

@@ -1,6 +1,6 @@
 /**
- * From an OpenAPI schema: values that it allows, and values that it forbids, each a single step away from an allowed one. Everything is drawn from a seed, so the
- * same seed writes the same requests.
+ * Makes values from an OpenAPI schema: values that it allows, and values that it forbids. A forbidden value differs from an allowed one in a single
+ * step. All choices come from a seed, so the same seed makes the same requests.
  */
 import fc from 'fast-check';
 
@@ -41,12 +41,15 @@ export const resolverOf =
 const text = (minLength: number, maxLength: number) =>
   fc.string({ unit: 'grapheme', minLength, maxLength: Math.max(minLength, Math.min(maxLength, 40)) }).map((value) => {
     const safe = value.replaceAll('\0', ' ').replace(/\d{6,}/g, '12345');
-    // Lengths are counted in UTF-16 units. A cut must not leave half a character.
+    // Lengths are counted in UTF-16 units. The cut must not leave half of a surrogate pair.
     const cut = safe.slice(0, maxLength);
     return /[\ud800-\udbff]$/.test(cut) ? cut.slice(0, -1) : cut;
   });
 
-/** Field names that have broken other programs. `__proto__` is refused by name (C8), and fast-check often makes it. */
+/**
+ * Field names that often break programs. `__proto__` is not among them: the service refuses this name (C8). fast-check often makes it, so it is
+ * filtered out below.
+ */
 const NAMES = ['constructor', 'toString', 'hasOwnProperty', 'then', 'length', 'valueOf', 'note', 'Ω', '', ' ', 'a.b', '$where', 'prototype'];
 
 const fieldName = () => fc.oneof(fc.constantFrom(...NAMES), text(1, 10)).filter((name) => name !== '__proto__');
@@ -107,7 +110,7 @@ export const allowed = (schema: Schema, resolve: Resolve, unknown = true): fc.Ar
 export interface Mutation {
   /** The change, for the report. */
   readonly name: string;
-  /** The whole changed body. It is text, since some of these bodies are no JSON any more. */
+  /** The whole changed body. It is text or bytes, since some changed bodies are not JSON. */
   readonly body: string | Buffer;
 }
 
@@ -135,12 +138,12 @@ const WRONG: Readonly<Record<string, readonly unknown[]>> = {
   object: ['x', 1, null, []],
 };
 
-/** Text that replaces a number. For some of these texts JSON has no value. */
+/** Texts that replace a number in the body. Some of them are not valid JSON. */
 const RAW_NUMBERS = ['-0', '1e400', '01', '+1', '0x10', 'NaN', 'Infinity', '1.', '.5', '9007199254740993', '-1e-7'];
 
 /**
- * Every single step from an allowed body to one that must be refused with 400: a required field left out, a wrong type, a bound exceeded by one, a
- * word that is not in the list, `amount` anywhere but in metadata, and text that is no JSON at all.
+ * All changes by one step that turn an allowed body into one that must be refused with 400. Examples: a required field is left out, a type is wrong,
+ * a bound is exceeded by one, or a word is not in its list. Also, `amount` may stand only in metadata, and the text must be JSON.
  */
 export const forbidden = (schema: Schema, resolve: Resolve, value: unknown): Mutation[] => {
   const found: Mutation[] = [];
@@ -208,7 +211,7 @@ export const forbidden = (schema: Schema, resolve: Resolve, value: unknown): Mut
   visit(schema, value, []);
 
   const whole = JSON.stringify(value);
-  // A change without effect does not count.
+  // A change that has no effect is left out.
   const add = (name: string, body: string | Buffer) => body === whole || found.push({ name: `(body): ${name}`, body });
   add('cut off', whole.slice(0, Math.max(1, Math.floor(whole.length / 2))));
   add('followed by more', `${whole}{}`);

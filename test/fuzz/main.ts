@@ -1,4 +1,7 @@
-/** `npm run fuzz:api -- [--minutes M] [--requests N] [--seed S] [--parallel P] [--plant]`: a service of its own, fuzzed from its own document. Exit 1 on a violation. */
+/**
+ * `npm run fuzz:api -- [--minutes M] [--requests N] [--seed S] [--parallel P] [--plant]`: starts a service, and fuzzes it from its own document. Exit
+ * 1 on a violation.
+ */
 import { parseArgs } from 'node:util';
 import { createSimulatorControl } from '../../apps/simulator/control.js';
 import { DataDir, runtimeOf, start, welcomeOf } from '../support/processes.js';

@@ -1,4 +1,7 @@
-/** The parser fuzzer (parsers.ts), briefly, in a process of its own: coverage is that of the built files. It finds its planted bug, and no other. */
+/**
+ * A short run of the parser fuzzer (parsers.ts) in its own process, since coverage is measured in the built files. It must find the planted bug and
+ * no other.
+ */
 import { execFile } from 'node:child_process';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -12,7 +15,7 @@ const FUZZ_MS = 120_000;
 test(
   'no parser breaks its promise, and a planted bug is found',
   async () => {
-    // Its report goes where it runs.
+    // The fuzzer writes its report into its current directory.
     const cwd = await mkdtemp(join(tmpdir(), 'payfold-fuzz-'));
     try {
       const { code, stdout } = await new Promise<{ code: number; stdout: string }>((done) => {

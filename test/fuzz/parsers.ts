@@ -1,6 +1,6 @@
 /**
- * Every parser of text from outside, each with its promises: the errors that it may throw, and the rules for the input that it accepts. If there is
- * another way to compute the same (the platform's JSON.parse, a slower check, the inverse), both must agree.
+ * All parsers of text from outside, each with its promises: the errors that it may throw, and the rules for accepted input. If the result can be
+ * computed in another way (the platform's JSON.parse, a slower check, the inverse), both results must agree.
  */
 import { isIP } from 'node:net';
 import { AccessTokens, authenticate, MemoryDirectory, newApiKey } from '#accounts';
@@ -19,13 +19,13 @@ const ACCOUNT = '018f0000-0000-7000-8000-0000000000aa';
 const demand = (right: boolean, message: string): void => {
   if (!right) throw new Broken(message);
 };
-/** Runs a parser that may refuse with one kind of error. null: it did. */
+/** Runs a parser that may refuse its input with one kind of error. null: the input was refused. */
 const refusing = <T>(kind: abstract new (...args: never[]) => Error, parse: () => T): T | null => {
   try {
     return parse();
   } catch (error) {
     if (error instanceof kind) {
-      // For any input, a refusal is a sentence of ours.
+      // The message of a refusal is our own short sentence. It must not repeat a long input.
       demand(error.message.length < 300, `a long refusal: ${error.message}`);
       return null;
     }
@@ -34,7 +34,10 @@ const refusing = <T>(kind: abstract new (...args: never[]) => Error, parse: () =
 };
 const stable = (value: unknown): string => JSON.stringify(value);
 
-/** Number of key–value pairs of an object and of all objects in it, counted the slow way. A scanner would only repeat the product's mistakes. */
+/**
+ * Number of key–value pairs of an object and of all objects in it, counted in a slow and simple way. A second scanner could repeat the mistakes of
+ * the tested one.
+ */
 const members = (value: unknown): number =>
   value === null || typeof value !== 'object'
     ? 0
@@ -163,7 +166,7 @@ const cursor: FuzzTarget = {
   dictionary: ['=', '-', '_', '+', '/', 'AQ', 'Ag', '\n'],
   run: (input) => {
     const text = input.toString('utf8');
-    // The fuzzer does not have the key. So every cursor that opens was forged.
+    // The fuzzer does not have the key. So every other cursor that opens is a forged one.
     if (refusing(ServiceError, () => openCursor(keys, ACCOUNT, NO_FILTERS, text)) !== null && !cursors.has(text))
       throw new Broken('a forged cursor opened');
   },
@@ -172,7 +175,7 @@ const cursor: FuzzTarget = {
 const directory = new MemoryDirectory();
 const { apiKey } = newApiKey(ACCOUNT, 'test', keys);
 const deps = { directory, keys, environment: 'sandbox' as const, tokens: new AccessTokens(keys, 'sandbox', systemClock) };
-/** The parser is asynchronous only for a look-up. It refuses a wrong text at once. Here a look-up finds nothing. */
+/** The parser is asynchronous only because of a look-up, which finds nothing here. It refuses a wrong text at once. */
 const authorization: FuzzTarget = {
   name: 'authorization header and access token',
   files: ['accounts/access-token.js', 'accounts/api-key.js'],
@@ -217,7 +220,7 @@ const cardText: FuzzTarget = {
     const masked = maskCardNumbers(text);
     demand(holdsCardNumber(text) === (masked !== text), 'found and masked disagree');
     demand(!holdsCardNumber(masked), 'a card number survived its mask');
-    // C9, written independently: a run of 13 to 19 digits that stands alone, of a known brand, with a right Luhn digit.
+    // An independent version of C9: a separate run of 13 to 19 digits, of a known brand, with a correct Luhn digit.
     const alone = text.match(/(?<![\p{L}\p{N}])\d{13,19}(?![\p{L}\p{N}])/gu) ?? [];
     if (alone.some((run) => brandOf(run) !== 'unknown' && passesLuhn(run))) demand(holdsCardNumber(text), 'a card number was passed over');
   },
@@ -303,7 +306,7 @@ const webhookUrl: FuzzTarget = {
   },
 };
 
-/** Shows that guidance works: four conditions, one inside the other, that chance alone does not meet. */
+/** Shows that the guidance by coverage works: the bug is behind four nested conditions, which random inputs alone do not meet. */
 export const plantedTarget: FuzzTarget = {
   name: 'planted',
   files: ['fuzz/parsers.js'],

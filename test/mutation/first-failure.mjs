@@ -1,4 +1,4 @@
-/** The environment of specs over changed code. One test that notices the change is enough, so no test runs after the first failure. */
+/** The jest environment of the specs in a mutation run. One test that notices the change is enough, so no test runs after the first failure. */
 import { TestEnvironment } from 'jest-environment-node';
 
 /** Number of the change that a test of this process has noticed. One change is in force at a time. */

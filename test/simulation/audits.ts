@@ -1,6 +1,6 @@
 /**
- * The other readers of the log, compared with the bank: the ledger's postings and the webhooks' notifications, both pure functions of the events.
- * Each audit is a function of a run's streams. A new reader of the log joins here.
+ * Audits of two other readers of the log: the ledger's postings and the webhooks' notifications. Both are pure functions of the events, and are
+ * compared with the bank. Each audit is a function of a run's streams. An audit of a new reader belongs here.
  */
 import type { Recorded } from '#eventstore';
 import { type Books, type Entry, firstRules, postPayment, postSettlement } from '#ledger';
@@ -12,12 +12,12 @@ export type Check = (holds: boolean, rule: string) => void;
 
 const RULES = firstRules();
 
-/** Cents of a charged payment that the bank still holds. null: the payment was not charged. */
+/** The cents of a payment that the bank has charged and not returned. null: the payment was not charged. */
 export type KeptAtBank = (paymentId: string) => number | null;
 
 /**
- * Every entry balances (the rules throw if one does not), and the trial balance is 0. The books of a payment agree with the bank: both follow from
- * the same events by separate code (A2, A4). Disputes and rejected settlements change the books and not this bank.
+ * Every entry balances (otherwise the rules throw), and the trial balance is 0. The books of each payment agree with the simulated bank (A2, A4).
+ * Disputes and rejected settlements change only the books, so they are not compared.
  */
 export const auditLedger = (
   streams: ReadonlyMap<string, readonly Recorded[]>,
@@ -62,8 +62,8 @@ export const auditLedger = (
 };
 
 /**
- * Notifications of a payment sum to the money that staff returned, and no change of a dispute is notified twice (C56, C57). `staffReturned`: at the
- * bank.
+ * The notifications of a payment add up to the money that staff returned, and no change of a dispute is notified twice (C56, C57). `staffReturned`:
+ * the cents that the bank returned for staff.
  */
 export const auditNotifications = (
   streams: ReadonlyMap<string, readonly Recorded[]>,

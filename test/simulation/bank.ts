@@ -1,6 +1,6 @@
 /**
- * The bank: the true state. Only its own movements of money happened. It is written apart from the product's sandbox processor, as short as it can
- * be. It passes the contract suite of every gateway: once per reference, `never` for ever, never more back than was taken.
+ * The simulated bank. Its records are the true state of all money. Its code is short, and independent of the product's sandbox processor. It passes
+ * the contract suite of every gateway: it executes each reference at most once, `never` is final, and no charge returns more than it took.
  */
 import type {
   ChargeCall,
@@ -24,15 +24,15 @@ import type {
 } from '#payments';
 import type { Process, Simulator } from './simulator.js';
 
-/** The effect of a card at the bank, now or later. Every number passes Luhn. */
+/** The cards. Each one has its own effect at the bank, at once or later. Every number passes Luhn. */
 export const CARDS = {
   approved: '4242424242424242',
   declined: '4000000000000002',
   insufficientFunds: '4000000000009995',
   gatewayError: '4000007770005020',
-  /** Charged, and the answer cannot be read. */
+  /** The bank charges the card, but its answer cannot be read. */
   unreadable: '4000007770005046',
-  /** As `unreadable`, and the bank cannot say afterwards whether it charged. */
+  /** Like `unreadable`. Also, the bank cannot say later whether it charged the card. */
   cannotTell: '4000007770005145',
   voidRejected: '4000007770004221',
   feeDeclined: '4000007770004023',
@@ -100,7 +100,7 @@ export class Bank {
   readonly answers = new Map<Ref, Executed>();
   readonly tombstones = new Set<Ref>();
   readonly lines: SettlementRecord[] = [];
-  /** How often each reference was sent for execution. */
+  /** How often each reference was sent to be executed. */
   readonly sent = new Map<Ref, number>();
   /** The owner of a batch. */
   private readonly accountOf = new Map<string, string>();
@@ -199,7 +199,7 @@ export class Bank {
     return { found: true, state, transactionId, amountCents, ...(batchId !== null && { batchId }) };
   }
 
-  /** Settles open transactions of a merchant account: charges, less the voided part, and refunds. */
+  /** Settles the open transactions of a merchant account: charges without their voided part, and refunds. */
   closeBatch(merchantAccount: string, only?: readonly BankCharge[]): string | null {
     const sales = (only ?? [...this.charges.values()]).filter(
       (charge) => charge.merchantAccount === merchantAccount && charge.batchId === null && charge.voidedCents < charge.amountCents,
@@ -213,7 +213,7 @@ export class Bank {
     const batchId = `bat_${String(++this.batches).padStart(8, '0')}`;
     const closedAt = new Date(this.now()).toISOString();
     const line = { batchId, closedAt, fundedOn: closedAt.slice(0, 10) };
-    // In the order of arrival, which is the order of their numbers.
+    // The lines are in the order of arrival, which is also the order of the transactions' numbers.
     const arrival = ({ transactionId }: { transactionId: string }) => Number(transactionId.slice(3));
     for (const item of [...sales, ...refunds].sort((one, other) => arrival(one) - arrival(other))) {
       item.batchId = batchId;
@@ -270,7 +270,7 @@ export class Bank {
   }
 }
 
-/** A reversal is a void under a name of its own. */
+/** The operation `reversal` is a void with another name. */
 const isSame = (asked: Op, executed: Op) => (asked === 'reversal' ? 'void' : asked) === (executed === 'reversal' ? 'void' : executed);
 
 const capabilities = (ability: Ability): GatewayCapabilities => ({
@@ -283,7 +283,7 @@ const capabilities = (ability: Ability): GatewayCapabilities => ({
 
 type Unknown = { readonly kind: 'unknown'; readonly cause: 'timeout' | 'disconnected' };
 
-/** How a call reaches the bank: at once, or through the simulator. `otherwise`: the outcome of a call that was not sent, or not answered. */
+/** How a call reaches the bank: directly, or through the simulator. `otherwise` gives the outcome of a call that was not sent or not answered. */
 export type Wire = <T>(name: string, effect: () => T, otherwise: (kind: 'dropped' | 'lost') => T) => Promise<T>;
 
 /** The adapter for the bank. Faults of the connection become outcomes, since a gateway never throws. */
@@ -323,12 +323,12 @@ const unreachable = (): never => {
   throw new Error('the gateway cannot be reached');
 };
 
-/** Mostly quick, sometimes slower than a caller waits. */
+/** Most calls are quick. Some take longer than a caller waits. */
 const LATENCY_MS = { usual: 600, slow: 25_000 } as const;
 const SLOW = 0.02;
 const LATE_MS = [31_000, 150_000] as const;
 
-/** The connection of one process in the simulation. `role` marks calls that no request makes. */
+/** The connection of one process in the simulation. `role` is a prefix for the names of calls that are not made for a request. */
 export const simulatedWire =
   (sim: Simulator, process: Process, role: string): Wire =>
   (name, effect, otherwise) =>
@@ -336,11 +336,11 @@ export const simulatedWire =
       store: 'gateway',
       name: `${role}${name}`,
       effect,
-      // It is not always known if a byte had left.
+      // A caller does not always know whether a dropped call was sent. So half of the dropped calls look like lost answers.
       failed: (kind) => otherwise(kind === 'dropped' && sim.rng.chance(0.5) ? 'lost' : kind),
       latencyMs: sim.faultsOn && sim.rng.chance(sim.faults.late > 0 ? SLOW : 0) ? LATENCY_MS.slow : LATENCY_MS.usual,
       ...(/finalize|lookup|settlements/.test(name) ? {} : { lateMs: LATE_MS }),
     });
 
-/** For the contract suite: no time passes, nothing fails. */
+/** For the contract suite: the call takes no time and never fails. */
 export const directWire: Wire = async (_name, effect) => effect();

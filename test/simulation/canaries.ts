@@ -1,7 +1,7 @@
 /**
- * Canaries: bugs that are planted one at a time, to show that the simulation notices them. Each is a small patch of one seam at run time. A canary
- * that is not found is a failure of the simulation. If another guard makes the bug harmless, the canary says so (`redundant`) and names the spec that
- * tests the guard alone.
+ * Canaries: bugs that are planted one at a time, to show that the simulation notices them. Each is a small patch at run time. If the simulation does
+ * not find a canary, the simulation has failed. If another guard makes the bug harmless, the field `redundant` names this guard, and the spec that
+ * tests it alone.
  */
 import {
   foundWhole,
@@ -23,9 +23,9 @@ import type { Seams, World } from './service.js';
 export interface Canary {
   readonly name: string;
   readonly seams: Seams;
-  /** Only a fault of the log can show it. */
+  /** Only a fault of the log can reveal this bug. */
   readonly lost?: true;
-  /** The guard that makes it harmless, and the spec that tests the guard directly. */
+  /** The guard that makes this bug harmless, and the spec that tests this guard directly. */
   readonly redundant?: string;
 }
 
@@ -37,7 +37,7 @@ const isOnly = (events: readonly NewEvent[], type: string) => events.every((even
 const has = (events: readonly NewEvent[], ...types: readonly string[]) => events.some(({ type }) => types.includes(type));
 const OUTCOMES = ['PaymentCreated', 'PaymentDeclined', 'PaymentFailed'] as const;
 
-/** Pretends that an append took place. */
+/** The result of an append that did not take place. */
 const pretended = (expected: Parameters<EventStore['append']>[1], events: readonly NewEvent[]) => ({
   revision: (typeof expected === 'bigint' ? expected : -1n) + BigInt(events.length),
   position: '' as never,
@@ -57,7 +57,7 @@ const gateways =
   (change: (inner: PaymentGateway) => Partial<PaymentGateway>) =>
   (inner: PaymentGateway): PaymentGateway => ({ ...inner, ...change(inner) });
 
-/** Streams whose `load` or `execute` is changed. */
+/** A patch that changes `load` or `execute` of the payment streams. */
 const streams =
   (change: (inner: PaymentStreams) => Partial<Pick<PaymentStreams, 'load' | 'execute'>>) =>
   (inner: PaymentStreams): PaymentStreams =>
@@ -91,7 +91,7 @@ const claimed =
   (change: (one: Claimed) => Claimed) =>
   (inner: Deliveries): Deliveries => ({ ...inner, claimDue: async (slots) => (await inner.claimDue(slots)).map(change) });
 
-/** The change of a loaded payment's refunds and voids. */
+/** A patch that changes the refunds and voids of each loaded payment. */
 const attemptsRead = (change: (attempt: Record<string, unknown>) => Record<string, unknown>) =>
   streams((inner) => ({
     load: async (paymentId) => {
@@ -244,7 +244,7 @@ export const CANARIES: readonly Canary[] = [
             const before = held.get(loaded.paymentId);
             if (!before || owner.actor.type !== 'recovery') return inner.execute(loaded, commands, owner, deadline, budget);
             held.delete(loaded.paymentId);
-            // Its findings are written although the stream has changed meanwhile.
+            // Recovery writes its result, although the stream may have changed since it began.
             const present = await inner.load(loaded.paymentId);
             return inner.execute(present, [...before, ...commands], owner, deadline, budget);
           },
@@ -292,7 +292,7 @@ export const CANARIES: readonly Canary[] = [
       world: (world) => {
         const { keys } = world;
         const claim = keys.claim.bind(keys);
-        // Other requests run between the look and the claim. Each of them that found no row wins too.
+        // Other requests run between the look-up and the claim. Each request that found no row gets the key, too.
         const seen = new Map<string, number>();
         keys.claim = (row) => {
           const name = `${row.accountId}/${row.keyHash.toString('hex')}`;
@@ -632,7 +632,7 @@ const fresh = (world: World) => world.sim.ids().uuid().replaceAll('-', '').slice
 const certain = <T extends { kind: string }>(outcome: T) =>
   outcome.kind === 'unknown' ? ({ kind: 'not_processed', answered: false } as const) : (outcome as Exclude<T, { kind: 'unknown' }>);
 
-/** Forgets the answers of a reference before it is executed again. */
+/** Executes a call again although its reference was already executed: the earlier answer is removed first. */
 const repeated =
   <Call extends { ref: string }, Rest extends unknown[], Result>(
     execute: (call: Call, ...rest: Rest) => Result,

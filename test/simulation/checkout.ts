@@ -1,8 +1,8 @@
 /**
- * Hosted checkout: the payer's routes after a request has been read, payers that use them, and the invariants of their sessions.
+ * Hosted checkout in the simulation: the handling of a payer's request after it was parsed, simulated payers, and the invariants of their sessions.
  *
- * A session and its payment are two streams without a common idempotency key (C66). A crash between two appends makes them differ until a request, a
- * waiting page or the worker's round reads both.
+ * A session and its payment are two streams without a common idempotency key (C66). A crash between two appends makes the two streams differ, until a
+ * request, a waiting page or the worker's round reads both.
  */
 import {
   checkout as decider,
@@ -30,7 +30,7 @@ import type { Outside } from './partners.js';
 import { ACCOUNTS, AGENCY, type PortalTerms } from './service.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// The payer's routes: the decisions of `apps/api/payer/checkout.controller.ts` between reading a form and writing a page.
+// The payer's routes. They decide as `apps/api/payer/checkout.controller.ts` does, after it has read a form and before it writes a page.
 
 /** A request of a browser, or of a partner's server on its behalf. */
 export type PayerAsk =
@@ -46,11 +46,11 @@ export type PayerAsk =
   | { readonly kind: 'leave'; readonly checkoutId: string }
   | { readonly kind: 'cancel'; readonly checkoutId: string };
 
-/** The knowledge of a session's page. */
+/** The facts that a page of the session shows. */
 export interface Page {
   readonly checkoutId: string;
   readonly view: View;
-  /** For the attempt that is in flight, or that paid. */
+  /** The payment of the attempt that is in flight, or that paid. */
   readonly paymentId: string | null;
   /** Attempts that the session has recorded. */
   readonly attemptIds: readonly string[];
@@ -116,7 +116,7 @@ export const servePayer = async (ports: CheckoutPorts, keys: KeyRing, ask: Payer
   }
 };
 
-/** A partner's server begins the session, under a nonce. Any number of requests with it is one session. */
+/** The intake request of a partner's server. All requests with the same nonce give one session. */
 const intake = ({ nonce, portal, lines, reference: referenceId }: Extract<PayerAsk, { kind: 'check out' }>): Parameters<typeof takeIn>[2] => ({
   kind: 'json',
   address: `${AGENCY}/intake`,
@@ -148,26 +148,26 @@ export interface Visit {
   readonly cards: readonly CardKind[];
   readonly nonce: string;
   readonly reference: string;
-  /** Presses Pay twice (`click`), or in two windows at once (`window`). */
+  /** The payer presses Pay twice (`click`), or in two windows at once (`window`). */
   readonly twice?: 'click' | 'window';
-  /** Closes the browser after sending the card. The worker must finish the session. */
+  /** The payer closes the browser after sending the card. Then the worker must finish the session. */
   readonly closes?: boolean;
-  /** Cancels when no card is left to try, or in a second window while the first one pays (`beside`). */
+  /** The payer cancels when no card is left to try (`afterwards`), or in a second window while the first one pays (`beside`). */
   readonly cancels?: 'afterwards' | 'beside';
-  /** Goes back to the partner without an outcome, if the page offers it. */
+  /** The payer goes back to the partner before there is an outcome, if the page offers it. */
   readonly leaves?: boolean;
 }
 
 const INTAKE_TRIES = 8;
 const LOOKS = 40;
 const LOOK_PAUSE_MS = [2_000, 8_000] as const;
-/** Between Pay in one window and Cancel in the other. */
+/** The longest time between Pay in one window and Cancel in the other. */
 const MIND_CHANGED_MS = 100;
-/** A page that has waited for minutes is loaded less and less often. */
+/** After this many looks, a waiting page is loaded less often. */
 const PATIENT_LOOKS = 15;
 const PATIENT_PAUSE_MS = [60_000, 120_000] as const;
 
-/** Pays in a session, over any number of pages. Returns the payer's belief: the newest page. */
+/** Pays in a session, over any number of pages. Returns the intention with the payer's belief, which is that of the newest page. */
 export const checkOut = async (outside: Outside, visit: Visit): Promise<Intention> => {
   const { world, oracle } = outside;
   const { sim } = world;
@@ -190,7 +190,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
   const submitted: string[] = [];
   for (let look = 1; look <= LOOKS; look++) {
     const shown = await ask({ kind: 'look', checkoutId });
-    // Certain that nothing was taken: the session has recorded every form that was sent, and takes cards again.
+    // If the session has recorded every form that was sent, and takes cards again, then certainly no money was taken.
     if (shown) intention.belief = shown.view === 'pay' && submitted.every((id) => shown.attemptIds.includes(id)) ? 'not paid' : null;
     switch (shown?.view) {
       case 'receipt':
@@ -198,7 +198,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
         intention.paymentId = shown.paymentId;
         return intention;
       case 'cancelled':
-        // A form that is still on its way will find the session closed.
+        // If a form is still on its way, the session will refuse it.
         intention.belief = 'not paid';
         return intention;
       case 'expired':
@@ -213,7 +213,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
         }
         intention.belief = null;
         const unheard = submitted.at(-1);
-        // Back, and Pay again: the same form, after the first one was lost.
+        // If a sent form was lost, half of the payers go back and send the same form again.
         const attemptId = unheard !== undefined && !shown.attemptIds.includes(unheard) && sim.rng.chance(0.5) ? unheard : ids.uuid();
         const other = visit.twice === 'window' ? ids.uuid() : attemptId;
         submitted.push(attemptId, other);
@@ -243,7 +243,7 @@ const pageOf = ({ reply }: Exchange): Page | null => (reply?.status === 200 ? (t
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The oracle on sessions.
 
-/** A payment as the oracle knows it: the content of its stream, and the money at the bank. */
+/** The oracle's view of a payment: the content of its stream, and the money at the bank. */
 export interface PaymentBook {
   readonly paymentId: string;
   readonly phase: string;
@@ -269,7 +269,7 @@ export class PageJudge {
   }
 }
 
-/** The session that its events give. null, and a violation: one event cannot follow another. */
+/** The session that follows from its events. If the events are impossible, this is a violation and the result is null. */
 export const sessionOf = (events: readonly Recorded[], check: Check): KnownCheckout | null => {
   try {
     const checkout = fold(decider, events.map(checkoutEvents.read));
@@ -280,13 +280,13 @@ export const sessionOf = (events: readonly Recorded[], check: Check): KnownCheck
   }
 };
 
-/** No work is left for a session. If it waits for anything, it waits for a person. */
+/** True if the service has no work left for a session. An unknown session is quiet only if its payment waits for staff. */
 export const isSessionQuiet = (checkout: KnownCheckout, phaseOf: (paymentId: string) => string | undefined): boolean =>
   checkout.phase !== 'processing' && (checkout.phase !== 'unknown' || phaseOf(checkout.attempt.paymentId) === 'unknown');
 
 /**
- * A session is paid by one charge or by none, and says so when everything runs again. A declined card was never charged, and never can be.
- * `submitted`: the session in which a request paid, by its id.
+ * A session is paid by one charge or by none, and its events agree with that after everything was healed. A declined card was never charged, and
+ * never can be. `submitted` gives, for the id of a request, the session in which it paid.
  */
 export const auditSessions = (
   streams: ReadonlyMap<string, readonly Recorded[]>,
@@ -328,7 +328,7 @@ const keptUnder = (bank: Bank, ref: string): number => {
   return charge ? bank.remaining(charge) : 0;
 };
 
-/** The rows of sessions without an outcome equal those from a replay of the log (A8). */
+/** The rows of unfinished sessions equal those of a replay of the log (A8). */
 export const auditUnfinished = (streams: ReadonlyMap<string, readonly Recorded[]>, unfinished: ReadonlyMap<string, unknown>, check: Check): void => {
   for (const [checkoutId, events] of streams) {
     const session = sessionOf(events, check);

@@ -1,6 +1,6 @@
 /**
  * The tables of webhooks in the simulation: endpoints, their secrets, events, deliveries and attempts, and the ports of `libs/webhooks` over them.
- * They pass the contract suites of the real ones.
+ * They pass the contract suites of the real ports.
  */
 import {
   type Claimed,
@@ -53,7 +53,7 @@ export interface DeliveryRow {
   round: number;
   attempts: number;
   leaseLosses: number;
-  /** Over all rounds. The product does not count this. */
+  /** Lost leases over all rounds. The product does not count these. */
   lostInAll: number;
   dueAt: number;
   heldAt: number | null;
@@ -66,11 +66,11 @@ export interface AttemptRow extends Pick<Ended, 'outcome' | 'startedAtMs' | 'dur
   readonly attempt: number;
 }
 
-/** As `max_in_flight` of an endpoint with its default, and `CLOCK_TOLERANCE_MS` of the product. */
+/** The default `max_in_flight` of an endpoint, and `CLOCK_TOLERANCE_MS` of the product. */
 const SHARE = 8;
 const CLOCK_TOLERANCE_MS = 5_000;
 
-/** Rows that all replicas share, and one clock. Each method is one statement. */
+/** The rows and the clock that all replicas share. Each method is one SQL statement of the product. */
 export class WebhookTables {
   readonly endpoints = new Map<string, EndpointRow>();
   readonly secrets = new Map<string, SecretRow>();
@@ -245,7 +245,7 @@ export const simulatedStaffTables = (database: Database): StaffTables => ({
   }),
 });
 
-/** Two commands that send deliveries again run one after the other. */
+/** The name of a lock: only one command at a time may send deliveries again. */
 const REDELIVERY = 'redelivery';
 
 const simulatedStaffRows = (tables: Tables, run: Run): StaffRows => {

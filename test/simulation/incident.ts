@@ -1,6 +1,6 @@
 /**
- * An incident of the event store (C76): staff who close it once the right log is back, as `payfold log resume` does, and the judgement of a run whose
- * events are lost for good.
+ * An incident of the event store (C76): simulated staff close it once the right log is back, as `payfold log resume` does. This file also checks a
+ * run whose events are lost for good.
  */
 import { examineLog, foundWhole, isWhole, OwnLog, unheldMarks } from '#eventstore';
 import { abandon, emptyCreates, gatewayAccountsOf, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams } from '#payments';
@@ -17,7 +17,7 @@ import { collect } from './stores.js';
 
 const LOOKS_MS = [5_000, 60_000] as const;
 
-/** Staff look again and again, to the end of the run. Their command meets no faults. */
+/** Simulated staff, who try to close the incident again and again until the end of the run. Their command meets no faults. */
 export const attend = async (world: World): Promise<void> => {
   const { sim, watch, marks } = world;
   for (;;) {
@@ -30,7 +30,7 @@ export const attend = async (world: World): Promise<void> => {
   }
 };
 
-/** As apps/operator/log.ts. false: something is lost, and nothing was changed. */
+/** The same steps as in apps/operator/log.ts. false: events are still missing, so the incident stays open. */
 const resume = async (world: World): Promise<boolean> => {
   const { sim, log: store, marks, keys } = world;
   const process = new Process('staff');
@@ -59,7 +59,7 @@ const resume = async (world: World): Promise<boolean> => {
   return true;
 };
 
-/** As `unborne`, over the simulated tables. */
+/** True if a row or a stored answer speaks of an event that the log does not have. The same check as `unborne`, on the simulated tables. */
 const speaksOfLost = async ({ log, tables, keys }: World): Promise<boolean> => {
   const events = (paymentId: string) => collect(log.read(paymentStream(paymentId)));
   for (const { paymentId, revision } of tables.list.values()) if (((await events(paymentId)).at(-1)?.revision ?? -1n) < revision) return true;
@@ -74,12 +74,12 @@ const speaksOfLost = async ({ log, tables, keys }: World): Promise<boolean> => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The end of a run whose events are lost.
 
-/** A process knows within the time of a check, and the calls that it takes. */
+/** The time within which every process must know of the incident: one interval between checks, and the calls of a check. */
 const KNOWS_WITHIN_MS = CHECK_EVERY_MS + 5_000;
 const LOOK_MS = 1_000;
-/** A request that was under way has ended, and so has the lease of its key. */
+/** After this time every earlier request has ended, and so has the lease of its key. */
 const REQUESTS_END_MS = 90_000;
-/** Every loop of a worker would have run several times. */
+/** In this time every loop of a worker would normally run several times. */
 const INCIDENT_MS = 300_000;
 
 export const endInIncident = async (outside: Outside): Promise<void> => {
@@ -99,7 +99,7 @@ export const endInIncident = async (outside: Outside): Promise<void> => {
   for (const [what, was] of Object.entries(before)) world.check(after[what] === was, `C76: in an incident of the event store, ${what} changed`);
 };
 
-/** Whatever the product could change. */
+/** Everything that the product could change, as text to compare. */
 const picture = async ({ log, bank, keys, tables }: World): Promise<Record<string, string>> => ({
   'the log': String(await log.head()),
   'the bank': JSON.stringify([[...bank.sent], bank.tombstones.size, bank.charges.size, bank.reversals.size]),
@@ -111,7 +111,7 @@ const picture = async ({ log, bank, keys, tables }: World): Promise<Record<strin
   'a delivery': JSON.stringify([...tables.webhooks.deliveries.values()].map(({ state, attempts }) => [state, attempts])),
 });
 
-/** Asks for everything that a client may ask for. Judged by C76. */
+/** Sends every kind of request. The answers are checked against C76. */
 const ask = async (outside: Outside, oracle: Oracle): Promise<void> => {
   const { world } = outside;
   const { sim } = world;

@@ -1,8 +1,8 @@
 /**
- * A fault of the log: its last events are gone (an earlier copy, also one that has grown since), or it is exchanged for an empty or a foreign log. In
- * some runs the right log comes back.
+ * A fault of the log. Its last events are lost: it is replaced by an earlier copy, to which other events may have been appended. Or it is exchanged
+ * for an empty or a foreign log. In some runs the right log comes back.
  *
- * The watch judges what the product does meanwhile: no movement of money may rest on a check that began after the loss.
+ * LossWatch checks the product during the loss: money may move only if the log was checked before, and that check began before the loss.
  */
 import { type EventStore, INSTALLATION_STREAM, installationEvents, type LogGate, type NewEvent, type Position } from '#eventstore';
 import { timestamp } from '#kernel';
@@ -17,19 +17,19 @@ import { collect } from './stores.js';
 const SHARE = 0.08;
 
 export interface LogFault {
-  /** `earlier`: without its last events. `grown`: so, and others were appended since. */
+  /** `earlier`: the log lost its last events. `grown`: the same, and other events were appended after that. */
   readonly kind: 'earlier' | 'grown' | 'empty' | 'foreign';
-  /** Time from the start. */
+  /** When the fault begins, from the start of the run. */
   readonly atMs: number;
   /** The right log comes back after this time. null: never. */
   readonly backAfterMs: number | null;
-  /** All processes are stopped before, and started after. So only what they kept outside of the log can tell. */
+  /** All processes are stopped before the fault and started after it. So only data outside of the log can reveal the loss. */
   readonly stopped: boolean;
-  /** Events that are lost, beyond those that a mark is certain to miss. */
+  /** How many more events are lost than the one that a mark remembers. */
   readonly more: number;
-  /** Events that a log has beyond the old end. */
+  /** How many events a grown or foreign log has beyond the old end. */
   readonly beyond: number;
-  /** The other faults end with this one. */
+  /** All other faults end when this one begins. */
   readonly calm: boolean;
 }
 
@@ -48,7 +48,7 @@ export const drawLogFault = (seed: number): LogFault | null => {
   };
 };
 
-/** The time in which the log is not the right one. `until` null: it still is not. */
+/** The time in which the log is not the right one. `until` null: the loss has not ended. */
 export interface Loss {
   readonly from: number;
   until: number | null;
@@ -56,11 +56,13 @@ export interface Loss {
 
 export class LossWatch {
   loss: Loss | null = null;
-  /** Staff found that the log does not hold everything. */
+  /** Staff found that events are missing from the log, and gave up. */
   isGivenUp = false;
-  /** A success was told while the log was not the right one, so it may be lost. Only the calls of gateways wait for a check. */
+  /**
+   * True if a client got a success during the loss. Its events may be lost later: only calls to gateways wait for a check of the log, appends do not.
+   */
   isTold = false;
-  /** The first request of each intent, by the references that it may use. */
+  /** For each gateway reference, the request that first recorded an intent with it. */
   readonly requestOf = new Map<string, string>();
   readonly log: EventStore;
   private readonly store: ExchangeableStore;
@@ -74,12 +76,12 @@ export class LossWatch {
     this.log = { ...this.store, append: (...given) => this.append(...given) };
   }
 
-  /** true while the log is not the right one. */
+  /** True while the log is not the right one. */
   get isLost(): boolean {
     return this.loss !== null && this.loss.until === null;
   }
 
-  /** true if a part of this time lies in the loss. */
+  /** True if a part of this time lies in the loss. */
   overlaps(from: number, to: number): boolean {
     const { loss } = this;
     return loss !== null && to >= loss.from && (loss.until === null || from <= loss.until);
@@ -99,7 +101,7 @@ export class LossWatch {
     return this.store.append(...given);
   }
 
-  // ---- what the product does meanwhile
+  // ---- the product's calls during the loss
 
   gate(process: Process, inner: LogGate): LogGate {
     const { sim } = this.world;
@@ -118,7 +120,7 @@ export class LossWatch {
     };
   }
 
-  /** Each call that can move money follows a check at once. So the check that let it pass ended at this instant. */
+  /** Each call that can move money directly follows a check of the log. So that check must have ended at the same instant. */
   gateway(process: Process, inner: PaymentGateway): PaymentGateway {
     const judged = (what: string) => {
       const { world, loss } = this;
@@ -148,7 +150,7 @@ export class LossWatch {
     };
   }
 
-  /** No money moves for a request that came after the loss. Judged by the bank alone. */
+  /** No money may move for a request that came after the loss began. Only the bank's records are used here. */
   auditBank(sentAt: (requestId: string) => number): void {
     const { world, loss } = this;
     if (!loss) return;
@@ -166,13 +168,13 @@ export class LossWatch {
 
 const WAIT_FOR_MARKS_MS = 1_000;
 const WAIT_TRIES = 180;
-/** How often a look for a place that only a checkpoint knows is worth while. */
+/** For this many tries, wait for a moment when only a checkpoint, and no mark, knows the last event. */
 const PLACE_TRIES = 60;
 const DOWN_MS = [2_000, 15_000] as const;
 
 /**
- * Plays the fault. Returns false if nothing happened: no mark was kept outside of the log in time. Where the last second of a log, its marks and the
- * processes are lost together, nobody can notice, and so it is not played.
+ * Plays the fault. Returns false if it was not played, since no mark was stored outside of the log in time. If the end of the log is lost together
+ * with its marks and the processes, the loss cannot be noticed. So that case is never played.
  */
 export const playLogFault = async (world: World, fault: LogFault): Promise<boolean> => {
   const { sim, watch } = world;
@@ -194,7 +196,10 @@ export const playLogFault = async (world: World, fault: LogFault): Promise<boole
 
 const numberOf = (positions: readonly Position[]): number => positions.reduce((most, position) => Math.max(most, Number(position)), 0);
 
-/** So many events that something outside of the log remembers a lost one: a mark, or the place of a checkpoint where that is all there is. */
+/**
+ * How many events the log keeps. At least one lost event must be known outside of the log: by a mark, or only by the position of a checkpoint. null:
+ * there was no such moment.
+ */
 const eventsToKeep = async (world: World, { kind, stopped, calm, more }: LogFault): Promise<number | null> => {
   if (kind === 'empty' || kind === 'foreign') return 0;
   for (let tries = 1; tries <= WAIT_TRIES; tries++) {
@@ -202,7 +207,7 @@ const eventsToKeep = async (world: World, { kind, stopped, calm, more }: LogFaul
     const marked = numberOf(marks.map(({ mark }) => mark.position));
     const reached = numberOf(checkpoints.map(({ position }) => position));
     const byPlace = stopped && calm && kind === 'earlier' && tries <= PLACE_TRIES;
-    // If the place were filled again, it would tell of nothing. So nothing may be under way.
+    // No request may be under way: a new event at the lost position would hide the loss from the checkpoint.
     if (byPlace && reached > marked && marked > 0 && world.sim.underway === 0) return reached - 1;
     if (!byPlace && marked > 1) return Math.max(1, marked - 1 - more);
     await world.sim.wait(WAIT_FOR_MARKS_MS);
@@ -210,7 +215,7 @@ const eventsToKeep = async (world: World, { kind, stopped, calm, more }: LogFaul
   return null;
 };
 
-/** Events of another log look like ours, and are about other payments. */
+/** Makes the log that replaces the right one. The events of a foreign log look like ours, but belong to other payments. */
 const otherLog = async ({ log, sim }: World, { kind, beyond }: LogFault, keep: number): Promise<EventStore> => {
   const other = await earlierCopy(log, keep);
   if (kind === 'earlier' || kind === 'empty') return other;

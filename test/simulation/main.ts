@@ -1,6 +1,7 @@
 /**
- * The commands `npm run sim`, `npm run crash` and `npm run canaries`. They divide the work over processes and show the progress. Each finding is
- * printed as a story, with the command that repeats it. At the end they write one line of JSON to `reports/`, and exit with 1 after a finding.
+ * The commands `npm run sim`, `npm run crash` and `npm run canaries`. They divide the work over processes and show the progress. The first findings
+ * are printed as stories (the lines of the run), and each finding with the command that repeats it. At the end they write one line of JSON to
+ * `reports/`, and exit with 1 after a finding.
  */
 import { fork } from 'node:child_process';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
@@ -15,17 +16,20 @@ import { story } from './story.js';
 import { again, type Done, type Finding, NOTHING, type Piece, together, work } from './work.js';
 
 const ROOT = process.cwd();
-/** Seeds that failed once. Every later run of the specs plays them again. */
+/** The file of seeds that failed once. Every later run of the specs plays them again. */
 const REGRESSIONS = join(ROOT, 'test', 'simulation', 'regressions.json');
 const SEEDS_OF_A_PIECE = 100;
-/** Determinism is checked on every tenth piece, since it doubles the work. */
+/** Determinism is checked only on every tenth piece of work, since the check doubles the work. */
 const TWICE_EVERY = 10;
-/** Seeds that a canary is given. */
+/** How many seeds are tried for each canary. */
 const CANARY_SEEDS = 4_000;
 const STORIES = 3;
-/** The processes use all cores, so none moves its garbage collection to another. A young generation of this size (MiB) is collected a third as often. */
+/**
+ * The processes use all cores, so garbage collection gets no extra threads. With this size of the young generation (MiB), it is collected a third as
+ * often.
+ */
 const WORKER_OPTIONS = ['--enable-source-maps', '--single-threaded-gc', '--max-semi-space-size=64'];
-/** Every sixth of the 180,000 pairs of crashes is played. */
+/** By default, every sixth pair of crashes is played. */
 const PAIRS_EVERY = 6;
 
 type Message = { readonly run: number } | { readonly done: Done };
@@ -44,7 +48,7 @@ const doPiece = (child: ReturnType<typeof fork>, piece: Piece, onRuns: (runs: nu
     child.send(piece);
   });
 
-/** Pieces until there are none, or until `stop` says so. Results in the order of arrival. */
+/** Runs the pieces in `jobs` processes until `next` returns null. `onDone` gets each result in the order of arrival. */
 const share = async (
   next: () => Piece | null,
   jobs: number,
@@ -70,7 +74,7 @@ const share = async (
 };
 
 const worker = (): void => {
-  // Stories need no stacks of planted errors. Making them takes a tenth of the time.
+  // The simulation makes many errors, and their stacks are never printed. Making the stacks would take a tenth of the time.
   Error.stackTraceLimit = 0;
   let pending = 0;
   process.on('message', (piece: Piece) => {
@@ -94,7 +98,7 @@ interface Bar {
   end(): void;
 }
 
-/** Counts at once: pieces report their work as they go. */
+/** A progress bar that advances during a piece: pieces report their runs as they go. */
 const counting = (what: string, total: number | null): Bar => {
   const bar = progress(what, total);
   let done = 0;

@@ -1,9 +1,9 @@
 /**
  * The oracle: the rules that must hold, written from the specification and the contract, not from the code.
  *
- * Answers are judged as they arrive, by *sets* of allowed ones (under faults 409, 502 and 504 are all legal). The books are judged at the end, when
- * everything runs again: the bank against the log, the log against the answers, the read model against a replay. Rules are named A1–A12 (invariants)
- * and C… (contract).
+ * Each answer is judged as it arrives, by a *set* of allowed answers (during faults 409, 502 and 504 are all allowed). The books are judged at the
+ * end, after everything was healed: the bank against the log, the log against the answers, the read model against a replay. Rules are named A1–A12
+ * (invariants) and C… (contract).
  */
 import { CHECKOUT_STREAMS, checkoutUnfinishedModel, checkoutIdOf } from '#checkout';
 import { checkpointOf, type Recorded } from '#eventstore';
@@ -18,16 +18,16 @@ import { type Ask, PORTALS, type Reply, type World } from './service.js';
 import { collect } from './stores.js';
 import { areDeliveriesQuiet, auditDeliveries, WEBHOOK_ANSWERS } from './webhooks.js';
 
-/** One intention of a client, over any number of requests. */
+/** One intention of a client, such as one charge. It may need any number of requests. */
 export interface Intention {
   readonly name: string;
   readonly kind: 'charge' | 'refund' | 'void';
   readonly actor: 'partner' | 'staff';
   readonly accountId: string;
   readonly exchanges: Exchange[];
-  /** Only of a charge: what the client believes at the end. null: it gave up without knowing. */
+  /** Only for a charge: the client's belief at the end. null: the client gave up without knowing the outcome. */
   belief: 'paid' | 'not paid' | null;
-  /** Of a charge: the payment that the client believes to have made. Of a reversal: the payment that it reverses. */
+  /** For a charge: the payment that the client believes it has made. For a reversal: the payment that is reversed. */
   paymentId: string | null;
   readonly asked: { readonly amountCents: number | null; readonly includeFee: boolean };
 }
@@ -63,7 +63,7 @@ export interface Told {
 const DAY_MS = 86_400_000;
 /** Settlement waits for an open reversal at most this long. */
 const HELD_UP_MS = 3_600_000;
-/** The most by which the wall clocks of two replicas differ, in any seed. */
+/** The largest difference between the wall clocks of two replicas, in any seed. */
 const CLOCKS_DIFFER_MS = 240_000;
 
 const read = new WeakMap<Reply, Told>();
@@ -108,7 +108,10 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
 
 const READS: readonly Ask['kind'][] = ['get', 'list', 'look', 'endpoints'];
 
-/** Another request of the intention was in flight at the same time. Under one key they run one attempt, and one answer does not show everything. */
+/**
+ * True if another request of the intention was in flight at the same time. With the same key both run one attempt, so one answer alone does not show
+ * the whole result.
+ */
 const overlaps = (exchange: Exchange, { exchanges }: Intention): boolean =>
   exchanges.some((other) => other !== exchange && other.sentAt < exchange.answeredAt && (other.reply === null || other.answeredAt > exchange.sentAt));
 
@@ -125,12 +128,12 @@ const NEXT: Readonly<Record<string, readonly string[]>> = {
 
 interface KeyHistory {
   readonly firstSentAt: number;
-  /** A request that is older than the life of a key counts under another key. */
+  /** Earlier requests with the same key text, whose key has expired after 24 h. They belong to another key. */
   readonly earlier: readonly Exchange[];
   readonly exchanges: Exchange[];
 }
 
-/** The fee of C32, computed independently. */
+/** The fee of C32, computed by independent code. */
 const feeOf = (amountCents: number, { flatCents, percentBps, minCents, maxCents }: (typeof PORTALS)[number]['fee']): number => {
   const fee = flatCents + Number((BigInt(amountCents) * BigInt(percentBps) + 5_000n) / 10_000n);
   return Math.min(Math.max(fee, minCents), maxCents ?? Number.MAX_SAFE_INTEGER);
@@ -141,11 +144,11 @@ export class Oracle {
   readonly answers: Record<string, number> = {};
   private readonly byRequest = new Map<string, Exchange>();
   private readonly keys = new Map<string, KeyHistory>();
-  /** The newest status of a payment, and the time at which it was known. */
+  /** The newest view of a payment that a client has read, and when. */
   private readonly read = new Map<string, { at: number; view: View }>();
-  /** Payments that an answer named, and when. */
+  /** Payments that an answer has named, and when. */
   private readonly named = new Map<string, { at: number; accountId: string }>();
-  /** Payments that a person decided about, or tried to. */
+  /** Payments that staff have resolved, or tried to resolve. */
   private readonly resolved = new Set<string>();
   /** Returned money that a client knows of, by payment and transaction. */
   private readonly returned = new Map<string, Map<string, { at: number; cents: number }>>();
@@ -173,7 +176,7 @@ export class Oracle {
     if (!isKeyed(ask)) return;
     const name = keyName(ask);
     const before = this.keys.get(name);
-    // Kept 24 h from its first use. Later it is another key.
+    // A key is kept for 24 h from its first use. After that the same text is another key.
     if (!before || exchange.sentAt - before.firstSentAt >= DAY_MS)
       this.keys.set(name, {
         firstSentAt: exchange.sentAt,
@@ -193,7 +196,8 @@ export class Oracle {
     const { watch } = this.world;
     // An incident of the event store (C76).
     const isRefused = watch !== null && answer.code === 'IDEMPOTENCY_UNAVAILABLE';
-    // Until a process knows, it reads the log that is there, and writes to it. Only a GET of a payment makes sure before it says that there is none.
+    // Until a process knows of the incident, it reads and writes the wrong log. So it may answer PAYMENT_NOT_FOUND. Only a GET of a payment checks
+    // the log before it gives this answer.
     const isLost = watch?.overlaps(exchange.sentAt, exchange.answeredAt) === true;
     const isUnseen = (isLost || watch?.isTold === true) && answer.code === 'PAYMENT_NOT_FOUND' && ask.kind !== 'get';
     if (isLost && answer.status === 200 && !reply.replayed && !READS.includes(ask.kind)) watch.isTold = true;
@@ -207,13 +211,13 @@ export class Oracle {
     if (ask.kind === 'list' && answer.status === 200 && !isLost) this.judgeList(exchange, reply, answer);
     if (isPayers(ask) && !isLost) this.pages.judge(exchange, this.check.bind(this));
     const id = answer.details.id ?? (ask.kind === 'create' ? answer.data.id : undefined);
-    // "Reconciliation required" may name a payment that is abandoned later (C64). So such an answer does not promise that the payment exists.
+    // The answer "reconciliation required" may name a payment that is abandoned later (C64). So it does not promise that the payment exists.
     if (
       typeof id === 'string' &&
       !this.named.has(id) &&
       (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'get') &&
       answer.code !== 'IDEMPOTENCY_RECONCILIATION_REQUIRED' &&
-      // It may lie in a log that was not ours.
+      // During a loss the payment may be in the wrong log.
       !isLost
     )
       this.named.set(id, { at: exchange.answeredAt, accountId: accountOf(ask) });
@@ -224,7 +228,7 @@ export class Oracle {
     return [...this.named].map(([paymentId, { accountId }]) => [paymentId, accountId]);
   }
 
-  /** When a request was sent. A payment that no client asked for began before everything. */
+  /** When a request was sent. 0: no client sent such a request. */
   sentAt(requestId: string): number {
     return this.byRequest.get(requestId)?.sentAt ?? 0;
   }
@@ -268,9 +272,11 @@ export class Oracle {
     for (const { one, answer: earlier } of before) {
       if (!same(one)) continue;
       if (isFinal(earlier)) {
-        // If the end of a key was lost, the row waits for its lease. Then a refund is answered again from the log, if the log can be read.
+        // If the ending of a key was lost, its row waits for the end of the lease. Then a refund is answered again from the log. If the log cannot be
+        // read, the answer is a 5xx.
         const again = ask.kind !== 'create' && isFiveHundred(answer);
-        // The refusal "the batch has settled" has no attempt, so only the key recorded it. If that record was lost, the question is judged again.
+        // The refusal "the batch has settled" makes no attempt in the log, so only the key stores it. If that ending was lost, the request is judged
+        // again.
         const anew = earlier.code === 'VOID_FAILED' && one.reply!.body.includes('batch has settled') && answer.code === 'INVALID_STATE';
         this.check(
           isFinal(answer) || transient || again || anew,
@@ -370,15 +376,16 @@ export class Oracle {
         );
   }
 
-  // ---- the books, when everything runs again
+  // ---- the books, after everything was healed
 
-  /** True if no work is left. A payment that is still open waits for a person. */
+  /** True if no work is left. A payment may still be open only if it waits for staff. */
   async isQuiet(): Promise<boolean> {
     const { world } = this;
     const { sim } = world;
     if (world.marks.incident) return false;
     if (sim.underway > 0 || world.replicas.some(({ process }) => !process.up || process.pausedUntil > sim.now)) return false;
-    // The sweeper finishes a create whose request vanished. The key of a refund waits for its client, once its lease is over.
+    // The sweeper finishes the key of a create whose process crashed. The key of a refund is finished only when its client sends it again, so it is
+    // quiet once its lease is over.
     if ([...world.keys.rows.values()].some((row) => row.state === 'in_progress' && (row.operation === 'create' || row.leaseUntil! > sim.now)))
       return false;
     const head = await world.log.head();
@@ -401,8 +408,8 @@ export class Oracle {
   }
 
   /**
-   * No process vanished or stood still. So the log shows every request that was answered with a 5xx, and a later repeat without a key is recognised
-   * (C18).
+   * True if no process crashed or was paused. Then the log shows every request that was answered with a 5xx, and a later repeat without a key is
+   * recognised (C18).
    */
   private get undisturbed(): boolean {
     const { crashes, pauses } = this.world.sim.statistics;
@@ -420,7 +427,7 @@ export class Oracle {
     return streams;
   }
 
-  /** By checkout id. */
+  /** The events of all checkouts, by checkout id. */
   private async checkouts(): Promise<Map<string, Recorded[]>> {
     return new Map([...(await this.streams(CHECKOUT_STREAMS[0]))].map(([stream, events]) => [checkoutIdOf(stream), events]));
   }
@@ -444,7 +451,7 @@ export class Oracle {
     );
   }
 
-  /** Money at the bank that no void can undo any more, or of which the bank cannot tell. Only a person may decide (C29). */
+  /** True if no void can undo the payment's charge any more, or if the bank cannot say whether it charged. Then only staff may decide (C29). */
   private waitsForAPerson(events: readonly Recorded[]): boolean {
     const intent = events[0]!.data as unknown as Intent;
     return intent.legs.some(({ references }) => {
@@ -455,7 +462,7 @@ export class Oracle {
     });
   }
 
-  /** Payments that wait for a person, with the bank's state of each leg. */
+  /** The payments that wait for staff, with the bank's state of each leg. */
   async waiting(): Promise<{ paymentId: string; canTell: boolean; charged: { leg: string; transactionId: string | null }[] }[]> {
     const found = [];
     for (const [stream, events] of await this.streams()) {
@@ -501,13 +508,13 @@ export class Oracle {
     this.auditCardData(streams, sessions);
   }
 
-  /** The session in which a request paid. null: it was no payer's request. */
+  /** The session in which a request paid. null: it was not a payer's request. */
   private sessionOfRequest(requestId: string): string | null {
     const ask = this.byRequest.get(requestId)?.ask;
     return ask?.kind === 'submit' ? ask.checkoutId : null;
   }
 
-  /** Money that the bank returned under references of staff's attempts. */
+  /** The money that the bank returned under the references of staff's attempts. */
   private staffReturned(book: Book): number {
     const refs = new Set<string>();
     for (const { request } of book.attempts.values())
@@ -515,7 +522,7 @@ export class Oracle {
     return [...this.world.bank.reversals.values()].reduce((sum, { ref, amountCents }) => (refs.has(ref) ? sum + amountCents : sum), 0);
   }
 
-  /** One stream compared with the bank: A2, A4, A5, A6, A9, C61. */
+  /** Compares one stream with the bank: A2, A4, A5, A6, A9, C61. */
   private bookOf(paymentId: string, events: readonly Recorded[]): Book {
     const { world } = this;
     const { bank } = world;
@@ -669,7 +676,7 @@ export class Oracle {
       for (const leg of ['principal', 'fee', 'combined'] as const)
         this.check(this.chargeUnder(gatewayRef(attemptId, leg, 'charge')) === undefined, 'C64: an abandoned payment was charged');
     }
-    // C61: an attempt that recovery has ended can never begin again, even if its process wakes up.
+    // C61: an attempt that recovery has ended can never be executed, even if its paused process resumes.
     const answered = (ref: string) => bank.answers.has(ref) || bank.tombstones.has(ref);
     if (fenced && !book.resolved && (book.phase === 'voided' || book.phase === 'failed'))
       for (const { references } of book.intent!.legs) {
@@ -700,7 +707,7 @@ export class Oracle {
     this.check(this.world.velocity.attempts.get(intent.attemptId) === 1, 'an attempt was not counted once');
   }
 
-  /** Intentions of clients, compared with their payments: A1, A2, A3, A12. */
+  /** Compares the intentions of clients with their payments: A1, A2, A3, A12. */
   private auditCharges(books: readonly Book[]): void {
     const byIntention = new Map<Intention, Book[]>();
     const byKey = new Map<string, number>();
@@ -741,8 +748,9 @@ export class Oracle {
   }
 
   /**
-   * C18: a repeat without a key gets the result of its request. Among equal intentions results cannot be assigned to requests, so they are counted
-   * together: money is returned at most once for each. This holds only if every request was answered, since a client without an answer may ask anew.
+   * C18: a repeat without a key gets the result of its request. If several intentions are equal, results cannot be assigned to requests, so they are
+   * counted together: money is returned at most once for each intention. Intentions with an unanswered request are left out, since their client may
+   * ask again.
    */
   private auditRepeats(begun: ReadonlyMap<Intention, readonly { attempt: BookAttempt }[]>): void {
     const alike = new Map<string, Intention[]>();
@@ -760,7 +768,7 @@ export class Oracle {
     }
   }
 
-  /** C16: a key is kept as long as its payment is undecided. */
+  /** C16: a key is kept as long as the outcome of its payment is unknown. */
   private auditKeptKeys(books: readonly Book[]): void {
     const undecided = books.filter((book) => book.phase === 'unknown' || book.resolved);
     for (const { requestId } of undecided) {
@@ -779,7 +787,7 @@ export class Oracle {
     return this.intentions.find(({ name }) => name === request.reason);
   }
 
-  /** Requested returns, compared with returned money and with answers: each once (C17, C18, C38). */
+  /** Compares requested returns with returned money and with answers: each return happens once (C17, C18, C38). */
   private auditReversals(books: readonly Book[]): void {
     const begun = new Map<Intention, { book: Book; attempt: BookAttempt }[]>();
     const byTransaction = new Map<string, { book: Book; attempt: BookAttempt }>();
@@ -821,7 +829,7 @@ export class Oracle {
 
       for (const { exchange, answer } of answers)
         if (answer.code === 'PAYMENT_GATEWAY_ERROR' && !overlaps(exchange, intention)) {
-          // A later request under the same key continues the attempt.
+          // A later request of the intention may have continued the attempt and returned the money.
           const goesOn = intention.exchanges.some(({ sentAt }) => sentAt >= exchange.answeredAt);
           const wasTrue = ({ transactionId }: Returned) => goesOn && this.world.bank.reversals.get(transactionId)!.at > exchange.answeredAt;
           this.check(
@@ -840,8 +848,8 @@ export class Oracle {
         if (remainingRefundableAmountCents !== undefined)
           this.check(remainingRefundableAmountCents === parts.at(-1)!.remainingAfter, 'the result names another remainder than the log');
         if (parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
-        // Not its own attempt: the repeat without a key of a request that got a 5xx (C18), or the completion of a partial return that the bank had
-        // completed meanwhile (C27, C38).
+        // The result belongs to an attempt of another intention. There are two legal cases. A request without a key repeats a request that got a 5xx
+        // (C18). Or it completes a partial return that the bank has completed meanwhile (C27, C38).
         const owner = this.byReason(source.attempt.request)!;
         const ownerToldError = owner.exchanges.some(
           ({ reply }) => reply !== null && (isFiveHundred(told(reply)) || told(reply).details.retryable === true),
@@ -852,8 +860,8 @@ export class Oracle {
         this.check(sameAsked, 'C18: told the result of another kind of request');
         this.check(!keyed || partial, 'C18: a request with a key was told another request’s result');
         this.check(ownerToldError || vanished, 'C18: told the result of a request that knew its own');
-        // A replay repeats the result of an earlier request under its key. The client may have got that result in between, and rule 1 demands it
-        // again.
+        // A replay repeats the answer to the first request under its key. So the owner must not have known the result when that first request was
+        // sent.
         const { sentAt } = exchange.reply!.replayed ? intention.exchanges[0]! : exchange;
         const known = owner.exchanges.some(({ reply, answeredAt }) => reply?.status === 200 && answeredAt <= sentAt);
         this.check(!known, 'C18: told a result that its owner had been told by then');
@@ -867,7 +875,7 @@ export class Oracle {
       this.check(intentions.length === 1, `C18: one reversal was told to ${intentions.length} other requests`);
   }
 
-  /** Every line of the bank is recorded once, with its payment. If a line does not fit, only a person may decide its payment. */
+  /** Every line of the bank is recorded once, with its payment. If a line does not match, only staff may decide about its payment. */
   private async auditSettlement(books: readonly Book[]): Promise<void> {
     const recorded = new Map<string, SettlementLine>();
     for (const line of await this.settlementLines()) {
@@ -884,7 +892,8 @@ export class Oracle {
       const book = books.find((one) => one.chargeRefs.includes(ref!) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
       this.check(line.paymentId === book?.paymentId, 'a settlement line was recorded for another payment');
       const undecided = book?.phase === 'unknown' || book?.resolved === true;
-      // A reversal that was open for an hour delays no batch: its line is judged by the present state, and staff must explain it.
+      // A reversal that is open for more than an hour does not delay the batch any longer. Its line is judged by the present state, and may be a
+      // mismatch that staff must explain.
       const heldUp = [...(book?.attempts.values() ?? [])].some(
         ({ requestedAt, endedAt }) => line.at - requestedAt >= HELD_UP_MS - CLOCKS_DIFFER_MS && endedAt >= line.at - CLOCKS_DIFFER_MS,
       );
@@ -905,7 +914,7 @@ export class Oracle {
     }
   }
 
-  /** A8: every row is the fold of its stream, and there are no others. */
+  /** A8: every row of the list equals the fold of its stream, and there are no other rows. */
   private auditList(streams: ReadonlyMap<string, readonly Recorded[]>): void {
     const { list } = this.world.tables;
     let visible = 0;
@@ -931,21 +940,21 @@ export class Oracle {
   }
 }
 
-/** Unlike any other text of a run. */
+/** The security code. This text occurs nowhere else in a run. */
 export const CVV = '!73!';
 
 type Keyed = Extract<Ask, { kind: 'create' | 'reverse' | 'staff' }>;
 export const isKeyed = (ask: Ask): ask is Keyed => (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'staff') && ask.key !== null;
-/** Keys of staff are apart from every account's. */
+/** The name of a key in its scope. Keys of staff have a scope of their own. */
 export const keyName = (ask: Keyed) => `${ask.kind === 'staff' ? 'staff' : ask.request.accountId} ${ask.key}`;
 const isPayers = ({ kind }: Ask) => kind === 'check out' || kind === 'look' || kind === 'submit' || kind === 'leave' || kind === 'cancel';
 const bodyOf = (ask: Ask) => ('fingerprint' in ask ? ask.fingerprint : JSON.stringify(ask));
 const isReversal = (ask: Ask): ask is Extract<Ask, { kind: 'reverse' | 'staff' }> => ask.kind === 'reverse' || ask.kind === 'staff';
-/** The client to which an answer names a payment. */
+/** The account whose client gets the answer to this request. */
 const accountOf = (ask: Ask): string =>
   'accountId' in ask ? ask.accountId : 'request' in ask && 'accountId' in ask.request ? (ask.request.accountId ?? '') : '';
 
-/** The answer that follows from the first two events of a payment. */
+/** The answer to a create, made again from the first two events of its payment. */
 const rebuilt = (paymentId: string, events: readonly ReturnType<typeof paymentEvents.read>[]): string | null => {
   try {
     return successAnswer(chargeAnswer(paymentId, fold(decider, events))).body;
@@ -1001,7 +1010,7 @@ interface BookAttempt {
     readonly legs: readonly { readonly leg: string; readonly references: { readonly void: string; readonly refund: string } }[];
   };
   readonly operation: 'refund' | 'void';
-  /** Id of the request that began it. */
+  /** Id of the request that began the attempt. */
   readonly requestId: string;
   readonly requestedAt: number;
   fenced: boolean;
@@ -1020,7 +1029,7 @@ interface Book {
   readonly attempts: Map<string, BookAttempt>;
   /** Money at the bank. */
   netCents: number;
-  /** Decided by a person. */
+  /** True if staff have resolved the payment. */
   resolved: boolean;
 }
 

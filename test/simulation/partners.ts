@@ -1,6 +1,7 @@
 /**
- * The outside world: partners that follow the specification (same key again, `Retry-After`, look before charging again), the operator's staff, the
- * bank's nightly settlement, and cardholders who dispute. Each is one function over a world. None of them crashes. Their messages may get lost.
+ * The outside world: partners, staff, the bank's nightly settlement, and cardholders who dispute. Partners follow the specification: they repeat a
+ * key, obey `Retry-After`, and read a payment before they charge again. Each of these is one function over a world. None of them crashes, but their
+ * messages may get lost.
  */
 import { canonicalJson, type Cents, timestamp } from '#kernel';
 import { type ChargeRequest, type Dispute, NO_FILTERS, type ResolveRequest, Secret } from '#payments';
@@ -8,15 +9,15 @@ import { type CardKind, CARDS } from './bank.js';
 import { CVV, type Exchange, type Intention, type Oracle, told, type Told } from './oracle.js';
 import { type Ask, merchantAccounts, type PortalTerms, type Reply, type World } from './service.js';
 
-/** A client waits this long for an answer. */
+/** How long a client waits for an answer. */
 const CLIENT_TIMEOUT_MS = 45_000;
 const NETWORK_MS = 10;
-/** How often an intention is requested under one key, and how many keys it may use. */
+/** How often a client sends an intention under one key, and how many keys it may use. */
 const TRIES = 8;
 const KEYS = 3;
-/** A repeat without a key comes when the service has had time to record its outcome (C18). */
+/** How long a client waits before a repeat without a key. In this time the service can record the first outcome (C18). */
 const KEYLESS_REPEAT_MS = [150_000, 300_000] as const;
-/** How long a client polls a payment without an outcome: an hour, less and less often. */
+/** The pauses of a client that polls a payment without an outcome. They grow, and add up to about an hour. */
 const LOOKS_MS = [2_000, 5_000, 10_000, 20_000, 30_000, 60_000, 60_000, 120_000, 300_000, 600_000, 1_200_000, 1_200_000] as const;
 
 const THINKS_AGAIN_MS = [5_000, 40_000] as const;
@@ -27,11 +28,11 @@ export interface Wish {
   readonly lines: readonly Cents[];
   readonly card: CardKind;
   readonly key: string | null;
-  /** The reference id of the payment. It is fixed for each intention, so a repeated request has the same body. */
+  /** The reference id of the payment. It is fixed for each intention, so that a repeated request has the same body. */
   readonly reference: string;
   /** Sends every request twice at once. */
   readonly doubles?: boolean;
-  /** Asks again after a final answer, and must get the same. */
+  /** Sends the request again after a final answer, and must get the same answer. */
   readonly asksAgain?: boolean;
   /** How often it polls a payment without an outcome. */
   readonly looks?: number;
@@ -63,7 +64,7 @@ export class Outside {
 
   // ---- the wire
 
-  /** One request to one of the replicas. null: no answer. */
+  /** Sends one request to a random replica. Without an answer, `reply` is null. */
   async send(intention: Intention | null, ask: Ask): Promise<Exchange> {
     const { sim, replicas } = this.world;
     const requestId = `request-${++this.requests}`;
@@ -89,7 +90,7 @@ export class Outside {
         if (!process.up) return end(null);
         const { incarnation } = process;
         replica.connections.add(reset);
-        // A stopped process reads the request when it goes on.
+        // A paused process reads the request when it is resumed.
         void sim
           .clock(process)
           .sleep(0)
@@ -120,7 +121,7 @@ export class Outside {
 
   // ---- paying
 
-  /** Pays once, with as many requests and keys as that takes, and charges again only after `failed` or `voided` (C29). */
+  /** Pays once, with several requests and keys if necessary. Charges again only after `failed` or `voided` (C29). */
   async pay(wish: Wish): Promise<{ intention: Intention; paid: Paid | null }> {
     const amountCents = wish.lines.reduce((sum, cents) => sum + cents, 0);
     const intention = this.oracle.intend({
@@ -168,7 +169,7 @@ export class Outside {
         final = { kind: 'not paid' };
         if (!asksAgain || ask.key === null) return final;
       } else if (answer.code === 'PAYMENT_GATEWAY_ERROR') {
-        // Certain that nothing was charged. Under the same key, the answer would only be the request to look.
+        // Certainly no money was charged. The same key would only be answered with "reconciliation required".
         if (ask.key === null || rng.chance(0.5)) return { kind: 'again' };
       } else if (answer.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') {
         return answer.details.id === undefined ? { kind: 'again' } : this.look(ask.request.accountId, answer.details.id as string, looks);
@@ -177,7 +178,8 @@ export class Outside {
       } else if (answer.status === 500) {
         if (ask.key === null) return { kind: 'cannot tell' };
       } else if (answer.code === 'PORTAL_ACCESS_DENIED') {
-        // Refused before anything began: the key was given back, and may be used when the operator has thought again (C15).
+        // The request was refused before a payment began, and the key was given back (C15). So the same key may be used again when the operator has
+        // restored the access.
         if (rng.chance(0.3)) return { kind: 'cannot tell' };
         await this.wait(rng.int(...THINKS_AGAIN_MS));
       } else if (answer.code !== 'IDEMPOTENCY_IN_PROGRESS' && answer.code !== 'IDEMPOTENCY_UNAVAILABLE') {
@@ -189,12 +191,12 @@ export class Outside {
     return final ?? { kind: 'cannot tell' };
   }
 
-  /** Errors, rule 1: the payment says what became of it. */
+  /** Errors, rule 1: read the payment to learn its outcome. */
   private async look(accountId: string, paymentId: string, looks: number): Promise<{ kind: 'paid'; id: string } | { kind: 'again' | 'cannot tell' }> {
     for (const ms of LOOKS_MS.slice(0, looks)) {
       const { reply } = await this.send(null, { kind: 'get', accountId, paymentId });
       const answer = reply && told(reply);
-      // Given up before it began (C64).
+      // The payment was abandoned before it began (C64).
       if (answer?.status === 404) return { kind: 'again' };
       const status = answer?.status === 200 ? (answer.data.status as string) : 'pending';
       if (status === 'failed' || status === 'voided') return { kind: 'again' };
@@ -206,12 +208,12 @@ export class Outside {
 
   // ---- giving back
 
-  /** Returns money once, with as many requests as that takes. */
+  /** Returns money once, with several requests if necessary. */
   async giveBack({ paymentId, accountId }: Paid, wanted: Return): Promise<Intention> {
     const { operation, amountCents, includeFee, key, actor } = wanted;
     const asked = { amountCents, includeFee };
     const intention = this.oracle.intend({ kind: operation, actor, accountId, paymentId, asked });
-    // The reason identifies the intention, so the oracle can assign an attempt to it.
+    // The `reason` identifies the intention, so that the oracle can assign an attempt to it.
     const common = { operation, paymentId, amountCents, includeFee, reason: intention.name };
     const fingerprint = `POST\n/api/partner/v1/payments/${paymentId}/${operation}\n${canonicalJson({ ...asked, reason: intention.name })}`;
     const ask: Ask =
@@ -239,7 +241,7 @@ export class Outside {
     if (answer.status === 200) return 'done';
     if (answer.status >= 500 || answer.details.retryable === true) return 'again';
     if (answer.code === 'IDEMPOTENCY_IN_PROGRESS') return 'again';
-    // "Being reconciled", or another one in progress: some clients come back later.
+    // INVALID_STATE may mean "being reconciled" or that another return is in progress. Some clients try again later.
     return answer.code === 'INVALID_STATE' && rng.chance(0.3) ? 'again' : 'stop';
   }
 
@@ -268,14 +270,14 @@ export class Outside {
 
   // ---- the bank's side, and staff
 
-  /** The bank's nightly run: open transactions of a portal's accounts settle. The service learns of it when it asks. */
+  /** The bank's nightly run: open transactions of a portal's accounts settle. The service sees the batch when it asks for settlements. */
   settle(portal: PortalTerms): void {
     const { bank, sim } = this.world;
     const closed = merchantAccounts(portal).flatMap((account) => bank.closeBatch(account) ?? []);
     if (closed.length > 0) sim.note('bank', `closes ${closed.join(' and ')}`);
   }
 
-  /** The operator removes a portal for a while. New requests are refused. Answered ones are replayed all the same (C47, contract 2). */
+  /** The operator revokes the access to a portal for some time. New requests are refused, but stored answers are still replayed (C47, contract 2). */
   async revoke({ portalId }: PortalTerms, ms: number): Promise<void> {
     const { sim, directoryChanges } = this.world;
     sim.note('operator', `revokes ${portalId}`);
@@ -285,7 +287,7 @@ export class Outside {
     sim.note('operator', `grants ${portalId} again`);
   }
 
-  /** Opens a dispute, and ends it one way or the other. */
+  /** Opens a dispute, and later changes its status. */
   async dispute({ paymentId, amountCents }: Paid, disputedAmountCents = amountCents): Promise<void> {
     const { sim } = this.world;
     const day = timestamp(sim.now).slice(0, 10);
@@ -296,12 +298,12 @@ export class Outside {
     await this.persist({ kind: 'update dispute', disputeId, status: sim.rng.pick(['lost', 'recovered', 'in_dispute'] as const) });
   }
 
-  /** A person decides about a payment that waits for one (C29, C69), truthfully or not. An untrue decision must be refused. */
+  /** Staff resolve a payment that waits for them (C29, C69), truthfully or not. An untrue decision must be refused. */
   async resolve(paymentId: string, as: ResolveRequest['as'], transactions: ResolveRequest['transactions'], force: boolean): Promise<Told | null> {
     return this.persist({ kind: 'resolve', request: { paymentId, as, evidence: 'the statement of the bank', by: 'staff', force, transactions } });
   }
 
-  /** Of the payments that recovery left to a person, some are decided. A decision against the truth is refused if the bank can tell (C69). */
+  /** Staff resolve some of the payments that recovery left to them. If the bank can say the truth, an untrue decision is refused (C69). */
   async decideWhatWaits(): Promise<void> {
     const { rng } = this.world.sim;
     for (const { paymentId, charged, canTell } of await this.oracle.waiting()) {
@@ -316,8 +318,7 @@ export class Outside {
     }
   }
 
-  /** Commands of staff are repeated until they are answered. Every one of them may be repeated. */
-  /** Asks until it gets an answer that is no fault. */
+  /** Repeats a command of staff until it gets an answer that is not a 5xx, at most TRIES times. Every such command may be repeated. */
   async persist(ask: Ask): Promise<Told | null> {
     let answer: Told | null = null;
     for (let tries = 1; tries <= TRIES; tries++) {
@@ -346,7 +347,7 @@ const chargeRequest = ({ accountId, portal, lines, card, reference: referenceId 
   instrument: { type: 'card', number: new Secret(CARDS[card]), expiry: { month: 12, year: 2040 }, cvv: new Secret(CVV) },
 });
 
-/** As the HTTP layer makes it: the card's digits, and no security code (C13). */
+/** The fingerprint of a create, as the HTTP layer makes it: with the card's digits and without the security code (C13). */
 const chargeFingerprint = ({ instrument, ...request }: ChargeRequest): string =>
   `POST\n/api/partner/v1/payments\n${canonicalJson({ ...request, card: instrument.type === 'card' ? instrument.number.reveal() : '' })}`;
 

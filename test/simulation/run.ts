@@ -1,6 +1,6 @@
 /**
- * One run: a world, the outside, faults for a while. Then everything heals, and the oracle compares the books. A seed decides everything. A scenario
- * has no chance, except one or two crashes at named points.
+ * One run: clients use the service while faults happen. Then all faults end, and the oracle compares the books. In a run of a seed, the seed decides
+ * everything. A scenario has no random faults, only crashes at chosen points.
  */
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
@@ -12,20 +12,23 @@ import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
 import { repairReceivers, subscribe, type Subscription } from './webhooks.js';
 import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
 
-/** Recovery's pauses grow with its tries. An attempt that failed throughout the faults is tried again within this time. */
+/**
+ * How long a run may take to become quiet. Recovery's pauses grow with its tries, but an attempt that failed during all faults is tried again within
+ * this time.
+ */
 const QUIET_WITHIN_MS = 3 * 3_600_000;
 const LOOK_EVERY_MS = 30_000;
 const HOUR_MS = 3_600_000;
-/** A client that is still busy after that long has met a service that answers no more. */
+/** If a client is still busy after this time, the service does not answer any more. */
 const CLIENTS_WITHIN_MS = 48 * HOUR_MS;
 
-/** The sums of one run, or of many. */
+/** The totals of one run, or of many. */
 export interface Counts {
   readonly statistics: Statistics;
   readonly checks: number;
   readonly payments: number;
   readonly events: number;
-  /** Webhooks: deliveries, and what receivers saw of them. */
+  /** Webhooks: deliveries, and requests that arrived at receivers. */
   readonly deliveries: number;
   readonly arrivals: number;
   readonly simulatedMs: number;
@@ -44,7 +47,10 @@ export interface RunResult extends Counts {
 
 type Play = (outside: Outside) => Promise<void>;
 
-/** Plays a run to its end: clients under faults, quiet, a last look by clients, quiet again, the audit. */
+/**
+ * Plays a run to its end: clients work during faults, the service becomes quiet, the epilogue sends last requests, the service becomes quiet again,
+ * and the oracle audits.
+ */
 const play = async (
   sim: Simulator,
   skewsMs: readonly [number, number],
@@ -116,7 +122,10 @@ const play = async (
 
 const STORES: readonly Store[] = ['log', 'keys', 'gateway', 'tables', 'directory'];
 
-/** Swarm: each rate is often zero. So one seed is long with few kinds of faults, another is short with many. */
+/**
+ * Swarm testing: each rate is often zero, so seeds differ. Some have few kinds of faults and long histories, others have many kinds and short
+ * histories.
+ */
 const drawFaults = (rng: Rng): Faults => {
   const rate = (most: number) => (rng.chance(0.35) ? 0 : most * rng.next() ** 2);
   const outages = rng.chance(0.4)
@@ -151,14 +160,14 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const draw = new Rng(seed ^ 0x2545f491);
   const sim = new Simulator(seed, drawFaults(draw));
   const { rng } = sim;
-  // Wall clocks mostly differ little. Safety must not depend on it.
+  // The wall clocks of the replicas usually differ by little. Safety must not depend on this.
   const wild = draw.next();
   const skew = wild < 0.5 ? 0 : wild < 0.9 ? 5_000 : 120_000;
   const skewsMs = [draw.int(-skew, skew), draw.int(-skew, skew)] as const;
   const portals = draw.chance(0.5) ? [draw.pick(PORTALS)] : PORTALS;
   const keyed = draw.chance(0.7) ? 0.95 : 0.5;
   const nextDay = draw.chance(0.12);
-  // Payers have their own random numbers. So a seed without payers gives the history from before payers were added.
+  // Payers have their own random numbers. So a seed without payers still has the same history as before payers were added.
   const lots = new Rng(seed ^ 0x6c078965);
   const payers = lots.chance(0.15) ? lots.int(1, 3) : 0;
   const post = new Rng(seed ^ 0x165667b1);
@@ -172,7 +181,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const asksAgain = rng.chance(0.4);
     const kind = rng.int(1, 10);
     if (kind <= 2) return { operation: 'void', amountCents: null, includeFee: true, key, actor, asksAgain };
-    // Often the same amount, so that one refund may be taken for another (C18).
+    // The amount is often the same, so that the service could confuse two refunds (C18).
     const part = rng.chance(0.4) ? Math.ceil(payment.amountCents / 10) : rng.int(1, Math.max(1, Math.floor(payment.amountCents / 2)));
     if (kind <= 6) return { operation: 'refund', amountCents: part, includeFee: false, key, actor, asksAgain };
     return { operation: 'refund', amountCents: null, includeFee: kind <= 9, key, actor, asksAgain };
@@ -246,7 +255,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const payment = paid.at(-1);
     if (payment) await outside.dispute(payment, draw.int(1, payment.amountCents));
   };
-  /** Staff return money, so there are notifications to send. */
+  /** Staff who return money and open disputes, so that there are notifications to send. */
   const clerk = async (outside: Outside): Promise<void> => {
     for (let acts = subscriptions.length > 0 ? post.int(1, 4) : 0; acts > 0; acts--) {
       await sim.wait(post.int(5_000, 90_000));
@@ -259,7 +268,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const epilogue = async (outside: Outside): Promise<void> => {
     await repairReceivers(outside);
     const all = outside.oracle.intentions.filter(({ kind }) => kind === 'charge');
-    // Every key once more, as it was sent. The stored answer is repeated, or the answer asks for a look. No money moves.
+    // Send most keys once more, with the same request. The stored answer is repeated, or the answer is "reconciliation required". No money may move.
     if (rng.chance(0.5)) for (const exchange of firstUses(outside.oracle)) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
     for (const intention of all) if (intention.paymentId) await outside.readPayment(intention.accountId, intention.paymentId);
     for (const accountId of ACCOUNTS) await outside.readList(accountId, rng.pick([null, 2]));
@@ -267,7 +276,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     await outside.decideWhatWaits();
   };
   const tomorrow = async (outside: Outside): Promise<void> => {
-    // A day passes, and the keys expire. From then on they stand for new payments, except keys whose payment is of unknown outcome.
+    // A day passes, and the keys expire. Then the same key makes a new payment, unless the outcome of its old payment is unknown.
     for (const { process } of outside.world.replicas) sim.crash(process, 25 * HOUR_MS);
     await sim.wait(25 * HOUR_MS + 15 * 60_000);
     for (const again of keys.slice(0, 4)) await again();
@@ -286,7 +295,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   return play(sim, skewsMs, seams, clients, epilogue, drawLogFault(seed));
 };
 
-/** One or two for the first account, often one for the second. */
+/** Draws the receivers: one or two for the first account, and in half of the seeds one for the second. */
 const drawSubscriptions = (post: Rng): Subscription[] =>
   [ACCOUNTS[0], ACCOUNTS[0], ACCOUNTS[1]].flatMap((accountId, index) =>
     index > 0 && post.chance(0.5)

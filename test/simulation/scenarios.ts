@@ -1,6 +1,6 @@
 /**
- * Scenarios: what one or two clients do, without chance. So a crash can be put before and after every single port call of each, and before and after
- * every pair of them. The clients go on as partners do: the same key again, a look before another charge.
+ * Scenarios: fixed actions of one or two clients, without random faults. So a crash can be placed before and after every port call of a scenario, and
+ * at every pair of port calls. After a crash the clients continue as partners do: they repeat the key, and read a payment before they charge again.
  */
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
@@ -41,7 +41,7 @@ const refund = (amountCents: number | null, includeFee = false, change: Partial<
   ...change,
 });
 
-/** Pays, then goes on with what was paid. */
+/** Pays, and then does `then` with the payment. */
 const paying =
   (portal: Wish['portal'], card: CardKind, then: (outside: Outside, paid: Paid) => Promise<unknown>): Scenario =>
   async (outside) => {
@@ -63,7 +63,7 @@ const checkingOut =
   async (outside) =>
     void (await checkOut(outside, { portal, lines: [3_333, 3_334], cards, nonce: 'visit-of-the-payer', reference: 'visit', ...change }));
 
-/** A notification is due, for a receiver that is healthy or that does not answer for this long. */
+/** A notification is due. The receiver is healthy (`deafMs` 0), or gives no answer for `deafMs`. */
 const telling =
   (
     deafMs: number,
@@ -81,7 +81,7 @@ const telling =
     await then(outside);
   };
 
-/** Scenarios by name. Crashes are put into them. */
+/** The scenarios by name. Crash points are added when they are played. */
 export const SCENARIOS: Readonly<Record<string, Scenario>> = {
   'create, one leg': async (outside) => void (await outside.pay(wish(COMBINED))),
   'create, two legs': async (outside) => void (await outside.pay(wish(LOWERING))),
@@ -192,7 +192,7 @@ export const playNamed = (name: string, crashes: readonly CrashPoint[], seams: S
 
 const WHEN = ['before', 'after'] as const;
 
-/** Every single crash point of a scenario. */
+/** Plays a scenario once without a crash, and once for each crash point. */
 export async function* singles(name: string, seams: Seams = {}): AsyncGenerator<{ crashes: readonly CrashPoint[]; result: RunResult }> {
   const calm = await playNamed(name, [], seams);
   yield { crashes: [], result: calm };
@@ -204,8 +204,8 @@ export async function* singles(name: string, seams: Seams = {}): AsyncGenerator<
 }
 
 /**
- * Pairs of crash points: each single one with the later ones *of the run that has had the first*, recovery's own calls among them. `every`: takes
- * each n-th pair, with another start for each first point.
+ * Plays pairs of crash points: each first point with all later points *of the run with this first crash*. So the second point may be in a call of
+ * recovery. `every`: only each n-th pair is played.
  */
 export async function* pairs(name: string, every: number): AsyncGenerator<{ crashes: readonly CrashPoint[]; result: RunResult }> {
   let number = 0;

@@ -1,6 +1,6 @@
 /**
- * The service under simulation: the product's own handlers, recovery, key logic, sweeper, purge and list projection, put together as `apps/services.ts` and
- * `apps/worker` do, over simulated ports. Two replicas share the stores; each is made anew after a crash.
+ * The service under simulation: the product's own handlers, recovery, key logic, sweeper, purge and list projection, assembled as in
+ * `apps/services.ts` and `apps/worker`, but with simulated ports. Two replicas share the stores. After a crash a replica is made new.
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
 import { applyUnfinished, type CheckoutPorts, CheckoutSessions, checkoutUnfinishedModel, finishSessions } from '#checkout';
@@ -74,13 +74,13 @@ import {
 import { Database, type Run, simulatedCheckpoint, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
 import { type Receiver, serveWebhooks, type SimulatedSender, startDispatcher, type WebhookAsk, type WebhookPorts } from './webhooks.js';
 
-/** The places where a canary may put its fault: each wraps one port of every replica, or changes state that replicas share. */
+/** The places where a canary can plant its bug. Each wraps one port of every replica, or changes state that the replicas share. */
 export interface Seams {
   log?(log: EventStore, world: World): EventStore;
-  /** The guard of the log: the marks that others keep, and its answers. */
+  /** The guard of the log: `book` wraps the store of marks, and `gate` wraps the answers of the guard. */
   book?(book: MarkBook, world: World): MarkBook;
   gate?(gate: LogGate, world: World): LogGate;
-  /** The log of recovery, instead of the guarded one. `bare`: the log without its guard. */
+  /** Replaces the ports of recovery. `bare`: the log without its guard. */
   recovery?(ports: PaymentPorts, bare: EventStore, world: World): PaymentPorts;
   keys?(keys: IdempotencyStore, world: World): IdempotencyStore;
   gateway?(gateway: PaymentGateway, world: World): PaymentGateway;
@@ -127,7 +127,7 @@ export const merchantAccounts = ({ portalId }: PortalTerms) => [`m-${portalId.sl
 export const AGENCY = 'https://agency.example';
 const CHECKOUT_TERMS = { enabled: true, allow: [AGENCY], requireSignedIntake: false, agencyName: null };
 
-/** The same for every seed, so it is made once. */
+/** The directory is the same for every seed, so it is made only once. */
 export const DIRECTORY = ((): MemoryDirectory => {
   const directory = new MemoryDirectory();
   let position = 0;
@@ -159,7 +159,7 @@ export const DIRECTORY = ((): MemoryDirectory => {
         gateway,
         feeVersion: 1,
         fee: portal.fee,
-        // As `Administration` seals it.
+        // Sealed in the same way as by `Administration`.
         signingSecret: RING.seal('psec_simulated', `portal-${portalId}/signingSecret`),
       },
     };
@@ -169,7 +169,7 @@ export const DIRECTORY = ((): MemoryDirectory => {
   return directory;
 })();
 
-/** A request of a client to a replica. */
+/** A request of a client or of staff to a replica. */
 export type Ask =
   | { readonly kind: 'create'; readonly request: ChargeRequest; readonly key: string | null; readonly fingerprint: string }
   | {
@@ -188,7 +188,7 @@ export type Ask =
   | WebhookAsk;
 
 export interface Reply extends Answer {
-  /** Of a list: true if it showed everything. */
+  /** Only for a list: true if its read model had caught up with the log. */
   readonly complete?: boolean;
 }
 
@@ -199,17 +199,20 @@ const receivedOf = ({ key, fingerprint }: { readonly key: string | null; readonl
   requestId,
 });
 
-/** How often the loops of a worker run. The product's 5 s would spend the simulation on polling. */
+/** How often the loops of a worker run. With the product's 5 s most of the simulation would be polling. */
 const LOOPS_EVERY_MS = { busy: [15_000, 25_000], quiet: [50_000, 70_000] } as const;
 const PURGE_EVERY_MS = 600_000;
-/** The product's one second would spend the simulation on checks. Each call of a gateway is checked in any case. */
+/**
+ * How often a process checks the log. With the product's one second most of the simulation would be checks. Calls of gateways are always preceded by
+ * a check.
+ */
 export const CHECK_EVERY_MS = 30_000;
 const PROJECTION_LEASE_MS = 120_000;
 
 /** Everything that outlives a process: the stores, the bank, the replicas. */
 export class World {
   readonly log: EventStore;
-  /** The watch over calls of gateways, in a run whose log is exchanged. */
+  /** Checks the calls of gateways in a run whose log is exchanged. null in any other run. */
   readonly watch: LossWatch | null;
   readonly bank: Bank;
   readonly keys: KeyTable;
@@ -218,7 +221,7 @@ export class World {
   readonly velocity = new VelocityCounts();
   readonly directoryChanges: DirectoryChanges = { revoked: new Set() };
   readonly replicas: readonly Replica[];
-  /** The oracle's objections. */
+  /** The rules that were broken, as found by the oracle. */
   readonly violations: string[] = [];
   checks = 0;
   hasCheckout = false;
@@ -230,7 +233,7 @@ export class World {
     readonly sim: Simulator,
     processes: readonly Process[],
     readonly seams: Seams = {},
-    /** The log will be exchanged. */
+    /** True if the log will be exchanged in this run. */
     isExchanged = false,
   ) {
     const log = memoryEventStore({ now: () => sim.now });
@@ -247,14 +250,16 @@ export class World {
     this.replicas = processes.map((process) => new Replica(this, process));
   }
 
-  /** Called when a run has payers. From now on every replica runs the work for checkout sessions. Without payers that work would only take time. */
+  /**
+   * Called when a run has payers. From now on every replica runs the work for checkout sessions. In a run without payers, it would only cost time.
+   */
   openCheckout(): void {
     if (this.hasCheckout) return;
     this.hasCheckout = true;
     for (const replica of this.replicas) if (replica.process.up) replica.startCheckout();
   }
 
-  /** A receiver was registered: from now on every worker has an outbox and a dispatcher. */
+  /** Called when a receiver is registered. From now on every worker has an outbox and a dispatcher. */
   openWebhooks(): void {
     if (this.hasWebhooks) return;
     this.hasWebhooks = true;
@@ -271,7 +276,7 @@ export class World {
 
 export class Replica {
   ownLog!: OwnLog;
-  /** The check of a start. Requests wait for it, and the loops begin later in any case. */
+  /** The check of the log at the start of a process. Requests wait for its end. The loops begin later in any case. */
   private begun!: Promise<void>;
   private services!: PaymentServices;
   private recoveryPorts!: PaymentPorts;
@@ -397,7 +402,7 @@ export class Replica {
     startDispatcher(world, database, webhooks, this.ownLog, this.services.log);
   }
 
-  /** The projection of sessions without an outcome, and the loop that finishes them. */
+  /** Starts the projection of unfinished sessions, and the loop that finishes them. */
   startCheckout(): void {
     const { checkout, database, clock } = this;
     const { store } = this.settlement;
@@ -411,13 +416,13 @@ export class Replica {
     void this.loop('checkout finisher', () => finishSessions(checkout, simulatedUnfinishedRows(tables, database.run)));
   }
 
-  /** The loops of `apps/worker`, at a pace of their own. */
+  /** Starts the loops of `apps/worker`, with other intervals. */
   private startWorker(): void {
     const { services: payments } = this;
     this.subscriber.start();
     void this.loop('recovery', () => payments.recovery.round(), undefined, this.recoveryPorts.ownLog);
     void this.loop('key sweeper', () => sweepKeys(payments));
-    // An import that is never stopped. Stopping belongs to the process, and here processes are killed.
+    // The import of settlements gets a signal that never aborts: in the simulation a process is never stopped in order, only killed.
     const never = new AbortController();
     void this.loop(
       'settlement',
@@ -501,7 +506,7 @@ export class Replica {
   }
 }
 
-/** Recovery starts no leg that was not sent, except the reversal of an unknown charge (C61). */
+/** A gateway for recovery. It checks that recovery sends no charge, void or refund, except the reversal of an unknown charge (C61). */
 const asRecoveryMayUseIt = (gateway: PaymentGateway, world: World): PaymentGateway => ({
   ...gateway,
   charge: (call, signal) => {

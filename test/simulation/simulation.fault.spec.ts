@@ -1,6 +1,6 @@
 /**
- * The short variant of the proofs: some seeds, every single crash point, and enough seeds for the canaries. The long ones are commands (docs/proof.md); what
- * failed in any of them once is played here for ever.
+ * The short version of the proofs: some seeds, every single crash point, and enough seeds for some canaries. The long versions are commands
+ * (docs/proof.md). Each run that failed once in any of them is played here in every run of the specs.
  */
 import { describe, expect, test } from '@jest/globals';
 import { readFileSync } from 'node:fs';
@@ -10,7 +10,7 @@ import { SCENARIOS } from './scenarios.js';
 import { again, type Finding, work } from './work.js';
 
 const SEEDS = 300;
-/** The rarest of those that are looked for here; `npm run canaries` looks for all. */
+/** Enough seeds for the rarest canary that is looked for here. `npm run canaries` looks for all of them. */
 const CANARY_SEEDS = 120;
 const LONG_MS = 900_000;
 
@@ -21,7 +21,7 @@ test(
   async () => {
     const { findings, statistics, answers } = await work({ kind: 'seeds', from: 1, to: 1 + SEEDS, twice: false });
     expect(findings).toEqual([]);
-    // Green because nothing went wrong would prove nothing.
+    // Without faults these seeds would prove nothing, so check that each kind of fault has happened.
     for (const fault of [statistics.drops, statistics.lost, statistics.late, statistics.outages, statistics.crashes, statistics.pauses])
       expect(fault).toBeGreaterThan(100);
     for (const code of [

@@ -1,12 +1,12 @@
 /**
- * The simulator: virtual time, processes that crash and pause, and `call`, the one function through which the product reaches anything outside of
- * itself.
+ * The simulator: virtual time, processes that crash and pause, and `call`. The product reaches everything outside of itself only through `call`.
  *
- * One event happens at a time, and all its consequences run to their end before the next one. So one seed is one history: the same seed gives the
- * same hash.
+ * Only one event happens at a time, and all its consequences end before the next event. So a seed determines the whole history: the same seed gives
+ * the same hash.
  *
- * A crash never settles the promises of that process: the code after an `await` does not run, as after `kill -9`. A pause is SIGSTOP: replies and
- * timers wait, and the clocks go on. In a freeze (a suspended virtual machine) the monotonic clock stands still as well, so no deadline passes.
+ * After a crash, the promises of that process never resolve: the code after an `await` does not run, as after `kill -9`. A pause is like SIGSTOP:
+ * replies and timers wait, but the clocks continue. A freeze is like a suspended virtual machine: the monotonic clock stops as well, so no deadline
+ * passes.
  */
 import { createHash } from 'node:crypto';
 import { type Clock, type Ids } from '#kernel';
@@ -16,7 +16,7 @@ import { crockford, uuidV7 } from '#platform';
 export class Rng {
   private state: number;
   constructor(seed: number) {
-    // Neighbouring seeds must not begin alike.
+    // Neighbouring seeds must not begin with similar numbers.
     this.state = Math.imul(seed + 1, 0x9e3779b1) >>> 0;
   }
   /** 32 random bits. */
@@ -42,25 +42,25 @@ export class Rng {
   }
 }
 
-/** Stores that can be away as a whole. */
+/** The stores. Each can be unavailable as a whole. */
 export type Store = 'log' | 'keys' | 'gateway' | 'tables' | 'directory' | 'receiver';
 
 /**
- * Probabilities per port call, and windows in which a store is away. Each seed has its own (swarm): a rate that is often zero finds faults that an
- * average rate never finds.
+ * Probabilities of faults per port call, and times in which a store is unavailable. Each seed has its own (swarm testing): a rate that is often zero
+ * finds bugs that an average rate never finds.
  */
 export interface Faults {
-  /** Nothing happens, and the caller gets the error. */
+  /** The call has no effect, and the caller gets an error. */
   readonly drop: number;
-  /** It happens, the answer is lost. */
+  /** The call has its effect, but the answer is lost. */
   readonly lost: number;
-  /** It happens long after the caller has given up. */
+  /** The call has its effect long after the caller has given up. */
   readonly late: number;
-  /** The process stands still for 1–400 s. */
+  /** The process is paused for 1–400 s. */
   readonly pause: number;
   /** The process dies, before or after the effect. */
   readonly crash: number;
-  /** A request, or its answer, is lost between client and service. */
+  /** A request or its answer is lost between the client and the service. */
   readonly network: number;
   readonly outages: readonly { readonly store: Store; readonly fromMs: number; readonly toMs: number }[];
 }
@@ -77,16 +77,16 @@ export class Process {
   incarnation = 0;
   up = true;
   pausedUntil = 0;
-  /** Time that its monotonic clock has missed. */
+  /** The time for which the monotonic clock was stopped, in earlier freezes. */
   private frozenMs = 0;
   private freeze: { readonly from: number; readonly until: number } | null = null;
-  /** Runs at the start and after every crash: everything that lived in memory is made anew. */
+  /** Runs at the start and after every crash. It makes all data in memory new. */
   onStart: () => void = () => undefined;
-  /** Runs at a crash, for effects on the other side of its connections. */
+  /** Runs at a crash. It has the effects at the other end of the process's connections. */
   onCrash: () => void = () => undefined;
   constructor(
     readonly id: string,
-    /** How far its wall clock is off. */
+    /** The error of its wall clock. */
     readonly skewMs = 0,
   ) {}
 
@@ -104,15 +104,18 @@ export class Process {
 export interface PortCall<T> {
   readonly store: Store;
   readonly name: string;
-  /** The effect, at one instant. */
+  /** The effect of the call. It happens at one instant. */
   effect(): T | Promise<T>;
-  /** The answer to the caller instead: a value, or an error. `lost`: the effect took place, or may still take place. */
+  /**
+   * The answer to the caller if the call fails: a value, or a thrown error. `dropped`: the effect does not take place. `lost`: it took place, or may
+   * still take place.
+   */
   failed(kind: 'dropped' | 'lost'): T;
-  /** How late an effect may come. Absent: never late. */
+  /** The range of the delay of a late effect. Absent: the effect is never late. */
   readonly lateMs?: readonly [number, number];
-  /** How long it takes at most, there and back. */
+  /** The longest time of the request, and of the answer. */
   readonly latencyMs?: number;
-  /** A poll: counts as a crash point only when it found something. */
+  /** True for a poll. A poll is a crash point only if it found something. */
   readonly idle?: boolean;
 }
 
@@ -120,19 +123,22 @@ interface Event {
   readonly at: number;
   readonly tie: number;
   readonly number: number;
-  /** Returns true if no promise can have been settled by it. */
+  /** Returns true if it certainly resolved no promise. */
   readonly run: () => unknown;
 }
 
 const isBefore = (a: Event, b: Event) => a.at < b.at || (a.at === b.at && (a.tie < b.tie || (a.tie === b.tie && a.number < b.number)));
 
-/** 2026-03-02T09:00:00Z: within the life of every card that is used. */
+/** 2026-03-02T09:00:00Z: no card of the simulation has expired at this time. */
 export const EPOCH_MS = Date.UTC(2026, 2, 2, 9);
 const RESTART_MS = [1_000, 30_000] as const;
 const PAUSE_MS = [1_000, 400_000] as const;
-/** Kept from before a leak guard may replace it. */
+/** The real setImmediate. It is kept here because withoutRealTime replaces the global one. */
 const turn = setImmediate;
-/** Turns that are requested together. Between two of them all promised work happens. The costly check for input and output comes once for all. */
+/**
+ * How many setImmediate callbacks are requested together. All promise callbacks run between two of them, but Node's costly check for input and output
+ * runs only once for all.
+ */
 const TURNS = 64;
 
 export interface Statistics {
@@ -143,22 +149,22 @@ export interface Statistics {
   outages: number;
   crashes: number;
   pauses: number;
-  /** Logs that were exchanged or cut, and runs in which an incident of the event store was opened. */
+  /** `exchanges`: logs that were exchanged or cut. `incidents`: runs in which an incident of the event store was opened. */
   exchanges: number;
   incidents: number;
 }
 
 export class Simulator {
   readonly rng: Rng;
-  /** Ids have their own random numbers. Otherwise one more id would change every later fault. */
+  /** Ids have their own random numbers. Otherwise one more id would change all later faults. */
   private readonly idRng: Rng;
   now = EPOCH_MS;
   faultsOn = true;
   readonly lines: string[] = [];
   readonly statistics: Statistics = { calls: 0, drops: 0, lost: 0, late: 0, outages: 0, crashes: 0, pauses: 0, exchanges: 0, incidents: 0 };
-  /** Port calls so far, idle polls left out. */
+  /** The number of port calls so far, without idle polls. */
   index = 0;
-  /** Effects that have been sent and have not taken place. */
+  /** The number of effects that were sent and have not taken place. */
   underway = 0;
   readonly names: string[] = [];
   private readonly heap: Event[] = [];
@@ -211,7 +217,7 @@ export class Simulator {
     return first;
   }
 
-  /** Runs until `done`, until no event is left, or until `untilMs` (elapsed). true: `done` ended it. */
+  /** Runs until `done` returns true, until no event is left, or until the time `untilMs` since the start. Returns true if `done` ended the run. */
   run(done: () => boolean, untilMs = Number.POSITIVE_INFINITY): Promise<boolean> {
     return new Promise((resolve, reject) => {
       let ended = false;
@@ -219,7 +225,7 @@ export class Simulator {
         ended = true;
         resolve(how);
       };
-      /** The next event whose consequences must follow at once, with all events before it that have none. */
+      /** Runs events until one of them may have resolved promises. Their callbacks must run before the next event. */
       const step = () => {
         while (!ended) {
           if (done()) return end(true);
@@ -285,7 +291,7 @@ export class Simulator {
     this.note(process.id, `${frozen ? 'FREEZES' : 'PAUSES'} for ${Math.round(ms / 1000)} s`);
   }
 
-  /** Runs `deliver` in the process, when it runs again; never after a crash. */
+  /** Runs `deliver` in the process. If the process is paused, this happens when it is resumed. After a crash it never happens. */
   private deliver(process: Process, incarnation: number, deliver: () => void): boolean | void {
     if (process.incarnation !== incarnation) return true;
     const pausedMs = process.pausedUntil - this.now;
@@ -294,7 +300,7 @@ export class Simulator {
     return true;
   }
 
-  /** Every port call of the product goes through here: the only place where its time passes and where faults happen. */
+  /** Every port call of the product goes through this function. Its time passes only here, and faults happen only here. */
   call<T>(process: Process, port: PortCall<T>): Promise<T> {
     const { incarnation } = process;
     const { rng, faults, faultsOn, statistics } = this;
@@ -331,7 +337,7 @@ export class Simulator {
         if (!late) answer(unheard ? attempt(() => port.failed('lost')) : happened);
       };
 
-      // A stopped process has not sent it yet.
+      // A paused process sends the call only when it is resumed.
       const heldMs = Math.max(0, process.pausedUntil - this.now);
       if (dropped) {
         statistics.drops += 1;
@@ -379,7 +385,7 @@ export class Simulator {
     return this.faults.outages.some((outage) => outage.store === store && elapsed >= outage.fromMs && elapsed < outage.toMs);
   }
 
-  // ---- what a process sees of time and chance
+  // ---- the time and the random ids that a process gets
 
   clock(process: Process): Clock {
     const { incarnation } = process;
@@ -399,7 +405,7 @@ export class Simulator {
             return false;
           };
           signal?.addEventListener('abort', wake, { once: true });
-          // Timers that a freeze delayed fire afterwards.
+          // A freeze delays timers by the time that the monotonic clock missed.
           const due = (): unknown => {
             const late = process.missedMs(this.now) - missedMs;
             if (done || late <= extended) return done || this.deliver(process, incarnation, wake);
@@ -421,7 +427,7 @@ export class Simulator {
     };
   }
 
-  /** For the outside: clients, and the bank's nightly run. They neither crash nor pause. */
+  /** A timer for clients and for the bank's nightly run. They neither crash nor pause. */
   wait(ms: number): Promise<void> {
     return new Promise((resolve) => this.at(ms, () => resolve()));
   }
@@ -441,7 +447,7 @@ const attempt = <T>(work: () => T): Told<T> => {
 
 const foundSomething = (value: unknown) => (Array.isArray(value) ? value.length > 0 : typeof value === 'number' && value > 0);
 
-/** A value in a story: its kind, not its whole content. */
+/** A short form of a value for a story: its kind, not its whole content. */
 const brief = (value: unknown): string => {
   if (value === undefined || value === null) return 'ok';
   if (typeof value !== 'object') return JSON.stringify(value);
@@ -454,8 +460,8 @@ const brief = (value: unknown): string => {
 const briefError = ({ name, message }: Error): string => `${name}: ${message}`;
 
 /**
- * Runs `work` while reading the real time, setting a real timer or taking real random numbers throws: such a use outside of the ports is a leak. The
- * function itself throws at the end too. The product may have caught the first error as a fault of its surroundings, and gone on.
+ * Runs `work`. Meanwhile any use of the real time, real timers or real random numbers throws an error, since it bypasses the ports. The product may
+ * catch this error and go on, so the function also throws it at the end.
  */
 export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => {
   const places: readonly (readonly [object, string])[] = [
@@ -467,7 +473,7 @@ export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => 
   ];
   const real = places.map(([place, name]) => [place, name, Reflect.get(place, name) as unknown] as const);
   const { setImmediate: realImmediate } = globalThis;
-  // Work that the product defers to the end of this turn of the event loop belongs to the present event, before time goes on.
+  // The product defers some work with setImmediate. This work belongs to the current event, so it must run before the simulated time moves on.
   Reflect.set(globalThis, 'setImmediate', (run: () => void) => queueMicrotask(run));
   const leaks: Error[] = [];
   for (const [place, name] of places)

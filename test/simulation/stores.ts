@@ -1,6 +1,6 @@
 /**
- * The stores of the simulation, except for the tables (tables.ts). Each behaves as the real one and passes the same contract suite, if there is one.
- * The first class of each pair holds the state that replicas share. A replica reaches it through the simulator.
+ * The stores of the simulation, except for the tables (tables.ts). Each behaves like the real store and passes the same contract suite, if there is
+ * one. A class holds the state that all replicas share, and a function gives one replica access to this state through the simulator.
  */
 import type { ChargeTerms, Directory, PortalAccess } from '#accounts';
 import {
@@ -55,7 +55,7 @@ import { lostConnection, type Tables } from './tables.js';
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The log: the product's own memory store behind the simulator.
 
-/** An append that the caller gave up on may still arrive. */
+/** How late an append may still take place after its caller has given up. */
 const LATE_APPEND_MS = [500, 15_000] as const;
 /** How long a new event takes to reach a subscriber. */
 const DELIVERY_MS = 2_000;
@@ -88,7 +88,7 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
       const inner = log.subscribe(after, options);
       const items = (async function* (): AsyncGenerator<SubscriptionItem> {
         for await (const item of inner) {
-          // Survives outages by itself, as the real ones do: events only come later.
+          // The subscription survives outages by itself, as the real ones do. During an outage events only come later.
           const delivered = await sim.call(process, {
             store: 'log',
             name: 'subscription',
@@ -109,7 +109,7 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
   };
 };
 
-/** The marks lie in the database. A process that starts again is another one. */
+/** The marks are stored in the database. After a restart, a process counts as another one. */
 export const simulatedMarkBook = (marks: Marks, { id, incarnation }: Process, statement: Statement): MarkBook => {
   const book = marks.bookOf(`${id}${incarnation}`);
   return {
@@ -152,7 +152,7 @@ type ClaimRow = Pick<KeyRow, 'accountId' | 'keyHash' | 'operation' | 'fp' | 'fpK
 const HOUR_MS = 3_600_000;
 const rowName = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
 
-/** Rows that all replicas share, and one clock. Each method is one statement. */
+/** The rows and the clock that all replicas share. Each method is one SQL statement of the product. */
 export class KeyTable {
   readonly rows = new Map<string, KeyRow>();
   fences = 0;
@@ -225,7 +225,7 @@ export class KeyTable {
     return { fence: String(fence), attemptId, state, isLeased: leaseUntil !== null && leaseUntil >= this.now(), isFree: this.beginsAnew(row) };
   }
 
-  /** true: made, in the place of the row with that fence, or of none. */
+  /** Makes a row again, if there is no row, or if the present row has the fence `replaces`. Returns true if the row was made. */
   restore({ key, paymentId, attemptId, at, state, answer }: RestoredKey, replaces: string | null): boolean {
     const name = keyNameOf(key);
     const before = this.find(name);
@@ -286,7 +286,7 @@ export class KeyTable {
   }
 }
 
-/** Runs one statement on the table: at once, or through the simulator. */
+/** Runs one statement on the table: directly, or through the simulator. */
 export type Statement = <T>(name: string, effect: () => T, idle?: boolean) => Promise<T>;
 
 const CLAIM_ROUNDS = 3;
@@ -363,16 +363,16 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
   };
 };
 
-/** The same rows, as the subscriber compares them with the log. */
+/** The same rows for the subscriber that compares them with the log. */
 export const simulatedKeyRows = (table: KeyTable, statement: Statement): KeyRows => ({
   find: (names) => statement('rows.find', () => names.map((name) => table.look(name)), true),
   restore: (rows) => statement('rows.restore', () => rows.filter(({ row, replaces }) => table.restore(row, replaces)).length),
 });
 
-/** A statement whose client is gone may still run, for as long as the server allows. */
+/** How late a statement may still run after its client has lost the connection. It ends at the latest at the server's time limit. */
 const LATE_STATEMENT_MS = [50, 2_000] as const;
 
-/** Statements of a replica to one of the databases. */
+/** Sends the statements of a replica to one of the databases, through the simulator. */
 export const simulatedStatement =
   (sim: Simulator, process: Process, store: Store): Statement =>
   (name, effect, idle = false) =>
@@ -383,7 +383,7 @@ export const directStatement: Statement = async (_name, effect) => effect();
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Recovery's work, velocity, directory.
 
-/** As `postgresRecoveryWork`, over the list's rows. */
+/** The same as `postgresRecoveryWork`, on the rows of the simulated list. */
 export const simulatedRecoveryWork = (tables: Tables, statement: Statement): RecoveryWork => ({
   due: ({ begunBefore, begunAfter, nextTryBefore, nextTryAfter }) =>
     statement(
@@ -414,7 +414,9 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
 
 type Registered = RegisteredTransaction & { settledBatchId: string | null; transactionId: string | null };
 
-/** The look-ups of settlement and disputes, folded from the log whenever they are brought up to date, as the rows of the real register are. */
+/**
+ * The look-ups of settlement and disputes. They are folded from the log each time they are brought up to date, as the rows of the real register are.
+ */
 export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifiedRead'>): Register => {
   const accounts = new Map<string, GatewayAccount>();
   const transactions = new Map<string, Registered>();
@@ -543,7 +545,7 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
   };
 };
 
-/** Counts and refuses nothing, since limits are off by default. The oracle judges the counts. */
+/** Counts attempts and refuses none, since limits are off by default. The oracle checks the counts. */
 export class VelocityCounts {
   readonly attempts = new Map<string, number>();
   port(statement: Statement): Velocity {
@@ -555,7 +557,7 @@ export class VelocityCounts {
   }
 }
 
-/** The directory, with the changes that an operator made during a seed on top. */
+/** Changes of the directory that an operator makes during a seed. They are applied on top of the fixed directory. */
 export interface DirectoryChanges {
   readonly revoked: Set<string>;
 }

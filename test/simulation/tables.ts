@@ -1,6 +1,6 @@
 /**
- * The tables of the projections and of webhooks, in memory behind the simulator: transactions whose writes take place at the commit, row locks, and
- * connections that break. The ports over them pass the contract suites of the real ones (stores.unit.spec.ts).
+ * The tables of the projections and of webhooks, in memory behind the simulator. The writes of a transaction take place at its commit. There are row
+ * locks, and connections break. The ports over these tables pass the contract suites of the real ones (stores.unit.spec.ts).
  */
 import type { UnfinishedRows, UnfinishedSession } from '#checkout';
 import { type Checkpoint, type Lease, type Mark, Moved, type Place, type Position, runHandler } from '#eventstore';
@@ -45,7 +45,7 @@ export interface Transaction {
   ended: boolean;
 }
 
-/** Sends one call of a port to the tables: in an open transaction, or in one of its own. `idle`: a call that only looks. */
+/** Sends one call of a port to the tables: in an open transaction, or in a transaction of its own. `idle`: the call only reads. */
 export type Run = <T>(name: string, effect: (transaction: Transaction) => T | Promise<T>, idle?: boolean) => Promise<T>;
 
 type Methods<Port> = {
@@ -54,7 +54,10 @@ type Methods<Port> = {
     : never;
 };
 
-/** A port over the tables. Each of its calls goes through `run` under the name `port.method`, as one statement. `looks`: the methods that only look. */
+/**
+ * A port over the tables. Each of its calls goes through `run` under the name `port.method`, as one statement. `looks`: the methods that only read or
+ * poll.
+ */
 export const port = <Port extends object>(name: string, run: Run, looks: readonly (keyof Port)[], methods: Methods<Port>): Port =>
   Object.fromEntries(
     Object.entries<(transaction: Transaction, ...args: unknown[]) => unknown>(methods).map(([method, effect]) => [
@@ -63,7 +66,7 @@ export const port = <Port extends object>(name: string, run: Run, looks: readonl
     ]),
   ) as Port;
 
-/** As `idle_in_transaction_session_timeout` and `lock_timeout` are set on the pools. */
+/** The same values as `idle_in_transaction_session_timeout` and `lock_timeout` of the product's pools. */
 const IDLE_IN_TRANSACTION_MS = 60_000;
 const LOCK_TIMEOUT_MS = 10_000;
 const LOCK_POLL_MS = 50;
@@ -74,7 +77,7 @@ export const lostConnection = (): never => {
   throw databaseError('ECONNRESET', 'Connection terminated unexpectedly');
 };
 
-/** Rows that all replicas share, and one clock. */
+/** The rows and the clock that all replicas share. */
 export class Tables {
   readonly checkpoints = new Map<string, CheckpointRow>();
   readonly failures: FailureRow[] = [];
@@ -83,10 +86,10 @@ export class Tables {
   /** Checkouts without an outcome. */
   readonly unfinished = new Map<string, UnfinishedSession>();
   readonly webhooks: WebhookTables;
-  /** Listeners for due deliveries: one connection of each process. */
+  /** The listeners for due deliveries. Each process has one. */
   readonly listeners = new Map<Process, () => void>();
   private readonly locks = new Map<string, Transaction>();
-  /** Seam of a canary: rows are not part of the transaction that moves the checkpoint. */
+  /** Set by a canary: the checkpoint moves at once, and not in the transaction that writes the rows. */
   splitTransactions = false;
 
   constructor(private readonly sim: Simulator) {
@@ -108,7 +111,7 @@ export class Tables {
     for (const lock of transaction.locked) if (this.locks.get(lock) === transaction) this.locks.delete(lock);
   }
 
-  /** Waits for a row lock, as the server does: until it is free, or until the waiter's time is up. */
+  /** Waits for a row lock, as the server does: until the lock is free, or until LOCK_TIMEOUT_MS is over. */
   async lock(name: string, transaction: Transaction): Promise<void> {
     const until = this.sim.now + LOCK_TIMEOUT_MS;
     for (;;) {
@@ -117,7 +120,7 @@ export class Tables {
       if (this.sim.now - holder.lastStatementAt > IDLE_IN_TRANSACTION_MS) this.end(holder, 'rollback');
       else if (this.sim.now >= until) throw new StatementTimeout('canceling statement due to lock timeout', { code: '55P03' });
       else await this.sim.wait(LOCK_POLL_MS);
-      // Its client is gone meanwhile.
+      // The client of the waiting transaction is gone.
       if (transaction.ended) throw databaseError('57P01', 'terminating connection');
     }
     this.locks.set(name, transaction);
@@ -130,7 +133,7 @@ export class Tables {
     return effect(transaction);
   }
 
-  /** Notifies that deliveries may be due. The notification may get lost. */
+  /** Notifies that deliveries may be due. A notification may get lost. */
   ring(): void {
     for (const [process, hear] of this.listeners)
       void this.sim
@@ -165,7 +168,7 @@ export class Database {
     return this.send(name, effectAndCommit, () => this.end(transaction, 'rollback'), idle);
   };
 
-  /** As `transaction` of libs/platform/postgres/pool.ts. */
+  /** The same as `transaction` of libs/platform/postgres/pool.ts. */
   async transaction<T>(work: (run: Run) => Promise<T>): Promise<T> {
     const transaction = this.begin();
     let broken = false;
@@ -190,7 +193,7 @@ export class Database {
     }
   }
 
-  /** The process is dead, and the server notices its broken connections. */
+  /** Called after the process has crashed: the server notices the broken connections and rolls back. */
   breakConnections(): void {
     for (const transaction of this.open) this.tables.end(transaction, 'rollback');
     this.open.clear();
@@ -225,7 +228,7 @@ export const simulatedCheckpoint = (database: Database, name: string): Checkpoin
   const { checkpoints, failures } = tables;
   const unresolved = () => failures.filter((one) => one.name === name && !one.isResolved).sort((a, b) => (a.position < b.position ? -1 : 1));
   const isLeased = (row: CheckpointRow | undefined) => row !== undefined && row.leaseUntil !== null && row.leaseUntil >= tables.now;
-  /** The row, locked until the end of the transaction. */
+  /** Reads the row, and locks it until the end of the transaction. */
   const locked = async (transaction: Transaction) => {
     await tables.lock(`checkpoint ${name}`, transaction);
     return checkpoints.get(name);
@@ -248,7 +251,7 @@ export const simulatedCheckpoint = (database: Database, name: string): Checkpoin
   };
 
   return {
-    // All of these only poll. A crash at one equals a crash at the work that it finds.
+    // These calls only poll, so they are no crash points. A crash at a poll has the same effect as a crash at the work that it finds.
     ...port<Omit<Checkpoint, 'commit'>>('checkpoint', run, ['take', 'renew', 'release', 'look', 'position', 'recordFailure', 'status'], {
       take: async (transaction, { owner, ms }) => {
         const isHeldByAnother = (row?: CheckpointRow) => row?.owner !== owner && isLeased(row);

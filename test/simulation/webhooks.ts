@@ -1,8 +1,10 @@
 /**
- * Webhooks in the simulation: staff who change endpoints, receivers that were written from the specification, and the network between.
+ * Webhooks in the simulation: staff who change endpoints, receivers that were written from the specification, and the network between them and the
+ * service.
  *
- * When all is quiet these must hold. Each event arrives at every endpoint that was registered before it, with one id, in the same bytes, signed so
- * that the receiver accepts it. An event that does not arrive is held after five attempts. Nothing is lost, invented, or sent to another account.
+ * The rules for the end of a run: each event arrives at every endpoint that was registered before it, with one id and the same bytes, and with a
+ * signature that the receiver accepts. A delivery that does not arrive is held after five attempts. No event is lost, invented, or sent to another
+ * account.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import type { EventStore, LogGate, Recorded } from '#eventstore';
@@ -42,7 +44,7 @@ export type WebhookAsk =
   | { readonly kind: 'stage secret' | 'activate secret'; readonly endpointId: string }
   | { readonly kind: 'redeliver held' };
 
-/** Possible answers of a receiver. */
+/** Possible answers to staff's webhook commands. */
 export const WEBHOOK_ANSWERS: Readonly<Record<WebhookAsk['kind'], readonly string[]>> = {
   'add endpoint': ['OK', 'INVALID_STATE', 'INTERNAL_ERROR'],
   endpoints: ['OK', 'INTERNAL_ERROR'],
@@ -79,7 +81,7 @@ export const serveWebhooks = async (ports: WebhookPorts, ask: WebhookAsk): Promi
   }
 };
 
-/** The worker's loop. It polls less often than the product's, since a notification wakes it when a delivery is due. */
+/** The intervals of the dispatcher. It polls less often than in the product, since a notification wakes it when a delivery is due. */
 const LOOK_MS = { idleMs: 20_000, leaseLookMs: 20_000, tidyEveryMs: 20_000 } as const;
 
 export const startDispatcher = (
@@ -110,9 +112,9 @@ export const startDispatcher = (
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Receivers, and the network before them.
+// Receivers, and the network between them and the service.
 
-/** A receiver may be reached long after the sender gave up. */
+/** How late a request may still reach a receiver after the sender has given up. */
 const LATE_POST_MS = [500, 20_000] as const;
 const POST_MS = 3_000;
 const NOWHERE = { statusCode: null, errorCode: 'ECONNREFUSED', remoteIp: null, responseHead: null } as const;
@@ -134,7 +136,7 @@ const simulatedSender = (sim: Simulator, process: Process, receivers: ReadonlyMa
         lateMs: LATE_POST_MS,
         latencyMs: POST_MS,
       });
-      // The sender learns only at its time limit that there is no answer.
+      // If there is no answer, the sender waits until its time limit.
       if (posted === UNANSWERED) await clock.sleep(ATTEMPT_BUDGET_MS - (clock.monotonic() - begun));
       return posted;
     },
@@ -142,11 +144,11 @@ const simulatedSender = (sim: Simulator, process: Process, receivers: ReadonlyMa
   };
 };
 
-/** Signature verification, step 2: no older than this, and no younger. */
+/** Signature verification, step 2: the largest allowed difference between the time of the signature and now. */
 const TOLERANCE_S = 300;
 
 interface Arrival {
-  /** The receiver cannot know that a disabled URL may be added again. */
+  /** Only for the oracle: a disabled URL may be added again as another endpoint, and the receiver does not see the difference. */
   readonly endpointId: string;
   readonly id: string;
   readonly body: string;
@@ -154,12 +156,12 @@ interface Arrival {
   readonly verdict: 'accepted' | 'signature' | 'age' | 'out of order';
 }
 
-/** A partner's server. It accepts a delivery if the signature is right and young. It takes the same id once. */
+/** A partner's server. It accepts a delivery if the signature is correct and not too old. It processes each id once. */
 export class Receiver {
   readonly arrivals: Arrival[] = [];
-  /** Secrets that it accepts. After a rotation there are two. */
+  /** The secrets that the receiver accepts. After a rotation there are two. */
   readonly secrets: string[] = [];
-  /** Share of deliveries that it answers with 500, and whether it gives no answers at all. */
+  /** `fails`: the share of deliveries that it answers with 500. `isDeaf`: it answers every delivery with 500. */
   fails = 0;
   isDeaf = false;
 
@@ -199,13 +201,13 @@ export class Receiver {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// The receivers' registration, and the faults that they suffer.
+// The registration of receivers, and their faults.
 
 export interface Subscription {
   readonly accountId: string;
   readonly url: string;
   readonly fails: number;
-  /** Gives no answer until staff redeliver, so all its deliveries are held. */
+  /** The receiver answers 500 until repairReceivers, so deliveries end up held. */
   readonly isDeaf: boolean;
   readonly pauseMs: number | null;
   readonly rotates: boolean;
@@ -231,7 +233,7 @@ export const subscribe = async (outside: Outside, { accountId, url, fails, isDea
   const endpoint = (listed?.data.endpoints as Endpoint[] | undefined)?.find((one) => one.url === url);
   if (!endpoint) return;
   const { endpointId } = endpoint;
-  // It was added, but the command crashed before it showed the secret.
+  // The endpoint was added, but the command crashed before it showed the secret. So make a new secret.
   if (receiver.secrets.length === 0) await rotate(endpointId);
   if (pauseMs !== null) {
     await outside.persist({ kind: 'change endpoint', endpointId, verb: 'pause' });
@@ -244,7 +246,7 @@ export const subscribe = async (outside: Outside, { accountId, url, fails, isDea
   await outside.persist({ kind: 'change endpoint', endpointId, verb: 'disable' });
 };
 
-/** Every receiver answers again and knows its secret, and staff send held deliveries. */
+/** Repairs every receiver and gives it a new secret. Then staff send all held deliveries again. */
 export const repairReceivers = async (outside: Outside): Promise<void> => {
   const { receivers, hasWebhooks } = outside.world;
   if (!hasWebhooks) return;
@@ -254,8 +256,8 @@ export const repairReceivers = async (outside: Outside): Promise<void> => {
     receiver.isDeaf = false;
     if (status === 'disabled') continue;
     if (status === 'paused') await outside.persist({ kind: 'change endpoint', endpointId, verb: 'resume' });
-    // A staged secret whose activation was never confirmed may sign or not, so the receiver knows both. A secret that was never shown is replaced.
-    // After two crashes in a row the command may fail. Then staff repeat it.
+    // Stage and activate a new secret, since the receiver may not know the present one: the command may have crashed before it showed the secret.
+    // Repeat this until there is an answer.
     let staged;
     do staged = await outside.persist({ kind: 'stage secret', endpointId });
     while (!staged);
@@ -268,16 +270,16 @@ export const repairReceivers = async (outside: Outside): Promise<void> => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The oracle on deliveries.
 
-/** No delivery is on its way, and none waits for a receiver that would take it. */
+/** True if no delivery is in flight, and none is pending, except for paused endpoints. */
 export const areDeliveriesQuiet = ({ deliveries, endpoints }: WebhookTables): boolean =>
   [...deliveries.values()].every(({ state, endpointId }) => state !== 'in_flight' && (state !== 'pending' || endpoints.get(endpointId)!.status === 'paused')); // prettier-ignore
 
-/** Between the end of one attempt and the beginning of the next: about two minutes, at least a tenth less (Retries 2, C55). */
+/** The shortest time between the end of one attempt and the beginning of the next: two minutes less a tenth (Retries 2, C55). */
 const LEAST_WAIT_MS = 108_000;
 
 /**
- * `streams`: of payments. `staffReturned`: cents that the bank returned for staff, by payment. The receivers of an account must have got exactly
- * these. They are computed without the log.
+ * Checks all deliveries. `streams`: the streams of payments. `staffReturned`: the cents that the bank returned for staff, by payment, computed
+ * without the log. The receivers of an account must have heard of exactly these cents.
  */
 export const auditDeliveries = (
   world: World,
@@ -297,7 +299,7 @@ export const auditDeliveries = (
     const mayHear = [...webhooks.events.values()].filter((event) => event.accountId === endpoint.accountId && event.position > endpoint.registeredAt);
     const due = new Set(mayHear.map(({ id }) => id));
     for (const { eventId } of deliveries) check(due.delete(eventId), 'a delivery of what was not for this endpoint, or twice');
-    // An event between the noted position and the endpoint's row may have been notified before the endpoint was visible.
+    // An event that was stored before the endpoint's row became visible may have no delivery to this endpoint.
     const missed = mayHear.filter(({ id, stream, revision }) => due.has(id) && storedAt(stream, revision) > endpoint.seenFrom);
     check(
       missed.length === 0 || endpoint.status === 'disabled',
@@ -309,7 +311,7 @@ export const auditDeliveries = (
         'something arrived that was not to be delivered',
       );
       check(webhooks.events.get(id)?.payload.toString() === body, 'the body of an event changed');
-      // Only a process that stood still between signing and sending can be late by minutes.
+      // A delivery can be late by minutes only if its process was paused between signing and sending.
       check(verdict !== 'age' || sim.statistics.pauses > 0, 'Signature verification: a delivery arrived with an old time');
     }
     for (const delivery of deliveries) {
@@ -317,7 +319,7 @@ export const auditDeliveries = (
       auditDelivery(webhooks, delivery, mine, sim.statistics.pauses > 0, check);
     }
     if (endpoint.status === 'disabled') continue;
-    // The partner's own books: notifications compared with its bank statement.
+    // Compare the sums of the notifications with the money that the bank returned, as a partner would do.
     const heard = new Map<string, number>();
     for (const { type, data } of receiver.taken.values()) {
       const id = data.id as string;
@@ -335,7 +337,7 @@ export const auditDeliveries = (
   }
 };
 
-/** Every fact for receivers is one event with its id, time and position. There are no others. */
+/** Every fact for receivers gives one event with its own id, and with the time and position of the fact. There are no other events. */
 const auditEvents = (
   { events }: WebhookTables,
   streams: ReadonlyMap<string, readonly Recorded[]>,
@@ -359,7 +361,9 @@ const auditEvents = (
   }
 };
 
-/** `arrivals`: of this delivery. `stoodStill`: some process did, so its measured times may be too short. */
+/**
+ * Checks one delivery. `arrivals`: its requests at the receiver. `stoodStill`: a process was paused in this run, so measured times may be too short.
+ */
 const auditDelivery = (
   { attempts, endpoints }: WebhookTables,
   { id, endpointId, state, round: last, leaseLosses, lostInAll }: DeliveryRow,
@@ -388,7 +392,7 @@ const auditDelivery = (
   const isSpent = tried.length === MAX_ATTEMPTS || leaseLosses >= MAX_LEASE_LOSSES;
   if (state === 'delivered') check(tried.at(-1)?.outcome === 'ok', 'called delivered without an answer that says so');
   if (state === 'held') check(isSpent, `Retries 3: held after ${tried.length} attempts`);
-  // Receivers answer again when staff send again.
+  // When staff send held deliveries again, all receivers work. So a delivery is held again only after lost leases.
   if (state === 'held' && last > 1 && !isDisabled) check(leaseLosses >= MAX_LEASE_LOSSES, 'held again although the receiver was well');
   check(state !== 'canceled' || isDisabled, 'cancelled for an endpoint that is not disabled');
 };

@@ -1,6 +1,6 @@
 /**
- * Work of the three commands in pieces that any process can do: a range of seeds, the crash points of a scenario, a canary. The result of a piece is
- * its counts and its violations. Pieces do not depend on each other, nor on the process that does them.
+ * The work of the three commands, divided into pieces: a range of seeds, the crash points of a scenario, or a canary. A piece gives counts and
+ * violations. Pieces do not depend on each other, so any process can do any piece.
  */
 import { CANARIES, type Canary } from './canaries.js';
 import { drawLogFault } from './loss.js';
@@ -9,7 +9,7 @@ import { pairs, playNamed, singles } from './scenarios.js';
 import type { Seams } from './service.js';
 import { type CrashPoint, type Statistics, withoutRealTime } from './simulator.js';
 
-/** `lost`: only the seeds with a fault of the log. */
+/** One piece of work. `lost`: only the seeds with a fault of the log are run. */
 export type Piece =
   | {
       readonly kind: 'seeds';
@@ -23,24 +23,24 @@ export type Piece =
   | { readonly kind: 'pairs'; readonly scenario: string; readonly every: number }
   | { readonly kind: 'canary'; readonly canary: string; readonly from: number; readonly to: number };
 
-/** The violation, and the command that repeats it. */
+/** A run with violations, and all that is needed to repeat it. */
 export interface Finding {
   readonly seed: number | null;
   readonly scenario: string | null;
   readonly crashes: readonly CrashPoint[];
-  /** The planted bug, to see what a finding looks like. */
+  /** The name of the bug that was planted with `--plant`. */
   readonly planted?: string;
   readonly violations: readonly string[];
 }
 
 export interface Done extends Counts {
   readonly runs: number;
-  /** Processor time. It says more than the clock when other programs run too. */
+  /** Processor time. It is a better measure than the elapsed time when other programs run too. */
   readonly cpuMs: number;
   /** Seeds that were run twice and gave different histories. */
   readonly nondeterministic: readonly number[];
   readonly findings: readonly Finding[];
-  /** Of a canary: the number of seeds until it was found. null: not found. */
+  /** Only for a canary: the number of seeds until it was found. null: not found. */
   readonly foundAfter?: number | null;
 }
 
@@ -95,7 +95,7 @@ const canaryOf = (planted: string): Canary => {
 
 const seamsOf = (planted: string | undefined): Seams => (planted === undefined ? {} : canaryOf(planted).seams);
 
-/** Does a piece. `onRun` gets every run. */
+/** Does one piece. `onRun` is called after every run. */
 export const work = async (piece: Piece, onRun: () => void = () => undefined): Promise<Done> => {
   const before = process.cpuUsage();
   const done = await withoutRealTime(() => workOn(piece, onRun));
@@ -136,7 +136,7 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
         done = together(done, counted(result));
         onRun();
         if (result.violations.length === 0) continue;
-        // The canary does not count if the seed fails without it: then the product is wrong.
+        // If the seed also fails without the canary, the product has a bug, and the canary does not count as found.
         const { violations } = await simulate(seed);
         if (violations.length === 0) return { ...done, foundAfter: seed - piece.from + 1 };
         done = { ...done, findings: [...done.findings, { seed, scenario: null, crashes: [], violations }] };
@@ -146,6 +146,6 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
   }
 };
 
-/** The run of a finding, for its story. */
+/** Plays the run of a finding again, for its story. */
 export const again = ({ seed, scenario, crashes, planted }: Omit<Finding, 'violations'>): Promise<RunResult> =>
   withoutRealTime(() => (seed !== null ? simulate(seed, seamsOf(planted)) : playNamed(scenario!, crashes, seamsOf(planted))));

@@ -1,4 +1,4 @@
-/** Fault 4: the majority of a cluster comes back from an old disk. */
+/** Fault 4: the majority of a cluster starts again with old disks. */
 import { expect } from '@jest/globals';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { eventually } from '../support/eventually.js';
@@ -12,7 +12,7 @@ export interface ClusterFigures {
   readonly paid: number;
   readonly charges: number;
   readonly secondCharges: number;
-  /** Since the old majority answered. */
+  /** How soon each process noticed, in milliseconds after the old majority answered. */
   readonly noticedMs: Readonly<Record<string, number>>;
 }
 
@@ -46,7 +46,7 @@ export const playOldMajority = async (traffic: Traffic): Promise<ClusterFigures>
     const answeredAt = Date.now();
     const tookMs = await installation.noticed(from);
     const noticedMs = Object.fromEntries(Object.entries(tookMs).map(([name, ms]) => [name, Math.max(0, ms - (answeredAt - from))]));
-    // The third node, which has the events, joins, and must give them up.
+    // The third node has the newest events. When it joins, the majority makes it drop them.
     await cluster.start(3);
     await sleep(5_000);
     await partner.stop();

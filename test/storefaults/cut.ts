@@ -1,6 +1,6 @@
 /**
- * Fault 2: the event store is put back to an earlier copy, which was made between an intent and its outcome, and between a charge and its refund. And
- * the starts of 1 and 5, which are refused.
+ * Fault 2: the event store is put back to an earlier copy. The copy was made between an intent and its outcome, and between a charge and its refund.
+ * Also the starts of faults 1 and 5, which must be refused.
  */
 import { expect } from '@jest/globals';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -13,11 +13,11 @@ import { fill, fillAsForeign, type Nodes, urlOf, withLog } from './nodes.js';
 import { judgeMoney, Partner } from './partner.js';
 
 export interface CutOptions {
-  /** `stopped`: the service stops before the store is put back, and starts after. */
+  /** `stopped`: the service is stopped before the store is put back, and started after it. */
   readonly service: 'running' | 'stopped';
-  /** The earlier copy has grown past the checkpoints, with events of its own. */
+  /** Other events were appended to the earlier copy, so that it is longer than the right log. */
   readonly grown: boolean;
-  /** How long the incident lasts. Recovery takes up what is a minute old. */
+  /** How long the incident lasts. Recovery would start with payments that are a minute old. */
   readonly incidentMs: number;
 }
 
@@ -35,11 +35,11 @@ export const playCut = async (nodes: Nodes, { service, grown, incidentMs }: CutO
   try {
     for (let made = 0; made < 3; made++) await partner.create();
     const refunded = partner.creates[0]!;
-    // The processor keeps its answer back until the copy is made.
+    // The processor delays its answer until the copy is made.
     await installation.bank.arm({ match: { call: 'charge', leg: 'principal' }, delayAfterMs: nodes.copyMs });
     const holding = partner.create();
     const held = partner.creates.at(-1)!;
-    // Its intent is in the log, and the bank has charged it.
+    // Wait until the bank has charged the payment. Then its intent is in the log.
     await eventually(async () => (await installation.bank.truth()).some(({ amountCents }) => amountCents === held.amountCents));
     const copy = await nodes.copy(right);
     await holding;
@@ -57,7 +57,7 @@ export const playCut = async (nodes: Nodes, { service, grown, incidentMs }: CutO
     if (service === 'stopped') await installation.startService();
     const noticedMs = await installation.noticed(exchangedAt);
 
-    // Answers that were given are given again. Nothing else is done, and no payment is said to be absent.
+    // Stored answers are replayed. Every other request is refused, and no payment is reported as not found.
     for (const create of partner.creates) {
       expect(await partner.again(create)).toMatchObject({ status: 200, replayed: true });
       expect([200, 503]).toContain((await partner.find(paymentOf(create))).status);
@@ -93,7 +93,9 @@ export const playCut = async (nodes: Nodes, { service, grown, incidentMs }: CutO
 
 const UUID = '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}';
 
-/** Faults 1 and 5 at a start: one line that names the ids, the variable and the host; exit code 1; nothing was written. */
+/**
+ * Faults 1 and 5 at a start. The service must print one line that names the ids, the variable and the host, end with exit code 1, and write nothing.
+ */
 export const playRefusedStarts = async (nodes: Nodes): Promise<void> => {
   const right = await nodes.empty();
   const installation = await Installation.start({ node: right });
@@ -123,7 +125,7 @@ export const playRefusedStarts = async (nodes: Nodes): Promise<void> => {
     );
     expect(await head()).toBe(end);
 
-    // A new database under the old log.
+    // A new database with the old log.
     const late = await Installation.start({ node: right }).then(
       (started) => started.remove().then(() => 'started'),
       (error: Error) => error.message,

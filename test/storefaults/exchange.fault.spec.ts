@@ -1,4 +1,7 @@
-/** Another log answers at the address of the event store (faults 1, 2 and 12), short. `npm run storefaults` plays all of it, on real servers too. */
+/**
+ * A short version: another log answers at the address of the event store (faults 1, 2 and 12). `npm run storefaults` plays all cases, also on real
+ * servers.
+ */
 import { afterEach, expect, test } from '@jest/globals';
 import { playCut, playRefusedStarts } from './cut.js';
 import { NOTICED_MS, playExchange, slowest } from './exchange.js';

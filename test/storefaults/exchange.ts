@@ -7,13 +7,13 @@ import { Installation } from './installation.js';
 import { fillAsForeign, type Node, type Nodes, urlOf, withLog } from './nodes.js';
 import { type Create, judgeAnswers, judgeMoney, Partner, type Sent } from './partner.js';
 
-/** Every process knows of it by then, idle or not. Specs beside others, on a busy machine, allow for more. */
+/** Within this time every process must know of the exchange, idle or not. If other specs run at the same time, the limit is longer. */
 export const NOTICED_MS = { alone: 3_000, besideOthers: 10_000 } as const;
 
-/** How long the last process took to notice. */
+/** The time that the slowest process needed to notice the exchange. */
 export const slowest = (noticedMs: Readonly<Record<string, number>>): number => Math.max(...Object.values(noticedMs));
 
-/** Traffic before the exchange, and after it was noticed. */
+/** How long there is traffic before the exchange, and after it was noticed. */
 const TRAFFIC_MS = 1_500;
 
 const AT_ONCE = 8;
@@ -30,7 +30,7 @@ export interface Figures {
   readonly noticedMs: Readonly<Record<string, number>>;
 }
 
-/** The other server. An earlier copy is taken in the middle of the traffic. */
+/** Makes the other server. An earlier copy is made in the middle of the traffic. */
 const prepare = async (nodes: Nodes, right: Node, replacement: Replacement): Promise<Node> => {
   if (replacement === 'an earlier copy') return (await nodes.copy(right)).start();
   const other = await nodes.empty();
@@ -42,7 +42,7 @@ const prepare = async (nodes: Nodes, right: Node, replacement: Replacement): Pro
 };
 
 export interface ExchangeOptions {
-  /** One more API, which nobody sends a request, and one more worker. */
+  /** Adds another API, which gets no requests, and another worker. */
   readonly idleOthers?: boolean;
 }
 
@@ -76,7 +76,7 @@ export const playExchange = async (
     const noticedMs = await installation.noticed(exchangedAt);
     const noticedAt = Date.now();
 
-    // Answers as C76 says, to old keys, to new keys, and to readers.
+    // The answers must be those of C76: for old keys, for new keys, and for reads.
     const asked: Sent[] = [];
     for (const create of known) {
       asked.push(await partner.again(create));
@@ -93,7 +93,7 @@ export const playExchange = async (
     await partner.stop();
     for (const id of partner.sent.flatMap(({ paymentId }) => paymentId ?? [])) expect((await partner.find(id)).status).not.toBe(404);
 
-    // No command does anything to it, until the right log is back.
+    // Before the right log is back, no command can end the incident.
     const tooEarly = await installation.command('log', 'resume', '--by', 'Dana', '--reason', 'too early');
     expect([tooEarly.code, tooEarly.stdout]).toEqual([1, '']);
     const status = await installation.command('log', 'status', '--json');
@@ -111,7 +111,7 @@ export const playExchange = async (
     ];
     expect(violations).toEqual([]);
 
-    // Payments work again, nothing was lost, and no key charges twice.
+    // Payments work again, no payment was lost, and no key charges twice.
     await eventually(async () => (await partner.create()).sent.at(-1)!.status === 200);
     for (const create of partner.paid) expect((await partner.find(paymentOf(create))).status).toBe(200);
     await inParallel(partner.creates, AT_ONCE, (create) => partner.again(create));
@@ -134,17 +134,17 @@ export const playExchange = async (
 
 export const paymentOf = ({ sent }: Create): string => sent.find(({ status }) => status === 200)!.paymentId!;
 
-/** `payfold log resume`, once the store can be reached again. */
+/** Runs `payfold log resume`. Call this when the right store can be reached again. */
 export const resume = (installation: Installation) =>
   installation.command('log', 'resume', '--by', 'Dana', '--reason', 'a wrong address was put right');
 
 export const anyKnows = async ({ witnesses }: Installation): Promise<boolean> =>
   (await Promise.all(witnesses.map((one) => one.knows()))).includes(true);
 
-/** Every process has checked and kept its marks since the last answer. */
+/** Waits until every process has checked the log and stored its marks since the last answer. */
 export const settled = (): Promise<void> => sleep(2_500);
 
-/** No 200 without its outcome in the right log. */
+/** Every payment that was answered 200 must have its outcome in the right log. Returns the violations. */
 export const judgeLog = (node: Node, partner: Partner): Promise<string[]> => judgeLogAt(urlOf(node.port), partner);
 
 export const judgeLogAt = (url: string, partner: Partner): Promise<string[]> =>

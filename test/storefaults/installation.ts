@@ -1,4 +1,4 @@
-/** The built service as users run it, on stores of its own that a spec can exchange under it. */
+/** The built service, run as by its users. It has its own stores, which a spec can exchange while it runs. */
 import type pg from 'pg';
 import { createPool, freePort } from '#platform';
 import { Random } from '../../apps/demo/city.js';
@@ -10,16 +10,16 @@ import { DataDir, type Ended, type Environment, launch, type Role, type RunningP
 import { type Node, urlOf } from './nodes.js';
 import type { Access } from './partner.js';
 
-/** A guard against hanging. The limit of the contract is compared with what {@link Installation.noticed} returns. */
+/** Only a guard against hanging. Specs compare the result of {@link Installation.noticed} with the limit of the contract. */
 const NOTICED_MS = 60_000;
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname.replace('/dist/apps/', '/apps/');
 
 /** A process of the service. */
 export interface Witness {
   readonly name: string;
-  /** Whether it says to the outside that it knows of an incident. */
+  /** True if the process reports an incident, in `/readyz` or in its metrics. */
   readonly knows: () => Promise<boolean>;
-  /** Milliseconds since 1970 at which it said so first in its log, after `from`. null: not yet. */
+  /** When its log first reported an incident after `from`, in milliseconds since 1970. null: not yet. */
   readonly knewAt: (from: number) => number | null;
 }
 
@@ -30,13 +30,13 @@ interface LogLine {
 }
 
 export interface Stores {
-  /** The first event store, behind a proxy. null: events lie in Postgres. */
+  /** The first event store. The service reaches it through a proxy. null: the events are in Postgres. */
   readonly node: Node | null;
-  /** The event store without a proxy, in place of `node`. */
+  /** The URL of an event store that is used instead of `node`, without a proxy. */
   readonly url?: string;
-  /** False: the embedded Postgres. */
+  /** False: the service uses its embedded Postgres. */
   readonly database?: boolean;
-  /** A Postgres of the spec. */
+  /** The URL of a Postgres that the spec has started. */
   readonly databaseUrl?: string;
 }
 
@@ -79,7 +79,7 @@ export class Installation {
     return installation;
   }
 
-  /** The whole service, again after {@link stopService} or a kill. */
+  /** Starts the whole service. It can be called again after {@link stopService} or a kill. */
   async startService(): Promise<void> {
     this.service = await start('standalone', this.dataDir, this.env);
     const welcome = welcomeOf(this.service.stdout());
@@ -92,7 +92,7 @@ export class Installation {
     this.witnesses.splice(0, this.witnesses.length, apiWitness('the API', this.service), workerWitness('the worker', this.service, this.metricsPort));
   }
 
-  /** One more process of a role beside it. */
+  /** Starts one more process of a role. */
   async add(role: Extract<Role, 'api' | 'worker'>, name: string): Promise<void> {
     const { databaseUrl, simulatorUrl } = runtimeOf(this.dataDir);
     const metricsPort = await freePort();
@@ -108,14 +108,14 @@ export class Installation {
 
   readonly partner = (): Access => this.access!;
 
-  /** Another event store answers at the address of the service from now on. Returns when. */
+  /** From now on the service reaches another event store at the same address. Returns the time of the exchange. */
   exchange(node: Node): number {
     const at = Date.now();
     this.proxy!.leadTo(node.port);
     return at;
   }
 
-  /** Waits until every process says that it knows of the incident. Returns how long each took since `from`, by its own log. */
+  /** Waits until every process reports the incident. Returns for each the milliseconds from `from` to the first line about it in its log. */
   async noticed(from: number): Promise<Record<string, number>> {
     const took = this.witnesses.map(async ({ name, knows, knewAt }) => {
       await eventually(knows, { timeoutMs: NOTICED_MS });
@@ -124,12 +124,12 @@ export class Installation {
     return Object.fromEntries(await Promise.all(took));
   }
 
-  /** `payfold` with these arguments. */
+  /** Runs `payfold` with these arguments. */
   command(...args: readonly string[]): Promise<Ended> {
     return launch([LAUNCHER, ...args], this.dataDir, { ...this.env, LOG_LEVEL: 'silent' }).exited;
   }
 
-  /** A start that is expected to be refused. */
+  /** Starts the service, which must refuse to start. */
   refusedStart(): Promise<Ended> {
     return launch('standalone', this.dataDir, this.env).exited;
   }
@@ -146,7 +146,7 @@ export class Installation {
   }
 }
 
-/** The first line of a role's log about an incident. */
+/** The time of the first line about an incident in a role's log. */
 const saidBy =
   (role: 'api' | 'worker', { stderr }: RunningProcess) =>
   (from: number): number | null => {
@@ -164,7 +164,7 @@ const apiWitness = (name: string, process: RunningProcess): Witness => ({
   knows: async () => {
     const answer = await fetch(`${process.url}/readyz`);
     const { storeIncident } = (await answer.json()) as { storeIncident?: boolean };
-    // The load balancer must not answer in our place.
+    // In an incident the API must stay ready. Otherwise the load balancer would answer instead of the service.
     if (storeIncident === true && answer.status !== 200) throw new Error(`${name} is not ready: ${answer.status}`);
     return storeIncident === true;
   },

@@ -16,10 +16,10 @@ import { eventually } from '../support/eventually.js';
 import { KurrentDbDouble } from '../support/kurrentdb-double.js';
 
 const { KURRENTDB_NODE } = process.env;
-/** False: no real server is at hand, and specs that need one do not run. */
+/** False: no command for a real server is set, so specs that need one do not run. */
 export const hasRealNodes = KURRENTDB_NODE !== undefined;
 
-/** One server with a log of its own. */
+/** One server with its own log. */
 export interface Node {
   readonly port: number;
   /** `kill -9`. */
@@ -28,14 +28,14 @@ export interface Node {
 
 /** The log of a node at one moment. */
 export interface Copy {
-  /** A new server that holds it. */
+  /** Starts a new server that has this log. */
   start(): Promise<Node>;
 }
 
 export interface Nodes {
   readonly name: string;
   empty(): Promise<Node>;
-  /** A real node stops for its copy, and starts again at its port, within {@link copyMs}. */
+  /** Copies the log of a node. A real node is stopped for this, and started again at its port, within {@link copyMs}. */
   copy(node: Node): Promise<Copy>;
   readonly copyMs: number;
   end(): Promise<void>;
@@ -46,7 +46,7 @@ export const urlOf = (...ports: readonly number[]): string =>
 
 const silent = { warn: () => undefined, error: () => undefined };
 
-/** Opens a log without a guard, as it is. */
+/** Opens a log directly, without the checks of OwnLog, and closes it after `work`. */
 export const withLog = async <T>(url: string, work: (store: EventStore) => Promise<T>): Promise<T> => {
   const store = await openEventStore(url, '', silent);
   try {
@@ -58,7 +58,7 @@ export const withLog = async <T>(url: string, work: (store: EventStore) => Promi
 
 const metaOf = () => ({ recordedAt: new Date().toISOString(), actor: { type: 'system', id: 'another' } as const, correlationId: randomUUID() });
 
-/** The log of another installation, which ends behind `end`. */
+/** Makes the node the log of another installation. This log is longer than `end`. */
 export const fillAsForeign = async (node: Node, end: Position): Promise<void> => {
   await withLog(urlOf(node.port), async (store) => {
     const installationId = randomUUID();
@@ -71,7 +71,7 @@ export const fillAsForeign = async (node: Node, end: Position): Promise<void> =>
 
 const FILLED_AT_ONCE = 100;
 
-/** Lets the log of a node grow past `end`. */
+/** Appends events to the log of a node until it is longer than `end`. */
 export const fill = (node: Node, end: Position): Promise<void> =>
   withLog(urlOf(node.port), async (store) => {
     for (let head = await store.head(); head === null || head <= end; head = await store.head())
@@ -84,7 +84,7 @@ export const fill = (node: Node, end: Position): Promise<void> =>
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 
-/** 137 and 151 are primes: few of their multiples are the same. */
+/** The difference of bytes per event between two doubles. 137 and 151 are primes, so few positions of two logs are equal. */
 const BYTES_APART = 14;
 
 export const doubles = (): Nodes => {
@@ -98,7 +98,7 @@ export const doubles = (): Nodes => {
     copyMs: 2_000,
     empty: () => {
       const double = new KurrentDbDouble();
-      // As on real servers, places of one log are no places of another.
+      // As with real servers, positions of one log are not valid in another.
       double.bytesPerEvent += started.length * BYTES_APART;
       return begin(double);
     },
@@ -116,7 +116,7 @@ interface DoubleNode extends Node {
   readonly double: KurrentDbDouble;
 }
 
-/** A node starts within seconds, on a busy machine within a minute. */
+/** A node usually starts within seconds. On a busy machine it may need a minute. */
 const STARTED_MS = 120_000;
 
 const launchNode = (folder: string, number: number, ports: readonly number[]): ChildProcess =>
@@ -179,18 +179,18 @@ const answering = async (url: string): Promise<void> => {
   await eventually(() => withLog(url, async (store) => (await store.head(), true)), { timeoutMs: STARTED_MS, everyMs: 500 });
 };
 
-/** Three real nodes of one cluster. Their disks can be copied and put back while they are stopped. */
+/** Three real nodes of one cluster. While the nodes are stopped, their disks can be copied and put back. */
 export interface Cluster {
   readonly url: string;
   start(...numbers: readonly number[]): Promise<void>;
   stop(): Promise<void>;
-  /** `kill -9` of all. */
+  /** `kill -9` of all nodes. */
   kill(): Promise<void>;
   save(): Promise<(...numbers: readonly number[]) => Promise<void>>;
   end(): Promise<void>;
 }
 
-/** Its nodes are stopped yet. */
+/** Makes a cluster. Its nodes are not started yet. */
 export const realCluster = async (): Promise<Cluster> => {
   const folder = await mkdtemp(join(tmpdir(), 'payfold-cluster-'));
   const ports = [await freePort(), await freePort(), await freePort()];

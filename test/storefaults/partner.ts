@@ -1,11 +1,11 @@
-/** A partner that sends keyed creates without a pause, and remembers of each request when it began and what was answered. */
+/** A partner that sends keyed creates, and stores the start and the answer of each request. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Truth } from '../../apps/simulator/processor.js';
 import { newKey } from '../support/processes.js';
 import { paymentOf, PAYMENTS } from '../support/service.js';
 
 export interface Sent {
-  /** Milliseconds since 1970, as the bank counts. */
+  /** Milliseconds since 1970, as in the bank's records. */
   readonly begunAt: number;
   readonly endedAt: number;
   /** null: no answer. */
@@ -17,7 +17,7 @@ export interface Sent {
   readonly text: string;
 }
 
-/** One payment: its key, its body, whose amount no other has, and every request for it. */
+/** One payment: its key, its body, and every request for it. No other payment has the same amount. */
 export interface Create {
   readonly key: string;
   readonly amountCents: number;
@@ -34,7 +34,7 @@ export interface Access {
 const FIRST_AMOUNT = 10_000;
 const AT_ONCE = 4;
 const PAUSE_MS = 20;
-/** Beyond the deadline of the service. */
+/** Longer than the deadline of the service. */
 const TIMEOUT_MS = 60_000;
 
 export class Partner {
@@ -61,7 +61,7 @@ export class Partner {
     return create;
   }
 
-  /** Sends it once more under its key. */
+  /** Sends the create once more under its key. */
   async again(create: Create): Promise<Sent> {
     const sent = await this.send('POST', PAYMENTS, create.body, create.key);
     create.sent.push(sent);
@@ -104,7 +104,7 @@ export class Partner {
     }
   }
 
-  /** Some requests are always under way, until {@link stop}. */
+  /** Keeps some requests in flight until {@link stop}. */
   start(): void {
     this.stopping = false;
     const clerk = async () => {
@@ -116,22 +116,22 @@ export class Partner {
     this.going = Promise.all(Array.from({ length: AT_ONCE }, clerk));
   }
 
-  /** Waits for the answers to all that was sent. */
+  /** Sends no more, and waits for the answers to all requests of {@link start}. */
   async stop(): Promise<void> {
     this.stopping = true;
     await this.going;
   }
 }
 
-/** A time in which no money may move, except for requests that had begun before it. */
+/** A span of time in which no money may move, except for requests that began before it. */
 export interface Window {
   readonly from: number;
   readonly to: number;
 }
 
 /**
- * Compares the bank with the requests. No charge in `window` for a request that had not begun before it, no refund and no void in it at all, and never
- * two charges for one key. Each violation is a line.
+ * Compares the bank with the requests. In `window` there may be no refund and no void, and no charge for a request that began in it. There may never
+ * be two charges for one key. Each violation is one line.
  */
 export const judgeMoney = (truth: readonly Truth[], { creates }: Partner, window: Window): string[] => {
   const violations: string[] = [];
@@ -153,17 +153,18 @@ export const judgeMoney = (truth: readonly Truth[], { creates }: Partner, window
   return violations;
 };
 
-/** The answers that C76 allows a request once the exchange has happened. Anything else is a violation, by its status and code. */
+/** Checks the answers after the exchange. Returns one line for each answer that C76 does not allow. */
 export const judgeAnswers = (sent: readonly Sent[], window: Window, noticedAt: number): string[] =>
   sent
     .filter(({ endedAt, begunAt }) => endedAt >= window.from && begunAt < window.to)
     .flatMap(({ begunAt, endedAt, status, code, replayed, retryAfter, text }) => {
       const when = `${begunAt - window.from} to ${endedAt - window.from} ms after the exchange`;
       const wrong = [`${when}: ${status} ${text.slice(0, 300)}`];
-      // Begun and charged before the exchange, or a stored answer.
+      // A 200 is allowed for a request that began before the exchange, or as a replay.
       if (status === 200) return replayed || begunAt < window.from ? [] : wrong;
       if (begunAt >= noticedAt) return status === 503 && code === 'IDEMPOTENCY_UNAVAILABLE' && retryAfter === '60' ? [] : wrong;
-      // Until it is noticed the connection breaks, too: outages are answered 503, and 504 with the id of the payment.
+      // Before the exchange is noticed, the connection to the log breaks too. So the answers of an outage are allowed: 503, and 504 with the id of
+      // the payment.
       if (status === 503 && code === 'IDEMPOTENCY_UNAVAILABLE') return [];
       return status === 504 && text.includes('"id"') ? [] : wrong;
     });

@@ -1,4 +1,7 @@
-/** Postgres goes back under KurrentDB (fault 3), while known keys are sent again all the time; and with the events in it (fault 7). */
+/**
+ * Postgres is put back to an earlier state. With the events in KurrentDB (fault 3), known keys are sent again all the time. With the events in
+ * Postgres this is fault 7.
+ */
 import { afterEach, describe, expect, test } from '@jest/globals';
 import { writeReport } from '../support/report.js';
 import { NOTICED_MS, slowest } from './exchange.js';

@@ -1,6 +1,7 @@
 /**
- * Postgres goes back: the embedded one is put back to an earlier copy (its folder alone), or an asynchronous standby is promoted. With the events in it
- * that is fault 7, an incident. Under KurrentDB it is fault 3: nothing is lost, and the keys are made again from the log.
+ * Postgres loses its last transactions: the folder of the embedded Postgres is put back to an earlier copy, or an asynchronous standby is promoted.
+ * With the events in Postgres this is fault 7, an incident. With the events in KurrentDB it is fault 3: no event is lost, and the keys are made again
+ * from the log.
  */
 import { expect } from '@jest/globals';
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
@@ -20,7 +21,7 @@ import { Installation } from './installation.js';
 import type { Nodes } from './nodes.js';
 import { type Create, judgeMoney, Partner } from './partner.js';
 
-/** With owners and rights. */
+/** Copies a folder with the owners and rights of its files. */
 const copyFolder = (from: string, to: string): void => {
   rmSync(to, { recursive: true, force: true });
   const { status, stderr } = spawnSync('cp', ['-a', from, to], { encoding: 'utf8' });
@@ -30,7 +31,7 @@ const copyFolder = (from: string, to: string): void => {
 const chargesOf = (truth: Awaited<ReturnType<Installation['bank']['truth']>>): number =>
   truth.filter(({ op, leg, result }) => op === 'charge' && leg !== 'fee' && result === 'approved').length;
 
-/** D7. Five acknowledged creates are sent again under their keys: no second charge. */
+/** Fault 7: Postgres is put back to an earlier copy. Five creates that it has lost are sent again under their keys, and are not charged again. */
 export const playPutBack = async (): Promise<void> => {
   const installation = await Installation.start({ node: null, database: false });
   const partner = new Partner(installation.partner);
@@ -61,7 +62,7 @@ export const playPutBack = async (): Promise<void> => {
     expect(refused.stderr).toContain('does not hold everything that it held');
     await installation.stopService();
 
-    // With the newest copy everything is there again.
+    // With the newest copy all payments and keys are there again.
     copyFolder(newest, folder);
     await installation.startService();
     expect(await anyKnows(installation)).toBe(false);
@@ -72,7 +73,7 @@ export const playPutBack = async (): Promise<void> => {
   }
 };
 
-/** A server on the folder of another one, which follows it as a standby. */
+/** Starts a standby of `primary` on a copy of its folder. */
 const startStandby = async (folder: string, port: number, primary: { pid: number; port: number; password: string }): Promise<ChildProcess> => {
   const { uid, gid } = statSync(join(folder, 'PG_VERSION'));
   writeFileSync(join(folder, 'standby.signal'), '');
@@ -98,16 +99,16 @@ const ask = async (url: string, sql: string): Promise<unknown> => {
 };
 
 interface Pair {
-  /** Leads to the primary, and after {@link promote} to the standby. */
+  /** The address of the primary, and after {@link promote} of the standby. */
   readonly databaseUrl: string;
-  /** The standby gets nothing more. Nobody waits for it. */
+  /** From now on the standby gets no more data. The primary does not wait for it. */
   fallBehind(): void;
-  /** Kills the primary. Returns when the standby took its place. */
+  /** Kills the primary and promotes the standby. Returns the time of the promotion. */
   promote(): Promise<number>;
   end(): Promise<void>;
 }
 
-/** A primary and its asynchronous standby. */
+/** Starts a primary and its asynchronous standby. */
 const startPair = async (): Promise<Pair> => {
   const place = await mkdtemp(join(tmpdir(), 'payfold-standby-'));
   spawnSync('chmod', ['711', place]);
@@ -160,7 +161,7 @@ export interface PromotionFigures {
   readonly requests: number;
   readonly charges: number;
   readonly secondCharges: number;
-  /** Of fault 7: how soon each process noticed. Of fault 3: until every known key was answered again. */
+  /** For fault 7: how soon each process noticed. For fault 3: the time until every known key was answered again. */
   readonly tookMs: Readonly<Record<string, number>>;
 }
 
@@ -192,7 +193,7 @@ export const playPromotion = async (): Promise<PromotionFigures> => {
   }
 };
 
-/** Creates before and after the standby has fallen behind. Returns those that it never gets. */
+/** Makes five payments before and five after the standby falls behind. Returns the last five, which the standby never gets. */
 const fallBehindUnder = async (partner: Partner, pair: Pair): Promise<Create[]> => {
   for (let made = 0; made < 5; made++) await partner.create();
   await settled();
@@ -203,7 +204,7 @@ const fallBehindUnder = async (partner: Partner, pair: Pair): Promise<Create[]> 
   return partner.creates.slice(5);
 };
 
-/** Sends known keys again and again, until each was answered as it was at first. Every other answer must be one of an outage. */
+/** Sends known keys again and again, until each was answered as it was at first. Until then only the answers of an outage are allowed. */
 const retryUntilAnswered = async (partner: Partner, creates: readonly Create[]): Promise<void> => {
   const open = new Set(creates);
   await eventually(
@@ -221,10 +222,10 @@ const retryUntilAnswered = async (partner: Partner, creates: readonly Create[]):
   );
 };
 
-/** Claims stay closed for the lease of a key after a database went back while processes run. */
+/** If a database was put back while processes run, claims stay closed for the lease of a key. So an answer may take this long. */
 const ANSWERED_MS = 180_000;
 
-/** Fault 3 with a promotion: known keys are sent again all the time, and no command is given. */
+/** Fault 3 with a promotion: known keys are sent again all the time, and staff run no command. */
 export const playPromotionUnderKurrentDb = async (nodes: Nodes): Promise<PromotionFigures> => {
   const pair = await startPair();
   const ends = [() => pair.end()];
@@ -268,13 +269,13 @@ export const playPutBackUnderKurrentDb = async (nodes: Nodes): Promise<Promotion
   }
 };
 
-/** There is no incident, payments work, and every key was charged once. */
+/** Checks that there is no incident, that payments work, and that no key was charged twice. */
 const wholeAfter = async (installation: Installation, partner: Partner, from: number) => {
   expect(await anyKnows(installation)).toBe(false);
   await eventually(async () => (await partner.create()).sent.at(-1)!.status === 200);
   for (const create of partner.paid) expect((await partner.find(paymentOf(create))).status).toBe(200);
   const truth = await installation.bank.truth();
-  // Charges of new requests are allowed: nothing was lost.
+  // The window is empty, since charges of new requests are allowed: no event was lost.
   const violations = judgeMoney(truth, partner, { from, to: from });
   expect(violations).toEqual([]);
   return { requests: partner.sent.length, charges: chargesOf(truth), secondCharges: violations.length };

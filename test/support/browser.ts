@@ -1,6 +1,6 @@
 /**
- * A real browser and the sites that it visits, for specs of hosted checkout: Chromium from npm, the service behind TLS as `pay.test`, a partner as `shop.test`
- * and a stranger as `evil.test`: three different sites, as in the world.
+ * A real browser and the sites that it visits, for specs of hosted checkout. The browser is Chromium from npm. The service is behind TLS as
+ * `pay.test`, a partner is `shop.test`, and an attacker is `evil.test`. So these are three different sites, as in production.
  */
 import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
@@ -17,7 +17,7 @@ import { generate } from 'selfsigned';
 
 export interface TestBrowser {
   readonly browser: Browser;
-  /** A window of its own: cookies, history, everything. */
+  /** A new browser window with its own cookies and history. */
   context(options?: BrowserContextOptions): Promise<BrowserContext>;
   close(): Promise<void>;
 }
@@ -36,8 +36,8 @@ const unpacked = async (directory: string): Promise<string> => {
 };
 
 /**
- * Unpacks Chromium into a directory of its own and starts it. The package uses only the temp dir, where two runs at once would write the same file.
- * So it runs in a process with another temp dir. `installed`: the browser of this machine instead.
+ * Unpacks Chromium into a new directory and starts it. The npm package always unpacks into the temp dir, where two runs at the same time would write
+ * the same file. So a process with another temp dir unpacks it. `installed`: uses this browser of the machine instead.
  */
 export const startBrowser = async ({ installed }: { readonly installed?: string } = {}): Promise<TestBrowser> => {
   const directory = await mkdtemp(join(tmpdir(), 'payfold-chromium-'));
@@ -64,11 +64,11 @@ export const startBrowser = async ({ installed }: { readonly installed?: string 
   }
 };
 
-/** Errors in a page's console, and refusals by its security policy. Our pages must cause none. */
+/** Collects errors in the page's console and refusals by its security policy. Our pages must cause none. */
 export const complaintsOf = (page: Page): string[] => {
   const complaints: string[] = [];
   page.on('console', (message) => {
-    // A page with status 403 or 422 is expected. A missing file of a page is not.
+    // The console also reports pages with status 403 or 422. These are expected, but a missing file of a page is an error.
     if (message.text().startsWith('Failed to load resource') && !message.location().url.includes('/assets/')) return;
     if (message.type() === 'error' || message.type() === 'warning') complaints.push(`${message.type()}: ${message.text()}`);
   });
@@ -84,9 +84,9 @@ export interface Sites {
   /** `https://shop.test:port`, and the same server as `https://evil.test:port`. */
   readonly shopUrl: string;
   readonly evilUrl: string;
-  /** The running service behind pay.test. */
+  /** Sets the service that answers behind pay.test. */
   lead(serviceUrl: string): void;
-  /** Answers of the sites shop.test and evil.test, by path. `/pay/…` is the partner's part. */
+  /** Answers of the sites shop.test and evil.test, by path. Paths `/pay/…` belong to the partner. */
   readonly pages: Map<string, (request: IncomingMessage & { readonly body: string }) => string | { status: number; location: string }>;
   /** Every request to shop.test or evil.test, in order. */
   readonly visits: { readonly host: string; readonly method: string; readonly url: string; readonly body: string }[];
@@ -103,7 +103,7 @@ export const startSites = async (): Promise<Sites> => {
   });
   let target = { host: LOOPBACK, port: 0 };
   const sockets = new Set<{ destroy(): unknown }>();
-  // Passes bytes unchanged, so the browser gets exactly the answers of the service.
+  // This TLS proxy does not change the bytes, so the browser gets exactly the answers of the service.
   const front = createTlsServer({ key, cert, ALPNProtocols: ['http/1.1'] }, (inbound) => {
     const outbound = connect(target.port, target.host);
     for (const [socket, other] of [

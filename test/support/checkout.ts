@@ -1,6 +1,6 @@
 /**
- * A payer without a browser, for specs of hosted checkout: follows no redirect by itself, keeps cookies by path, reads the form on a page and sends
- * it. Also the partner's part: signatures by code that shares nothing with the service's own.
+ * A payer without a browser, for specs of hosted checkout. It follows no redirect by itself, keeps cookies by path, reads the form on a page and
+ * sends it. Also the signatures of the partner, by code that shares nothing with the service's code.
  */
 import { createHmac } from 'node:crypto';
 import { request as httpRequest } from 'node:http';
@@ -15,7 +15,7 @@ export interface Portal {
   readonly signingSecret: string;
 }
 
-/** A portal with hosted checkout on. */
+/** Makes a portal with hosted checkout enabled. */
 export const checkoutPortal = async (service: Service, account: TestAccount, change: Partial<CheckoutConfig> = {}): Promise<Portal> => {
   const made = await service.admin.createPortal({
     accountIds: [account.accountId],
@@ -114,7 +114,7 @@ export class Payer {
     readonly origin = url,
   ) {}
 
-  /** A second browser shares nothing with the first. A second tab shares everything. */
+  /** A second tab of the same browser, with the same cookies. For a second browser make a new Payer. */
   tab(): Payer {
     const tab = new Payer(this.url, this.origin);
     for (const [path, cookie] of this.cookies) tab.cookies.set(path, cookie);
@@ -156,7 +156,7 @@ export class Payer {
     });
   }
 
-  /** GET, and further as long as redirects stay on this service. */
+  /** Sends a GET, and follows redirects as long as they stay on this service. */
   async open(path: string): Promise<Reply & { readonly path: string }> {
     for (let hops = 0; hops < 8; hops++) {
       const reply = await this.send(path);
@@ -167,11 +167,11 @@ export class Payer {
   }
 
   intake(fields: Fields): Promise<Reply> {
-    // The partner's page is on another site.
+    // The form is sent from the partner's page, so the request is cross-site.
     return this.send(INTAKE, { method: 'POST', body: formText(fields), headers: { origin: SHOP, 'sec-fetch-site': 'cross-site' } });
   }
 
-  /** A form intake that must begin a session. Returns its id. */
+  /** Sends a form intake, which must begin a session. Returns the session's id. */
   async begin(fields: Fields): Promise<string> {
     const reply = await this.intake(fields);
     const id = /^\/checkout\/(cs_[\w-]{32})$/.exec(reply.location)?.[1];

@@ -1,6 +1,7 @@
 /**
- * The contract of every checkpoint: two workers that take the lease, lose it, commit from an outdated position, and fail in the middle of a commit.
- * Random sequences are compared with a model that was written from the rules. One suite runs against Postgres and against the simulation's tables.
+ * The contract of every checkpoint. Two workers take the lease, lose it, commit from an outdated position, and fail in the middle of a commit. Random
+ * sequences of these steps are compared with a model that was written from the rules. One suite runs against Postgres and against the simulation's
+ * tables.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
@@ -16,12 +17,12 @@ export interface CheckpointGround<Tx> {
   rows(name: string): Promise<readonly string[]>;
   /** Makes leases older by this much. */
   pass(ms: number): Promise<unknown>;
-  /** Waits while transactions go on. */
+  /** Waits for `ms`. Open transactions continue. */
   wait(ms: number): Promise<unknown>;
   close(): Promise<unknown>;
 }
 
-/** One step of time: shorter than a lease. Two steps are longer than a lease, on any machine. */
+/** One step of time. It is shorter than a lease, and two steps are longer than a lease, even on a slow machine. */
 const STEP_MS = 40_000;
 const LEASE_MS = 60_000;
 
@@ -118,7 +119,7 @@ export const checkpointContract = <Tx>(whose: string, open: () => Promise<Checkp
     });
     afterAll(() => ground.close());
 
-    /** Two workers over a checkpoint that the first has taken. */
+    /** Makes two workers for one checkpoint. The first worker has its lease. */
     const stage = async () => {
       const name = randomUUID();
       const [one, two] = [ground.checkpoint(name), ground.checkpoint(name)];

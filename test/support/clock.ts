@@ -1,4 +1,4 @@
-/** A clock that specs move. It runs like real time and jumps on command. A jump wakes every sleeper whose time has passed. */
+/** A clock that specs can move. It runs like real time and jumps on command. A jump ends every sleep whose time has passed. */
 import type { Clock } from '#kernel';
 
 export class MovableClock implements Clock {
@@ -6,7 +6,7 @@ export class MovableClock implements Clock {
   private wrongByMs = 0;
   private readonly sleepers = new Set<() => void>();
 
-  /** Starts at real time, or at an instant. */
+  /** Starts at the real time, or at `startAt`. */
   constructor(startAt?: string) {
     this.offset = startAt === undefined ? 0 : Date.parse(startAt) - Date.now();
   }
@@ -46,7 +46,7 @@ export class MovableClock implements Clock {
     this.wrongByMs = ms;
   }
 
-  /** Lets `ms` pass at once. */
+  /** Moves the clock forward by `ms`. */
   advance(ms: number): void {
     this.offset += ms;
     for (const look of [...this.sleepers]) look();

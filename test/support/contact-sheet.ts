@@ -1,6 +1,6 @@
 /**
- * `npm run contact-sheet`: makes one picture of every page of the hosted checkout, docs/checkout-pages.jpg. A real browser takes the photographs on a
- * real service, at 320, 768 and 1280 pixels, light and dark. The picture is for people. The specs hold the rules of a page.
+ * `npm run contact-sheet`: makes one picture of every page of the hosted checkout, docs/checkout-pages.jpg. A real browser takes the pictures from a
+ * real service, at 320, 768 and 1280 pixels, light and dark. The picture is only for people to look at. The rules of the pages are checked by specs.
  */
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';

@@ -1,9 +1,10 @@
 /**
- * The contract of every table of deliveries, under any order of events: workers that claim, answer, vanish and wake up late, staff who pause,
- * redeliver and disable, an outbox that lags and replays.
+ * The contract of every table of deliveries, for any order of steps: workers claim, end their attempts, disappear, or end them late; staff pause,
+ * redeliver and disable; the outbox lags and replays.
  *
- * Random sequences run beside a model that was written from the rules. After each step both must agree. When all is well again, everything must
- * arrive. One suite runs against Postgres and against the simulation's tables. Time passes by changing the stored times, so a minute costs nothing.
+ * Random sequences of these steps also run on a model that was written from the rules. After each step both must agree. At the end workers and
+ * endpoints work again, and every delivery must end. One suite runs against Postgres and against the simulation's tables. Time passes by changing the
+ * stored times, so no test waits.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
@@ -26,14 +27,14 @@ export interface DeliveriesUnderTest {
   /** Registers a URL for the account. Returns its id. */
   register(url: string): Promise<string>;
   change(endpointId: string, to: EndpointStatus): Promise<unknown>;
-  /** An event of the payment that must be notified. */
+  /** Appends an event of the payment that must be notified. */
   happen(): Promise<unknown>;
-  /** The outbox writes new events, or all events once more. */
+  /** `tell`: the outbox writes the new events. `replay`: it writes all events once more. */
   tell(): Promise<unknown>;
   replay(): Promise<unknown>;
-  /** Only the tables' clock counts, so time passes by changing stored times. */
+  /** Lets time pass, by changing the stored times. Only the clock of the tables counts. */
   pass(seconds: number): Promise<unknown>;
-  /** False if it is refused. */
+  /** Sends a delivery again. False: this was refused. */
   redeliver(deliveryId: string): Promise<boolean>;
   /** In order of their ids. */
   rows(): Promise<readonly SeenDelivery[]>;
@@ -45,7 +46,10 @@ export interface DeliveriesGround {
   close(): Promise<unknown>;
 }
 
-/** One step of time: longer than a lease, shorter than a wait. No sum of steps equals either one, on any machine. */
+/**
+ * One step of time. It is longer than a lease and shorter than the wait between attempts. No number of steps equals one of them, so the result does
+ * not depend on the machine.
+ */
 const STEP_SECONDS = 40;
 const WAIT_MS = 130_000;
 const SHARE = 8;
@@ -86,7 +90,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     for (const row of await tables.rows())
       if (!model.has(row.id)) {
         const endpoint = endpoints.findIndex(({ id }) => id === row.endpointId);
-        // A disabled endpoint gets no delivery: not for an event from the time when it was disabled, nor for one that is written during that time.
+        // A disabled endpoint must get no new delivery.
         expect(endpoints[endpoint]!.status).not.toBe('disabled');
         model.set(row.id, { endpoint, state: 'pending', round: 1, attempts: 0, losses: 0, dueAt: now, token: null, leasedAt: 0 });
       }
@@ -103,7 +107,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     }
     for (const endpoint of endpoints.keys()) {
       if (claimed.some(({ endpointId }) => endpointId === endpoints[endpoint]!.id)) expect(inFlight(endpoint)).toBeLessThanOrEqual(share(endpoint));
-      // There was no place for the others, here or at its endpoint.
+      // If a due delivery was left out, then all slots were used, or its endpoint had its maximum in flight.
       const left = [...model.values()].some((one) => one.endpoint === endpoint && claimable(one));
       if (claimed.length < slots && left) expect(inFlight(endpoint)).toBeGreaterThanOrEqual(share(endpoint));
     }
@@ -150,7 +154,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
   };
   const change = async (pick: number, to: 'paused' | 'enabled' | 'disabled') => {
     const endpoint = pick % endpoints.length;
-    // One endpoint stays, so that there is a receiver.
+    // The first endpoint is never disabled, so that there is always a receiver.
     if (endpoints[endpoint]!.status === 'disabled' || (to === 'disabled' && endpoint === 0)) return;
     if (to !== endpoints[endpoint]!.status) endpoints[endpoint]!.failures = 0;
     await tables.change(endpoints[endpoint]!.id, to);
@@ -180,7 +184,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     } else if (step === 'claim') await claim(1 + (pick % 12));
     else if (step === 'succeed' && held.length > 0) await end(pick, true);
     else if (step === 'fail' && held.length > 0) await end(pick, false);
-    // The worker that has held a delivery for longest wakes up last.
+    // Ends the delivery that was held for the longest time, perhaps after its lease.
     else if (step === 'late' && held.length > 0) await end(0, pick % 2 === 0);
     else if (step === 'pass') await pass();
     else if (step === 'reap') await reap();
@@ -192,7 +196,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     await agree();
   }
 
-  // All is well again: workers run, endpoints answer, time passes.
+  // The end: workers run, endpoints answer, time passes.
   await tables.tell();
   await told();
   for (const endpoint of endpoints.keys()) await change(endpoint, 'enabled');

@@ -1,6 +1,6 @@
 /**
  * The contract of every event store adapter. One suite runs against memory, Postgres and KurrentDB, so the store of the simulation behaves like the
- * real ones. Each test uses streams of its own and reads the log from its end at the start, so the store may hold earlier events.
+ * real ones. Each test uses its own streams, and reads the log only from the end that it had before the test. So the store may hold earlier events.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
@@ -40,7 +40,7 @@ export const collect = async <T>(items: AsyncIterable<T>): Promise<T[]> => {
 export const logAfter = async (store: EventStore, after: Position | null, options?: Parameters<EventStore['readAll']>[1]): Promise<Recorded[]> =>
   (await collect(store.readAll(after, options))).flat();
 
-/** Reads a subscription in the background; `items` grows. */
+/** Reads a subscription in the background. New items are added to `items`. */
 export const following = (store: EventStore, after: Position | null, options?: { streamPrefixes?: readonly string[] }) => {
   const subscription = store.subscribe(after, options);
   const items: SubscriptionItem[] = [];
@@ -63,18 +63,18 @@ export const following = (store: EventStore, after: Position | null, options?: {
 };
 
 const idsOf = (events: readonly { id: string }[]) => events.map(({ id }) => id);
-/** As a log that lost its tail, or another one, has it. */
+/** A position behind the given one. It can be in a longer log, or in another one. */
 const beyond = (position: Position) => position.replace(/(^|:)\d{3}/g, '$1008') as Position;
 const markOf = ({ position, id }: Recorded): Mark => ({ position, id });
 const outcome = (work: Promise<unknown>): Promise<unknown> => work.catch((error: unknown) => error);
 
 export interface ContractSubject {
   readonly store: EventStore;
-  /** A second client of the same log; the store itself where there can be only one. */
+  /** A second client of the same log. If there can be only one client, this is the same store. */
   readonly another: EventStore;
-  /** True when nothing was ever written to it. */
+  /** True if no event was ever written to the store. */
   readonly fresh: boolean;
-  /** A place at which no event can begin, behind one at which an event does. Absent where every place up to the head holds an event. */
+  /** Returns a position behind `position` at which no event begins. Absent: in this store every position up to the head holds an event. */
   readonly between?: (position: Position) => Position;
   readonly close: () => Promise<void>;
 }
@@ -141,7 +141,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
         const error = await outcome(appended);
         expect(error).toBeInstanceOf(Conflict);
         expect(error).toMatchObject({ stream, expected });
-        // A store may leave it undefined, but must never give a wrong one.
+        // A store may leave `actual` undefined, but must never give a wrong revision.
         expect([undefined, present === 0 ? null : BigInt(present - 1)]).toContain((error as Conflict).actual);
         expect(await collect(store.read(stream))).toHaveLength(present);
       });
@@ -240,7 +240,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       expect(seen.map(({ id, position }) => ({ id, position }))).toEqual(
         (await logAfter(store, start)).map(({ id, position }) => ({ id, position })),
       );
-      // Inside one stream, revisions rise in the order of the log.
+      // In each stream, revisions rise by 1 in the order of the log.
       const revisions = new Map<string, bigint>();
       for (const { stream, revision } of seen) {
         expect(revision).toBe((revisions.get(stream) ?? -1n) + 1n);
@@ -344,7 +344,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       await eventually(() => reader.failure());
       expect(reader.failure()).toBeInstanceOf(NotInTheLog);
       await reader.close();
-      // The store has not taken it for an outage.
+      // The reader's wrong position must not count as an outage: the store still answers.
       expect(await collect(store.read(stream))).toHaveLength(3);
     });
 
@@ -371,7 +371,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
         { position: beyond(third.position), id: third.id },
       ];
       for (const mark of wrong) expect(await store.missing([mark])).toEqual([mark]);
-      // In any order, and with two marks of one place.
+      // The marks may be in any order, and two may have the same position.
       const sorted = (found: readonly Mark[]) => [...found].sort((a, b) => a.position.localeCompare(b.position));
       expect(sorted(await store.missing([third, ...wrong, second, first]))).toEqual(sorted(wrong));
     });
@@ -390,7 +390,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       const changed = [marks[7]!, marks[612]!];
       const named = await store.missing(marks.map((mark) => (changed.includes(mark) ? { ...mark, id: randomUUID() } : mark)));
       expect(named.map(({ position }) => position).sort()).toEqual(changed.map(({ position }) => position).sort());
-      // One event of each hundred, as where several processes write.
+      // Check one event of each hundred, as with marks of several processes.
       expect(await store.missing(marks.filter((_, index) => index % 100 === 0))).toEqual([]);
     });
 

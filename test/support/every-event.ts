@@ -1,4 +1,4 @@
-/** A service with every type of event in its log. All of them are written by the code that writes them in production. */
+/** A service with every type of event in its log. The events are written by the same code as in production. */
 import { issueAuditKey, revokeAuditKey } from '#audit';
 import type { Actor, Position } from '#eventstore';
 import { Deadline, type ServiceError, timestamp } from '#kernel';
@@ -21,7 +21,7 @@ const BY = 'Dana Scott';
 const HOUR_MS = 3_600_000;
 const DAY_MS = 24 * HOUR_MS;
 
-/** `PostingRuleChanged` is written only by a release that has a second version of a rule. */
+/** Event types that no code writes yet. `PostingRuleChanged` is written only by a release with a second version of a rule. */
 export const NOT_WRITTEN_YET: readonly string[] = ['PostingRuleChanged'];
 
 export const startWithEveryEvent = async (): Promise<Service> => {
@@ -54,7 +54,7 @@ export const startWithEveryEvent = async (): Promise<Service> => {
   }
 };
 
-/** Accounts, portals, cases, audit keys. */
+/** Makes events of accounts, portals, cases and audit keys. */
 const administer = async (service: Service): Promise<void> => {
   const { admin, services } = service;
   const { accountId } = await service.account('Riverton Utilities');
@@ -91,7 +91,7 @@ const administer = async (service: Service): Promise<void> => {
   await revokeAuditKey(ports, keyId, ACTOR);
 };
 
-/** Payments with every ending that needs no batch. */
+/** Makes payments with every outcome that needs no batch. */
 const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   const { client } = partner;
   const { payments } = service.services;
@@ -118,7 +118,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   const resolve = { as: 'voided', evidence: 'call with the bank, 14:20', by: BY, force: false, transactions: {} } as const;
   await resolvePayment(payments.ports, service.services.settlement.register, { ...resolve, paymentId: await failed(CARD.neverReached) });
 
-  // The outcome of a refund is unknown until recovery finds it. The repeated command gets its result.
+  // A refund whose outcome is unknown until recovery finds it. Then the repeated command gets its result.
   const refunded = await created(CARD.settlesAtOnce);
   for (const call of ['refund', 'lookup', 'finalize'] as const) await service.simulator.arm({ match: { call }, answer: 'cut', times: null });
   const refund = { operation: 'refund', paymentId: refunded, amountCents: 10_000, includeFee: false, reason: 'billed twice', by: BY } as const;
@@ -129,7 +129,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   await reverseByStaff(payments, refund, null);
   await reverseByStaff(payments, { ...refund, amountCents: null, includeFee: true }, null);
 
-  // A create whose process died before the intent.
+  // A create whose process died before the intent was recorded.
   const { clock, ids } = service.services;
   const sweeper = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
   await finishCreate(payments.ports, { paymentId: ids.uuid(), attemptId: ids.uuid() }, partner.accountId, sweeper, new Deadline(clock, 5_000));
@@ -137,7 +137,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   await created(CARD.settlementRejected);
 };
 
-/** Batches from the processor's interface, files that contradict them, and exceptions. */
+/** Makes batches from the processor's interface, files that contradict them, and exceptions. */
 const settleAll = async (service: Service, partner: TestAccount): Promise<void> => {
   const { services, simulator } = service;
   const desk = settlementDesk(service);
@@ -151,13 +151,13 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     await simulator.closeBatches();
     await record();
     await dispute(service, disputed, 4_000, 'debited', 'lost');
-    // On this day the processor funds those batches.
+    // Go to a day on which the processor has funded these batches.
     service.clock.advance(5 * DAY_MS);
     await record();
 
-    // The file of the next batch arrives before the interface lists that batch, and has one line more.
+    // The file of the next batch arrives before the interface lists the batch. It has one line more than the interface.
     const [stays, goes] = [await desk.transaction(await sale()), await desk.transaction(await sale())];
-    // Prevents that the worker records it from the interface first.
+    // Keep the worker from recording the batch from the interface first.
     await simulator.arm({ match: { call: 'batches' }, answer: 'disabled', times: null });
     const batch = (await simulator.closeBatches()).find(({ merchantAccount }) => merchantAccount === stays.merchantAccount)!;
     const line = (transactionId: string, gross: number, fee: number) =>
@@ -182,14 +182,14 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
   }
 };
 
-/** Checkout sessions with every ending. */
+/** Makes checkout sessions with every outcome. */
 const checkOut = async (service: Service, partner: TestAccount): Promise<void> => {
   const portal = await checkoutPortal(service, partner);
   const payer = () => new Payer(service.urls[0]!, PUBLIC);
   const fields = (more: Readonly<Record<string, string>> = {}) =>
     intakeOf(portal, { payer_first_name: 'Alex', payer_last_name: 'Rivera', payer_email: 'alex@mail.example', ...more });
 
-  // The partner's server starts it, and the payer opens it. The first card is declined, the second pays.
+  // The partner's server starts the session, and the payer opens it. The first card is declined, and the second one pays.
   const body = JSON.stringify({ ...fields(), amount_cents: 12_500, line_items: LINES });
   const begun = await payer().send(INTAKE, { method: 'POST', body, headers: { 'content-type': 'application/json', origin: null } });
   const opened = payer();
@@ -243,7 +243,7 @@ const redeliverHeld = async (service: Service, { endpoints, endpointId }: Awaite
   await endpoints.disable(endpointId);
 };
 
-/** An adjustment, and the end of a period. */
+/** Makes an adjustment, and closes a period. */
 const closeBooks = async (service: Service): Promise<void> => {
   const { store, pool: db, clock, ids, readModels } = service.services;
   const journalReached = (position: Position) => readModels.of(journalModel).runUntil(position, { timeoutMs: 20_000 });

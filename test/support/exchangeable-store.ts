@@ -1,8 +1,8 @@
-/** An event store behind a name: another log can be put there while its users go on. */
+/** An event store whose log can be exchanged for another one while it is in use. */
 import { type EventStore, memoryEventStore, type NewEvent, Unavailable } from '#eventstore';
 
 export interface ExchangeableStore extends EventStore {
-  /** Subscriptions end with an error, as connections to a server that is gone do. */
+  /** Uses another log from now on. Open subscriptions end with an error, as when a server disappears. */
   exchange(by: EventStore): void;
 }
 
@@ -42,7 +42,7 @@ export const exchangeableStore = (first: EventStore): ExchangeableStore => {
   };
 };
 
-/** A log in memory with the first events of another one: an earlier copy of it. */
+/** An earlier copy of a log: a log in memory with its first `events` events. */
 export const earlierCopy = async (store: EventStore, events: number): Promise<EventStore> => {
   const copy = memoryEventStore();
   let left = events;

@@ -1,6 +1,6 @@
 /**
- * The promises of every `PaymentGateway`, as one suite for each adapter and each fake: once per reference, `never` for ever, no more money back than
- * was taken, and batches that name our references.
+ * The contract of every `PaymentGateway`, as one suite for each adapter and each fake. A reference is executed at most once, `never` is final, no
+ * charge returns more than it took, and batches contain our references.
  */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';

@@ -1,8 +1,8 @@
-/** Histories of a payment, as specs write them: `given(facts).when(command).then(facts)`, with facts and commands to write them with. */
+/** Histories of a payment for specs: `given(facts).when(command).then(facts)`. Also functions that make these facts and commands. */
 import { expect } from '@jest/globals';
 import { type Cents, fold, ServiceError } from '#kernel';
-// Imported past the door of the lib, from the pure files alone. So specs of rules load without a web server, and mutation testing can load them for
-// every change.
+// These imports bypass the index.ts of the lib and use only pure files. So specs of rules load without a web server, and mutation testing can load
+// them for every change.
 import {
   type Charged,
   type Dispute,
@@ -31,7 +31,7 @@ export const PORTAL = '018f0000-0000-7000-8000-00000000000b';
 export const ATTEMPT = '018f0000-0000-7000-8000-00000000000c';
 const LINES = ['018f0000-0000-7000-8000-0000000000d1', '018f0000-0000-7000-8000-0000000000d2', '018f0000-0000-7000-8000-0000000000d3'];
 
-/** The time of every fact and command without a time of its own. */
+/** The time of every fact that has no time of its own. */
 export const AT = '2026-01-05T10:00:00.000Z';
 export const LATER = '2026-01-05T11:00:00.000Z';
 
@@ -79,7 +79,7 @@ const termsOf = (lines: readonly (readonly [amountCents: Cents, feeCents: Cents]
   };
 };
 
-/** 100.00 and a fee of 3.25, charged apart: the example of C33. */
+/** 100.00 and a fee of 3.25, as two charges: the example of C33. */
 const THREE_LINES = [
   [3333, 108],
   [3333, 108],
@@ -157,7 +157,7 @@ export const move = (attemptId: string, leg: Leg, principalCents: Cents, feeCent
   references: referencesOf(attemptId)(leg),
 });
 
-/** Shares of the lines, without fee. */
+/** The shares of the lines, without a fee. */
 export const principals = (...cents: readonly Cents[]) => cents.map((one) => [one, 0] as const);
 
 type Asked = Partial<Omit<ReversalRequest, 'attemptId' | 'lines'>> & {
@@ -201,7 +201,7 @@ export const ended = (
 });
 export const acknowledged = (attemptId: string): PaymentEvent => ({ type: 'ReversalAcknowledged', at: AT, data: { attemptId, idempotency: null } });
 
-/** Shares of the lines if the whole separate example is returned. */
+/** The shares of the lines if the whole payment `separate` is returned. */
 const WHOLE = { principal: principals(3333, 3333, 3334), both: THREE_LINES, fee: [108, 108, 109].map((fee) => [0, fee] as const) };
 export const wholeLines = WHOLE;
 
@@ -211,13 +211,13 @@ export const voided = (attemptId: string): PaymentEvent[] => [
   returned(attemptId, 'fee', 0, 325),
   ended(attemptId, { operation: 'void', outcome: 'completed', reversalType: 'void', amountCents: 10_325 }),
 ];
-/** Principal voided, fee not (C27). */
+/** The principal was voided, but the fee was not (C27). */
 export const halfVoided = (attemptId: string): PaymentEvent[] => [
   voidRequested(attemptId, { legs: [move(attemptId, 'principal', 10_000, 0), move(attemptId, 'fee', 0, 325)], lines: WHOLE.both }),
   returned(attemptId, 'principal', 10_000, 0),
   ended(attemptId, { operation: 'void', outcome: 'partial', reversalType: 'void', amountCents: 10_000 }),
 ];
-/** Principal returned, fee not: PARTIAL_REFUND_PENDING (C38). */
+/** The principal was returned, but the fee was not: PARTIAL_REFUND_PENDING (C38). */
 export const halfRefunded = (attemptId: string, asked: Partial<Omit<ReversalRequest, 'attemptId' | 'lines' | 'legs'>> = {}): PaymentEvent[] => [
   refundRequested(attemptId, {
     legs: [move(attemptId, 'principal', 10_000, 0), move(attemptId, 'fee', 0, 325)],
@@ -228,13 +228,13 @@ export const halfRefunded = (attemptId: string, asked: Partial<Omit<ReversalRequ
   returned(attemptId, 'principal', 10_000, 0),
   ended(attemptId, { outcome: 'partial', reversalType: 'void', amountCents: 10_000, ...(asked.initiatedBy && { initiatedBy: asked.initiatedBy }) }),
 ];
-/** All principal returned, the fee kept. */
+/** The whole principal was returned, and the fee was kept. */
 export const principalRefunded = (attemptId: string): PaymentEvent[] => [
   refundRequested(attemptId, { legs: [move(attemptId, 'principal', 10_000, 0)], lines: WHOLE.principal }),
   returned(attemptId, 'principal', 10_000, 0),
   ended(attemptId, { outcome: 'completed', reversalType: 'void', amountCents: 10_000 }),
 ];
-/** A part of the principal returned. */
+/** A part of the principal was returned. */
 export const partRefunded = (attemptId: string, lines: readonly Cents[], means: Means = 'void'): PaymentEvent[] => {
   const amountCents = lines.reduce((sum, line) => sum + line, 0);
   return [
@@ -260,7 +260,7 @@ export const requestVoid = (attemptId: string, change: Partial<RequestVoid> = {}
   references: referencesOf(attemptId),
   ...change,
 });
-/** By default the gateway can void a part and cannot refund before settlement, as the simulator. */
+/** By default the gateway can void a part of a charge, and cannot refund before settlement, as the simulator. */
 export const requestRefund = (attemptId: string, change: Partial<RequestRefund> = {}): RequestRefund => ({
   type: 'RequestRefund',
   at: LATER,
@@ -292,7 +292,9 @@ export const viewOf = (...facts: readonly PaymentEvent[]): PaymentView => paymen
 
 const atLater = (event: PaymentEvent): PaymentEvent => ({ ...event, at: LATER });
 
-/** The facts of an answer carry the time of the command. Specs write them with the builders above, and the time is corrected here. */
+/**
+ * The resulting facts have the time of the command. Specs write the expected facts with the functions above, so their time is changed to LATER here.
+ */
 export const given = (...facts: readonly PaymentEvent[]) => ({
   when: (command: PaymentCommand) => {
     const decide = () => decider.decide(stateOf(...facts), command);
@@ -300,7 +302,7 @@ export const given = (...facts: readonly PaymentEvent[]) => ({
       then: (...expected: readonly PaymentEvent[]) => {
         const decided = decide();
         expect(decided).toEqual(expected.map(atLater));
-        // The events of a decision can be decided on again: no answer may break the fold.
+        // It must be possible to fold the resulting events, so that the stream can still be read.
         fold(decider, [...facts, ...decided]);
       },
       thenNothing: () => expect(decide()).toEqual([]),
@@ -315,7 +317,7 @@ export const given = (...facts: readonly PaymentEvent[]) => ({
         const { code: was, message: said, details: told } = error as ServiceError;
         expect({ code: was, message: said, ...told }).toEqual({ code, message: expect.stringMatching(message), ...details });
       },
-      /** A fault of ours, not of the caller. */
+      /** The command must fail with an internal error, not with a refusal. */
       thenFails: (message: RegExp) => {
         expect(decide).toThrow(message);
         expect(decide).not.toThrow(ServiceError);

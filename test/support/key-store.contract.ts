@@ -1,6 +1,6 @@
 /**
  * The contract of every key store: the state machine of a key's row (T1–T12). One suite runs against Postgres and against the store of the
- * simulation. So a proof over the one holds for the other. Each test uses keys of its own.
+ * simulation. So a proof with the simulated store also holds for Postgres. Each test uses its own keys.
  */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -18,7 +18,7 @@ import {
   type StoredAnswer,
 } from '#payments';
 
-/** The fields of a row that tests check. Times in milliseconds since the epoch of the store's clock. */
+/** The fields of a row that tests check. Times are milliseconds since 1970, by the store's clock. */
 export interface SeenKey {
   readonly state: string;
   readonly operation: string;
@@ -34,13 +34,13 @@ export interface SeenKey {
 }
 
 export interface KeysUnderTest {
-  /** Two replicas over the same rows. */
+  /** The stores of two replicas. Both use the same rows. */
   readonly stores: readonly [IdempotencyStore, IdempotencyStore];
   readonly rows: KeyRows;
-  /** The same rows under another key ring. */
+  /** A store that uses the same rows with another key ring. */
   withRing(ring: KeyRing): IdempotencyStore;
   rowOf(name: KeyName): Promise<SeenKey | undefined>;
-  /** Only the store's clock counts, so time passes by changing stored times: the lease ended, or the key expired, this many seconds ago. */
+  /** Change the stored times, since only the store's clock counts: the lease ended, or the key expired, `agoSeconds` ago. */
   leaseEnds(name: KeyName, agoSeconds: number): Promise<unknown>;
   expires(name: KeyName, agoSeconds: number): Promise<unknown>;
   now(): number;
@@ -123,7 +123,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         await store.finish(name(key), first.fence, how === 'completed' ? { to: 'completed', answer: ANSWER } : { to: 'released' });
         await expires(key);
         const second = await own(key, { ...asked, fingerprintText: 'another body' });
-        // Not taken over: another request's work is never continued.
+        // An expired key is not taken over, since the work of another request must not be continued.
         expect(second.tookOver).toBe(false);
         expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
         expect(second.paymentId).not.toBe(first.paymentId);
@@ -480,7 +480,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(await rowOf(key)).toMatchObject({ state: 'completed', paymentId: row.paymentId, attemptId: row.attemptId, ...ANSWER });
         expect(await claim(key)).toEqual({ kind: 'replay', answer: ANSWER });
         expect(await store.look(requestOf(key))).toEqual({ kind: 'replay', answer: ANSWER });
-        // The log knows the last four digits only.
+        // The log has only the last four digits, so another card with the same last digits matches.
         expect(await claim(key, { fingerprintText: 'another card', loggedText: requestOf(key).loggedText })).toMatchObject({ kind: 'replay' });
         expect(await claim(key, { fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
         expect(await store.look(requestOf(key, { fingerprintText: 'another body' }))).toEqual({ kind: 'mismatch' });
@@ -507,7 +507,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(await claim(key, { operation, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
         const owned = await own(key, { operation });
         expect(owned).toMatchObject({ tookOver: true, paymentId: row.paymentId, attemptId: row.attemptId });
-        // From now on the row is like any other.
+        // From now on the row behaves like any other.
         expect(await store.finish(name(key), owned.fence, { to: 'completed', answer: ANSWER })).toBe(true);
         expect(await claim(key, { operation })).toEqual({ kind: 'replay', answer: ANSWER });
       });

@@ -1,4 +1,7 @@
-/** A certificate for 127.0.0.1 with its key, and the authority that signed it: for the TLS tests of the double, worthless anywhere else. */
+/**
+ * A certificate for 127.0.0.1 with its key, and the authority that signed it. Only the TLS tests of the double use them, so the key need not be
+ * secret.
+ */
 export const authority = `-----BEGIN CERTIFICATE-----
 MIIBuzCCAWGgAwIBAgIUBT3nlU9HDIzpdSpXFCJdR61cwZQwCgYIKoZIzj0EAwIw
 KjEoMCYGA1UEAwwfS3VycmVudERCIGRvdWJsZSBDQSwgdGVzdHMgb25seTAgFw0y

@@ -1,6 +1,7 @@
 /**
  * A real KurrentDB, or EventStoreDB, for the end-to-end specs. `KURRENTDB_FRESH` is a shell command that starts an empty server, prints its URL on a
- * line of its own and runs until SIGTERM. If it is set, every service of those specs keeps its events in a server of its own; otherwise in Postgres.
+ * separate line and runs until SIGTERM. If it is set, every service of those specs has its own server for its events. Otherwise the events are in
+ * Postgres.
  */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -8,12 +9,15 @@ import { createInterface } from 'node:readline';
 
 const { KURRENTDB_FRESH } = process.env;
 
-/** False: specs that read or change events by SQL have no table to use. */
+/** False: the events are not in Postgres, so specs cannot read or change them by SQL. */
 export const eventsInPostgres = !KURRENTDB_FRESH;
 
 const START_MS = 120_000;
 
-/** Ends the server, which may be several processes, when its input is closed, however our process ends. Background children do not get our input. */
+/**
+ * A shell script that runs the server, and ends all processes of the server when its own input is closed. The input is closed however our process
+ * ends. Background children do not get this input.
+ */
 const GUARD = `
   trap : TERM
   sh -c "$0" &
@@ -23,7 +27,7 @@ const GUARD = `
 `;
 
 export interface FreshKurrentDb {
-  /** Settings of a service on it. Empty if events are in Postgres. */
+  /** The settings of a service that uses this server. Empty if events are in Postgres. */
   readonly env: { readonly KURRENTDB_URL?: string };
   stop(): Promise<void>;
 }

@@ -1,4 +1,6 @@
-/** The contract of the list's rows, in Postgres and in the simulation: the newest revision stays, and pages follow a model for any filter. */
+/**
+ * The contract of the list's rows, in Postgres and in the simulation: the newest revision stays, and for any filter the pages equal those of a model.
+ */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import fc from 'fast-check';
@@ -68,7 +70,7 @@ export const listRowsContract = (whose: string, open: () => Promise<ListRowsGrou
       expect(await ground.rows.read([paymentId])).toMatchObject([{ revision: 1n }]);
       expect(await all(terms.accountId, { status: 'pending' })).toEqual([]);
       expect(await all(terms.accountId, { status: 'succeeded' })).toHaveLength(1);
-      // The same revision once more, as a repeated batch has it.
+      // Write the same revision once more, as a repeated batch does.
       await ground.rows.write([{ ...rowOf(gone, paymentId), revision: 1n }]);
       expect(await all(terms.accountId, { status: 'succeeded' })).toHaveLength(1);
       await write(gone);

@@ -1,4 +1,4 @@
-/** Marks and the incident of an installation in memory, for specs and the simulation. All processes of an installation share one. */
+/** The marks and the incident of an installation, in memory, for specs and the simulation. All processes of an installation share one object. */
 import {
   type EventStore,
   type Finding,
@@ -15,23 +15,23 @@ import {
 import { type Clock, timestamp } from '#kernel';
 import { createLogger } from '#platform';
 
-/** As the product forgets them. */
+/** The marks of an ended process are forgotten after the same time as in the product. */
 const FORGET_AFTER_MS = 60_000;
 
 interface MarkedCheckpoint {
   readonly name: string;
   readonly position: Position;
-  /** The last event that it applied. */
+  /** The last event that the projection applied. */
   readonly event?: Mark | null;
 }
 
 export class Marks {
   readonly rows = new Map<string, OwnMarks & { readonly writtenAt: number }>();
   incident: Incident | null = null;
-  /** Incidents so far, and those that a person has closed. */
+  /** `incidents`: the number of incidents so far. `closed`: those that staff have closed. */
   incidents = 0;
   private readonly closed = new Set<string>();
-  /** Events that a log of others acknowledged. */
+  /** Events whose marks were given up when an incident was closed. */
   private readonly forgotten = new Set<string>();
 
   constructor(
@@ -85,7 +85,7 @@ export class Marks {
 
 const isUpTo = (mark: Mark | null, position: string): boolean => mark === null || mark.position <= position;
 
-/** The guard of a log in memory, as one process has it. */
+/** Makes the guard of a log in memory for one process. */
 export const ownLogOver = async (store: EventStore, clock: Clock, marks = new Marks(clock), process = 'spec'): Promise<OwnLog> => {
   const installationId = INSTALLATION;
   await writeInstallation(store, clock);

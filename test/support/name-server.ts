@@ -2,7 +2,7 @@
 import { createSocket } from 'node:dgram';
 import { isIP } from 'node:net';
 
-/** Addresses of a name. `drop` gives no answer, `fail` is SERVFAIL, `none` says that there is no such name. */
+/** The answer for a name: its addresses, `drop` (no answer), `fail` (SERVFAIL), or `none` (the name does not exist). */
 export type NameAnswer =
   readonly string[] | 'drop' | 'fail' | 'none' | { readonly cname?: string; readonly addresses: readonly string[]; readonly ttl?: number };
 

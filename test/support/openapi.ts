@@ -1,6 +1,6 @@
 /**
- * Checks every answer of an e2e client against the served OpenAPI document: status, content type and body. Bodies are checked more strictly than
- * partners need: a field that the document does not name fails, so that no undocumented field leaves the service.
+ * Checks every answer of an e2e client against the served OpenAPI document: status, content type and body. The check is stricter than partners need:
+ * a field that the document does not name is a fault, so that the service sends no undocumented field.
  */
 import { Ajv2020, type ValidateFunction } from 'ajv/dist/2020.js';
 import formats from 'ajv-formats';
@@ -19,7 +19,7 @@ interface OpenApiDocument {
 
 export interface Judged {
   readonly method: string;
-  /** With or without query. */
+  /** The path, with or without a query. */
   readonly path: string;
   readonly status: number;
   readonly contentType: string | undefined;
@@ -29,14 +29,14 @@ export interface Judged {
 
 export interface OpenApiJudge {
   readonly document: OpenApiDocument;
-  /** Throws the faults of an answer. */
+  /** Throws if the answer is not as documented. */
   check(answer: Judged): void;
 }
 
 const JSON_TYPE = 'application/json; charset=utf-8';
-/** Headers with a meaning for clients. Each must be documented for every answer that carries it. */
+/** Headers that have a meaning for clients. If an answer has one of them, it must be documented for this answer. */
 const TELLING_HEADERS = ['idempotent-replayed', 'ledger-lag', 'ledger-position', 'retry-after', 'www-authenticate', 'x-request-id'];
-/** Refusals of the transport that no operation documents: there is no operation (404, 405), or it was never reached (C65). */
+/** Statuses of refusals that belong to no operation: there is no such operation (404, 405), or the request did not reach it (C65). */
 const WITHOUT_OPERATION = [400, 404, 405, 408, 413, 417, 431];
 
 /** Closes every object that lists its properties. An object with `additionalProperties` (metadata) stays open. */
@@ -53,7 +53,7 @@ export const createOpenApiJudge = (document: OpenApiDocument): OpenApiJudge => {
   ajv.addSchema({ $id: 'openapi', components: closed(document.components) as Schema });
   const validators = new Map<string, ValidateFunction>();
   const validatorFor = (schema: Schema): ValidateFunction => {
-    // A reference is local to the document; there the components stand under an id of their own.
+    // References in the document are local. For the validator the components have the id `openapi`, so references get this id.
     const text = JSON.stringify(closed(schema)).replaceAll('"#/components', '"openapi#/components');
     let validator = validators.get(text);
     if (!validator) validators.set(text, (validator = ajv.compile(JSON.parse(text) as Schema)));
@@ -65,7 +65,7 @@ export const createOpenApiJudge = (document: OpenApiDocument): OpenApiJudge => {
       const names = template.split('/');
       return names.length === parts.length && names.every((name, index) => name === parts[index] || (name.startsWith('{') && parts[index] !== ''));
     };
-    // A path with a fixed name wins over one with a parameter in its place, as in the router.
+    // As in the router, a path with a fixed name is preferred to a path with a parameter in that place.
     const [template] = Object.keys(document.paths)
       .filter(fits)
       .sort((a, b) => a.split('{').length - b.split('{').length);

@@ -1,6 +1,6 @@
 /**
- * The functions of libs/payments with real parts, except the event store's disk: the memory event store, the simulator on a real socket, keys and
- * velocity on real Postgres, a directory fed with events. Store and gateway are wrapped so that a spec can stop between any two steps.
+ * The functions of libs/payments with real parts: the simulator on a real socket, keys and velocity in a real Postgres, and a directory that is made
+ * from events. Only the event store is in memory. Store and gateway are wrapped, so that a spec can run its own code between any two steps.
  */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -53,12 +53,12 @@ import { ownLogOver } from './mark-book.js';
 import { MovableClock } from './clock.js';
 import { freshDatabase } from './postgres.js';
 
-/** Claims of a process whose keys were compared with the log. */
+/** Claims that are always open, as in a process that has compared its keys with the log. */
 export const OPEN_CLAIMS: Claims = { isOpen: true, begun: async () => undefined };
 
 type Step = () => unknown;
 
-/** Steps that a spec puts before or after the next calls of a name. A step is used up by one call, unless the spec names a larger number. */
+/** Steps that a spec adds before or after the next calls with a name. A step runs for one call, or for the next `times` calls. */
 export class Interposed {
   private readonly steps: { readonly when: 'before' | 'after'; readonly name: string; readonly step: Step; left: number }[] = [];
 
@@ -68,7 +68,7 @@ export class Interposed {
   after(name: string, step: Step, times = 1): void {
     this.steps.push({ when: 'after', name, step, left: times });
   }
-  /** The call never arrives. */
+  /** The call fails before it arrives. */
   failBefore(name: string, error: () => Error, times = Number.POSITIVE_INFINITY): void {
     this.before(name, () => Promise.reject(error()), times);
   }
@@ -95,7 +95,7 @@ export class Interposed {
   }
 }
 
-/** `away`: nothing is appended. `unheard`: events are appended, and the caller gets no answer. Both until cleared. */
+/** Errors for failBefore and failAfter. `away`: nothing was appended. `unheard`: the events were appended, but the caller got no answer. */
 export const away = () => new Unavailable('the store is away');
 export const unheard = () => new OutcomeUnknown('the answer was lost');
 
@@ -133,11 +133,11 @@ export const CARDS = {
   slow: '4000007770002050',
 } as const;
 
-/** 50 cents and 2.75 %: the example of C32, 325 on 100.00. */
+/** 50 cents and 2.75 %, which is 3.25 on 100.00: the example of C32. */
 export const FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 275 };
 export const COMBINED: FeeConfig = { ...FEE, chargeMode: 'combined' };
 
-/** Parts that all specs of a file share. */
+/** The parts that all tests of a file share. */
 export interface Ground {
   readonly pool: Pool;
   readonly keys: KeyRing;
@@ -200,7 +200,7 @@ export const refused = async (call: Promise<unknown>): Promise<Refusal> => {
   throw outcome instanceof Error ? outcome : new Error(`not refused: ${JSON.stringify(outcome)}`);
 };
 
-/** One account with one portal of its own at the bank. */
+/** One account with its own portal, and all functions on it. */
 export interface House {
   readonly clock: MovableClock;
   readonly ids: Ids;
@@ -210,7 +210,7 @@ export interface House {
   readonly ports: PaymentPorts;
   readonly services: PaymentServices;
   readonly recovery: Recovery;
-  /** Recovery as another process runs it. */
+  /** The recovery of another process. */
   anotherWorker(): Recovery;
   readonly tries: { readonly paymentId: string; readonly tries: number; readonly nextTryAt: string; readonly outcome: Resolution }[];
   readonly administration: Administration;
@@ -220,11 +220,11 @@ export interface House {
   /** Makes changes of accounts, portals and cases visible. */
   project(): Promise<void>;
   request(asked?: Asked): ChargeRequest;
-  /** The arrival of a keyed request. Requests with equal `text` have equal bodies. */
+  /** A request with a key, as it is received. Requests with equal `text` have equal bodies. */
   received(idempotencyKey: string, text: unknown): Received;
-  /** Whether the gateway knows the credentials of this portal's accounts (C68). */
+  /** Sets whether the gateway knows the credentials of this portal's accounts (C68). */
   setCredentials(present: boolean): void;
-  /** Charges without a key, under an id that is known before. */
+  /** Charges without a key. The caller may choose the id of the payment. */
   charge(asked?: Asked, paymentId?: string): Promise<PaymentView>;
   chargeWithKey(key: string, asked?: Asked): Promise<Answer>;
   refund(paymentId: string, asked?: Partial<ReverseRequest>): Promise<RefundView>;
@@ -240,7 +240,7 @@ export interface House {
   truth(): Promise<Truth[]>;
   /** Money at the bank, in cents: charged minus voided minus refunded. */
   balance(): Promise<number>;
-  /** Closes the batches. The streams learn of it only on command. */
+  /** Closes the batches at the bank, and records this in the stream of `paymentId`, if it is given. */
   settle(paymentId?: string): Promise<void>;
   key(): string;
 }
@@ -263,7 +263,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const gateway = watchedGateway(simulator, calls);
   ground.atEnd(() => {
     simulator.close();
-    // If a spec left a request hanging, code may still sleep on this clock. This ends every such sleep.
+    // If a spec left a request unfinished, code may still sleep on this clock. Moving the clock ends every such sleep.
     clock.advance(365 * 86_400_000);
   });
   let credentials = true;
@@ -305,7 +305,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const merchantAccounts = [accounts!.merchantAccount, accounts!.feeMerchantAccount];
   await project();
 
-  // The port of recovery over all payment streams, as the list's read model would give it.
+  // The port of recovery. It reads all payment streams, and gives the same result as the rows of the list.
   const tries: { paymentId: string; tries: number; nextTryAt: string; outcome: Resolution }[] = [];
   const work: RecoveryWork = {
     due: async ({ begunBefore, begunAfter }) => {
@@ -340,7 +340,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     idempotency: postgresIdempotency(ground.pool, ground.keys, ids),
     claims: OPEN_CLAIMS,
     answers: answerEncoder,
-    // Lists have their own spec.
+    // Lists are tested in their own spec.
     list: { rows: postgresListRows(ground.pool), ownLog, keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },
     recovery,
     log,
@@ -443,7 +443,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   };
 };
 
-/** Every reference that a payment ever named, so that a spec can ask the bank for each (C61). */
+/** All references in the events of a payment, so that a spec can ask the bank for each (C61). */
 export const referencesIn = (events: readonly Recorded[]): string[] => [
   ...new Set(JSON.stringify(events.map(({ data }) => data)).match(/(?<="(?:charge|reversal|void|refund)":")[0-9A-Z]{20}(?=")/g) ?? []),
 ];

@@ -1,7 +1,7 @@
 /**
- * The built service as real processes, for specs of crashes, start-up and shutdown: the standalone tree or single roles, each in a process group of
- * its own, on data of its own, with `kill -9` of all its processes. A guard ends every process that still runs when a spec ends, or when Jest itself
- * is killed.
+ * The built service as real processes, for specs of crashes, start-up and shutdown: the standalone tree or single roles. Each has its own process
+ * group and its own data, and all its processes can be killed with `kill -9`. A guard ends every process that still runs when a spec ends, or when
+ * Jest itself is killed.
  */
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
@@ -20,7 +20,7 @@ export interface Exit {
   readonly signal: NodeJS.Signals | null;
 }
 
-/** The end of a process that should have kept running. */
+/** The exit of a process, with all its output. */
 export interface Ended extends Exit {
   readonly stdout: string;
   readonly stderr: string;
@@ -29,18 +29,18 @@ export interface Ended extends Exit {
 export interface RunningProcess {
   readonly role: Role | 'command';
   readonly pid: number;
-  /** Its address, from its own output. Empty for a worker. */
+  /** The address of the process, from its output. Empty for a worker. */
   readonly url: string;
   readonly stdout: () => string;
   readonly stderr: () => string;
   /** Resolves when the process is gone and all its output has been read. */
   readonly exited: Promise<Ended>;
   signal(signal: NodeJS.Signals): void;
-  /** SIGTERM (or another signal), and waits for the end. */
+  /** Sends SIGTERM (or another signal), and waits until the process has ended. */
   stop(signal?: NodeJS.Signals): Promise<Ended>;
-  /** `kill -9` of the process and all its descendants, at once, as when a machine dies. */
+  /** `kill -9` of the process and all its descendants at once, as when a machine fails. */
   killTree(): Promise<void>;
-  /** Its living descendants, according to the system. */
+  /** The descendants of the process that are alive, as reported by `ps`. */
   children(): SystemProcess[];
 }
 
@@ -50,7 +50,7 @@ export interface SystemProcess {
   readonly args: string;
 }
 
-/** The checkout, also when this file was built into its `dist`. */
+/** The folder of the checkout, even if this file runs from its `dist`. */
 const ROOT = new URL('../../', import.meta.url).pathname.replace(/dist\/$/, '');
 const START_TIMEOUT_MS = 90_000;
 const STOP_TIMEOUT_MS = 45_000;
@@ -58,7 +58,7 @@ const GONE_TIMEOUT_MS = 10_000;
 
 export const entryOf = (role: Role): string => join(ROOT, 'dist', 'apps', role, 'main.js');
 
-/** All living processes of this machine. Zombies count as gone: they only wait for their parent. */
+/** All living processes of this machine. Zombies are left out: they have ended and only wait for their parent. */
 export const systemProcesses = (): SystemProcess[] =>
   spawnSync('ps', ['-e', '-o', 'pid=,ppid=,stat=,args='], { encoding: 'utf8', maxBuffer: 64 * 1024 * 1024 })
     .stdout.split('\n')
@@ -69,7 +69,7 @@ export const systemProcesses = (): SystemProcess[] =>
 const descendantsOf = (pid: number): SystemProcess[] => {
   const all = systemProcesses();
   const found = all.filter(({ ppid }) => ppid === pid);
-  // The list grows during the walk: children of children follow.
+  // The list grows in this loop: it also collects the children of children.
   for (const one of found) found.push(...all.filter(({ ppid }) => ppid === one.pid));
   return found;
 };
@@ -84,7 +84,7 @@ export const kill = (pid: number, signal: NodeJS.Signals = 'SIGKILL'): void => {
   }
 };
 
-/** The process of the embedded Postgres in a data directory, from its pid file. null: there is none, or it is gone. */
+/** The pid of the embedded Postgres in a data directory, from its pid file. null: there is none, or it has ended. */
 export const postmasterOf = (dataDir: string): number | null => {
   const file = join(dataDir, 'postgres', 'postmaster.pid');
   const pid = existsSync(file) ? Number(readFileSync(file, 'utf8').split('\n')[0]) : 0;
@@ -92,12 +92,12 @@ export const postmasterOf = (dataDir: string): number | null => {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Directories, and the guard of each.
+// Data directories, and the guard process of each.
 
 /**
- * Runs as long as its input is open. The system closes that input when our process ends, however it ends. Then the guard kills the process groups of
- * the last line that it read, and the Postgres of the directory, and removes the directory. Each group belongs to a process that we still wait for,
- * so its number is not reused.
+ * A shell script that runs as long as its input is open. The system closes this input however our process ends. Then the guard kills the process
+ * groups in the last line of its input and the Postgres of the directory, and removes the directory. Our process still waits for the leader of each
+ * of these groups, so their numbers are not reused.
  */
 const GUARD = `
   while read -r line; do groups=$line; done
@@ -116,7 +116,7 @@ export class DataDir {
     private readonly guard: ChildProcess,
   ) {}
 
-  /** An empty folder in the temp dir, for the data of a service. Postgres may run as another user, which must be able to pass through. */
+  /** Makes an empty folder in the temp dir, for the data of a service. Postgres may run as another user, so every user may enter the folder. */
   static async create(): Promise<DataDir> {
     const parent = await mkdtemp(join(tmpdir(), 'payfold-process-'));
     spawnSync('chmod', ['711', parent]);
@@ -125,7 +125,7 @@ export class DataDir {
     return new DataDir(parent, guard);
   }
 
-  /** Does not exist before the service makes it. */
+  /** The data directory. It does not exist before the service makes it. */
   get data(): string {
     return join(this.path, 'data');
   }
@@ -143,7 +143,7 @@ export class DataDir {
     this.guard.stdin!.write(`${[...this.running].map(({ pid }) => pid).join(' ')}\n`);
   }
 
-  /** Kills every process that still runs on it, and removes it. */
+  /** Kills every process that still uses the directory, and removes it. */
   async remove(): Promise<void> {
     for (const process of this.running) await process.killTree();
     const postmaster = postmasterOf(this.data);
@@ -151,7 +151,7 @@ export class DataDir {
       kill(postmaster);
       await eventually(() => !isAlive(postmaster), { timeoutMs: GONE_TIMEOUT_MS });
     }
-    // From here on the guard is waited for, so it keeps this process alive.
+    // Wait for the guard from now on, so it must keep this process alive.
     this.guard.ref();
     const ended = once(this.guard, 'exit');
     this.guard.stdin!.end();
@@ -165,18 +165,18 @@ export class DataDir {
 const environment = (dataDir: DataDir, env: Environment): NodeJS.ProcessEnv => ({
   PATH: process.env.PATH,
   HOME: process.env.HOME,
-  // Any free port, so that no spec meets another service of this machine.
+  // Use any free port, so that no spec uses the port of another service on this machine.
   PORT: '0',
   METRICS_PORT: '0',
   AUDIT_PORT: '0',
-  // No batch closes in the middle of a spec only because it is five o'clock.
+  // Otherwise the simulator would close batches at five o'clock, perhaps in the middle of a spec.
   SIMULATOR_BATCH_CLOSE: 'off',
   DATA_DIR: dataDir.data,
   LOG_LEVEL: 'info',
   ...env,
 });
 
-/** Begins a process without waiting for anything. `entry` is a role, or arguments of Node. */
+/** Starts a process, and does not wait until it is ready. `entry` is a role, or arguments of Node. */
 export const launch = (
   entry: Role | readonly string[],
   dataDir: DataDir,
@@ -188,7 +188,7 @@ export const launch = (
   for (const stream of ['stdout', 'stderr'] as const) child[stream].setEncoding('utf8').on('data', (text: string) => (said[stream] += text));
   const exited = new Promise<Ended>((resolve, reject) => {
     child.once('error', reject);
-    // Killed children may hold its pipes a moment longer. Its output is complete when they are closed.
+    // Children of the process may keep its output pipes open for a moment. Its output is complete when the pipes are closed.
     child.once('close', (code, signal) => resolve({ code, signal, ...said }));
   });
   const pid = child.pid!;
@@ -229,7 +229,7 @@ const within = <T>(work: Promise<T>, ms: number, message: () => string): Promise
   return Promise.race([work, late]).finally(() => clearTimeout(timer));
 };
 
-/** Starts a role and waits until it says that it is ready. */
+/** Starts a role and waits until it prints that it is ready. */
 export const start = async (role: Role, dataDir: DataDir, env: Environment = {}): Promise<RunningProcess> => {
   const launched = launch(role, dataDir, env);
   if (role !== 'simulator') {
@@ -240,7 +240,7 @@ export const start = async (role: Role, dataDir: DataDir, env: Environment = {})
   return { ...launched, url: (JSON.parse(line) as { url: string }).url };
 };
 
-/** Runs a role that is expected not to start. */
+/** Runs a role that must fail to start, and waits for its end. */
 export const runToEnd = async (role: Role, dataDir: DataDir, env: Environment = {}): Promise<Ended> => {
   const launched = launch(role, dataDir, env);
   const ended = await within(launched.exited, START_TIMEOUT_MS, () => `still running:\n${launched.stdout()}\n${launched.stderr()}`).catch(
@@ -252,7 +252,7 @@ export const runToEnd = async (role: Role, dataDir: DataDir, env: Environment = 
   return ended;
 };
 
-/** The text for people of the first start. */
+/** The values in the text that the first start prints for people. */
 export interface Welcome {
   readonly apiKey: string;
   readonly portalId: string;
@@ -277,5 +277,7 @@ export interface RuntimeFile {
 /** Addresses of the running standalone service. */
 export const runtimeOf = (dataDir: DataDir): RuntimeFile => JSON.parse(readFileSync(join(dataDir.data, 'runtime.json'), 'utf8')) as RuntimeFile;
 
-/** A letter before the digits: sixteen of them that stand alone may be a card number (C9), once in tens of thousands. */
+/**
+ * A new key. The `k` stands before the 16 hex digits. Without a letter they could look like a card number (C9), once in tens of thousands of keys.
+ */
 export const newKey = (name = 'key'): string => `${name}-k${randomBytes(8).toString('hex')}`;

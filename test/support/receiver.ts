@@ -1,6 +1,6 @@
 /**
- * A partner's webhook receiver, written from the specification alone (section "Events"). It knows the body, the headers and its secret, and nothing
- * of our code. It listens with real TLS on loopback. It explains each refusal in `refusals`.
+ * A partner's webhook receiver, written from the specification alone (section "Events"). It uses only the body, the headers and its secret, and none
+ * of our code. It listens with real TLS on loopback, and writes the reason of each refusal to `refusals`.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
@@ -15,7 +15,7 @@ export interface Certificate {
 
 const YEAR_MS = 365 * 86_400_000;
 
-/** An authority, and certificates by it. */
+/** Makes a certificate authority, which can issue certificates. */
 export const createAuthority = async (): Promise<{
   readonly cert: string;
   issue(name: string, options?: { expired?: boolean }): Promise<Certificate>;
@@ -66,7 +66,7 @@ export interface Delivery {
 
 const TOLERANCE_SECONDS = 300;
 
-/** Throws the faults of a request, by the rules of the specification. */
+/** Checks a request by the rules of the specification. Throws if a rule is broken. */
 export const verify = (
   headers: IncomingMessage['headers'],
   body: Buffer,
@@ -99,15 +99,15 @@ export type Behaviour = (request: IncomingMessage, response: ServerResponse, num
 
 export interface Receiver {
   readonly port: number;
-  /** Every request that was accepted, in order; duplicates too. */
+  /** Every accepted request, in order, with duplicates. */
   readonly deliveries: readonly Delivery[];
-  /** Faults of the refused requests. */
+  /** The reasons of all refused requests. */
   readonly refusals: readonly string[];
   /** Requests so far, accepted or refused. */
   readonly requests: number;
   /** TLS connections so far. */
   readonly connections: number;
-  /** Ids in the order of their first arrival: a receiver deduplicates by id. */
+  /** The ids of the events in the order of their first arrival, each once: a receiver deduplicates by id. */
   readonly ids: readonly string[];
   accept(secret: string): void;
   behave(behaviour: Behaviour | null): void;

@@ -1,4 +1,4 @@
-/** The records of the long proofs: one JSON line per run in `reports/`, with its commit. Also a progress bar on a terminal. */
+/** The reports of the long proofs: one JSON line for each run in `reports/`, with the commit. Also a progress bar for the terminal. */
 import { execFileSync } from 'node:child_process';
 import { appendFileSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -13,7 +13,7 @@ export const writeReport = (name: string, figures: Readonly<Record<string, unkno
   appendFileSync(join(ROOT, 'reports', `${name}.ndjson`), `${JSON.stringify(line)}\n`);
 };
 
-/** Commit of the checkout, with `+` if other files than reports have changed. null outside of a checkout. */
+/** The commit of the checkout, with `+` if files outside of `reports/` have changed. null: this is no checkout. */
 const commit = (): string | null => {
   try {
     const git = (...args: string[]) => execFileSync('git', args, { cwd: ROOT, encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim();

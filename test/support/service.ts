@@ -1,6 +1,6 @@
 /**
- * The whole service for a spec file, in this process but over real sockets: a database of its own, the sandbox processor, the worker and one or more
- * API instances. Its client checks every answer against the served OpenAPI document.
+ * The whole service for a spec file, in this process but over real sockets. It has its own database, the sandbox processor, the worker and one or
+ * more API instances. Its client checks every answer against the served OpenAPI document.
  */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { connect, createServer, type Socket } from 'node:net';
@@ -33,7 +33,7 @@ export interface Answer<Data> {
   readonly headers: Readonly<Record<string, string | undefined>>;
   /** The body, byte for byte. */
   readonly text: string;
-  /** Of a success. An error has none, and reading it fails the spec. */
+  /** The data of a success. An error has no data, so a spec that reads its fields fails. */
   readonly data: Data;
   /** `details.code` of an error. */
   readonly code: string | undefined;
@@ -44,9 +44,9 @@ export interface Answer<Data> {
 export interface Sent {
   /** `Idempotency-Key`. */
   readonly key?: string;
-  /** A list of values becomes one header line for each. */
+  /** A list of values is sent as one header line for each value. */
   readonly headers?: Readonly<Record<string, string | string[]>>;
-  /** The API instance. Default: the first. */
+  /** The API instance that gets the request. Default: the first one. */
   readonly instance?: number;
 }
 
@@ -55,7 +55,7 @@ export interface PaymentPage {
   readonly nextCursor: string | null;
 }
 
-/** An object is sent as JSON, text and bytes unchanged. */
+/** The body of a request. An object is sent as JSON, text and bytes are sent unchanged. */
 export type Body = object | string | Buffer | undefined;
 
 export class Client {
@@ -73,15 +73,15 @@ export class Client {
   async send<Data = unknown>(method: string, path: string, body?: Body, { key, headers = {}, instance = 0 }: Sent = {}): Promise<Answer<Data>> {
     const url = this.urls[instance]!;
     const test = request(url)[method.toLowerCase() as 'get'](path).redirects(0).buffer(true);
-    // A default type of the client would hide how the service treats a body without one.
+    // Set the content type here. Superagent's own default would hide how the service treats a body without a content type.
     if (body !== undefined && headers['content-type'] === undefined) void test.set('content-type', 'application/json');
     if (this.authorization !== null && headers.authorization === undefined) void test.set('authorization', this.authorization);
     if (key !== undefined) void test.set('idempotency-key', key);
-    // Superagent passes lists on to Node, which writes a line for each, although its types do not say so.
+    // Superagent passes lists to Node, which writes one line for each value. The types of Superagent do not allow lists.
     for (const [name, value] of Object.entries(headers)) void test.set(name, value as string);
     const bytes = body === undefined || typeof body === 'string' || Buffer.isBuffer(body) ? body : JSON.stringify(body);
     void test.serialize((raw: unknown) => raw as string);
-    // Every status is an answer. A missing answer is an error.
+    // Every status is accepted as an answer. Only a missing answer is an error.
     const answered = await (bytes === undefined ? test : test.send(bytes as string)).ok(() => true);
     const text = answered.text ?? '';
     const received = answered.headers as Record<string, string | undefined>;
@@ -102,7 +102,7 @@ export class Client {
   create(body: Body, sent?: Sent): Promise<Answer<PaymentView>> {
     return this.post(PAYMENTS, body, sent);
   }
-  /** A payment that must succeed, as the start of a spec. */
+  /** Makes a payment, which must succeed, for a spec to start with. */
   async created(body: Body, sent?: Sent): Promise<PaymentView> {
     const answer = await this.create(body, sent);
     if (answer.status !== 200) throw new Error(`no payment: ${answer.status} ${answer.text}`);
@@ -129,7 +129,7 @@ export class Client {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Bodies.
 
-/** Fixture cards, by their effect. */
+/** The sandbox cards, by their effect. */
 export const CARD = {
   approved: '4242 4242 4242 4242',
   declined: '4000 0000 0000 0002',
@@ -146,7 +146,7 @@ export const CARD = {
   slow: '4000 0077 7000 2050',
 } as const;
 
-/** `MM/YY` this many months from now. A negative number lies in the past. */
+/** The expiry date `MM/YY`, `months` from now. A negative number gives a past month. */
 export const expiryIn = (months: number, now = Date.now()): string => {
   const date = new Date(now);
   const month = date.getUTCFullYear() * 12 + date.getUTCMonth() + months;
@@ -161,7 +161,7 @@ export const card = (cardNumber: string = CARD.approved, overrides: object = {})
   ...overrides,
 });
 
-/** A body that is approved. `lines` are the amounts of its line items. */
+/** The body of a create that is approved. `lines`: the amounts of its line items. */
 export const paymentOf = (
   portalId: string,
   { lines = [10_000], number, ...overrides }: { lines?: number[]; number?: string; [field: string]: unknown } = {},
@@ -177,7 +177,7 @@ export const paymentOf = (
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The service.
 
-/** A clock that can be put forward, never back. So a wait of minutes takes no time. Timers and deadlines stay real. */
+/** A clock that specs can move forward, so that they need not wait for minutes. Only the wall clock moves: timers and deadlines use real time. */
 export class MovableClock implements Clock {
   private aheadMs = 0;
   private frozen: number | null = null;
@@ -187,7 +187,7 @@ export class MovableClock implements Clock {
   advance(ms: number): void {
     this.aheadMs += ms;
   }
-  /** `work` runs within one millisecond of this clock. */
+  /** Stops this clock while `work` runs. */
   async frozenDuring<T>(work: () => Promise<T>): Promise<T> {
     this.frozen = this.now();
     try {
@@ -208,14 +208,14 @@ export interface TestAccount {
 }
 
 export interface ServiceOptions {
-  /** API instances, each with stores of its own over the same database. */
+  /** The number of API instances. Each has its own stores over the same database. */
   readonly instances?: number;
   readonly timeouts?: NonNullable<ServerOptions['timeouts']>;
-  /** The address for payers, for specs of the checkout. Default: as without settings. */
+  /** The address for payers, for specs of the checkout. Default: the product's default. */
   readonly publicUrl?: string;
-  /** Further settings, by the names of the environment. */
+  /** More settings, by their names in the environment. */
   readonly env?: Readonly<Record<string, string>>;
-  /** Puts a proxy in front of Postgres, so that a spec can take the database away. */
+  /** Puts a proxy in front of Postgres, so that a spec can make the database unreachable. */
   readonly cuttable?: boolean;
 }
 
@@ -232,7 +232,7 @@ export interface Service {
   readonly admin: Administration;
   readonly simulator: SimulatorControl;
   readonly clock: MovableClock;
-  /** The whole log, at level debug, as text and as objects. */
+  /** All lines of the service's log, at level debug. */
   readonly log: readonly string[];
   readonly judge: OpenApiJudge;
   readonly database: DatabaseProxy | null;
@@ -244,7 +244,7 @@ export interface Service {
   portal(account: TestAccount, options?: { fee?: Partial<FeeConfig>; gateway?: 'simulator' | 'none' }): Promise<string>;
   /** Runs an administrative command and waits until requests see it. */
   readonly administer: <State, Extra extends Done<State>>(change: Promise<Extra>) => Promise<Extra>;
-  /** Recovery of this payment at once, as the worker would do it after an hour. */
+  /** Runs recovery of this payment at once, as the worker would do it after a minute. Moves the clock by 61 s. */
   recover(paymentId: string): Promise<void>;
   logLines(): LogLine[];
   stop(): Promise<void>;
@@ -354,7 +354,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       logLines: () => log.map((line) => JSON.parse(line) as LogLine),
       stop: async () => {
         await stop();
-        // No log line may hold a card (docs/contract.md#card-data).
+        // No log line may contain a card or an API key (docs/contract.md#card-data). A masked card also shows that code tried to log one.
         const caught = log.filter((line) => line.includes('[card]') || line.includes('pc_test_'));
         if (caught.length > 0) throw new Error(`secrets were about to be logged:\n${caught.join('')}`);
       },
@@ -366,7 +366,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// A database that can be taken away.
+// A proxy that can make the database unreachable.
 
 export interface DatabaseProxy {
   readonly url: string;
@@ -421,5 +421,5 @@ const proxyOf = async (databaseUrl: string): Promise<DatabaseProxy> => {
   };
 };
 
-/** All readers of the log. */
+/** All subscribers of the log. */
 export const everySubscriber = ({ readModels, reactors }: Services): readonly Subscriber[] => [...readModels.all(), ...Object.values(reactors)];

@@ -12,18 +12,18 @@ export const FILE_HEAD = 'batch_id,closed_at,transaction_id,ref,type,gross_cents
 type Over = Partial<Record<'closed' | 'ref' | 'type' | 'gross' | 'fee' | 'net' | 'funded', string | number>>;
 
 export interface SettlementDesk {
-  /** Folder of the files. `close` deletes it. */
+  /** The folder of the files. `close` deletes it. */
   readonly folder: string;
-  /** The principal's charge. */
+  /** The charge of the payment's principal. */
   transaction(paymentId: string): Promise<{ merchantAccount: string; transactionId: string; ref: string }>;
-  /** `batch`, then the differences from an ordinary sale of 100.00 that has just closed. */
+  /** A line of a file. `over`: the differences from an ordinary sale of 100.00 that has just settled. */
   line(batch: string, transactionId: string, over?: Over): string;
-  /** One time of closing for all lines of a batch. */
+  /** A closing time for all lines of one batch. */
   closedNow(): string;
   written(text: string | Buffer): string;
   csv(...lines: string[]): string;
   importFile(file: string, merchantAccount?: string | null, ports?: SettlementPorts, again?: boolean): Promise<FileImported>;
-  /** Events of an import. The service may record other events meanwhile. */
+  /** The number of events that imports write. Other events are not counted, since the service may record some at any time. */
   eventCount(): Promise<number>;
   /** Opens all exceptions that are due, then returns those of a status. null: those that have not ended. */
   exceptions(status?: string | null): Promise<ExceptionRow[]>;

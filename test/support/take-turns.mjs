@@ -1,9 +1,9 @@
 /**
- * The environment of every spec file. It gives the file a place to run in.
+ * The jest environment of every spec file. It waits until the file has a free place to run in.
  *
- * On one machine as many files run at once as it has cores, however many runs were started. So two runs on two cores take turns. Side by side, all
- * files would be slow, and waits for processes or connections would end too early. Unit specs start no process and need no place. A run that a spec
- * starts shares the place of that spec (`TEST_PLACE=held`).
+ * A machine has as many places as cores, so that several runs at the same time share them. Without this limit all files would be slow, and waits for
+ * processes or connections would end too early. Unit specs start no process and need no place. A run that a spec starts shares the place of that spec
+ * (`TEST_PLACE=held`).
  */
 import { once } from 'node:events';
 import { createServer } from 'node:net';
@@ -11,14 +11,17 @@ import { availableParallelism } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { TestEnvironment } from 'jest-environment-node';
 
-/** At least as many as one run uses (`maxWorkers`). */
+/** The number of places: at least as many as one run uses (`maxWorkers`). */
 const PLACES = Math.max(2, availableParallelism());
 const LOOK_AGAIN_MS = 50;
-/** A process that gives a place back lets waiting ones go first. */
+/** A process that has given a place back waits this long, so that other waiting processes get it first. */
 const AFTER_YOU_MS = 100;
 let hadOne = false;
 
-/** A name in Linux's abstract namespace. One process holds it at a time, and the kernel takes it back from a process that dies. null: it is taken. */
+/**
+ * Takes a place: a socket name in Linux's abstract namespace. Only one process can hold a name, and the kernel frees it when that process dies. null:
+ * the place is taken.
+ */
 const tryPlace = async (number) => {
   const server = createServer().listen(`\0payfold-test-place-${number}`);
   try {
@@ -33,7 +36,7 @@ const tryPlace = async (number) => {
 export default class TakeTurns extends TestEnvironment {
   constructor(config, context) {
     super(config, context);
-    // Other systems have no such names. There, runs do not wait for each other.
+    // Other systems have no such names, so runs do not wait for each other there.
     this.needsPlace = process.platform === 'linux' && process.env.TEST_PLACE !== 'held' && !context.testPath.endsWith('.unit.spec.ts');
   }
 

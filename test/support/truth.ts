@@ -1,4 +1,4 @@
-/** The log compared with the bank, for specs of crashes and chaos runs, when everything runs again. It uses no read model. */
+/** Compares the log with the bank after crashes and chaos runs, when every process runs again. The comparison uses no read model. */
 import assert from 'node:assert/strict';
 import type { Recorded } from '#eventstore';
 import { fold } from '#kernel';
@@ -18,7 +18,7 @@ import type { SimulatorControl } from '../../apps/simulator/control.js';
 import type { Truth } from '../../apps/simulator/processor.js';
 import { eventually } from './eventually.js';
 
-/** The stores of a running service, opened by the spec beside it. */
+/** Opens the stores of a running service for the spec. */
 export const openStores = async (
   places: { databaseUrl: string; simulatorUrl: string },
   masterKeyFile: string,
@@ -34,15 +34,15 @@ export const openStores = async (
 };
 
 /**
- * Ends every lease. A lease is 60 s, so that no living owner is ever overtaken. Here every owner was killed, and the spec knows that, so it need not
- * wait a minute.
+ * Ends the leases of all keys. A lease is 60 s, so that the key of a living owner is never taken over. Here every owner was killed, so the spec need
+ * not wait for a minute.
  */
 export const endLeases = async ({ pool }: Services): Promise<number> =>
   (await pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`)).rowCount ?? 0;
 
 /**
- * The worker's work a minute later: resolves open payments until none is left. A worker beside it keeps the list. Returns the number of resolved
- * payments.
+ * Does at once what recovery would do after a minute: resolves open payments until none is left. A running worker must keep the list up to date.
+ * Returns the number of resolved payments.
  */
 export const recoverAll = async (services: Services): Promise<number> => {
   const { payments, pool, store } = services;
@@ -65,7 +65,7 @@ export interface Book {
   readonly paymentId: string;
   readonly payment: Payment;
   readonly types: readonly string[];
-  /** Approved charges of the bank under references of this payment. */
+  /** The approved charges of the bank under this payment's references. */
   readonly charges: readonly Truth[];
   readonly netAtBankCents: number;
   readonly netInLogCents: number;
@@ -76,7 +76,7 @@ export interface Books {
   readonly chargesAtBank: number;
   readonly netAtBankCents: number;
   of(paymentId: string): Book;
-  /** Payments made for a payment-level `referenceId`. */
+  /** The payments whose `referenceId` (of the payment, not of a line) is this. */
   for(referenceId: string): readonly Book[];
 }
 
@@ -84,9 +84,9 @@ const netOf = (charges: readonly Truth[]) =>
   charges.reduce((sum, { amountCents = 0, voidedCents = 0, refundedCents = 0 }) => sum + amountCents - voidedCents - refundedCents, 0);
 
 /**
- * Reads both sides and checks the rules for the end of every run (A1 to A12): every charge of the bank has its payment (A2), log and bank agree to
- * the cent for each payment (A2, A4), no leg returned more than it took (A5), every stream folds (A6), positions have no gaps, and no payment is open
- * (A9).
+ * Reads the log and the bank, and checks the rules for the end of every run (A1 to A12). Every charge of the bank has its payment (A2). Log and bank
+ * agree to the cent for each payment (A2, A4). No leg returned more than it took (A5). Every stream can be folded (A6). Positions have no gaps, and
+ * no payment is open (A9).
  */
 export const readBooks = async ({ store, pool }: Services, bank: SimulatorControl): Promise<Books> => {
   const streams = new Map<string, Recorded[]>();

@@ -1,4 +1,4 @@
-/** The contract of the rows of checkouts without an outcome, in Postgres and in the simulation. */
+/** The contract of the rows of unfinished checkouts, in Postgres and in the simulation. */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import type { UnfinishedPlace, UnfinishedRows } from '#checkout';

@@ -1,6 +1,6 @@
 /**
- * The contract of the rows of outbox and staff, in Postgres and in the simulation, and of the notification that a delivery is due. Deliveries have a
- * contract of their own (deliveries.contract.ts).
+ * The contract of the rows that the outbox and staff write, and of the notification that a delivery is due, in Postgres and in the simulation.
+ * Deliveries have their own contract (deliveries.contract.ts).
  */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
@@ -11,15 +11,15 @@ export interface WebhookRowsGround {
   readonly tables: StaffTables;
   readonly deliveries: Deliveries;
   readonly due: DueSignal;
-  /** One transaction of the outbox. */
+  /** Runs one transaction of the outbox. */
   outbox<T>(work: (rows: OutboxRows) => Promise<T>): Promise<T>;
-  /** In the order in which they were written. */
+  /** The ids of the events, in the order in which they were written. */
   eventIds(): Promise<readonly string[]>;
-  /** In order of their numbers. */
+  /** The deliveries, in order of their numbers. */
   rows(): Promise<
     readonly { readonly id: string; readonly eventId: string; readonly endpointId: string; readonly state: string; readonly round: number }[]
   >;
-  /** Waits while transactions go on. */
+  /** Waits for `ms`. Open transactions continue. */
   wait(ms: number): Promise<unknown>;
   close(): Promise<unknown>;
 }
@@ -243,7 +243,7 @@ export const webhookRowsContract = (whose: string, open: () => Promise<WebhookRo
     });
 
     describe('sending again', () => {
-      /** Three held deliveries, oldest first, and a pending one. */
+      /** Makes three held deliveries, oldest first, and a pending one. */
       const held = async () => {
         const endpointId = await addEndpoint(0);
         const ids: string[] = [];

@@ -1,6 +1,6 @@
 /**
- * Webhooks with real parts: payments over the simulator (support/payments.ts), the outbox and any number of dispatchers over one Postgres, receivers
- * with real TLS on loopback under names of their own, and a name server of ours for those names.
+ * Webhooks with real parts: payments with the simulator (support/payments.ts), the outbox and any number of dispatchers over one Postgres, and
+ * receivers with real TLS on loopback. Each receiver has its own host name, which a test name server resolves.
  */
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -32,7 +32,7 @@ import { type NameServer, startNameServer } from './name-server.js';
 import { type Ground, type House, openGround, openHouse } from './payments.js';
 import { type Behaviour, createAuthority, type Receiver, startReceiver } from './receiver.js';
 
-/** Parts that spec files share: Postgres, simulator, name server, authority. */
+/** The parts that all tests of a file share: Postgres, simulator, name server, certificate authority. */
 export interface WebhookGround {
   readonly ground: Ground;
   readonly names: NameServer;
@@ -74,7 +74,7 @@ export interface Worker {
   readonly dispatcher: Dispatcher;
   readonly outcomes: Outcome[];
   readonly lost: { count: number };
-  /** The worker's own clock. */
+  /** The clock of this worker. */
   readonly clock: MovableClock;
 }
 
@@ -87,13 +87,13 @@ export interface WebhookStage {
   readonly logged: string[];
   /** Another writer of the same outbox. */
   anotherOutbox(): Subscriber;
-  /** A receiver under a name of its own, registered for the default account or another one. */
+  /** Starts a receiver with its own host name, and registers it for the default account or another one. */
   register(options?: { readonly accountId?: string; readonly behave?: Behaviour }): Promise<Registered>;
-  /** A worker over the same tables, not yet started. */
+  /** Makes a worker over the same tables. It is not started yet. */
   worker(options?: DispatcherOptions & Partial<Pick<DispatcherPorts, 'retrySeconds' | 'deliveries'>>): Worker;
-  /** Brings the outbox up to the end of the log. */
+  /** Runs the outbox to the end of the log. */
   tell(): Promise<void>;
-  /** A charge, and a refund of it by staff. Returns the payment's id. */
+  /** Makes a charge, and a refund of it by staff. Returns the payment's id. */
   refunded(amountCents?: number): Promise<string>;
   dispute(paymentId: string, change?: Partial<Dispute>): Promise<void>;
   rows(): Promise<Row[]>;

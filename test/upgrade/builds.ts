@@ -1,4 +1,4 @@
-/** Other builds of Payfold, made from the present sources by small patches, in a directory of their own. Nothing of them is committed. */
+/** Other builds of Payfold, made from the present sources with small patches, each in a temporary directory. They are not committed. */
 import { execFile } from 'node:child_process';
 import { cp, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -9,7 +9,7 @@ const ROOT = new URL('../../', import.meta.url).pathname.replace(/dist\/$/, '');
 
 export interface Patch {
   readonly file: string;
-  /** This text must occur once in the file. So a patch that no longer fits is an error. */
+  /** This text must occur exactly once in the file. So a patch that does not fit any more is an error. */
   readonly from: string;
   readonly to: string;
 }
@@ -23,7 +23,7 @@ export interface Build {
   readonly remove: () => Promise<void>;
 }
 
-/** Copies the sources, patches and compiles them. `compile` false: for running specs in the copy. */
+/** Copies the sources, patches them, and compiles them. `compile` false: the copy is only used to run specs. */
 export const buildOf = async (patches: readonly Patch[], { compile = true } = {}): Promise<Build> => {
   const path = await mkdtemp(join(tmpdir(), 'payfold-build-'));
   const remove = () => rm(path, { recursive: true, force: true });
@@ -51,7 +51,7 @@ export const buildOf = async (patches: readonly Patch[], { compile = true } = {}
       );
     }
     if (compile) await promisify(execFile)('npm', ['run', 'build', '--silent'], { cwd: path });
-    // The code that starts the specs is compiled here. The specs compile the sources themselves.
+    // Running specs needs the compiled code only to start (global-setup), so the present `dist` is used. Jest compiles the patched sources itself.
     else await symlink(join(ROOT, 'dist'), join(path, 'dist'));
   } catch (error) {
     await remove();

@@ -1,9 +1,12 @@
-/** Changes that forget a step, each in a copy of the sources: a check fails, and its message names the recipe. */
+/**
+ * Changes of the code where a step is forgotten, each in a copy of the sources. A check must fail, and its message must name the instructions in
+ * docs/changing.md.
+ */
 import { expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
 import { buildOf, type Patch } from './builds.js';
 
-/** Runs specs in a copy with the patches; what they print. They must fail. */
+/** Runs specs in a copy with the patches. They must fail. Returns their output. */
 const failureOf = async (patches: readonly Patch[], ...specs: string[]): Promise<string> => {
   const copy = await buildOf(patches, { compile: false });
   try {

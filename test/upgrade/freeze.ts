@@ -1,7 +1,7 @@
 /**
- * Freezes a release. It plays a day of payments on a build of it, and writes the result: the tables that no log can make again, the log, the data
- * directory of the processor, signed heads, a test key, an evidence pack, a proof, and the answers that a later release must still give.
- * `frozen.e2e.spec.ts` takes it over.
+ * Freezes a release. It plays a day of payments on a build of the release and writes the result. The result has the log and the tables that cannot be
+ * made again from the log, the data directory of the processor, and signed heads. It also has a test key, an evidence pack, a proof, and the answers
+ * that a later release must still give. `frozen.e2e.spec.ts` loads this data into the present code.
  */
 import { execFile } from 'node:child_process';
 import { cp, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
@@ -29,7 +29,7 @@ export interface Answered {
   readonly key: string;
   readonly body: object;
   readonly status: number;
-  /** The answer, to the byte. */
+  /** The body of the answer, byte for byte. */
   readonly text: string;
 }
 
@@ -37,19 +37,19 @@ export interface Expected {
   readonly release: string;
   readonly frozenAt: string;
   readonly apiKey: string;
-  /** A repeat under the same key gives the same bytes. */
+  /** Answers under keys. A repeat with the same key must give the same bytes. */
   readonly answered: readonly Answered[];
   /** A refund whose outcome is unknown. */
   readonly open: Answered & { readonly paymentId: string };
   /** The answer of GET for each payment. */
   readonly payments: Readonly<Record<string, string>>;
-  /** A checkout session that waits for its payer, and the cookies of the payer's browser by path. */
+  /** A checkout session that waits for its payer. `cookies`: those of the payer's browser, by path. */
   readonly checkout: { readonly path: string; readonly cookies: readonly (readonly [string, string])[] };
-  /** End of the closed period, and digest of its trial balance. */
+  /** The end of the closed period, and the digest of its trial balance. */
   readonly period: { readonly to: string; readonly digest: string };
 }
 
-/** Freezes the build at `root` into `folder`, which is emptied first. */
+/** Freezes the build at `root` into `folder`. First the folder is emptied. */
 export const freeze = async (root: string, folder: string): Promise<void> => {
   const dataDir = await DataDir.create();
   const database = await freshDatabase();
@@ -114,7 +114,7 @@ const play = async (root: string, release: string, dataDir: DataDir, databaseUrl
   const create = (number: string = CARD.approved, status = 200) =>
     done(status, PAYMENTS, paymentOf(portalId, { number, referenceId: 'CASE-7', lineItems: LINES }));
 
-  // Payments before settlement: voided, refunded as a void, declined, failed, and one of unknown outcome, which recovery must resolve.
+  // Payments before settlement: one is voided, one is declined, one ends with a gateway error, and one is refunded by a void. Three more will settle.
   await done(200, `${PAYMENTS}/${await create()}/void`, { reason: 'entered twice' });
   await create(CARD.declined, 402);
   await create(CARD.gatewayError, 502);
@@ -126,7 +126,7 @@ const play = async (root: string, release: string, dataDir: DataDir, databaseUrl
     return events.events?.some(({ type }) => type === 'PaymentSettled');
   };
   await eventually(isSettled, { timeoutMs: 60_000, everyMs: 1_000 });
-  // After settlement: refunds by partner and staff, a dispute, an adjustment, a closed period.
+  // After settlement: refunds by the partner and by staff, a dispute, an adjustment, and a closed period.
   await done(200, `${PAYMENTS}/${settled[0]!}/refund`, { feeType: 'include_fee' });
   await payfold('payments', 'refund', settled[1]!, '--amount-cents', '3000', '--reason', 'billed twice', '--by', BY);
   const today = UTC_DAY.exec(new Date().toISOString())![0];
@@ -140,7 +140,7 @@ const play = async (root: string, release: string, dataDir: DataDir, databaseUrl
   await payfold('audit', 'pack', '--from', `${today}T00:00:00Z`, '--to', to, '--out', join(folder, 'pack'));
   await payfold('audit', 'prove', settled[0]!, '--out', join(folder, 'proof.json'));
 
-  // Open work at the end of the release: a checkout, and a refund of unknown outcome.
+  // Open work at the end of the release: a checkout, and a refund with an unknown outcome.
   const payer = new Payer(url, PUBLIC);
   const checkout = { path: (await payer.intake(intakeOf({ portalId }))).location, cookies: [...payer.cookies] };
   for (const call of ['refund', 'lookup', 'finalize'] as const) await bank.arm({ match: { call }, answer: 'cut', times: null });
@@ -161,8 +161,8 @@ const idIn = (text: string): string => {
 };
 
 /**
- * The names of the applied migrations, and every row that no log can make again, the log included. Each line names its table and holds the row as
- * Postgres writes it.
+ * The names of the applied migrations, and all rows of the log and of the tables that cannot be made again from the log. Each line has the name of
+ * the table, and the row as JSON by Postgres.
  */
 const contentOf = async (url: string): Promise<{ readonly applied: readonly string[]; readonly rows: readonly string[] }> => {
   const client = new pg.Client({ connectionString: url });
@@ -174,7 +174,7 @@ const contentOf = async (url: string): Promise<{ readonly applied: readonly stri
     );
     const lines: string[] = [];
     for (const { name } of tables) {
-      // Checkpoints of shapes have an @ in their name.
+      // Leave out the checkpoints of read models, which have an @ in their name: read models are made again.
       const kept = name === 'public.projection_checkpoint' ? `where name not like '%@%'` : '';
       const { rows } = await client.query<{ line: string }>(`select row_to_json(t)::text as line from ${name} t ${kept}`);
       lines.push(...rows.map(({ line }) => `${name} ${line}`));
@@ -186,6 +186,6 @@ const contentOf = async (url: string): Promise<{ readonly applied: readonly stri
   }
 };
 
-/** Runs the verifier of the frozen release's own pack. If it finds a difference, throws its output. */
+/** Runs the verifier in the pack of the frozen release. Throws its output if it finds a difference. */
 export const verifyWith = async (folder: string, ...args: string[]): Promise<string> =>
   (await promisify(execFile)(process.execPath, [join(folder, 'pack', 'verify.mjs'), ...args])).stdout;

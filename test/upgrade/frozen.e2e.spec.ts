@@ -1,4 +1,4 @@
-/** Data of every frozen release (`npm run release:freeze`) under the present code: what was answered, what was open, what was signed and what was closed. */
+/** The present code with the data of every frozen release (`npm run release:freeze`): old answers, open work, signatures and closed periods. */
 import { afterEach, describe, expect, test } from '@jest/globals';
 import { cpSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
@@ -56,14 +56,14 @@ describe.each(RELEASES)('the data of release %s', (release) => {
     };
     const get = async (path: string) => (await fetch(api.url + path, { headers: { authorization: `ApiKey ${expected.apiKey}` } })).text();
 
-    // Before a worker has built the new shape of the directory, a right key is not called wrong.
+    // Before a worker has built the new shape of the directory, a valid API key gets 503 and not 401.
     const early = await fetch(api.url + PAYMENTS, { headers: { authorization: `ApiKey ${expected.apiKey}` } });
     expect([early.status, early.headers.get('retry-after'), await early.json()]).toMatchObject([503, '2', { details: { code: 'INTERNAL_ERROR' } }]);
     expect(await post(expected.answered[0]!)).toMatchObject({ status: 503, text: expect.stringContaining('IDEMPOTENCY_UNAVAILABLE') });
     await start('worker', dataDir, env);
     await eventually(async () => (await fetch(`${api.url}/readyz`)).status === 200, { timeoutMs: 60_000 });
 
-    // Payments are shown as they were, alone and in the list.
+    // Payments have the same answers as before, alone and in the list.
     for (const [id, text] of Object.entries(expected.payments)) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
     const list = await get(`${PAYMENTS}?limit=100`);
     for (const text of Object.values(expected.payments)) expect(list).toContain(JSON.stringify((JSON.parse(text) as { data: object }).data));
@@ -75,7 +75,7 @@ describe.each(RELEASES)('the data of release %s', (release) => {
       else expect([again.status, again.text]).toEqual([409, expect.stringContaining('IDEMPOTENCY_RECONCILIATION_REQUIRED')]);
     }
 
-    // The refund of unknown outcome ends under its old key, once.
+    // The refund with the unknown outcome ends under its old key, and only once.
     const ended = await eventually(
       async () => {
         const answer = await post(expected.open);
@@ -86,7 +86,7 @@ describe.each(RELEASES)('the data of release %s', (release) => {
     expect(JSON.parse(ended.text)).toMatchObject({ data: { id: expected.open.paymentId, amountCents: 1_000, status: 'succeeded' } });
     expect((await post(expected.open)).text).toBe(ended.text);
 
-    // The books are closed as they were, the log is the one that was signed, and the old evidence verifies.
+    // The closed period is unchanged, the log matches its signed heads, and the old evidence still verifies.
     const verified = await payfold<{ ok: boolean; checks: { name: string; ok: boolean }[] }>(dataDir, env, 'audit', 'verify');
     expect(verified.checks.filter(({ ok }) => !ok)).toEqual([]);
     const balance = await payfold<object>(dataDir, env, 'payments', 'show', expected.open.paymentId);
@@ -99,7 +99,7 @@ describe.each(RELEASES)('the data of release %s', (release) => {
     expect(periods).toHaveLength(1);
     expect(verified.checks.map(({ name }) => name)).toContain('periods');
 
-    // What only the older release needs goes, and the service works on.
+    // `upgrade finish` removes the parts that only the older release needs. The service continues to work.
     await payfold(dataDir, env, 'upgrade', 'finish');
     for (const [id, text] of Object.entries(expected.payments)) if (id !== expected.open.paymentId) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
   }, 600_000);

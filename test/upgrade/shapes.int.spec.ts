@@ -1,6 +1,6 @@
 /**
- * The rows that each read model makes of the frozen history, as a SHA-256 by model and shape (`shapes.json`). Rows that are others under the same number would be
- * mixed with those of the release before. What to do: docs/changing.md#a-read-model.
+ * The rows that each read model makes of the frozen history must not change. `shapes.json` has a SHA-256 of them for each model and shape. If the
+ * rows changed under the same shape, new rows would be mixed with rows of the earlier release. Instructions: docs/changing.md#a-read-model.
  */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { createHash } from 'node:crypto';
@@ -14,7 +14,7 @@ import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
 import { freshDatabase } from '../support/postgres.js';
 import { folderOf, loadRows } from './frozen.js';
 
-/** The release whose events are the history. Later ones are frozen beside it, but a digest must not change with them. */
+/** The frozen release whose events are used here. It stays the same when later releases are frozen, so that the digests do not change. */
 const HISTORY = '0.1.0';
 const KNOWN = JSON.parse(readFileSync(join(folderOf('.'), 'shapes.json'), 'utf8')) as Readonly<Record<string, string>>;
 
@@ -44,7 +44,7 @@ afterAll(async () => {
 const digestOf = async (schema: string, tables: readonly string[]): Promise<string> => {
   const hash = createHash('sha256');
   const client = await pool.connect();
-  // Times are written in the zone of the session.
+  // Postgres writes times in the time zone of the session.
   await client.query(`set timezone to 'UTC'`);
   for (const table of tables) {
     const { rows } = await client.query<{ row: string }>(

@@ -1,6 +1,7 @@
 /**
- * Two neighbouring releases over one database, under load: prepare, new worker, new API, back, forward, finish. No request fails and no event is unread. Release N
- * can read a new version of an event. N + 1 writes it, and has a new shape of a read model and two new migrations.
+ * Two neighbouring releases over one database, under load. The steps: prepare, new worker, new API, back, forward, finish. No request may fail, and
+ * each release must be able to read all events. Release N can read a new version of an event. Release N + 1 writes it, and has new shapes of two read
+ * models and two new migrations.
  */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { mkdir } from 'node:fs/promises';
@@ -86,7 +87,10 @@ const refusal = async (build: Build, ...args: string[]): Promise<string> => {
   return (JSON.parse(stdout) as { message: string }).message;
 };
 
-/** Creates, reads and lists through every API in turn, until it is stopped. An API that leaves finishes what it was sent. */
+/**
+ * Sends creates, reads and lists through every API in turn, until it is stopped. `leave` takes an API out, waits for its requests in flight, and
+ * stops it.
+ */
 const load = {
   apis: [] as string[],
   apiKey: '',
@@ -115,7 +119,7 @@ const load = {
       try {
         const { id } = (await load.send(url, PAYMENTS, paymentOf(load.portalId))).data;
         load.created.push(id);
-        // What one release wrote, the other one shows: in the payment and in the list, at once.
+        // A payment that one release wrote is shown by the other one at once, alone and in the list.
         await load.send(other, `${PAYMENTS}/${id}`);
         const { payments } = (await load.send(other, `${PAYMENTS}?limit=10`)).data;
         if (!payments.some((payment) => payment.id === id)) throw new Error(`the list at ${other} lacks ${id} of ${url}`);
@@ -138,7 +142,7 @@ const some = async (more = 10) => {
 };
 
 test('two releases run side by side, back and forward, without a failed request', async () => {
-  // A start changes no schema here.
+  // With `MIGRATE=prepare` a start does not change the schema.
   const early = await launch(n!.role('worker'), dataDir, env).exited;
   expect([early.code, early.stderr]).toEqual([1, expect.stringContaining('is not prepared for this release')]);
   await payfold(n!, 'upgrade', 'prepare');
@@ -150,7 +154,7 @@ test('two releases run side by side, back and forward, without a failed request'
   const running = Promise.all([load.run(), load.run()]);
   await some();
 
-  // Prepare: the old release serves meanwhile. A run that is killed is gone on with by the next one.
+  // Prepare: the old release continues to serve. If a run of `prepare` is killed, the next run completes it.
   const killed = launch(next!.payfold('upgrade', 'prepare'), dataDir, env);
   await eventually(async () => (await pool.query(`select from payfold_migration where name = '0900-note'`)).rowCount === 1);
   killed.signal('SIGKILL');
@@ -158,7 +162,7 @@ test('two releases run side by side, back and forward, without a failed request'
   expect(await payfold(next!, 'upgrade', 'prepare')).toMatchObject({ release: '0.4.0', missing: [] });
   await some();
 
-  // The new worker, the new API; both releases answer.
+  // Start the new worker and the new API. Both releases answer.
   let [newWorker, newApi] = [await startRole(next!, 'worker'), await startRole(next!, 'api')];
   load.apis = [api.url, newApi.url];
   await some(20);
@@ -166,23 +170,23 @@ test('two releases run side by side, back and forward, without a failed request'
     /^Older processes live: (worker|api) 0\.3\.0 \(process \d+ on [^)]+\).* nothing was changed\.$/,
   );
 
-  // A key that is revoked by the new release is refused by both, at once.
+  // A key that the new release issues is accepted by both releases at once.
   const { apiKey } = await payfold<{ apiKey: string }>(next!, 'keys', 'issue', '--account', accountId);
   load.apiKey = apiKey;
   await some();
 
-  // Back: the new release leaves; the old one still reads everything.
+  // Back: stop the new release. The old one can still read all events.
   await load.leave(newApi);
   await newWorker.stop();
   await some(20);
 
-  // Forward, and the old release leaves.
+  // Forward: start the new release again, and stop the old API.
   [newWorker, newApi] = [await startRole(next!, 'worker'), await startRole(next!, 'api')];
   load.apis = [api.url, newApi.url];
   await some();
   await load.leave(api);
 
-  // The old worker stands still: a change of access counts for the new release at once, and the command names the process that missed it.
+  // The old worker is paused. A change of access is in force for the new release at once, and the command names the process that has not seen it.
   const left = await payfold<{ accountId: string }>(next!, 'accounts', 'create', '--name', 'Town');
   const { apiKey: oldKey } = await payfold<{ apiKey: string }>(next!, 'keys', 'issue', '--account', left.accountId);
   const statusOf = async (key: string) => (await fetch(`${newApi.url}${PAYMENTS}?limit=1`, { headers: { authorization: `ApiKey ${key}` } })).status;
@@ -195,7 +199,7 @@ test('two releases run side by side, back and forward, without a failed request'
   expect(deactivated).toMatch(
     /^The change is recorded, but process \d+ on \S+ \(worker, release 0\.3\.0\) still reads the state before it \(directory@1\)\. /,
   );
-  // A key that was issued meanwhile is shown with the refusal, since nothing else ever shows it.
+  // A key that was issued in this time is shown in the error, since it can never be shown again.
   expect(await statusOf(/The new API key is (pc_\S+);/.exec(issued)![1]!)).toBe(200);
   expect(await statusOf(oldKey)).toBe(403);
   worker.signal('SIGCONT');

@@ -1,4 +1,7 @@
-/** The path of a partner's request: first authentication, then bytes, strict JSON, key and fields, in the order E1 to E6. The answer is bytes again. */
+/**
+ * How a partner's request is read: authentication first, then the bytes, strict JSON, the key and the fields, in the order E1 to E6. The answer is
+ * sent as bytes.
+ */
 import {
   applyDecorators,
   type CanActivate,
@@ -34,19 +37,19 @@ export class AuthGuard implements CanActivate {
     try {
       request.caller = await authenticate(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
     } catch (error) {
-      // The directory cannot be read, so the keys most likely cannot either. For a request with a key a bare 500 would mean that it may have begun
-      // (C16, C19).
+      // The directory cannot be read, so the idempotency keys probably cannot be read either. For a request with a key, a plain 500 would mean that
+      // the request may have begun (C16, C19).
       if (error instanceof DatabaseUnavailable && headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0) throw idempotencyUnavailable();
       throw error;
     }
-    // Only an authenticated caller joins a group. Other callers cannot make it wait.
+    // Only an authenticated caller joins a group (convoy). So other callers cannot make the group wait.
     if (request.method === 'POST') await this.takeTurn(request.raw.socket, context.switchToHttp().getResponse<FastifyReply>().raw);
     return true;
   }
 
   /**
-   * The request is in flight until its answer is sent or its connection ends. The second event is needed too: answers to pipelined requests emit no
-   * close of their own.
+   * Enters the convoy. The request is in flight until its answer is sent or its connection ends. Both events are needed, since the answer to a
+   * pipelined request emits no `close`.
    */
   private async takeTurn(socket: Socket, response: FastifyReply['raw']): Promise<void> {
     const leave = await this.convoy.enter();
@@ -66,7 +69,10 @@ export const CallerOf = createParamDecorator(
   (_: unknown, context: ExecutionContext): Caller => context.switchToHttp().getRequest<AuthenticatedRequest>().caller!,
 );
 
-/** Its text for a key is method, path (ids in lower case: they name the same payment) and canonical body (C13). */
+/**
+ * A partner's request. The text to which its key is bound consists of method, path and canonical body (C13). Ids in the path are in lower case, since
+ * an id in upper case names the same payment.
+ */
 export interface PartnerRequest extends RequestText {
   readonly body: JsonObject;
   readonly idempotencyKey: string | null;
@@ -88,8 +94,8 @@ export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { empt
 });
 
 /**
- * C13: of the card number the digits, of the cvv nothing, of everything else the text as sent. The log gets the last four digits. The texts are only
- * the input of keyed hashes.
+ * The texts to which an idempotency key is bound (C13). They hold the digits of the card number, no cvv, and everything else as it was sent.
+ * `loggedText` holds only the last four digits. Both texts are only the input of keyed hashes.
  */
 export const requestText = (method: string, path: string, body: JsonObject): RequestText => {
   const textOf = (canonical: JsonObject) => `${method}\n${path}\n${canonicalJson(canonical)}`;
@@ -104,10 +110,10 @@ export const requestText = (method: string, path: string, body: JsonObject): Req
   return { fingerprintText: withCard(digits), loggedText: withCard(typeof digits === 'string' ? digits.slice(-CARD_DIGITS_IN_LOG) : undefined) };
 };
 
-/** PCI DSS 3.4.1 lets anybody see the last four digits. */
+/** PCI DSS 3.4.1 allows anybody to see the last four digits. */
 const CARD_DIGITS_IN_LOG = 4;
 
-/** The origin of the request, for the functions that answer it once per key. */
+/** The parts of the request that the idempotent commands need. */
 export const receivedOf = ({ idempotencyKey, fingerprintText, loggedText, requestId }: PartnerRequest): Received => ({
   idempotencyKey,
   fingerprintText,
@@ -115,7 +121,7 @@ export const receivedOf = ({ idempotencyKey, fingerprintText, loggedText, reques
   requestId,
 });
 
-/** The guard and the documentation of all partner endpoints. POSTs answer 200 (C71). */
+/** The guard of all partner endpoints, and its documentation. */
 export const Partner = (): MethodDecorator & ClassDecorator =>
   applyDecorators(UseGuards(AuthGuard), ApiSecurity('apiKey'), ApiSecurity('accessToken'));
 
@@ -140,7 +146,7 @@ const HEADERS = {
 } as const;
 type Header = keyof typeof HEADERS;
 
-/** Headers of an answer with this status, besides those of every answer. */
+/** The documented headers of an answer with this status. */
 const headersOf = (status: number, keyed: boolean, more: readonly Header[] = []) => {
   const names: Header[] = ['X-Request-Id', ...more];
   if (status === 401) names.push('WWW-Authenticate');
@@ -158,7 +164,10 @@ interface EndpointDocs {
   readonly keyed?: boolean;
 }
 
-/** Documents an endpoint's answers: the success envelope, and each error status with the error envelope. */
+/**
+ * Documents an endpoint's answers: the success envelope, and each error status with the error envelope. A successful answer is 200, also to a POST
+ * (C71).
+ */
 export const Answers = ({ result, headers, errors, body, keyed = false }: EndpointDocs): MethodDecorator =>
   applyDecorators(
     HttpCode(200),

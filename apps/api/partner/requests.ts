@@ -1,4 +1,7 @@
-/** Requests of partners: fields and their rules (specification, Endpoints; C4–C9). The decorators are the validator and the OpenAPI document at once. */
+/**
+ * Requests of partners: fields and their rules (specification, Endpoints; C4–C9). Each decorator both validates a field and documents it in the
+ * OpenAPI document.
+ */
 import { ApiPropertyOptional } from '@nestjs/swagger';
 import { isUuid, type Json, MAX_AMOUNT_CENTS, ServiceError, sumCents } from '#kernel';
 import {
@@ -53,11 +56,14 @@ const MAX_METADATA_KEYS = 50;
 const MAX_METADATA_BYTES = 8 * 1024;
 const MAX_METADATA_DEPTH = 8;
 
-/** Any keys, kept exactly. Their number is bounded. Keys, texts and numbers are searched for card numbers (C8, C9). */
+/**
+ * Checks metadata. It may have any keys and is kept exactly. The number of keys, the size and the depth are limited. Keys, texts and numbers are
+ * searched for card numbers (C8, C9).
+ */
 export const checkMetadata = (value: unknown): string | null => {
   if (value === null || typeof value !== 'object' || Array.isArray(value)) return 'must be an object';
   if (Object.keys(value).length > MAX_METADATA_KEYS) return `must have at most ${MAX_METADATA_KEYS} keys`;
-  // The count is checked first, so the later checks see few values.
+  // The number of keys is checked first, so that the later checks see few keys.
   if (Buffer.byteLength(JSON.stringify(value)) > MAX_METADATA_BYTES) return `must be at most ${MAX_METADATA_BYTES} bytes`;
   if (depthOf(value) > MAX_METADATA_DEPTH) return `must be nested at most ${MAX_METADATA_DEPTH} levels deep`;
   return holdsCard(value) ? 'must not hold a card number' : null;
@@ -91,7 +97,7 @@ const METHOD_TYPES = ['card', 'card_token', 'vault'] as const;
 const DIGITS = /^\d{12,19}$/;
 const EXPIRATION = /^(0[1-9]|1[0-2])\/?(\d{2})$/;
 
-/** The three variants. `type` selects one of them, and with it the fields that count. */
+/** The three kinds of payment method. `type` selects one of them, and only the fields of that kind are read. */
 class PaymentMethodRequest {
   @EnumField({ values: METHOD_TYPES }) type!: (typeof METHOD_TYPES)[number];
   @ApiPropertyOptional({ type: 'string', description: '`card`: 12 to 19 digits, spaces ignored.' }) cardNumber?: unknown;
@@ -103,7 +109,7 @@ class PaymentMethodRequest {
 
 const MAX_TOKEN_LENGTH = 255;
 
-/** C5. The card's own fields are read from the raw body and wrapped at once. No fault repeats a value. */
+/** Reads the card's fields from the raw body and wraps each value in a {@link Secret} at once (C5). No fault repeats a value. */
 const instrumentOf = (raw: Record<string, unknown>, faults: Fault[]): ChargeRequest['instrument'] | null => {
   const fault = (field: string, message: string) => {
     faults.push({ field: `paymentMethod.${field}`, message });
@@ -139,7 +145,7 @@ export class CreatePaymentRequest {
   @NestedField(() => PayerRequest, { optional: true }) payer?: PayerRequest;
 }
 
-/** E5: first 400 for all faults that do not depend on the time, then 501. */
+/** Reads a request to charge (E5). All faults that do not depend on the time give 400. After that, what is not supported gives 501. */
 export const chargeRequestOf = (accountId: string, body: Record<string, unknown>): ChargeRequest => {
   refuseAmount(body);
   let instrument: ChargeRequest['instrument'] | null = null;
@@ -182,7 +188,10 @@ const payerOf = ({ address, ...payer }: PayerRequest): ChargeRequest['payer'] =>
 
 const defined = <T extends object>(fields: T): T => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined)) as T;
 
-/** The exact key `amount` is refused in every object of a body, except inside `lineItems[].metadata` (C3). Unknown names are not echoed. */
+/**
+ * Refuses the exact key `amount` in every object of a body, except inside `lineItems[].metadata` (C3). The fault does not repeat names that could
+ * hold data.
+ */
 export const refuseAmount = (value: unknown, path: readonly (string | number)[] = []): void => {
   if (Array.isArray(value)) value.forEach((item, index) => refuseAmount(item, [...path, index]));
   else if (value !== null && typeof value === 'object')
@@ -195,7 +204,7 @@ export const refuseAmount = (value: unknown, path: readonly (string | number)[] 
 const isLineItem = (path: readonly (string | number)[]) => path.length === 2 && path[0] === 'lineItems' && typeof path[1] === 'number';
 const fieldOf = (path: readonly (string | number)[]) =>
   path.map((name, index) => (typeof name === 'number' ? `[${name}]` : (index === 0 ? '' : '.') + (FIELD_NAME.test(name) ? name : '…'))).join('');
-/** Long enough for every field of a request. It has no digits, so it cannot be a card number. */
+/** Names that a fault may repeat. The pattern is long enough for every field of a request. It allows no digits, so a name cannot be a card number. */
 const FIELD_NAME = /^[A-Za-z]{1,40}$/;
 
 export class RefundRequest {
@@ -232,14 +241,14 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
   limit: string | undefined;
 }
 
-/** A whole number from 1 on. Infinity for other text. */
+/** The whole number that the text holds, from 1 on. Infinity for any other text. */
 const wholeNumber = (value: unknown): number => (typeof value === 'string' && /^[1-9]\d*$/.test(value) ? Number(value) : Number.POSITIVE_INFINITY);
 
 const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
 const instantFault = (value: unknown): string | null =>
   typeof value === 'string' && instantOf(value) !== null ? null : 'must be RFC 3339 with offset, or YYYY-MM-DD';
 
-/** Years 1 to 9999 in UTC. RFC 3339 can write them, and the database can hold them. */
+/** Only the years 1 to 9999 in UTC are accepted. RFC 3339 can write them, and the database can hold them. */
 const FIRST_INSTANT = Date.parse('0001-01-01T00:00:00Z');
 const LAST_INSTANT = Date.parse('9999-12-31T23:59:59.999Z');
 
@@ -277,7 +286,7 @@ export const listRequestOf = (accountId: string, query: Readonly<Record<string, 
   return { accountId, filters, cursor: cursor ?? null, limit: limit === undefined ? null : Number(limit) };
 };
 
-/** The quote ignores unknown parameters, except the one that could be mistaken for the principal (C3). */
+/** Reads a request for a quote. It ignores unknown parameters, except `amount`, which could be mistaken for the principal (C3). */
 export const quoteRequestOf = (accountId: string, query: Readonly<Record<string, unknown>>): QuoteRequest => {
   if ('amount' in query) refuseAmount(query);
   const { portalId, amountCents } = validatedQuery(QuoteQuery, query, { ignoreUnknown: true });

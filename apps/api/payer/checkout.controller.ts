@@ -1,6 +1,6 @@
 /**
- * The pages of a checkout. Every route first reads the present state of the session and shows that state. So Back, a second tab, or a visit an hour
- * later always shows the true page.
+ * The pages of a checkout. Every route first reads the present state of the session and shows that state. So the Back button, a second tab, or a
+ * visit an hour later always shows the right page.
  */
 import { Controller, Get, HttpCode, Inject, Param, Post, Query, Req, Res } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
@@ -40,7 +40,7 @@ import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, i
 import { PayerPages } from './pages.js';
 import { payFormOf, type PayForm } from './requests.js';
 
-/** The file may be kept for ever, because its name holds its hash. */
+/** Browsers may keep a file for ever, because its name holds its hash. */
 const ASSET_CACHE = 'public, max-age=31536000, immutable';
 
 /** A session, its portal, and whether this browser may act in it. */
@@ -84,8 +84,8 @@ export class CheckoutController {
     let visit = await this.visit(id, request, reply);
     if (!visit) return;
     if (visit.view === 'pay') this.refuseInIncident();
-    // A server may have started the session. Then the first browser that opens it gets the cookie. If two browsers come at once, the append decides.
-    // A HEAD comes from a program, so it does not bind.
+    // If a server has started the session, the first browser that opens it gets the cookie. If two browsers come at once, the first append wins. A
+    // HEAD request comes from a program, so it gets no cookie.
     if (request.method === 'GET' && visit.cookie === null && visit.view === 'pay' && !visit.session.checkout.opened)
       visit = await this.open(visit, request, reply);
     if (!isBound(visit)) return this.showOutsider(visit, request, reply);
@@ -114,7 +114,7 @@ export class CheckoutController {
     if (!posted) return;
     const { visit, form } = posted;
     const { session, portal } = visit;
-    // A session that is paid, in flight or over stays so. The form cannot change that.
+    // If the session is paid, in flight or over, the form cannot change that. Show the present state.
     if (visit.view !== 'pay') return this.backToTruth(visit, reply);
     const attemptId = form.get('attempt_id') ?? '';
     if (session.checkout.attemptIds.includes(attemptId)) return this.backToTruth(visit, reply);
@@ -185,7 +185,7 @@ export class CheckoutController {
     sendPage(reply, 200, render(Receipt({ frame: visit.frame, checkoutId: id, payment: await this.paid(visit.session) })));
   }
 
-  /** The target of a link that has already been paid. */
+  /** The page to which a link leads if its checkout was paid before. */
   @Get(':id/paid')
   async paidBefore(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const visit = await this.visit(id, request, reply);
@@ -208,7 +208,7 @@ export class CheckoutController {
     if (!mayLeave(session.checkout, nowMs)) return redirect(reply, `/checkout/${id}`);
     const payment = await paymentOf(ports, session.checkout.attempt);
     const after = await this.settled(session, () => this.commands.execute(new ChangeCheckout(session, { type: 'Leave' }, by(request, id))));
-    // The partner is informed only after the change is durable. From now on this session takes no other card.
+    // The partner is informed only after the change is stored. From then on this session takes no other card.
     if (!payment || after.checkout.phase !== 'unknown' || !after.checkout.left) return redirect(reply, `/checkout/${id}`);
     redirect(reply, returnAddress(keys, portal, terms, 'unknown', payment, nowMs));
   }
@@ -239,7 +239,7 @@ export class CheckoutController {
     const session = await ports.sessions.load(id);
     const portal = session && (await ports.directory.portal(session.checkout.terms.portalId));
     if (!session || !portal) {
-      // The session may be in the part of the log that is lost.
+      // During an incident, the session may be in the part of the log that is lost.
       this.refuseInIncident();
       this.pages.refuse(request, reply, 'notFound');
       return null;
@@ -249,7 +249,7 @@ export class CheckoutController {
     return { session, portal, cookie, view, frame: this.pages.frame(request, portal, session.checkout.terms) };
   }
 
-  /** A POST of one of our own forms, by the browser that holds the session. null: the request has been answered. */
+  /** Reads a POST of one of our own forms, from the browser that holds the session's cookie. null: the request has been answered already. */
   private async posted(
     id: string,
     request: FastifyRequest,
@@ -291,26 +291,29 @@ export class CheckoutController {
     }
   }
 
-  /** A new cookie makes a browser drop the page that it keeps for Back, with the card in it. */
+  /** Sets a new cookie. It makes the browser drop the page that it keeps for its Back button. That page may hold the card number. */
   private renewCookie({ session: { checkoutId } }: Visit, reply: FastifyReply): string {
     const cookie = this.capabilities.cookie(checkoutId, this.services.ports.payments.ids.uuid());
     setCookie(reply, this.services.publicUrl, checkoutId, cookie);
     return cookie;
   }
 
-  /** Redirects to the present state of the session. The browser drops the page with the card in it. */
+  /** Redirects to the page of the session's present state, and makes the browser drop the page that may hold the card number. */
   private backToTruth(visit: Bound, reply: FastifyReply): void {
     this.renewCookie(visit, reply);
     const { view, session } = visit;
     redirect(reply, `/checkout/${session.checkoutId}${view === 'processing' || view === 'receipt' ? `/${view}` : ''}`);
   }
 
-  /** While an incident of the event store is open, no card is asked for (C76). */
+  /** Throws while an incident of the event store is open, since no page may ask for a card then (C76). */
   private refuseInIncident(): void {
     if (this.services.ports.payments.ownLog.incident) throw storeIncident();
   }
 
-  /** The result of `change`. If another request changed the session first, or its phase or an incident does not allow the change, the session as it is now. */
+  /**
+   * Returns the session after `change`. If another request changed the session first, or its phase or an incident does not allow the change, this
+   * returns the present session.
+   */
   private async settled(session: Session, change: () => Promise<Session>): Promise<Session> {
     try {
       return await change();
@@ -357,7 +360,7 @@ export class CheckoutController {
     sendPage(reply, shown.status, render(Pay({ frame, page })));
   }
 
-  /** The page for a browser without the cookie. It shows nothing of the payer and offers nothing that moves money. */
+  /** Shows a page to a browser without the cookie. It shows nothing of the payer and offers nothing that moves money. */
   private async showOutsider(visit: Visit, request: FastifyRequest, reply: FastifyReply): Promise<void> {
     const { view, frame, session, portal } = visit;
     const { checkoutId } = session;

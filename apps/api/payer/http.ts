@@ -1,14 +1,16 @@
-/** HTTP for payers: security headers on everything below our paths, the session's cookie, pages and redirects, and the test whether a form is ours. */
+/**
+ * HTTP for payers: security headers for all payer paths, the session's cookie, pages and redirects, and the check that a form comes from our page.
+ */
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import type { CheckoutPorts } from '#checkout';
 import type { KeyRing } from '#platform';
 import type { RateLimits } from './rate-limits.js';
 
-/** The services of the payer controllers. The process that composes them provides them. */
+/** Services that the payer controllers need. */
 export interface CheckoutServices {
   readonly ports: CheckoutPorts;
   readonly keys: KeyRing;
-  /** The address at which payers reach this service, without a trailing slash. Its scheme decides about cookie and HSTS. */
+  /** The address at which payers reach this service, without a trailing slash. Its scheme decides the name of the cookie and whether HSTS is sent. */
   readonly publicUrl: string;
   readonly sandbox: boolean;
   readonly limits: RateLimits;
@@ -21,8 +23,8 @@ export const INTAKE_PATH = '/api/v1/payer/intake';
 export const LINK_PATH = `${INTAKE_PATH}/link`;
 
 /**
- * True if a payer reads this refusal. On the pages that is always so. At the intake it is so only for a fault of the payer; a wrong path or method
- * there is a fault of a program.
+ * True if a payer reads this refusal, and not a program. On the pages this is always so. At the intake, 404 and 405 are for a program, since a wrong
+ * path or method is a fault of a program.
  */
 export const isForPayers = (path: string, status: number): boolean =>
   path === '/checkout' || path.startsWith('/checkout/') || ((path === INTAKE_PATH || path === LINK_PATH) && status !== 404 && status !== 405);
@@ -30,7 +32,7 @@ export const isForPayers = (path: string, status: number): boolean =>
 /** Paths that a payer's browser requests. */
 const isPayerPath = (path: string): boolean => path === '/checkout' || path.startsWith('/checkout/') || path.startsWith('/api/v1/payer/');
 
-/** `same-origin`, not `no-referrer`: the latter makes our own forms carry `Origin: null`. */
+/** The referrer policy is `same-origin`: with `no-referrer`, browsers would send our own forms with `Origin: null`. */
 const SECURITY_HEADERS = {
   'content-security-policy':
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -44,14 +46,14 @@ const SECURITY_HEADERS = {
 } as const;
 const HSTS = 'max-age=63072000; includeSubDomains';
 
-/** Everything below our paths gets the headers, also refusals of the framework. */
+/** All answers on payer paths get the headers, including refusals of the framework. */
 export const addSecurityHeaders = (fastify: FastifyInstance, publicUrl: string): void => {
   const headers = { ...SECURITY_HEADERS, ...(publicUrl.startsWith('https:') ? { 'strict-transport-security': HSTS } : {}) };
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
     const path = request.url.split('?')[0]!;
     if (!isPayerPath(path)) return done();
     void reply.headers(headers);
-    // Some of our GETs open or leave a session. A HEAD of a page does not come from a payer.
+    // Some of our GETs open or leave a session, and a HEAD must not do this. No payer's browser sends a HEAD for a page.
     if (request.method === 'HEAD' && (path.startsWith('/checkout/') || path === LINK_PATH))
       return void reply.status(405).header('allow', 'GET, POST').send();
     done();
@@ -68,7 +70,7 @@ export const setCookie = (reply: FastifyReply, publicUrl: string, checkoutId: st
   void reply.header('set-cookie', `${cookieName(publicUrl)}=${value}; Path=/checkout/${checkoutId}; HttpOnly; SameSite=Lax${secure}`);
 };
 
-/** Every value under our cookie's name. A browser sends the one with the longest path first. Another site may have set one too. */
+/** All values of cookies with our name. A browser sends the one with the longest path first. Another site may have set one with this name too. */
 export const cookiesOf = (request: FastifyRequest, publicUrl: string): string[] => {
   const prefix = `${cookieName(publicUrl)}=`;
   return (request.headers.cookie ?? '')
@@ -79,8 +81,9 @@ export const cookiesOf = (request: FastifyRequest, publicUrl: string): string[] 
 };
 
 /**
- * True if a POST comes from one of our own pages. Browsers name the page's origin: in `Sec-Fetch-Site` if they know it, and always in `Origin`
- * (`null` from a sandboxed frame). On a laptop the service may be open under another name than that of PUBLIC_URL. Then the requested host counts.
+ * True if a POST comes from one of our own pages. Browsers say so in `Sec-Fetch-Site`, if they know this header. They always name the page's origin
+ * in `Origin` (`null` from a sandboxed frame). In a sandbox on a laptop, the service may be opened under another host than that of PUBLIC_URL. Then
+ * the requested host counts.
  */
 export const isFromOurPage = ({ headers }: FastifyRequest, { publicUrl, sandbox }: Pick<CheckoutServices, 'publicUrl' | 'sandbox'>): boolean => {
   const site = headers['sec-fetch-site'];

@@ -86,14 +86,14 @@ export class IntakeController {
       received = read();
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
-      // The payer's way back may still be known.
+      // A parameter was sent twice. `cancel_url` may still be known, and then the refusal leads there.
       if (!(error instanceof RepeatedParameter))
         return this.send(request, reply, kind, { to: 'error_page', code: error.code, message: error.message });
       received = pairsAndFields(Object.fromEntries(error.others));
       fault = error;
     }
     const { pairs, fields } = received;
-    // All requests that name no portal share one bucket. Upper and lower case name the same portal.
+    // A request without a valid portal id counts only against the limit per address. An id in upper case names the same portal as in lower case.
     const portalId = pairs.get('portal_id')?.toLowerCase() ?? '';
     if (this.pages.limited(request, reply, isUuid(portalId) ? portalId : null)) return;
     const address = publicUrl + (kind === 'link' ? LINK_PATH : INTAKE_PATH);

@@ -1,24 +1,27 @@
 /**
- * Rate limits of hosted checkout, if an operator turns them on (C65): intakes and card submissions a minute, per address and per portal. They are
- * counted in this process. With N processes behind a balancer a payer may get N times as much. That is enough against a script and costs no round
- * trip.
+ * Rate limits of hosted checkout, if an operator turns them on (C65). They limit intakes and card submissions per minute, for each address and each
+ * portal. Each process counts by itself. So with N processes behind a load balancer a payer may get N times the limit. That is enough against a
+ * script and costs no round trip.
  */
 import type { Clock } from '#kernel';
 
 export interface RateLimits {
-  /** Counts the request. Seconds to wait if a limit is reached, else null. A refused request is not counted. */
+  /** Counts the request. Returns the seconds to wait if a limit is reached, else null. A refused request is not counted. */
   admit(key: { readonly address: string; readonly portalId: string | null }): number | null;
 }
 
 export interface RateLimitOptions {
-  /** A minute, per client address. null: no limit. */
+  /** Requests per minute for each client address. null: no limit. */
   readonly perAddress: number | null;
-  /** A minute, per portal. null: no limit. */
+  /** Requests per minute for each portal. null: no limit. */
   readonly perPortal: number | null;
 }
 
 const MINUTE_MS = 60_000;
-/** At most this many addresses are kept. At that number all counts begin anew, which lets through the requests of one minute. */
+/**
+ * At most this many buckets are kept. At that number all buckets are dropped, so each address and portal may again send the requests of a full
+ * minute.
+ */
 const MAX_BUCKETS = 100_000;
 
 interface Bucket {
@@ -26,7 +29,7 @@ interface Bucket {
   at: number;
 }
 
-/** Buckets that hold the requests of a minute and refill evenly. */
+/** Token buckets. Each holds the requests of one minute and refills evenly. */
 export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, clock: Pick<Clock, 'monotonic'>): RateLimits => {
   const buckets = new Map<string, Bucket>();
   const filled = (key: string, limit: number): Bucket => {
@@ -47,7 +50,8 @@ export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, cl
       ] as const) {
         if (limit === null) continue;
         const bucket = filled(key, limit);
-        // A request that one bucket refuses takes nothing from another. A request that is refused by its address takes nothing from a portal.
+        // If one bucket refuses a request, the request takes nothing from the other. The address comes first, so an address that is refused takes
+        // nothing from a portal.
         if (bucket.tokens < 1) return Math.ceil(((1 - bucket.tokens) / limit) * 60);
         asked.push({ bucket, limit });
       }
@@ -58,7 +62,7 @@ export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, cl
 };
 
 /**
- * The client's address. With `hops` proxies of the operator it is entry number `hops` of `X-Forwarded-For`, counted from the end. The entries to its
+ * The client's address. If the operator has `hops` proxies, it is entry number `hops` of `X-Forwarded-For`, counted from the end. The entries to its
  * left may come from the caller, so they are not trusted.
  */
 export const clientAddress = (socketAddress: string, forwardedFor: string | undefined, hops: number): string => {

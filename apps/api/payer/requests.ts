@@ -37,7 +37,7 @@ const LANGUAGE_TAG = /^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,4}$/;
 const AddressField = (description: string) =>
   Field({
     schema: { type: 'string', format: 'uri', maxLength: MAX_ADDRESS_LENGTH, description },
-    // The allow-list is checked elsewhere. Here it only has to be an address.
+    // Here the value only has to be a text without a card number. `vetAddress` checks the address and the allow-list.
     check: (value) => (typeof value === 'string' ? cardInText(value) : 'must be an address'),
   });
 const PayerField = (max: number) => TextField({ optional: true, max, free: true });
@@ -83,15 +83,14 @@ export class IntakeRequest {
 }
 
 /**
- * Every top-level value as text, as a signature covers it (C58): fields of a form as they are; of JSON, strings as they are and other values by RFC
- * 8785.
+ * Every top-level value as text, as the signature covers it (C58). Fields of a form, and strings of JSON, stay as they are. Other values of JSON are
+ * written by RFC 8785.
  */
 export const pairsOf = (body: JsonObject): ReadonlyMap<string, string> =>
   new Map(Object.entries(body).map(([name, value]) => [name, typeof value === 'string' ? value : canonicalJson(value)]));
 
 /**
- * The amount to pay, from the fields of JSON, or of a form or link, in which numbers and lines are text. Throws VALIDATION_ERROR, which names every
- * fault.
+ * Reads the content of an intake from its fields. In a form or a link, numbers and lines are text. Throws VALIDATION_ERROR, which names every fault.
  */
 export const intakeContentOf = (kind: IntakeKind, fields: JsonObject): IntakeContent => {
   const body = kind === 'json' ? fields : typed(fields);
@@ -129,7 +128,7 @@ export const intakeContentOf = (kind: IntakeKind, fields: JsonObject): IntakeCon
 
 const WHOLE_NUMBER = /^(0|[1-9]\d{0,14})$/;
 
-/** Text of a form in the types of JSON. An optional field that is empty counts as not sent, since forms cannot leave one out. */
+/** Converts the texts of a form into the types of JSON. An empty field counts as not sent, since a form cannot leave out a field. */
 const typed = (fields: JsonObject): JsonObject => {
   const body: JsonObject = Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== ''));
   if (typeof body.amount_cents === 'string' && WHOLE_NUMBER.test(body.amount_cents)) body.amount_cents = Number(body.amount_cents);
@@ -144,7 +143,7 @@ const typed = (fields: JsonObject): JsonObject => {
   return body;
 };
 
-/** C3, in the names of C58. */
+/** Refuses the key `amount` (C3) in an intake, where names follow C58. */
 const refuseAmount = (body: JsonObject): void => {
   const lines = Array.isArray(body.line_items) ? (body.line_items as unknown[]) : [];
   const found = Object.hasOwn(body, 'amount')
@@ -158,7 +157,7 @@ const refuseAmount = (body: JsonObject): void => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The card form.
 
-/** The values that may be shown to the payer again: never anything of the card. */
+/** The values that may be shown to the payer again. They hold nothing of the card. */
 export interface PayerValues {
   readonly postal_code: string;
   readonly first_name: string;
@@ -175,7 +174,7 @@ export interface PayForm {
 
 const LIMITS = { postal_code: 20, first_name: 100, last_name: 100, email: MAX_EMAIL_LENGTH } as const;
 const CARD_NUMBER = /^\d{12,19}$/;
-/** Payers write, and browsers fill in, `0429`, `04/29`, `04 / 29`, `04/2029`. */
+/** Payers type, and browsers fill in, forms like `0429`, `04/29`, `04 / 29` and `04/2029`. */
 const EXPIRY = /^(0[1-9]|1[0-2]) ?\/? ?(?:20)?(\d{2})$/;
 
 /** Reads the form of the pay page. Only {@link PayerValues} are kept. `now` decides whether the card has expired (C5). */
@@ -205,7 +204,7 @@ export const payFormOf = (form: ReadonlyMap<string, string>, now: number): PayFo
   for (const name of Object.keys(LIMITS) as (keyof PayerValues)[]) {
     const value = field(name);
     if (value.length > LIMITS[name]) faults[name] = 'too_long';
-    // A card number that was typed into the wrong field is neither kept nor sent back, also with CARD_IN_TEXT_CHECK=off.
+    // If a card number was typed into the wrong field, it is neither kept nor sent back, even with CARD_IN_TEXT_CHECK=off.
     else if (holdsCardNumber(value) || (digits.length >= 12 && value.replace(/\D/g, '').includes(digits))) faults[name] = 'card_in_text';
     else {
       values[name] = value;

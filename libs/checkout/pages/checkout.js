@@ -1,4 +1,4 @@
-// For comfort only: every page works without it. Data leaves the page by its own forms only.
+// This script is only for comfort: every page works without it. It sends only the data of the page's own forms.
 (() => {
   const find = (selector) => document.querySelector(selector);
   const lang = document.documentElement.lang;
@@ -18,7 +18,7 @@
       button.disabled = is;
       button.textContent = is ? pay.dataset.paying : label;
     };
-    // Disabled after the form was sent. The server accepts one of two clicks in any case.
+    // Disable the button after the form was sent. The server accepts only one of two clicks in any case.
     pay.addEventListener('submit', () => setTimeout(busy, 0, true));
     addEventListener('pageshow', () => busy(false));
 

@@ -17,7 +17,10 @@ export interface Frame {
 interface LayoutProps {
   readonly frame: Frame;
   readonly title: string;
-  /** Seconds after which a waiting page loads again without scripts. With scripts, the script asks, which does not disturb a reader. */
+  /**
+   * For browsers without scripts: seconds after which a waiting page loads again. With scripts, the page's script asks the server instead, which does
+   * not disturb a reader.
+   */
   readonly againAfterSeconds?: number;
   /** The script compares this text to notice that a waiting page has changed. */
   readonly stage?: string;

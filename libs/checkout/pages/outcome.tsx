@@ -6,7 +6,7 @@ import { type Text, TEXTS } from './text.js';
 
 /** Seconds after which a waiting page loads again. */
 export const ASK_AGAIN_SECONDS = 3;
-/** Less often once the payer may leave. */
+/** Seconds after which a waiting page loads again, once the payer may leave. */
 const ASK_AGAIN_LATE_SECONDS = 15;
 
 interface WaitingProps {
@@ -223,9 +223,9 @@ interface PaidBeforeProps {
   readonly frame: Frame;
   readonly checkoutId: string;
   readonly confirmationNumber: string;
-  /** This browser paid. Any other browser sees only the end of the number, and nothing of the payer. */
+  /** True if this browser paid. Any other browser sees only the end of the confirmation number, and nothing of the payer. */
   readonly bound: boolean;
-  /** The payer came by the link again. */
+  /** True if the payer opened the link again. */
   readonly byLink: boolean;
 }
 

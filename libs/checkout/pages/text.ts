@@ -1,4 +1,4 @@
-/** The texts of the pages, in each language: plain words, short sentences. Every page after which nothing was charged says so. */
+/** The texts of the pages in each language, in plain words and short sentences. If nothing was charged, the page says so. */
 import type { ErrorCode } from '#kernel';
 
 /** Fields of the form that can be wrong, and the faults of each. */
@@ -319,8 +319,8 @@ const es: Text = {
 export const TEXTS: Readonly<Record<Locale, Text>> = { en, es };
 
 /**
- * The first language that the pages are written in. A tag counts by its language (`es-MX` is `es`). Entries may be null, or an `Accept-Language`
- * header.
+ * The first of the given languages in which the pages are written, else English. Only the language of a tag counts (`es-MX` is `es`). Each argument
+ * is a tag, an `Accept-Language` header, or null.
  */
 export const localeOf = (...wishes: readonly (string | null | undefined)[]): Locale => {
   for (const wish of wishes)

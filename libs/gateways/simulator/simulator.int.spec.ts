@@ -1,4 +1,4 @@
-/** Which outcome a call has, row by row (docs/contract.md#gateway), against a server on a real socket that misbehaves on command. */
+/** Tests the outcome of a call for each row of the table in docs/contract.md#gateway. A server on a real socket misbehaves as each test needs it. */
 import { spawn } from 'node:child_process';
 import { connect, createServer, type AddressInfo, type Server, type Socket } from 'node:net';
 import { inspect } from 'node:util';
@@ -22,13 +22,13 @@ afterEach(async () => {
 
 interface Misbehaving {
   readonly url: string;
-  /** Whole requests that arrived, as text. */
+  /** Complete requests that arrived, as text. */
   readonly requests: string[];
   /** Connections that were made. */
   readonly connections: Socket[];
 }
 
-/** Calls `onRequest` for each whole request on a connection, with the number of requests that this server has seen. */
+/** Starts a server that calls `onRequest` for each complete request, with the number of requests that it has received so far. */
 const misbehaving = async (
   onRequest: (socket: Socket, count: number) => void,
   onConnection: (socket: Socket) => void = () => undefined,
@@ -93,7 +93,7 @@ const deadPort = async (): Promise<number> => {
   return port;
 };
 
-/** The address of a listener whose process is stopped and whose queue is full: connections to it neither succeed nor fail. */
+/** The address of a listener whose process is stopped and whose queue is full. A connection to it neither succeeds nor fails. */
 const unaccepting = async (): Promise<string> => {
   const script = "require('node:net').createServer().listen({port:0,host:'127.0.0.1',backlog:1},function(){console.log(this.address().port)})";
   const child = spawn(process.execPath, ['-e', script], { stdio: ['ignore', 'pipe', 'ignore'] });
@@ -114,7 +114,7 @@ const unaccepting = async (): Promise<string> => {
 
 describe.each(calls)('%s: no byte was sent, so certainly nothing happened', (_, call) => {
   test('the name has no address', async () => {
-    // A label of more than 63 characters: refused by the resolver itself, without a question to the network.
+    // The resolver itself refuses a label of more than 63 characters, without a query to the network.
     expect(await call(gatewayAt(`http://${'n'.repeat(70)}/`))).toMatchObject({ kind: 'not_processed', answered: false });
   });
 
@@ -140,14 +140,14 @@ describe.each(calls)('%s: no byte was sent, so certainly nothing happened', (_, 
     const first = charge(gateway);
     await eventually(() => requests.length === 1);
     expect(await call(gateway, shortly())).toMatchObject({ kind: 'not_processed', answered: false });
-    // The connection comes free, and is not used for the call that was given up.
+    // Later the connection is free again. It must not be used for the call that was given up.
     expect((await first).kind).toBe('approved');
     expect((await charge(gateway, shortly())).kind).toBe('unknown');
     expect(requests).toHaveLength(2);
     expect(connections).toHaveLength(1);
   });
 
-  // Linux leaves a connection to a full queue waiting; elsewhere it is refused, which is the row above.
+  // If the queue of a listener is full, Linux lets the connection wait. Other systems refuse it, and the test above covers that.
   (process.platform === 'linux' ? test : test.skip)('the deadline passed while connecting', async () => {
     expect(await call(gatewayAt(await unaccepting()), shortly())).toMatchObject({ kind: 'not_processed', answered: false });
   });
@@ -200,7 +200,7 @@ describe.each(calls)('%s: bytes were sent and no whole answer came, so the outco
       },
     );
     const outcome = await call(gatewayAt(url));
-    // The kernel may report the reset as a failure to connect: no byte was written then.
+    // The kernel may report the reset as a failure to connect. In that case no byte was written.
     if (outcome.kind === 'not_processed')
       expect({ outcome, seen }).toEqual({ outcome: { kind: 'not_processed', answered: false, raw: 'ECONNRESET' }, seen: [] });
     else expect(outcome).toMatchObject({ kind: 'unknown', cause: 'disconnected' });

@@ -1,17 +1,19 @@
 /**
- * The adapter of the sandbox processor (`apps/simulator`), over a real socket. Which outcome a call has is decided here and nowhere else (docs/contract.md#gateway):
+ * The adapter of the sandbox processor (`apps/simulator`), over a real socket. Only this file decides which outcome a call has
+ * (docs/contract.md#gateway):
  *
- * | what happened | outcome |
+ * | event | outcome |
  * |---|---|
  * | name not found, connection refused, deadline before a connection: no byte was sent | `not_processed`, answered false |
- * | a whole answer to this reference | what it says, one to one |
- * | a clear refusal (`{error}`: wrong key, malformed call, processing disabled): executed and stored nothing | `not_processed`, answered false |
- * | reset or end of the connection after the first byte, also on a kept-alive one | `unknown`, disconnected |
- * | the deadline after the first byte | `unknown`, timeout |
- * | a 5xx that is no answer | `unknown`, http_5xx |
- * | anything else: not JSON, fields missing or of another reference or amount, larger than 64 KiB | `unknown`, unreadable |
+ * | a complete answer for this reference | the outcome that the answer names |
+ * | a clear refusal (`{error}`: wrong key, malformed call, processing disabled): nothing was executed or stored | `not_processed`, answered false |
+ * | the connection was reset or closed after the first byte, also a kept-alive one | `unknown`, disconnected |
+ * | the deadline passed after the first byte | `unknown`, timeout |
+ * | a 5xx without a readable outcome | `unknown`, http_5xx |
+ * | anything else: no JSON, missing fields, another reference or amount, more than 64 KiB | `unknown`, unreadable |
  *
- * Nothing is ever sent twice. Card data is revealed into the request's bytes only; it is in no error, and an answer that repeats it counts as unreadable.
+ * No request is sent twice. Card data goes only into the bytes of the request, never into an error. An answer that repeats the card number or the
+ * token counts as unreadable.
  */
 import { Agent } from 'node:http';
 import { urlToHttpOptions } from 'node:url';
@@ -38,9 +40,12 @@ import {
 } from '#payments';
 import { exchange, type Exchange } from '../transport/exchange.js';
 
-/** Beyond it, calls wait for a free connection within their own deadline. */
+/** If all connections are in use, a call waits for a free one within its own deadline. */
 const MAX_CONNECTIONS = 128;
-/** Idle connections are dropped long before the simulator drops them (65 s). A write to a connection that is closing has an unknown outcome. */
+/**
+ * We close idle connections long before the simulator would close them (after 65 s). If a request were written to a connection that is just being
+ * closed, its outcome would be unknown.
+ */
 const IDLE_CONNECTION_MS = 15_000;
 const MAX_RAW_CHARACTERS = 200;
 
@@ -71,19 +76,19 @@ export interface SimulatorGatewayOptions {
   /** Must equal the simulator's own setting; default false. */
   readonly refundUnsettled?: boolean;
   readonly maxConnections?: number;
-  /** After this silence a call is given up, even if its signal has not aborted. Default 30 s. */
+  /** If the connection is silent for this long, the call ends, even if its signal has not aborted. Default 30 s. */
   readonly silenceMs?: number;
 }
 
 export interface ClosedBatch {
   readonly batchId: string;
   readonly count: number;
-  /** Gross of the accepted lines, refunds subtracted. */
+  /** Gross cents of the accepted lines, less refunds. */
   readonly amountCents: number;
 }
 
 export interface SimulatorGateway extends PaymentGateway {
-  /** Sandbox only: closes the open batch of the account; null when nothing was in it. Throws when the simulator cannot be asked. */
+  /** Sandbox only: closes the open batch of the account. null: the batch was empty. Throws if the simulator does not answer. */
   closeBatch(account: GatewayAccount, signal: AbortSignal): Promise<ClosedBatch | null>;
   /** Closes idle connections. */
   close(): void;
@@ -91,7 +96,7 @@ export interface SimulatorGateway extends PaymentGateway {
 
 /** The simulator did not answer, or its answer could not be read. */
 export class GatewayUnreachable extends Error {
-  /** `status`: of the HTTP answer, if there was one. */
+  /** `status`: the HTTP status of the answer. null: there was no answer, or the status is not the cause of the error. */
   constructor(
     message: string,
     readonly status: number | null = null,
@@ -128,14 +133,14 @@ const chargeTxn = (outcome: Fields, amountCents: Cents): ChargeTxn | null => {
   return { transactionId, authCode, ...(avs !== undefined && { avs }), ...(cvv !== undefined && { cvv }) };
 };
 
-/** `amountCents` undefined: all that remained. */
+/** `amountCents` undefined: the call asked for all that remained, so any amount is accepted. */
 const reversalTxn = (outcome: Fields, amountCents: Cents | undefined): ReversalTxn | null => {
   const { transactionId } = outcome;
   const amountFits = amountCents === undefined ? isCents(outcome.amountCents) : outcome.amountCents === amountCents;
   return isTransaction(transactionId) && amountFits ? { transactionId } : null;
 };
 
-/** The outcome that an answer spells; null if it cannot be read. */
+/** The outcome in an answer. null: the outcome cannot be read, or does not fit the HTTP status. */
 const outcomeOf = <T>(outcome: unknown, status: number, txnOf: (outcome: Fields) => T | null): Outcome<T> | null => {
   if (!isFields(outcome) || typeof outcome.kind !== 'string' || STATUS_OF_KIND[outcome.kind] !== status) return null;
   const raw = rawOf(outcome.message);
@@ -164,7 +169,7 @@ const outcomeOf = <T>(outcome: unknown, status: number, txnOf: (outcome: Fields)
   }
 };
 
-/** True for `{error: {code, message}}` under a status that refuses: nothing was executed or stored. */
+/** True if the answer is `{error: {code, message}}` with a status that refuses. The simulator has then executed and stored nothing. */
 const isRefusal = (status: number, answer: Fields): answer is { error: { code: string; message?: unknown } } =>
   [400, 401, 403, 404, 415, 503].includes(status) && isFields(answer.error) && typeof answer.error.code === 'string';
 
@@ -186,10 +191,10 @@ const instrumentFields = (instrument: PaymentInstrument) =>
     ? { token: instrument.token.reveal() }
     : { number: instrument.number.reveal(), expiryMonth: instrument.expiry.month, expiryYear: instrument.expiry.year, cvv: instrument.cvv.reveal() };
 
-/** The sandbox key of a merchant account. It is no secret, as there is no money. */
+/** The sandbox key of a merchant account. It is no secret, since the sandbox moves no money. */
 const authorizationOf = ({ merchantAccount }: GatewayAccount) => ({ authorization: `Sandbox ${merchantAccount}:sk_sandbox_${merchantAccount}` });
 
-/** A gateway that calls the simulator at `url`. Its signal alone bounds each call. */
+/** A gateway that calls the simulator at `url`. A call ends when its signal aborts, or after `silenceMs` without any data. */
 export const createSimulatorGateway = (options: SimulatorGatewayOptions): SimulatorGateway => {
   const { partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS, silenceMs = SILENCE_MS } = options;
   const { protocol, hostname, port } = urlToHttpOptions(new URL(options.url));
@@ -204,7 +209,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
   const send = (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Exchange> =>
     exchange({ agent, protocol, hostname, port }, path, method, authorizationOf(account), body && JSON.stringify(body), signal, silenceMs);
 
-  /** Asks for information. Throws {@link GatewayUnreachable} unless the answer is a readable 200. */
+  /** Sends a request and returns the fields of its answer. Throws {@link GatewayUnreachable} unless the answer is a readable 200. */
   const ask = async (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Fields> => {
     const exchanged = await send(account, method, path, body, signal);
     const answer = exchanged.kind === 'answer' ? parse(exchanged.text) : null;

@@ -1,16 +1,19 @@
-/** The transport of adapters: one HTTP request and its answer. It also says whether a byte of the request can have arrived. */
+/**
+ * The HTTP transport of the gateway adapters. It sends one request, reads the answer, and reports whether any byte of the request may have left this
+ * process.
+ */
 import { type IncomingMessage, request as httpRequest, type RequestOptions } from 'node:http';
 
-/** Ordinary answers are far smaller. A longer one is not read to its end. */
+/** A longer answer is not read to its end. Ordinary answers are far shorter. */
 const MAX_ANSWER_BYTES = 64 * 1024;
 
-/** How a request ended. `not_sent`: no byte of it left this process, so nothing can have happened. */
+/** How a request ended. `not_sent`: no byte of it left this process, so it had no effect. */
 export type Exchange =
   | { readonly kind: 'answer'; readonly status: number; readonly text: string }
   | { readonly kind: 'not_sent'; readonly raw: string }
   | { readonly kind: 'unknown'; readonly cause: 'timeout' | 'unreadable' | 'disconnected' | 'http_5xx'; readonly raw: string };
 
-/** One request, one answer, never a second try. Always resolves. */
+/** Sends one request and reads its answer. It never sends the request again, and never rejects. */
 export const exchange = (
   to: Pick<RequestOptions, 'agent' | 'protocol' | 'hostname' | 'port'>,
   path: string,
@@ -30,7 +33,7 @@ export const exchange = (
       signal.removeEventListener('abort', onAbort);
       resolve(outcome);
     };
-    /** The call ended without a whole answer. */
+    /** Ends the call without a complete answer. */
     const lost = (cause: 'timeout' | 'unreadable' | 'disconnected', raw: string) => {
       if (!sent) return settle({ kind: 'not_sent', raw });
       settle({ kind: 'unknown', cause: status !== null && status >= 500 ? 'http_5xx' : cause, raw });
@@ -72,11 +75,11 @@ export const exchange = (
       return settle({ kind: 'not_sent', raw: (error as NodeJS.ErrnoException).code ?? 'the request cannot be made' });
     }
     outgoing.on('socket', (socket) => {
-      // Bytes leave when `connect` has happened. A socket that is already connected (a kept-alive one) may have sent them by now.
+      // Bytes can leave only after the event `connect`. A kept-alive socket is already connected, so bytes may have left already.
       if (!socket.connecting) sent = true;
       else socket.once('connect', () => (sent = true));
     });
-    // A caller without a deadline, such as the reading of batches, must not wait for a silent server.
+    // Some callers set no deadline, for example when they read batches. They must not wait for ever for a silent server.
     outgoing.setTimeout(silenceMs, () => onAbort());
     outgoing.on('response', read);
     outgoing.on('error', onError);

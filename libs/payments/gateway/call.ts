@@ -1,12 +1,12 @@
-/** How a gateway is called: within its time limits (C42), and never with less time than a call needs. */
+/** Calls a gateway within the time limits of C42. If too little time is left for a call, the call is not sent. */
 import { type LogGate, type Position, StoreIncident, Unavailable } from '#eventstore';
 import { type Clock, type Deadline, within } from '#kernel';
 import type { Outcome } from './gateway.js';
 
-/** C42. The order that must hold: call 20 s < request 28 s < key lease 60 s ≤ start of recovery 60 s. */
+/** The time limits of C42. This order must hold: call 20 s < request 28 s < key lease 60 s ≤ start of recovery 60 s. */
 export const GATEWAY_CALL_MS = 20_000;
 export const REQUEST_DEADLINE_MS = 28_000;
-/** A call that would get less is not sent. */
+/** If less time than this is left, a call is not sent. */
 const MIN_CALL_MS = 2_000;
 /** The time that an adapter gets to report the outcome of an aborted call. */
 const LAST_WORD_MS = 250;
@@ -17,9 +17,9 @@ export interface CallPorts {
 }
 
 /**
- * Checks that the log holds the intent and every known event, then runs one call. `intent`: its position, if this process just appended it; null: it
- * was already in the log. A call that was not sent counts as `not_processed`. A call that did not answer in time is
- * unknown. Throws {@link StoreIncident} if events are lost.
+ * Checks that the log holds the intent and every event that this process knows of, then runs one call. `intent`: the position of the intent, if this
+ * process has just appended it; null: the log held the intent before. A call that was not sent counts as `not_processed`. A call without an answer in
+ * time counts as unknown. Throws {@link StoreIncident} if events are lost.
  */
 export const callGateway = async <T>(
   ports: CallPorts,
@@ -34,7 +34,7 @@ export const callGateway = async <T>(
   return bounded(clock, limit, call, () => ({ kind: 'unknown', cause: 'timeout' }));
 };
 
-/** false: the event store could not be asked in time, as in an outage. Throws {@link StoreIncident}. */
+/** Checks the log. false: the event store could not be asked in time, as in an outage. Throws {@link StoreIncident} if events are lost. */
 export const isVerified = async ({ clock, ownLog }: CallPorts, deadline: Deadline, intent: Position | null): Promise<boolean> => {
   try {
     await within(clock, Math.max(0, deadline.leftMs), ownLog.verified(intent), () => new Unavailable('no time left to check the event store'));
@@ -45,10 +45,11 @@ export const isVerified = async ({ clock, ownLog }: CallPorts, deadline: Deadlin
   }
 };
 
-/** Aborts the call after `ms`. If it does not return even then, the answer is `otherwise`. */
+/** Runs a call and aborts it after `ms`. If the aborted call does not return within {@link LAST_WORD_MS}, the result is `otherwise()`. */
 export const bounded = async <T>(clock: Clock, ms: number, call: (signal: AbortSignal) => Promise<T>, otherwise: () => T): Promise<T> => {
   const abort = new AbortController();
-  // The adapter decides what an aborted call means. The extra time is for that decision. It also bounds an adapter that never settles.
+  // The adapter decides what the outcome of an aborted call is, and gets some extra time to report it. This timer also ends the wait for an adapter
+  // that never returns.
   const late = clock.sleep(ms, abort.signal).then(async () => {
     if (!abort.signal.aborted) {
       abort.abort();
@@ -59,7 +60,7 @@ export const bounded = async <T>(clock: Clock, ms: number, call: (signal: AbortS
   try {
     return await Promise.race([call(abort.signal), late]);
   } finally {
-    // A reason of our own. Without one, every call would make a DOMException with its stack.
+    // The explicit reason saves time: without one, Node would create a DOMException with its stack for every call.
     abort.abort('done');
   }
 };

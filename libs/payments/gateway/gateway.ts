@@ -1,16 +1,18 @@
 /**
- * The gateway port: the only way to a card processor. Business results are values and never throw. The adapter alone decides `Outcome.kind`. Every
- * operation is executed at most once per reference. `finalize` can promise that a reference will never be executed.
+ * The gateway port: the only way to a card processor. Business results are return values, never exceptions. Only the adapter decides `Outcome.kind`.
+ * Every operation is executed at most once per reference. With `finalize` a gateway can promise that a reference will never be executed.
  */
 import type { Cents } from '#kernel';
 
-/** One money movement of a payment: principal and fee apart, or both in one (charge mode `combined`). */
+/** One transaction of a payment at the processor: the principal, the fee, or both together (charge mode `combined`). */
 export type Leg = 'principal' | 'fee' | 'combined';
 
-/** `reversal` takes a charge back that must not stand: an unknown one, or the principal if its fee was declined (C41). */
+/** `reversal` takes back a charge that must not stand: a charge of unknown outcome, or the principal if its fee failed (C41). */
 export type Op = 'charge' | 'void' | 'refund' | 'reversal';
 
-/** Our reference: 20 characters, a hash of attempt id, leg and operation. A new attempt has new references. A finalised reference is never used again. */
+/**
+ * Our reference: 20 characters, a hash of attempt id, leg and operation. A new attempt has new references. A finalised reference is never used again.
+ */
 export type Ref = string;
 
 export interface GatewayAccount {
@@ -56,13 +58,16 @@ export type Outcome<T> =
       readonly transactionId?: string;
     }
   | { readonly kind: 'rejected'; readonly why: RejectionReason; readonly raw?: string }
-  /** Certain that nothing happened. `answered`: the gateway said so under this reference. Otherwise no byte was sent. */
+  /**
+   * Nothing happened, for certain. `answered` true: the gateway said so for this reference. `answered` false: no byte was sent, or the gateway
+   * refused the request as a whole.
+   */
   | { readonly kind: 'not_processed'; readonly answered: boolean; readonly raw?: string }
   | { readonly kind: 'unknown'; readonly cause: 'timeout' | 'unreadable' | 'disconnected' | 'http_5xx'; readonly raw?: string };
 
 /**
- * Card data, wrapped. Logs, errors, JSON text and inspection never show it. Only a gateway adapter and the code that derives brand, last four and
- * keyed hash may call `reveal()`.
+ * Wraps card data, so that logs, errors, JSON text and inspection never show it. Only a gateway adapter and the code that derives brand, last four
+ * digits and keyed hash may call `reveal()`.
  */
 export class Secret {
   readonly #value: string;
@@ -107,7 +112,7 @@ export interface SettlementRecord {
   readonly transactionId: string;
   readonly ref?: Ref;
   readonly type: 'sale' | 'refund' | 'chargeback' | 'chargeback_reversal' | 'fee' | 'adjustment';
-  /** False: the batch came back with this transaction rejected (C67). */
+  /** False: the processor closed the batch and rejected this transaction (C67). */
   readonly accepted: boolean;
   readonly grossCents: number;
   readonly feeCents: number;
@@ -140,7 +145,7 @@ export interface VoidCall {
   readonly account: GatewayAccount;
   readonly chargeTransactionId: string;
   /**
-   * The amount to return. Default: all that remains. Less than that needs `partialVoid`. An answer with another amount counts as unreadable, so
+   * The amount to return. Default: all that remains. A smaller amount needs `partialVoid`. An answer with another amount counts as unreadable, so
    * payments always name the amount.
    */
   readonly amountCents?: Cents;
@@ -161,7 +166,7 @@ export interface ReferenceCall {
   readonly op: Op;
 }
 
-/** The gateway does not know the batch that the question names. */
+/** The gateway does not know the batch that a cursor names. */
 export class UnknownCursor extends Error {
   constructor(batchId: string) {
     super(`the gateway knows no batch ${batchId}`);
@@ -175,17 +180,20 @@ export interface PaymentGateway {
   void(call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
   refund(call: RefundCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
   /**
-   * Was this reference executed? If not, the gateway must make sure that it never will be: `never` is a promise about the future. Never throws:
-   * `cannot_tell`.
+   * Asks whether this reference was executed. If it was not, the gateway must make sure that it never will be: `never` is a promise about the future.
+   * This method never throws: if the gateway cannot be asked, the result is `cannot_tell`.
    */
   finalize(call: ReferenceCall, signal: AbortSignal): Promise<Finalized<ChargeTxn | ReversalTxn>>;
-  /** Throws when the gateway cannot be asked. */
+  /** Asks for the state of a transaction. Throws if the gateway cannot be asked. */
   lookup(call: ReferenceCall, signal: AbortSignal): Promise<LookedUp | { readonly found: 'cannot_tell' }>;
-  /** Closed batches after a cursor (a batch id), oldest first. Throws {@link UnknownCursor} before the first line, and when the gateway cannot be asked. */
+  /**
+   * The lines of closed batches after a cursor (a batch id; null: from the first batch), oldest first. If the gateway does not know the cursor,
+   * throws {@link UnknownCursor} before the first line. Throws another error if the gateway cannot be asked.
+   */
   settlements(account: GatewayAccount, cursor: string | null, signal: AbortSignal): AsyncIterable<SettlementRecord>;
 }
 
-/** The adapters of this process, by name. Null when there is none, or the account's credentials are gone (C47, C68). */
+/** Finds the adapter for a merchant account. null: this process has no adapter for it, or the account's credentials are gone (C47, C68). */
 export interface Gateways {
   find(account: GatewayAccount): PaymentGateway | null;
 }

@@ -1,6 +1,7 @@
 /**
- * The database of the keys goes back under a newer log: put back to an earlier copy, or replaced by a standby that lacked the last commits. Real
- * servers. Two processes send every known key again all the time, and no command is given. No card is charged twice.
+ * The database of the keys goes back, while the log does not. Either it is restored from an earlier copy, or a standby that lacks the last commits
+ * replaces it. The Postgres servers are real. Meanwhile two processes repeat requests with every known key, and no operator command is given. No card
+ * may be charged twice.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from '@jest/globals';
 import { execFileSync } from 'node:child_process';
@@ -22,7 +23,7 @@ import { LEASE_SECONDS } from './key-store.js';
 import { idempotencyMigrations, postgresIdempotency } from './postgres.js';
 
 const MIGRATIONS = [...eventStoreMigrations, ...idempotencyMigrations, keysFromLogMigration, claimsMigration];
-/** Nothing here survives the machine. */
+/** The data of this test need not survive a crash of the machine. */
 const SETTINGS = { fsync: 'off', restore_command: '/bin/false' };
 
 let ground: Ground;
@@ -113,11 +114,11 @@ const send = async (requests: readonly Request[]): Promise<Answer[]> => {
 
 const isOpen = () => processes.every(({ claims }) => claims.isOpen);
 const allClosed = () => processes.every(({ claims }) => !claims.isOpen);
-/** Only the database's clock counts, so time passes by changing the time that is written. */
+/** Only the database's clock counts. So the test moves the stored time back to end the lease. */
 const leaseEnds = (pool: Pool) => pool.query(`update key_claims set noticed_at = noticed_at - make_interval(secs => $1)`, [LEASE_SECONDS]);
 const copy = (from: string, to: string) => execFileSync('cp', ['-a', join(folder, from), join(folder, to)]);
 
-/** The server gets an earlier copy of its files, as it is or promoted to a timeline of its own. */
+/** The two losses. In both the server gets an earlier copy of its files. In the second it is also promoted to a new timeline. */
 const LOSSES = [
   ['was put back to an earlier copy', null],
   ['was replaced by a standby that lacked the last commits', 'recovery.signal'],
@@ -141,7 +142,7 @@ test.each(LOSSES)(
     await eventually(() => processes[0]!.pool.query('select').then(Boolean, () => false));
     expect(isOpen()).toBe(true);
 
-    // The server lacks the keys of these.
+    // The earlier copy lacks the keys of these requests.
     const late = Array.from({ length: 6 }, chargeOf);
     await sendFirst(late);
     const charged = [...early, ...late].map((request) => read<{ id: string }>(answers.get(request)!).data.id);
@@ -184,7 +185,7 @@ test.each(LOSSES)(
     expect((await house.truth()).length).toBe(money);
     for (const [request, first] of answers) for (const process of processes) expect(await request(process)).toEqual({ ...first, replayed: true });
     expect(processes.some(({ logged }) => logged.some((line) => line.includes('went back or was exchanged')))).toBe(true);
-    // New keys are claimed again, and a restart finds nothing to notice.
+    // New keys are claimed again, and a restarted process notices no loss.
     await send([chargeOf(), chargeOf()]);
     await processes[1]!.stop();
     processes[1] = openProcess('b');

@@ -1,14 +1,15 @@
 /**
- * Whether keys may be claimed. After a start, and after the database of the keys went back or was exchanged, rows may be missing whose intents lie in
- * the log. Until the subscriber `keys` has made them, nothing is claimed (C76).
+ * Decides whether keys may be claimed. The database of the keys "goes back" if it is restored to an earlier state. After that, or after a start or an
+ * exchange of the database, it may lack rows of keys whose intents are in the log. No key is claimed until the subscriber `keys` has made these rows
+ * (C76).
  *
- * Claims open when the subscriber's checkpoint has passed a head of the log, never after a time alone. That checkpoint goes back with its database.
- * After a start it must pass the head that was read then. After the database went back, requests that were claimed before may still append intents
- * for as long as their lease runs. So the head is read when the lease is over.
+ * Claims open when the subscriber's checkpoint has reached a head of the log that was read before. Time alone never opens them. The checkpoint is in
+ * the same database and goes back with it. After a start, the head is read at once. After the database went back, requests with earlier claims may
+ * still append intents until their lease ends. So the head is read only after that.
  *
- * Every new connection is compared before its first use, and one of them once a second. If a database does not continue from the place that this
- * process saw last, the claims of all processes are closed. All connections are then made anew, since old ones may lead to a server that was
- * replaced.
+ * Every new connection is compared before its first use, and one open connection once a second. If a database does not continue from the place that
+ * this process saw last, the claims of all processes are closed. This process then makes all its connections anew, since old ones may lead to a
+ * server that was replaced.
  */
 import { readFileSync } from 'node:fs';
 import { mkdir, rename, writeFile } from 'node:fs/promises';
@@ -31,13 +32,13 @@ import {
 import { LEASE_SECONDS } from './key-store.js';
 import { KEYS_FROM_LOG } from './from-log.js';
 
-/** Between two looks at the database while claims are open, and while they are closed. */
+/** Time between two comparisons with the database, while claims are open and while they are closed. */
 const LOOK_EVERY_MS = { open: 1_000, closed: 250 };
-/** A start waits this long for its first opening. Then it goes on with closed claims. */
+/** A start waits this long for claims to open. Then it goes on with closed claims. */
 const START_WAIT_MS = 3_000;
-/** One try to bring the subscriber to the head. The next one goes on where it ended. */
+/** Time limit of one try to bring the subscriber to the head. The next try continues from there. */
 const CATCH_UP_MS = 2_000;
-/** Between two error lines about the same. */
+/** A message is logged at most once in this time. */
 const REPORT_EVERY_MS = 60_000;
 
 export const claimsMigration: Migration = {
@@ -52,24 +53,24 @@ export const claimsMigration: Migration = {
 export interface Claims {
   /** true: a key may be claimed. */
   readonly isOpen: boolean;
-  /** Resolves after the first try to open claims in this process. */
+  /** Starts the gate if it is not running. Resolves when claims are open, but after 3 s at the latest. */
   begun(): Promise<void>;
 }
 
-/** The database of the keys, a port. */
+/** The port to the database of the keys. */
 export interface ClaimsDatabase {
   place(): ReturnType<typeof databasePlace>;
-  /** The last notice of any process: its time as text, and how long ago that was. null: nobody has noticed anything yet. */
+  /** When a process last noticed that the database went back: the time as text, and the seconds since then. null: no process has noticed this yet. */
   noticed(): Promise<{ readonly at: string | null; readonly secondsAgo: number | null }>;
-  /** Tells all processes of a notice. */
+  /** Records in the database that it went back, so that all processes learn it. */
   notice(): Promise<void>;
-  /** The position of the subscriber `keys`, over a connection of the keys: another pool may lead to another server. */
+  /** The checkpoint of the subscriber `keys`. It is read over a connection of the keys, since another pool may lead to another server. */
   position(): Promise<string>;
-  /** Ends all connections: old ones may lead to a server that was replaced. */
+  /** Ends all connections, since old ones may lead to a server that was replaced. */
   reconnect(): void;
 }
 
-/** Where a process keeps the place of the database. It outlives the process, and does not go back with the database. */
+/** Stores the place of the database outside the database. So it outlives the process, and does not go back with the database. */
 export interface KeptPlace {
   read(): DatabasePlace | null;
   write(place: DatabasePlace): Promise<void>;
@@ -84,7 +85,7 @@ export interface ClaimsGateOptions {
   readonly ownLog: Pick<LogGate, 'incident'>;
   readonly clock: Clock;
   readonly log: Pick<Logger, 'info' | 'warn' | 'error'>;
-  /** A simulation asks for fewer looks. */
+  /** A simulation sets longer times, to compare less often. */
   readonly lookEveryMs?: typeof LOOK_EVERY_MS;
 }
 
@@ -93,11 +94,11 @@ export class ClaimsGate implements Claims {
   /** The furthest place of the database that this process knows. */
   private seen: DatabasePlace | null;
   private written = '';
-  /** Rises with every notice of this process. */
+  /** Counts how often this process noticed that the database went back. */
   private notices = 0;
-  /** Notices that the database does not know yet. */
+  /** True while this process has noticed that the database went back, but has not recorded it in the database. */
   private untold = false;
-  /** The shared notice after which claims were opened. */
+  /** The newest notice in the database when this process opened its claims. */
   private openedAfter: string | null = null;
   private readonly stopped = new AbortController();
   private running: { readonly begun: Promise<void>; readonly done: Promise<void> } | null = null;
@@ -107,7 +108,7 @@ export class ClaimsGate implements Claims {
     this.seen = options.kept.read();
   }
 
-  /** Compares a new connection of the keys, by its place. Throws if it must not be used. */
+  /** Compares the place of a new connection. Throws if the connection must not be used. */
   readonly verify = async (place: ClaimsDatabase['place']): Promise<void> => {
     if (!(await this.isSameDatabase(place))) throw new DatabaseUnavailable('the database of the keys went back');
   };
@@ -150,7 +151,7 @@ export class ClaimsGate implements Claims {
 
   /** false: the database went back, or is another one. Claims are closed then. */
   private async isSameDatabase(ask: ClaimsDatabase['place']): Promise<boolean> {
-    // Connections are compared at the same time. Each must follow the place that was known when it was asked.
+    // Several connections may be compared at the same time. Each must continue from the place that was known before it was asked.
     const before = this.seen;
     const place = await ask();
     if (place === 'standby') throw new DatabaseUnavailable('the database of the keys is a standby');
@@ -180,7 +181,7 @@ export class ClaimsGate implements Claims {
     );
   }
 
-  /** Opens claims if that is safe now. Closes them if another process has noticed something. */
+  /** Opens claims if that is safe now. Closes them if another process has noticed that the database went back. */
   private async look(): Promise<void> {
     const { database, store, keys, ownLog, log } = this.options;
     if (!(await this.isSameDatabase(() => database.place()))) return;
@@ -208,7 +209,7 @@ export class ClaimsGate implements Claims {
 
   private async keepPlace(): Promise<void> {
     const text = JSON.stringify(this.seen);
-    // Until the database holds the notice, the old place stays in the file, so that the next start notices the loss again.
+    // Until the notice is recorded in the database, the old place stays in the file. So the next start would notice the loss again.
     if (this.seen === null || this.untold || text === this.written) return;
     await this.options.kept.write(this.seen);
     this.written = text;
@@ -222,7 +223,7 @@ export class ClaimsGate implements Claims {
   }
 }
 
-/** `pools`: those of the keys, the one for claims first. */
+/** `pools`: the pools of the keys. The first one is the pool for claims. */
 export const postgresClaims = (pools: readonly [Pool, ...Pool[]]): ClaimsDatabase => ({
   place: () => databasePlace(pools[0]),
   noticed: async () => {
@@ -268,7 +269,7 @@ export const placeFile = (folder: string): KeptPlace => {
   };
 };
 
-/** The pools of the keys, and the gate that compares each of their connections. */
+/** Opens the pools of the keys, and the gate that compares each of their connections. */
 export const openClaims = (
   open: (which: 'claims' | 'completions', verify: NonNullable<PoolOptions['verify']>) => Pool,
   folder: string,

@@ -1,4 +1,6 @@
-/** Keys from the log: whatever the database of the keys has lost, a retry gets the answer of its first request, and no money moves twice. */
+/**
+ * Tests keys from the log. Whatever rows the database of the keys has lost, a retry gets the answer of its first request, and no money moves twice.
+ */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { Unavailable } from '#eventstore';
 import { answerEncoder } from '../../../apps/answers.js';
@@ -30,7 +32,7 @@ const ports = (): KeysFromLogPorts => ({
   answers: answerEncoder,
   clock: house.clock,
 });
-/** Compares the whole log, in batches of so many events. */
+/** Compares the whole log with the rows, in batches of `size` events. */
 const compare = async (size = 1_000): Promise<ComparedKeys> => {
   const total = { restored: 0, corrected: 0, unchanged: 0 };
   for await (const events of house.store.readAll(null, { streamPrefixes: ['payment-'] }))
@@ -48,7 +50,7 @@ const rows = async () => {
   return rows;
 };
 const loseKeys = () => ground.pool.query('delete from idempotency_key where api_account_id = $1', [house.accountId]);
-/** A copy of the keys, and the way back to it. */
+/** Copies the rows of the keys. Returns a function that restores this copy. */
 const copyKeys = async () => {
   const copied = await rows();
   return async () => {
@@ -63,7 +65,7 @@ const copyKeys = async () => {
 const leasesEnd = () =>
   ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where lease_until is not null`);
 const charged = async (card: string = CARDS.approved) => (await house.charge({ card })).id;
-/** Every movement of money at the bank that was executed. */
+/** The number of money movements that the simulator has executed. */
 const moved = async () => (await house.truth()).filter(({ result }) => result === 'approved').length;
 /** The store sleeps between retries, so the clock is put forward until the call ends. */
 const hurry = async <T>(call: Promise<T>): Promise<T> => {
@@ -76,10 +78,10 @@ const hurry = async <T>(call: Promise<T>): Promise<T> => {
   return call;
 };
 
-/** A request with a key: sends it once more each time it is called. */
+/** A request with a key. Each call sends the request again. */
 type Request = () => Promise<Answer>;
 
-/** Every end of a request that reached the log. The title names the state of its key. */
+/** Every way in which a request that reached the log can end, with the state of its key after that. null: the key was given back. */
 const ENDS: readonly (readonly [title: string, state: string | null, status: number, begin: () => Promise<Request>])[] = [
   ['a charge', 'completed', 200, async () => chargeWith(CARDS.approved)],
   ['a decline', 'completed', 402, async () => chargeWith(CARDS.declined)],
@@ -132,7 +134,7 @@ const voidOf = (id: string): Request => {
   const key = house.key();
   return () => house.voidWithKey(key, id);
 };
-/** The first answer once more without its request. Then the request. */
+/** The first call returns the known first answer without sending a request. Later calls send the request. */
 const replayOf = (first: Answer, request: Request): Request => {
   let sent = false;
   return () => (sent ? request() : ((sent = true), Promise.resolve(first)));
@@ -200,7 +202,9 @@ describe('a released key that was lost is made again bound to its attempt', () =
 
 describe('a key that got the result of another attempt (C38)', () => {
   const ASKED = { includeFee: true };
-  /** A refund of which the fee came back although its caller was told 502. Another key asks for the same, and is told its result. */
+  /**
+   * Makes a refund whose fee was returned, although its caller got a 502. A request with another key asks for the same refund and gets its result.
+   */
   const told = async () => {
     const id = await charged();
     await ground.bank.arm({ match: { call: 'void', leg: 'fee' }, ...UNKNOWN });
@@ -265,7 +269,7 @@ describe('the rows went back to an earlier copy', () => {
     const second = await request();
     expect(second.status).toBe(200);
     await goBack();
-    // The intents are read one at a time, as a subscriber may do.
+    // The events are compared one at a time, as a subscriber may do.
     expect(await compare(1)).toMatchObject({ corrected: 1, restored: 0 });
     expect(await request()).toEqual({ ...second, replayed: true });
     expect(read(await request()).status).toBe(200);
@@ -274,7 +278,7 @@ describe('the rows went back to an earlier copy', () => {
   test('a key that was claimed, given back and claimed again since: the row of the first claim is replaced', async () => {
     const id = await charged();
     const key = house.key();
-    // A claim without an intent, which lasts until the copy is made.
+    // This claim has no intent, and holds the key until the copy is made.
     const { idempotency } = house.services;
     const claimed = await idempotency.claim({ ...house.received(key, 'other'), accountId: house.accountId, key, operation: `refund:${id}` });
     const goBack = await copyKeys();

@@ -1,12 +1,12 @@
 /**
- * Keys from the log: a row that the database lost is made again. Every intent names the key of its request. So does the event by which a key got the
- * result of another attempt (C18, C38). Both are called keyed events here.
+ * Makes rows of keys again from the log, if the database has lost them. Every intent names the key of its request. The event that gives a key the
+ * result of another attempt names that key, too (C18, C38). Both kinds are called keyed events here.
  *
- * The subscriber compares each keyed event with its row. Its checkpoint lies in the database of the keys and goes back with it. So after a restore it
- * reads again every event that the rows may lack. While nothing is lost it only moves.
+ * The subscriber compares each keyed event with its row. Its checkpoint is in the database of the keys and goes back with it. So after a restore it
+ * reads every event again whose row may be missing. If no row is missing, it only moves its checkpoint.
  *
- * A row of the newest attempt is correct in every state, because a claim continues from the stream (T6 to T8). Some keyed events have no row in
- * ordinary operation either: those that gave their key back, and those whose key has expired. No row is made for them.
+ * If a row names the newest attempt, it is correct in every state, because a claim continues from the stream (T6 to T8). Two kinds of keyed events
+ * have no row in ordinary operation: their request gave the key back, or the key has expired. No row is made for them.
  */
 import { type EventStore, type Projection, readStreams, type Recorded, Unavailable } from '#eventstore';
 import { type Clock, fold } from '#kernel';
@@ -31,12 +31,12 @@ import { postgresKeyRows } from './postgres.js';
 /** Name of the subscriber and of its checkpoint. */
 export const KEYS_FROM_LOG = 'keys';
 
-/** An event is compared with its row a moment later. Until then events are gathered, so that one statement reads many rows. */
+/** The subscriber gathers events for this long before it compares them, so that one statement reads many rows. */
 const GATHER_MS = 1_000;
 
 /**
- * An installation that is older than the subscriber begins at the reactor that is furthest behind. Its checkpoint lies in the same database, so every
- * key before it has its row.
+ * If the installation is older than this subscriber, the subscriber begins at the lowest checkpoint of the other reactors. That checkpoint is in the
+ * same database, so every key from before it has its row.
  */
 export const keysFromLogMigration: Migration = {
   name: '0033-keys-from-log',
@@ -49,7 +49,7 @@ export const keysFromLogMigration: Migration = {
 
 export interface KeysFromLogPorts {
   readonly store: Pick<EventStore, 'read' | 'readStreams'>;
-  /** Of the key store: the same bytes for the same result. */
+  /** The encoder of the key store, so that the same result gives the same bytes. */
   readonly answers: AnswerEncoder;
   readonly clock: Clock;
   /** As the key store keeps them. */
@@ -66,7 +66,7 @@ export const keysFromLog = (ports: KeysFromLogPorts & { readonly log: Pick<Logge
   },
 });
 
-/** Keys that were made, that were bound to another attempt, and that were right. */
+/** Counts of keys: rows that were made, rows that were bound to another attempt, and rows that were right. */
 export interface ComparedKeys {
   readonly restored: number;
   readonly corrected: number;
@@ -76,8 +76,8 @@ export interface ComparedKeys {
 type LoggedKey = Pick<RestoredKey, 'key' | 'paymentId' | 'attemptId' | 'at'>;
 
 /**
- * Makes the rows that these events lack. Throws Unavailable, and changes nothing, if a request with such a key is running: its row
- * cannot be judged before its end.
+ * Makes the rows that these events lack. If a request with such a key is running, its row cannot be compared yet: then throws Unavailable and changes
+ * nothing.
  */
 export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events: readonly Recorded[]): Promise<ComparedKeys> => {
   const logged = newestOfEachKey(events);
@@ -102,7 +102,7 @@ export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events
   return { restored, corrected, unchanged: logged.length - wrong.length };
 };
 
-/** The keyed events. Of one key the newest counts. */
+/** The newest keyed event of each key. */
 const newestOfEachKey = (events: readonly Recorded[]): readonly LoggedKey[] => {
   const newest = new Map<string, LoggedKey>();
   for (const recorded of events) {
@@ -124,7 +124,7 @@ const keyOf = (event: PaymentEvent): Pick<LoggedKey, 'key' | 'attemptId'> | null
   return { key: data.idempotency!, attemptId: type === 'ReversalAcknowledged' ? data.toldAs! : data.attemptId };
 };
 
-/** The row that the stream asks for. null: in ordinary operation there is none. */
+/** The row that the key must have by its stream. null: in ordinary operation the key has no row. */
 const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one: LoggedKey, events: readonly PaymentEvent[]): RestoredKey | null => {
   const { key, paymentId, attemptId } = one;
   const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, state, answer });
@@ -138,7 +138,7 @@ const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one
     return row(events.length === 1 ? 'in_progress' : 'reserved');
   }
 
-  // A later attempt of the same key has an event of its own.
+  // Only the newest event of a key counts. If there is a later attempt, it has an event of its own.
   const newest = events.findLast((other) => isSameKey(keyOf(other)?.key, key));
   if (!newest || keyOf(newest)!.attemptId !== attemptId) return null;
   const payment = fold(decider, events);
@@ -150,7 +150,7 @@ const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one
   if (payment.phase !== 'charged' || !attempt) return null;
   if (isOld && attempt.ended) return null;
   if (gaveKeyBack(attempt, payment.legs.some(({ settlementRejected }) => settlementRejected))) return null; // prettier-ignore
-  // The request got a 5xx, or vanished. A repeat finds the result in the stream (C17).
+  // The request got a 5xx, or vanished. A repeated request finds the result in the stream (C17).
   if (attempt.fenced || attempt.ended?.outcome === 'never_executed' || attempt.ended?.outcome === 'partial') return row('released');
   if (!attempt.ended) return row('in_progress');
   if (attempt.ended.outcome === 'rejected') return row('completed', answers.failure(rejectedVoid()));
@@ -176,25 +176,26 @@ const gaveKeyBack = ({ operation, toldPartial, ended, fenced }: ReversalAttempt,
     : ended?.outcome === 'rejected' && !fenced;
 
 /**
- * True if the row holds an earlier attempt, because the database went back. false: a later request holds the key. Throws Unavailable while a request
- * runs under the key: it may have renewed its attempt without an intent yet.
+ * True if the row is older than the log's event, because the database went back. False if a later request holds the key. Throws Unavailable while a
+ * request runs under the key, since it may have a new attempt without an intent.
  */
 const isOlder = ({ key, attemptId }: RestoredKey, before: FoundKey, stream: readonly Recorded[]): boolean => {
   if (before.isFree) return true;
   if (before.isLeased) throw new Unavailable(`the key of attempt ${attemptId} belongs to a running request`);
   if (key.operation === 'create' || before.state === 'in_progress') return true;
-  // The row of this refund or void ended under another attempt. If no event names that attempt, it never began, so it is later.
+  // The row of this refund or void has ended under another attempt. If an event names that attempt, the row is older. If no event names it, that
+  // attempt never began, so the row is later.
   return stream.some(({ data }) => {
     const { attemptId, toldAs } = data as { readonly attemptId?: string; readonly toldAs?: string };
     return attemptId === before.attemptId || toldAs === before.attemptId;
   });
 };
 
-/** A request with a key runs no longer than its lease. */
+/** How long a rebuild waits for a running request. A request with a key runs no longer than its lease. */
 const WAIT_FOR_REQUEST_MS = LEASE_SECONDS * 1_000 + 5_000;
 const LOOK_AGAIN_MS = 500;
 
-/** `payfold keys rebuild`: compares every keyed event of the last hours, in transactions of their own. */
+/** `payfold keys rebuild`: compares every keyed event of the last `hours` hours. Each batch of events has a transaction of its own. */
 export const rebuildKeys = async (ports: KeysFromLogPorts & { readonly store: EventStore }, pool: Pool, hours: number): Promise<ComparedKeys> => {
   const { clock } = ports;
   const total = { restored: 0, corrected: 0, unchanged: 0 };

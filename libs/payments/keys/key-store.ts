@@ -1,12 +1,15 @@
-/** The port of the key store: one row for each idempotency key, claimed with a lease and a fence (C12–C20). The payment's own stream says what was executed. */
+/**
+ * The port of the key store. Each idempotency key has one row, which a request claims with a lease and a fence (C12–C20). Only the payment's own
+ * stream says which calls were executed.
+ */
 
 import type { RecordedKey } from '../payment.js';
 
-/** Longer than a request may take (28 s). So no other request can take over a key while its owner still runs (C42). */
+/** Longer than a request may take (28 s), so that no other request takes over a key while its owner still runs (C42). */
 export const LEASE_SECONDS = 60;
 /** Specification, Limits; operators may keep keys longer (C20). */
 export const KEEP_HOURS = 24;
-/** The longest wait that C19 asks of a caller. */
+/** The longest time that an answer asks a caller to wait (C19). */
 export const MAX_RETRY_AFTER_SECONDS = 5;
 
 /** `create`, `refund:<paymentId>` or `void:<paymentId>`: a key belongs to one operation on one path (C12). */
@@ -15,7 +18,7 @@ export type Operation = 'create' | `refund:${string}` | `void:${string}`;
 /** The text that a key is bound to, without the cvv (C13). Only keyed hashes of it are kept. */
 export interface RequestText {
   readonly fingerprintText: string;
-  /** The same with the card's last four digits instead of its number, for the hash that the log keeps for ever. */
+  /** The same text with the card's last four digits instead of its number. The log keeps a hash of it for ever. */
   readonly loggedText: string;
 }
 
@@ -25,7 +28,7 @@ export interface ClaimRequest extends RequestText {
   readonly operation: Operation;
 }
 
-/** The row is ours until the lease ends. `tookOver`: an earlier owner vanished, or its key was released. */
+/** The row belongs to this request until the lease ends. `tookOver`: the row existed before, since an earlier owner vanished or released the key. */
 export interface Owned {
   readonly kind: 'owned';
   readonly fence: string;
@@ -34,7 +37,7 @@ export interface Owned {
   readonly attemptId: string;
 }
 
-/** An answer as the edge encoded it. The key store keeps it and gives it back; only the edge reads it. */
+/** An answer as the HTTP edge encoded it. The key store keeps it and gives it back. Only the edge reads its content. */
 export interface StoredAnswer {
   readonly status: number;
   readonly body: string;
@@ -47,18 +50,18 @@ export type Claim =
   | { readonly kind: 'in_progress'; readonly retryAfterSeconds: number }
   | { readonly kind: 'reserved'; readonly paymentId: string };
 
-/** `unrecorded`: no event holds the answer, so a takeover could not make it again. It must survive a crash of the database. */
+/** `unrecorded`: no event holds the answer, and a takeover could not make it again. So the row must survive a crash of the database. */
 export type KeyEnding =
   | { readonly to: 'completed'; readonly answer: StoredAnswer; readonly unrecorded?: boolean }
   | { readonly to: 'reserved' | 'released' | 'given_back' };
 
-/** The row's identity, kept hashed. */
+/** Identifies the row of a key. The key itself is stored only as a hash. */
 export interface KeyName {
   readonly accountId: string;
   readonly keyHash: Buffer;
 }
 
-/** The facts that a key was bound to at its claim. */
+/** The account, payment and attempt that a key was bound to when it was claimed. */
 export interface Bound {
   readonly accountId: string;
   readonly paymentId: string;
@@ -66,14 +69,14 @@ export interface Bound {
 }
 
 export interface IdempotencyStore {
-  /** Claims or takes over a key in one statement. If the store cannot be asked, it throws: the outcome of the claim is then unknown. */
+  /** Claims or takes over a key in one statement. Throws if the store does not answer; then it is unknown whether the key is claimed. */
   claim(request: ClaimRequest): Promise<Claim>;
   /**
-   * The finding of a claim, without claiming. null: a claim would own the key, since there is no row, it begins anew, or it is taken over. If the store
-   * cannot be asked, it throws.
+   * The answer that a claim would give, without claiming. null: a claim would own the key, since it has no row, its row has expired, or its row can
+   * be taken over. Throws if the store does not answer.
    */
   look(request: ClaimRequest): Promise<Exclude<Claim, Owned> | null>;
-  /** Finishes the key as the owner of that fence. false: the row has another owner now (T10). */
+  /** Finishes the key for the owner with this fence. false: the row has another owner now (T10). */
   finish(name: KeyName, fence: string, ending: KeyEnding): Promise<boolean>;
   /** Stores a new attempt id under the fence, before the intent of the attempt is appended (C17). false: the fence is lost. */
   renewAttempt(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
@@ -81,23 +84,26 @@ export interface IdempotencyStore {
   name(accountId: string, key: string): KeyName;
   /** The key as an intent records it. */
   recorded(request: ClaimRequest): RecordedKey;
-  /** Claims rows of creates whose lease is over, for the sweeper (T7). */
+  /** Takes over the keys of creates whose lease has ended, for the sweeper (T7). */
   takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
-  /** Deletes expired rows, `limit` at once; a `reserved` row only if its payment is resolved (C16, T12). `stop` ends it after the rows at hand. */
+  /**
+   * Deletes expired rows, `limit` at a time. A `reserved` row is deleted only if its payment is resolved (C16, T12). After `stop` aborts, no further
+   * batch is begun.
+   */
   purge(limit: number, resolved: (bound: Bound) => Promise<boolean>, stop?: AbortSignal): Promise<number>;
   /** True when the store can be written. */
   ping(): Promise<boolean>;
 }
 
-/** A row that was made from the log: the newest attempt of a key, and the end that the payment's stream says. */
+/** A row that is made from the log: the newest attempt of a key, and the state that follows from the payment's stream. */
 export interface RestoredKey {
   readonly key: RecordedKey;
   readonly paymentId: string;
   readonly attemptId: string;
-  /** RFC 3339: when the intent was recorded. The key is kept from then on. */
+  /** RFC 3339: when the event that names the key was recorded. The time for which a key is kept begins then. */
   readonly at: string;
   readonly state: 'in_progress' | 'completed' | 'reserved' | 'released';
-  /** Of a completed key. */
+  /** Only a completed key has an answer. */
   readonly answer: StoredAnswer | null;
 }
 
@@ -106,22 +112,25 @@ export interface FoundKey {
   readonly fence: string;
   readonly attemptId: string;
   readonly state: RestoredKey['state'];
-  /** A request may be running under it. */
+  /** True if a request may still be running under this key. */
   readonly isLeased: boolean;
-  /** The next claim begins anew. */
+  /** True if the next claim begins a new request under this key. */
   readonly isFree: boolean;
 }
 
-/** The rows of keys, a port: compared with the log, and made from it. Postgres and the simulation keep one contract (test/support/key-store.contract.ts). */
+/**
+ * The port to the rows of keys, to compare them with the log and to make them from it. Postgres and the simulation pass the same contract tests
+ * (test/support/key-store.contract.ts).
+ */
 export interface KeyRows {
-  /** In the order of the names. null: there is no row. */
+  /** Finds rows, in the order of `names`. null: there is no row. */
   find(names: readonly KeyName[]): Promise<readonly (FoundKey | null)[]>;
   /**
-   * Makes rows. Each row replaces the row with the fence `replaces`; null: it replaces no row. Returns how many it made. A row that has changed
-   * meanwhile stays as it is.
+   * Makes rows. `replaces` is the fence of the existing row that a row replaces; null: it replaces no row. If the existing row has changed in the
+   * meantime, it stays as it is. Returns the number of rows that were made.
    */
   restore(rows: readonly { readonly row: RestoredKey; readonly replaces: string | null }[]): Promise<number>;
 }
 
-/** The identity of the row of a key in the log. */
+/** The name of the row that belongs to a key in the log. */
 export const keyNameOf = ({ keySpace, keyHash }: RecordedKey): KeyName => ({ accountId: keySpace, keyHash: Buffer.from(keyHash, 'hex') });

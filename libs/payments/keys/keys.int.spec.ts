@@ -1,4 +1,4 @@
-/** The key store on real Postgres (T1–T12), and what `onceByKey` makes of a request's result (C12–C20). */
+/** Tests the key store on real Postgres (T1–T12), and how `onceByKey` finishes a key after each result of a request (C12–C20). */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { memoryEventStore } from '#eventstore';
@@ -40,7 +40,7 @@ afterAll(async () => {
 });
 
 const ACCOUNT = ids.uuid();
-/** Fixed, since titles name it: mutation testing selects tests by title. */
+/** The id is fixed, since test titles contain it: mutation testing selects tests by title. */
 const PAYMENT = '0191b6a3-91c2-7d3e-8f40-15263748596a';
 let drawn = 0;
 const newKey = () => `key-${++drawn}`;
@@ -124,7 +124,7 @@ const rowOf = async (key: string, accountId = ACCOUNT) => {
   return rows[0];
 };
 const stateOf = async (key: string) => (await rowOf(key))?.state;
-/** The database's clock is the only one that counts, so time passes by moving what is written. */
+/** Only the database's clock counts. So the test moves a stored time back to let time pass. */
 const moveBack = (column: 'lease_until' | 'expires_at', { accountId, keyHash }: KeyName, agoSeconds: number) =>
   pool.query(`update idempotency_key set ${column} = clock_timestamp() - make_interval(secs => $3) where api_account_id = $1 and key_hash = $2`, [
     accountId,
@@ -167,7 +167,7 @@ describe('the content of the table (1.7)', () => {
     const without = new KeyRing('k2', new Map([['k2', randomBytes(32)]]));
     const key = newKey();
     await own(key);
-    // The row's name survives only under the same naming key; a fingerprint that cannot be compared never counts as equal.
+    // The row gets the name that the new ring computes. But the new ring cannot compute its fingerprint, so the fingerprint never counts as equal.
     await pool.query('update idempotency_key set key_hash = $2 where key_hash = $1', [
       name(key).keyHash,
       postgresIdempotency(pool, without, ids).name(ACCOUNT, key).keyHash,
@@ -188,7 +188,7 @@ describe('the content of the table (1.7)', () => {
 });
 
 describe('a row that comes and goes between the claim and the look at it', () => {
-  /** The same connections, and a step before each statement of the claim. */
+  /** A key store on the same connections. It awaits `step` before each statement of a claim. */
   const stepping = (step: (statement: 'claim' | 'find') => Promise<unknown>): IdempotencyStore =>
     postgresIdempotency(
       Object.assign(Object.create(pool) as Pool, {
@@ -328,7 +328,7 @@ describe('the state of a key after an answer (C15–C17)', () => {
     expect(answer.body).not.toContain('secret');
   });
   test('C17: a refusal of a *retried* refund or void does not loosen the key from its attempt', async () => {
-    // Otherwise a caller could get 504, then 503 without credentials, and then begin a second refund under the same key.
+    // Otherwise a caller could get a 504, then a 503 because the gateway is not configured, and then begin a second refund under the same key.
     for (const error of [
       failed('GATEWAY_NOT_CONFIGURED'),
       failed('INVALID_STATE'),

@@ -30,31 +30,33 @@ export interface KeyPorts {
   readonly log: Logger;
 }
 
-/** `replayed`: an earlier request executed this, so the edge sends it as a replay (specification, Idempotency 1). */
+/** `replayed`: an earlier request executed this, so the edge marks the answer as a replay (specification, Idempotency 1). */
 export interface Executed<View> {
   readonly view: View;
   readonly replayed: boolean;
 }
 
-/** The view of a request, or the answer that an earlier request under its key left. A refusal is thrown as a ServiceError. */
+/** The view that a request made, or the stored answer of an earlier request under its key. A refusal is thrown as a ServiceError. */
 export type Answered<View> = Executed<View> | { readonly stored: StoredAnswer };
 
 export type Result<View> = { readonly view: View } | { readonly error: ServiceError };
 
-/** A claimed request. `recorded`: its key, for the intent. `renew` binds the key to a new attempt. */
+/** The owner of a claimed key. `recorded`: the key as the intent names it. `renew` binds the key to a new attempt and returns its id. */
 export type Owner = Owned & { readonly recorded: RecordedKey; renew(): Promise<string> };
 
 /** The work of a claimed request. It throws refusals as ServiceErrors. */
 export interface KeyedWork<View> {
   /** Executes the request. With a key, `owner` names the payment and attempt of the claim; without one it is null. */
   run(owner: Owner | null): Promise<Executed<View>>;
-  /** A create whose owner vanished: finished from the stream, never executed again (T7). Refunds and voids go on in `run`. */
+  /**
+   * Finishes a create whose owner vanished, from its stream. The create is never executed again (T7). Refunds and voids continue in `run` instead.
+   */
   takeOver?(owner: Owned): Promise<Result<View> | 'reserved' | 'cannot_tell'>;
   /** The refusal for a reserved key (C16, C64). */
   reconciliationRequired?(paymentId: string): Promise<ServiceError>;
 }
 
-/** Runs a request at most once for its key. A request without a key just runs. Throws ServiceErrors only. */
+/** Runs a request at most once for its key. A request without a key is simply run. Throws ServiceErrors only. */
 export const onceByKey = async <View>(
   ports: KeyPorts,
   request: Omit<ClaimRequest, 'key'> & { readonly key: string | null },
@@ -86,7 +88,8 @@ export const onceByKey = async <View>(
   const name = idempotency.name(request.accountId, key);
   const owned = claim;
   if (!claims.isOpen) {
-    // Claims were closed while this claim waited for a connection. A new row is given back, since it may hide a lost one. An older row stays.
+    // Claims were closed while this claim waited for a connection. If the claim made a new row, the row is given back, since it may take the place of
+    // a lost one. If the row existed before, it stays.
     if (!owned.tookOver) await finishOrLeave(ports, name, owned, { to: 'given_back' });
     throw idempotencyUnavailable();
   }
@@ -99,7 +102,7 @@ export const onceByKey = async <View>(
   };
   const result = await resultOf(() => work.run({ ...owned, recorded: idempotency.recorded({ ...request, key }), renew }), log);
   const ending = endingOf(request.operation, result, answers);
-  // If a retry is refused, the key stays bound to the attempt of the first try (C17). If the key were given back, the next retry would return money a
+  // If a retry is refused, the key stays bound to the attempt of the first try (C17). If the key were given back, the next retry could return money a
   // second time.
   const stillBound = owned.tookOver && ending.to === 'given_back';
   await finishOrLeave(ports, name, owned, stillBound ? { to: 'released' } : ending);
@@ -107,8 +110,8 @@ export const onceByKey = async <View>(
 };
 
 /**
- * While an incident of the event store is open or claims are closed, nothing begins (C76). An answer that was given is given again. In every other
- * case the log or the key store may have lost what the key stands for.
+ * Answers while an incident of the event store is open or claims are closed. No request begins then (C76). If the key has a stored answer, that
+ * answer is given again. Otherwise `otherwise()` is thrown, since the log or the key store may have lost what happened under the key.
  */
 const lookOnly = async <View>({ idempotency }: KeyPorts, request: ClaimRequest | null, otherwise: () => ServiceError): Promise<Answered<View>> => {
   const found = request && (await idempotency.look(request).catch(() => null));
@@ -117,7 +120,10 @@ const lookOnly = async <View>({ idempotency }: KeyPorts, request: ClaimRequest |
   throw otherwise();
 };
 
-/** The outcome is durable. If the key cannot be finished now, its lease ends later, and a takeover finishes it from the stream (S5). */
+/**
+ * Finishes the key. The outcome is durable already. So if the key cannot be finished now, a takeover finishes it from the stream after the lease has
+ * ended (S5).
+ */
 const finishOrLeave = ({ idempotency, log }: KeyPorts, name: KeyName, { fence }: Owned, ending: KeyEnding): Promise<unknown> =>
   idempotency.finish(name, fence, ending).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be finished'));
 
@@ -165,12 +171,12 @@ const inProgress = (retryAfterSeconds: number) =>
 /** The end of a key after its request (C15–C17). */
 const endingOf = (operation: Operation, result: Result<unknown>, answers: AnswerEncoder): KeyEnding => {
   if ('view' in result || isFinal(result.error))
-    // A void of a settled leg is refused without an event. Later the same question may have another answer (C27).
+    // A void of a settled leg is refused without an event. If the same request came later, the answer could be another one (C27).
     return { to: 'completed', answer: encode(result, answers), unrecorded: 'error' in result && result.error.code === 'VOID_FAILED' };
   const { code, status } = result.error;
   const refusedBeforeAnything = status === 501 || status === 503;
   if (status >= 500 && !refusedBeforeAnything) return { to: operation === 'create' ? 'reserved' : 'released' };
-  // A takeover has fenced the stream, or will: the key must not begin again.
+  // A takeover has fenced the stream or will fence it. So no request may begin under this key again.
   if (code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') return { to: 'reserved' };
   return { to: 'given_back' };
 };
@@ -188,7 +194,7 @@ const resultOf = async <View>(run: () => Promise<Executed<View>>, log: Logger): 
     return await run();
   } catch (error) {
     if (error instanceof ServiceError) return { error };
-    // Nothing was sent: a request that has sent something answers otherwise.
+    // This request has sent nothing to the gateway. If it had, it would have thrown PAYMENT_TIMEOUT.
     if (error instanceof StoreIncident) return { error: storeIncident() };
     log.error({ err: error }, 'a request failed inside');
     return { error: internalError() };

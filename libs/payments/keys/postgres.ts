@@ -20,7 +20,7 @@ import {
   type StoredAnswer,
 } from './key-store.js';
 
-/** How often a claim is repeated if its row vanished between two statements, or holds a fingerprint of another form. */
+/** How often a claim is tried, if its row vanishes between two statements or holds another form of the fingerprint. */
 const CLAIM_ROUNDS = 3;
 
 export const idempotencyMigrations: readonly Migration[] = [
@@ -55,8 +55,8 @@ export const idempotencyMigrations: readonly Migration[] = [
   },
   {
     name: '0031-idempotency-lease',
-    // An index on the lease, not on the state. Every statement that names the state would use an index on the state. It would read that index from
-    // end to end, with the dead entries of all keys that were finished since the last vacuum.
+    // The index is on the lease, not on the state. Every statement that names the state would use an index on the state, and read it from end to end.
+    // Such an index also holds the dead entries of all keys that were finished since the last vacuum.
     sql: `
       drop index idempotency_key_lease;
       create index idempotency_key_lease on idempotency_key (lease_until) where lease_until is not null;
@@ -64,7 +64,7 @@ export const idempotencyMigrations: readonly Migration[] = [
   },
   {
     name: '0032-idempotency-from-log',
-    // The log holds another form of the fingerprint: with the last four digits of the card.
+    // Marks a fingerprint that came from the log. It is made with the last four digits of the card instead of the number.
     sql: 'alter table idempotency_key add column fp_from_log boolean not null default false',
   },
 ];
@@ -73,16 +73,16 @@ export interface IdempotencyOptions {
   /** How long a row is kept: 24 hours by the specification, longer if the operator wants it (C20). */
   readonly keepHours?: number;
   /**
-   * Connections whose commits need not wait for the disk, for answers that a takeover can make again from the stream. A
-   * claim must never be lost, since its owner may survive the database.
+   * Connections whose commits do not wait for the disk. They finish a key if a takeover can make the same end again from the stream. Claims do not
+   * use them: a claim must survive a crash of the database, since its owner may still be running.
    */
   readonly completions?: Pool;
 }
 
 export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options: IdempotencyOptions = {}): IdempotencyStore => {
   const keepHours = Math.max(options.keepHours ?? KEEP_HOURS, KEEP_HOURS);
-  // The oldest key of the ring hashes the names of rows. A newer key hashes them only after the rows of the old one have expired and it has left the
-  // ring.
+  // The oldest master key of the ring hashes the names of rows. A newer one does so only after all these rows have expired and the oldest one was
+  // removed from the ring.
   const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
 
   const claimOnce = batched((rows: readonly ClaimRow[]) => claimRows(pool, rows), CLAIMS);
@@ -112,7 +112,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
         continue;
       }
       if (row) return classify(row, request.operation, fingerprint);
-      // The row was given back or purged between the two statements: claim again.
+      // The row was given back or purged between the two statements, so the claim is repeated.
       if (round >= CLAIM_ROUNDS) return { kind: 'in_progress', retryAfterSeconds: 1 };
     }
   };
@@ -167,7 +167,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     purge: async (limit, resolved, stop) => {
       let deleted = 0;
       for (let gone = limit; gone === limit && !stop?.aborted; deleted += gone) gone = (await pool.query(PURGE, [limit])).rowCount ?? 0;
-      // Payments that stay open are passed over, so they do not block the rows behind them.
+      // Rows whose payment is still open are skipped, so that they do not block the rows behind them.
       for (let kept = 0; ;) {
         const { rows } = await pool.query<BoundRow>(EXPIRED_RESERVED, [limit, kept]);
         for (const row of rows) {
@@ -188,17 +188,17 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       }
     },
     ping: async () => {
-      // Writable, not only readable: after a failover a standby would still answer selects.
+      // Checks that the database can be written. After a failover a standby could still be read.
       const { rows } = await pool.query<{ ok: boolean }>('select not pg_is_in_recovery() as ok');
       return rows[0]!.ok;
     },
   };
 };
 
-/** The order in which rows are locked. */
+/** All statements lock rows in the order of this text. */
 const nameOf = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
 
-/** {@link IdempotencyStore.recorded}, of every key store. */
+/** The implementation of {@link IdempotencyStore.recorded} for every key store. */
 export const recordedKey = (keys: KeyRing, { accountId, keyHash }: KeyName, { operation, loggedText }: ClaimRequest): RecordedKey => ({
   keySpace: accountId,
   keyHash: keyHash.toString('hex'),
@@ -215,7 +215,7 @@ interface BoundRow {
   attempt_id: string;
 }
 
-/** The ways to make a fingerprint: the master key, and the text. */
+/** How a fingerprint is made: with which master key, and over which of the two texts. */
 interface FingerprintForm {
   readonly kid: string;
   readonly fromLog: boolean;
@@ -237,7 +237,7 @@ interface FoundRow {
   body: string | null;
 }
 
-/** T2–T5; the fingerprint is compared before the state is looked at. */
+/** The answers T2 to T5. The fingerprint is compared before the state is considered. */
 const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Exclude<Claim, Owned> => {
   if (!timingSafeEqual(row.fp, fingerprint) || row.operation !== operation) return { kind: 'mismatch' };
   if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };
@@ -246,8 +246,8 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Exc
 };
 
 /**
- * Claims and completions that arrive together share a statement and a commit. If the request's time is over, its waiting claim is given up: it would
- * bind a key for nothing. A waiting completion that is given up is made again by the takeover.
+ * Claims that arrive together share a statement and a commit, and so do completions. If one has waited for longer than `patience`, it is given up. A
+ * claim that old would bind a key for nothing. A completion that is given up is made again by a takeover.
  */
 const CLAIMS = { maxItems: 100, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
@@ -260,8 +260,8 @@ interface ClaimRow extends KeyName, FingerprintForm {
 }
 
 /**
- * One statement for many keys. null: another owner holds the row. If a key stands in it twice, the first one claims it. Rows are locked in the order
- * of the keys, so two statements cannot deadlock.
+ * Claims many keys in one statement. null: the existing row does not allow a claim. If a key occurs twice, only its first claim can succeed. Rows are
+ * locked in the order of the keys, so that two statements cannot deadlock.
  */
 const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned | null)[]> => {
   const first = new Map<string, ClaimRow>();
@@ -292,7 +292,7 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
   const owned = new Map(
     won.map((row): [string, Owned] => {
       const name = nameOf({ accountId: row.api_account_id, keyHash: row.key_hash });
-      // A row that expired begins anew under the ids that were drawn for it. A row that was taken over keeps its own ids.
+      // A new or expired row gets the ids that were drawn for this claim. A row that was taken over keeps its own ids.
       const tookOver = row.payment_id !== first.get(name)!.paymentId;
       return [name, { kind: 'owned', fence: row.fence, tookOver, paymentId: row.payment_id, attemptId: row.attempt_id }];
     }),
@@ -300,7 +300,7 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
   return rows.map((row) => (first.get(nameOf(row)) === row ? (owned.get(nameOf(row)) ?? null) : null));
 };
 
-/** An expired key is free again, unless the outcome of its request is still unknown. */
+/** An expired key is free again, unless it is in progress or reserved: then the outcome of its request may still be unknown. */
 const BEGINS_ANEW = `k.expires_at <= clock_timestamp() and k.state in ('completed', 'released')`;
 
 /** Only the database's clock counts. A reserved row is never taken over; only the purge removes it. */
@@ -334,7 +334,7 @@ interface FinishRow extends KeyName {
   readonly answer: StoredAnswer | null;
 }
 
-/** true for each row that still belonged to its owner. A fence is used once, so it identifies the row. */
+/** true for each row that still belonged to its owner. Each fence is used only once, so it identifies the row. */
 const finishRows = async (pool: Pool, rows: readonly FinishRow[]): Promise<boolean[]> => {
   const { rows: finished } = await pool.query<{ fence: string }>({
     name: 'idempotency-finish',
@@ -384,14 +384,14 @@ const TAKE_OVER_STALE = `
   where k.api_account_id = stale.api_account_id and k.key_hash = stale.key_hash
   returning k.api_account_id, k.key_hash, k.fence::text, k.payment_id, k.attempt_id`;
 
-/** Of many keys at once, by the index. */
+/** Finds the rows of many keys at once, by the primary key. */
 const FIND_ROWS = `
   select k.fence::text, k.attempt_id, k.state, coalesce(k.lease_until >= clock_timestamp(), false) as is_leased, ${BEGINS_ANEW} as is_free
   from unnest($1::uuid[], $2::bytea[]) with ordinality r (account_id, key_hash, number)
   left join idempotency_key k on k.api_account_id = r.account_id and k.key_hash = r.key_hash
   order by r.number`;
 
-/** Rows are locked in the order in which claims lock them. The fence is a new one, so the owner of the row before can change nothing. */
+/** Rows are locked in the order in which claims lock them. A replaced row gets a new fence, so its former owner can no longer change it. */
 const RESTORE = `
   insert into idempotency_key as k
     (api_account_id, key_hash, operation, fp, fp_kid, fp_from_log, state, lease_until, payment_id, attempt_id, status, body, created_at, expires_at)
@@ -406,7 +406,7 @@ const RESTORE = `
     body = excluded.body, created_at = excluded.created_at, expires_at = excluded.expires_at
   where k.fence = any ($14::bigint[])`;
 
-/** Through the transaction that moves the checkpoint of the subscriber. */
+/** The rows of keys on Postgres. `db`: the transaction in which they are compared, such as the one that moves the checkpoint of the subscriber. */
 export const postgresKeyRows = (db: Queryable, keepHours = KEEP_HOURS): KeyRows => ({
   find: async (names) => {
     const { rows } = await db.query<{ fence: string | null; attempt_id: string; state: FoundKey['state']; is_leased: boolean; is_free: boolean }>({
@@ -434,7 +434,7 @@ export const postgresKeyRows = (db: Queryable, keepHours = KEEP_HOURS): KeyRows 
       rows.map(({ answer }) => answer?.body ?? null),
       LEASE_SECONDS,
       keepHours,
-      // A fence is used once, so it names the row that is replaced.
+      // Each fence is used only once, so it identifies the row that is replaced.
       restored.flatMap(({ replaces }) => replaces ?? []),
     ]);
     return rowCount ?? 0;

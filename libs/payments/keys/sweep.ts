@@ -1,4 +1,4 @@
-/** The worker's tasks for keys: finish those whose request vanished, and delete those that have expired. */
+/** The worker's tasks for keys. They finish keys whose request vanished, and delete keys that have expired. */
 import { Deadline, timestamp } from '#kernel';
 import { PURGE_BATCH } from '#platform';
 import { type PaymentServices, finishCreate } from '../commands.js';
@@ -7,11 +7,14 @@ import { encode } from './once-by-key.js';
 const SWEEP_BATCH = 100;
 const SWEEP_DEADLINE_MS = 20_000;
 
-/** Creates whose request vanished: finished from the stream, or fenced if the stream holds nothing (T7). */
+/**
+ * Finishes the keys of creates whose request vanished, from their streams (T7). If a stream holds no outcome, it is fenced and the key becomes
+ * reserved.
+ */
 export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentServices): Promise<void> => {
   for (const row of await idempotency.takeOverStale(SWEEP_BATCH)) {
     const origin = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ports.ids.uuid() };
-    // If one cannot be finished now, it keeps its lease and comes again. The others do not wait for it.
+    // If a key cannot be finished now, a later round takes it over again after its lease. The other keys of this round do not wait for it.
     try {
       const found = await finishCreate(ports, row, row.accountId, origin, new Deadline(ports.clock, SWEEP_DEADLINE_MS));
       await idempotency.finish(row, row.fence, found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: encode(found, answers) });
@@ -21,13 +24,13 @@ export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentSer
   }
 };
 
-/** Expired keys. A key whose payment is still open stays reserved, so that it can never charge again (C16, T12). */
+/** Deletes expired keys. If the payment of a key is still open, the key stays reserved, so that it can never charge again (C16, T12). */
 export const purgeKeys = async ({ ports, idempotency }: PaymentServices, stop?: AbortSignal): Promise<void> => {
   const { clock, ids, streams } = ports;
   const isResolved: Parameters<typeof idempotency.purge>[1] = async ({ accountId, paymentId, attemptId }) => {
     const loaded = await streams.load(paymentId);
     if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
-    // If an old intent still arrived, no key would guard it: fence the stream first.
+    // An old intent may still arrive, and then no key would stop it. So the stream is fenced first.
     const origin = { actor: { type: 'recovery' as const, id: 'key-purge' }, correlationId: ids.uuid() };
     const abandon = {
       type: 'Abandon' as const,

@@ -1,4 +1,4 @@
-/** The two envelopes of an answer (C1). They are made here and nowhere else, as text, so that every process writes the same bytes. */
+/** The two envelopes of an answer (C1). Only this file makes them, and as text, so that every process writes the same bytes. */
 import { AuthenticationError, type ErrorCode, internalError, ServiceError } from '#kernel';
 
 /** An answer ready to send. `replayed` and `retryAfterSeconds` become headers. */
@@ -20,7 +20,7 @@ export const errorAnswer = (error: ServiceError | AuthenticationError): Answer =
 
 export const internalErrorAnswer = (): Answer => errorAnswer(internalError());
 
-/** The data of an answer that was made here earlier. If it is a refusal, it is thrown. */
+/** Reads the data of an answer that this file made earlier. If the answer is a refusal, throws it as a ServiceError. */
 export const openAnswer = <Data>({ body }: Pick<Answer, 'body'>): Data => {
   const answer = JSON.parse(body) as
     | { readonly success: true; readonly data: Data }

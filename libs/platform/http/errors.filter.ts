@@ -1,4 +1,4 @@
-/** The one exception filter: every error gets the envelope of C1. Internal causes stay inside. */
+/** The only exception filter. Every error is answered in the envelope of C1, without internal causes. */
 import { type ArgumentsHost, Catch, type ExceptionFilter, HttpException } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { AuthenticationError, ServiceError } from '#kernel';
@@ -15,7 +15,7 @@ export const sendAnswer = (reply: FastifyReply, answer: Answer): void => {
   void reply.send(answer.body);
 };
 
-/** Maps any thrown value to an answer. A fault that the caller did not cause is logged here, once, with the listed fields only. */
+/** Maps any thrown value to an answer. An error that the caller did not cause is logged here, once, with the fields that logging.ts allows. */
 export const answerFor = (error: unknown, log: Logger, requestId: string): Answer => {
   if (error instanceof ServiceError || error instanceof AuthenticationError) return errorAnswer(error);
   const transport = transportError(error);
@@ -24,7 +24,7 @@ export const answerFor = (error: unknown, log: Logger, requestId: string): Answe
   return internalErrorAnswer();
 };
 
-/** Refusals of the framework itself, under the statuses that HTTP has for them (C65). */
+/** The refusals of the framework, with the status that HTTP has for each (C65). null: the error is not a refusal. */
 const transportError = (error: unknown): ServiceError | null => {
   const { statusCode, code } = error as { statusCode?: number; code?: string };
   const status = error instanceof HttpException ? error.getStatus() : statusCode;
@@ -40,8 +40,8 @@ const transportError = (error: unknown): ServiceError | null => {
 @Catch()
 export class ErrorsFilter implements ExceptionFilter {
   /**
-   * `routes`: the existing routes, so that a known path under another method answers 405. `challenge`: the `WWW-Authenticate` of a 401, the schemes
-   * of this listener. `pages`: paths where people, not programs, read the error.
+   * `routes`: the existing routes, so that a known path with another method answers 405. `challenge`: the `WWW-Authenticate` header of a 401, which
+   * names the schemes of this listener. `pages`: answers with a page on paths that people open in a browser.
    */
   constructor(
     private readonly log: Logger,
@@ -70,7 +70,7 @@ export class ErrorsFilter implements ExceptionFilter {
   }
 }
 
-/** Answers for requests that a person's browser makes: a page instead of the envelope, under the same status. */
+/** Answers a person's browser with a page instead of the envelope, with the same status. */
 export interface ErrorPages {
   covers(request: FastifyRequest, status: number): boolean;
   send(request: FastifyRequest, reply: FastifyReply, status: number): void;
@@ -81,7 +81,7 @@ export interface Route {
   readonly url: string;
 }
 
-/** Methods that a path knows; none when there is no such path. */
+/** Methods that the routes allow for a path. Empty: there is no such path. */
 const allowedMethods = (routes: readonly Route[], path: string): string[] =>
   [...new Set(routes.filter(({ url }) => matches(url, path)).map(({ method }) => method))].sort();
 

@@ -29,7 +29,7 @@ interface FieldOptions {
   readonly array?: boolean;
 }
 
-/** The decorator under all others: OpenAPI property, class-validator rule, and the entry that copies the field. */
+/** The decorator that all others use. It makes the OpenAPI property, the class-validator rule, and the entry for copying the field. */
 export const Field =
   ({ optional = false, schema, check, nested, array }: FieldOptions): PropertyDecorator =>
   (prototype, property) => {
@@ -37,7 +37,7 @@ export const Field =
     const known = fieldsOf.get(prototype) ?? [];
     fieldsOf.set(prototype, [...known, { name, ...(nested ? { nested } : {}), ...(array ? { array } : {}) }]);
     (optional ? ApiPropertyOptional : ApiProperty)(schema)(prototype, property);
-    // A field sent as null is a field of the wrong type, not an absent one.
+    // A field that was sent as null is present and has the wrong type.
     if (optional) ValidateIf((_, value) => value !== undefined)(prototype, property);
     registerDecorator({
       name: 'field',
@@ -58,7 +58,7 @@ export const CentsField = (options: { optional?: boolean; description?: string }
     check: (value) => (isCents(value) ? null : `must be an integer of 1 to ${MAX_AMOUNT_CENTS} cents`),
   });
 
-/** Text of bounded length in UTF-16 units; free text is searched for card numbers (C8, C9). */
+/** Text of bounded length in UTF-16 units (C8). With `free`, the text is searched for card numbers (C9). */
 export const TextField = (options: { optional?: boolean; min?: number; max: number; free?: boolean; description?: string }) => {
   const { optional, min = 0, max, free = false, description } = options;
   return Field({
@@ -121,8 +121,8 @@ export interface Fault {
 }
 
 /**
- * An instance of the class with its declared fields copied from the parsed body. VALIDATION_ERROR names every fault. Unknown fields are ignored (C3).
- * `further` adds checks across fields; it runs only if each field is valid.
+ * An instance of the class, with its declared fields copied from the parsed body. A VALIDATION_ERROR names every fault. Unknown fields are ignored
+ * (C3). `further` adds checks across fields. It runs only if each field is valid.
  */
 export const validated = <T extends object>(type: new () => T, body: Record<string, unknown>, further?: (value: T) => readonly Fault[]): T => {
   const faults: Fault[] = [];
@@ -132,7 +132,7 @@ export const validated = <T extends object>(type: new () => T, body: Record<stri
   return value;
 };
 
-/** One answer names at most this many. */
+/** Maximum number of faults that one answer names. */
 const MAX_FAULTS = 50;
 
 export const validationError = (faults: readonly Fault[]): ServiceError => {
@@ -161,13 +161,10 @@ const build = <T extends object>(type: new () => T, source: Record<string, unkno
 
 const allFields = (type: Class): readonly FieldInfo[] => fieldsOf.get(type.prototype as object) ?? [];
 
-/** A name that an answer may repeat. */
+/** A parameter name that an answer may repeat. */
 const PARAMETER_NAME = /^[A-Za-z]\w{0,63}$/;
 
-/**
- * Every declared field of a query, each sent at most once. Other fields are refused by name, or ignored if the caller asks for that (C44, ASVS
- * 15.3.7).
- */
+/** Validates a query. Each declared field may be sent once. Other fields are refused by name, or ignored with `ignoreUnknown` (C44, ASVS 15.3.7). */
 export const validatedQuery = <T extends object>(type: new () => T, query: Readonly<Record<string, unknown>>, { ignoreUnknown = false } = {}): T => {
   const names = allFields(type).map(({ name }) => name);
   for (const [name, value] of Object.entries(query)) {

@@ -1,23 +1,23 @@
 /**
- * `application/x-www-form-urlencoded`, as strict as a payment service needs it, for form bodies and queries: valid UTF-8, each name once, no NUL, no
- * lone surrogate, no `__proto__`. The platform's own parser takes the last of two equal names, or both, and replaces bytes that it cannot decode.
+ * `application/x-www-form-urlencoded` for form bodies and queries, as strictly as a payment service needs it: valid UTF-8, each name once, no NUL, no
+ * lone surrogate, no `__proto__`. Node's own parsers take the last of two equal names, or both, and replace bytes that they cannot decode.
  */
 import { ServiceError } from '#kernel';
 import { NUL_OR_LONE_SURROGATE } from './strict-json.js';
 
-/** More pairs than any form of ours has. Each pair costs time. */
+/** Maximum number of pairs in a form. No form of ours has so many, and each pair costs time. */
 const MAX_PAIRS = 200;
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
-/** One parameter was sent more than once. `others`: the parameters that were sent once, for a caller that must answer all the same. */
+/** A parameter was sent more than once. `others`: the parameters that were sent once, for a caller that needs them for its answer. */
 export class RepeatedParameter extends ServiceError {
   constructor(readonly others: ReadonlyMap<string, string>) {
     super('VALIDATION_ERROR', 'The request has a parameter that was sent more than once.');
   }
 }
 
-/** Names and values in their order. Throws VALIDATION_ERROR. The message repeats nothing of the text. */
+/** Parses names and values, in their order. Throws VALIDATION_ERROR. The message repeats nothing of the text. */
 export const parseForm = (text: string): ReadonlyMap<string, string> => {
   const pairs = new Map<string, string>();
   const repeated = new Set<string>();
@@ -34,7 +34,7 @@ export const parseForm = (text: string): ReadonlyMap<string, string> => {
   return pairs;
 };
 
-/** {@link parseForm} of a body. */
+/** Decodes a body and parses it with {@link parseForm}. */
 export const parseFormBody = (bytes: Uint8Array): ReadonlyMap<string, string> => {
   let text: string;
   try {

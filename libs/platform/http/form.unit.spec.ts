@@ -1,4 +1,4 @@
-/** Forms as a payment service accepts them (C8): each name once, valid UTF-8, nothing that a store could not keep. */
+/** The rules for forms (C8): each name once, valid UTF-8, no text that a store could not keep. */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { parseForm, parseFormBody } from './form.js';

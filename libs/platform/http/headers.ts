@@ -1,14 +1,14 @@
-/** Headers on which money depends, counted on the raw lines: Node joins or drops repeated headers without an error (C14). */
+/** Headers on which money depends. They are read from the raw lines, because Node joins or drops repeated headers without an error (C14). */
 import { ServiceError } from '#kernel';
 
 export const MAX_KEY_LENGTH = 255;
 const VISIBLE_ASCII = /^[\x20-\x7e]+$/;
 
-/** All values of a header as they came, in order; `rawHeaders` alternates names and values. */
+/** All values of a header, unchanged and in order. `rawHeaders` alternates names and values. */
 export const headerLines = (rawHeaders: readonly string[], name: string): string[] =>
   rawHeaders.filter((_, index) => index % 2 === 1 && rawHeaders[index - 1]!.toLowerCase() === name);
 
-/** The `Idempotency-Key`, or null without one. Empty, too long, not ASCII or sent twice → VALIDATION_ERROR (C14). */
+/** The `Idempotency-Key`. null: the request has none. Throws VALIDATION_ERROR if the key is empty, too long, not ASCII or sent twice (C14). */
 export const idempotencyKeyOf = (rawHeaders: readonly string[]): string | null => {
   const lines = headerLines(rawHeaders, 'idempotency-key');
   if (lines.length === 0) return null;
@@ -19,7 +19,7 @@ export const idempotencyKeyOf = (rawHeaders: readonly string[]): string | null =
   return key;
 };
 
-/** A body is JSON or empty (C65). */
+/** Refuses a body that is neither JSON nor empty (C65). */
 export const refuseOtherContentTypes = (contentType: string | undefined, contentEncoding: string | undefined, bytes: Uint8Array): void => {
   if (contentEncoding !== undefined && contentEncoding.toLowerCase() !== 'identity') throw invalid('Content-Encoding is not supported.');
   if (bytes.length > 0 && !/^application\/json\s*(;|$)/i.test(contentType ?? '')) throw invalid('Content-Type must be application/json.');

@@ -1,6 +1,6 @@
 /**
- * The HTTP server under Nest: Fastify with the limits of docs/contract.md#the-http-edge, bodies as bytes (so that a bad body is answered after authentication, not before),
- * and every refusal of the transport in the envelope (C65).
+ * The HTTP server under Nest: Fastify with the limits of docs/contract.md#the-http-edge. Bodies stay bytes, so that a bad body is answered after
+ * authentication, not before. Every refusal of the transport is answered in the envelope (C65).
  */
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
@@ -20,8 +20,7 @@ const HEADERS_TIMEOUT_MS = 10_000;
 const REQUEST_TIMEOUT_MS = 30_000;
 const CHECK_TIMEOUTS_EVERY_MS = 1_000;
 /**
- * How long a connection may stand still within a request. It is longer than any answer takes, so it ends only connections that do not read their
- * answers.
+ * How long a connection may be silent within a request. No answer takes this long. So the limit ends only connections that do not read their answers.
  */
 const SILENT_MS = 120_000;
 const KEEP_ALIVE_MS = 65_000;
@@ -29,7 +28,7 @@ const MAX_CONNECTIONS = 4_096;
 const MAX_REQUESTS_PER_SOCKET = 10_000;
 /** `type/subtype`, with or without parameters (RFC 9110, 8.3.1). */
 const MEDIA_TYPE = /^[\w!#$%&'*+.^`|~-]+\/[\w!#$%&'*+.^`|~-]+\s*(;|$)/;
-/** A caller's own `X-Request-Id` is taken over when it looks like an id. */
+/** A caller's own `X-Request-Id` is used if it has this form. */
 const REQUEST_ID = /^[\w.:-]{1,64}$/;
 
 export interface ServerOptions {
@@ -49,18 +48,18 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
     bodyLimit: MAX_BODY_BYTES,
     genReqId: (request: IncomingMessage) => {
       const given = request.headers['x-request-id'];
-      // The id is logged, so an id that might be a card number is not taken over.
+      // The id is logged, so an id that may be a card number is not used.
       return typeof given === 'string' && REQUEST_ID.test(given) && !holdsCardNumber(given) ? given : uuidV7(now());
     },
     requestIdHeader: false,
     logger: false,
     return503OnClosing: false,
-    // A path that cannot be decoded is a path that does not exist.
+    // A path that cannot be decoded is answered like a path that does not exist.
     frameworkErrors: (error: unknown, request: FastifyRequest, reply: FastifyReply) => {
       addHeaders(request, reply);
       sendAnswer(reply, answerFor(error, log, String(request.id)));
     },
-    // At least as long as a request line. So an id that is too long gets the answer of an id that does not exist, not of another path.
+    // A parameter may be as long as a request line. So an id that is too long is answered like an unknown id, not like an unknown path.
     routerOptions: { ignoreTrailingSlash: false, maxParamLength: MAX_HEADER_BYTES },
   });
   const fastify = adapter.getInstance<FastifyInstance>();
@@ -82,7 +81,7 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
       keepAliveTimeout: KEEP_ALIVE_MS,
       keepAlive: true,
       noDelay: true,
-      // Refused below, in the envelope.
+      // {@link refusalOf} refuses a missing Host header, in the envelope.
       requireHostHeader: false,
     },
     (request, response) => {
@@ -94,7 +93,7 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
         .end(body);
     },
   );
-  // Node would drop headers beyond a limit without an error. One of them may be the header that money depends on.
+  // 0: no limit. Beyond a limit, Node would drop headers without an error, and money may depend on one of them.
   server.maxHeadersCount = 0;
   server.setTimeout(timeouts.silentMs ?? SILENT_MS);
   server.maxConnections = MAX_CONNECTIONS;
@@ -115,7 +114,7 @@ const refusalOf = ({ rawHeaders, headers, httpVersion }: IncomingMessage): Servi
   return null;
 };
 
-/** A connection whose bytes never became a request gets its answer in the envelope, directly on the socket. */
+/** Answers a connection on which no valid HTTP request arrived: writes the envelope directly to the socket. */
 const refuseClient = (error: NodeJS.ErrnoException, socket: Socket): void => {
   if (error.code === 'ECONNRESET' || !socket.writable) {
     socket.destroy();
@@ -139,7 +138,8 @@ const addHeaders = (request: FastifyRequest, reply: FastifyReply): void => {
 
 const addHeadersAndMetrics = (fastify: FastifyInstance, { log, onAnswer }: ServerOptions): void => {
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
-    // Fastify refuses a type that it cannot read, before authentication. A type that it can read is refused after it, since it is not JSON.
+    // Fastify would refuse a malformed content type before authentication. So a well-formed type replaces it here. That type is refused after
+    // authentication, because it is not JSON.
     const type = request.headers['content-type'];
     if (type !== undefined && !MEDIA_TYPE.test(type)) request.headers['content-type'] = 'application/octet-stream';
     addHeaders(request, reply);

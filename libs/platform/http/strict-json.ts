@@ -1,6 +1,7 @@
 /**
- * JSON as a payment service may accept it: valid UTF-8, bounded depth, no duplicate keys, no `__proto__`, no NUL or lone surrogates (an event store
- * takes such bytes and Postgres does not, so one of them could stop a projection for ever), no number that a double cannot hold (C8).
+ * JSON, as strictly as a payment service needs it (C8): valid UTF-8, bounded depth, no duplicate keys, no `__proto__`, no number that is too large,
+ * and no NUL or lone surrogate. An event store accepts a NUL or a lone surrogate and Postgres does not, so one of them could stop a projection for
+ * ever.
  */
 import { ServiceError } from '#kernel';
 
@@ -11,7 +12,10 @@ export type JsonObject = Record<string, unknown>;
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
-/** The object that the bytes stand for; no bytes stand for `{}` where `emptyIsObject`. Throws VALIDATION_ERROR; the message repeats nothing of the body. */
+/**
+ * Parses the bytes of a body to an object. An empty body gives `{}` if `emptyIsObject`. Throws VALIDATION_ERROR; the message repeats nothing of the
+ * body.
+ */
 export const parseStrictJson = (bytes: Uint8Array, { emptyIsObject = false } = {}): JsonObject => {
   if (bytes.length === 0) {
     if (emptyIsObject) return {};
@@ -28,21 +32,21 @@ export const parseStrictJson = (bytes: Uint8Array, { emptyIsObject = false } = {
   return value as JsonObject;
 };
 
-/** Parses a JSON value that stands as text in a field of another value, under the same rules. For a whole body use {@link parseStrictJson}. */
+/** Parses a JSON value that is a text field of another value, under the same rules. For a whole body use {@link parseStrictJson}. */
 export const parseStrictText = (text: string): unknown => {
   let value: unknown;
   try {
     value = JSON.parse(text);
   } catch {
-    // The parser's own error quotes the body, which may hold a card number. So that error is not passed on.
+    // The parser's error is not passed on. It quotes the body, which may hold a card number.
     throw invalid('The body is not valid JSON.');
   }
-  // The parser keeps the last of two equal keys. The number of members in the text and of keys in the value differ then.
+  // Of two equal keys the parser keeps the last one. Then the text has more members than the value has keys.
   if (checkValue(value, 1) !== countMembers(text)) throw invalid('The body has a duplicate key.');
   return value;
 };
 
-/** Checks a value and all below it; returns how many object members it has. */
+/** Checks a value and all values inside it. Returns how many object members it has. */
 const checkValue = (value: unknown, depth: number): number => {
   if (typeof value === 'string') {
     checkText(value);
@@ -77,7 +81,7 @@ const QUOTE = 0x22;
 const BACKSLASH = 0x5c;
 const COLON = 0x3a;
 
-/** Colons outside of strings: one for each member. The text is known to be valid JSON. */
+/** Counts the object members of a valid JSON text. Each member has one colon outside of strings. */
 const countMembers = (text: string): number => {
   let members = 0;
   for (let index = 0; index < text.length; index++) {

@@ -144,7 +144,7 @@ describe('for any JSON', () => {
   test('a member repeated anywhere is noticed', () =>
     fc.assert(
       fc.property(object, fc.nat(), fc.boolean(), (value, pick, escaped) => {
-        // Each `"key":` of the text, repeated in front of itself.
+        // Takes one `"key":` of the text and repeats the key in front of it.
         const plain = JSON.stringify(value);
         const members: { at: number; name: string }[] = [];
         JSON.stringify(value, function (this: unknown, name, inner: unknown) {
@@ -165,7 +165,7 @@ describe('for any JSON', () => {
         } catch {
           valid = false;
         }
-        // A text may look like a member; only what is still JSON is a member repeated.
+        // The `"key":` may also be inside a string. The doubled text has a repeated member only if it is still JSON with the same value.
         if (valid && JSON.stringify(JSON.parse(doubled)) === plain) expect(() => parse(doubled)).toThrow(/duplicate key/);
       }),
       { numRuns: 500 },

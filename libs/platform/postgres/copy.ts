@@ -1,19 +1,19 @@
-/** Bulk loading: rows into a table by COPY, the fastest way in, at constant memory. */
+/** Bulk loading: writes rows into a table by COPY. This is the fastest way, and it needs constant memory. */
 import { once } from 'node:events';
 import { from as copyFrom } from 'pg-copy-streams';
 import { typedError } from './errors.js';
 import type { Client } from './pool.js';
 
-/** Takes rows one after the other and writes them to a table. `end` waits until all of them are written. */
+/** Takes rows one after the other and writes them to a table. `end` waits until all rows are written. */
 export interface RowCopy {
-  /** Values as text, null for null, in the order of the columns. Resolves when there is room for more. */
+  /** Values as text (null stays null), in the order of the columns. Resolves when there is room for another row. */
   write(row: readonly (string | null)[]): Promise<void>;
   end(): Promise<void>;
 }
 
-/** Rows are handed to the socket in pieces of about this size. */
+/** Rows are given to the socket in pieces of about this size. */
 const PIECE_BYTES = 256 * 1024;
-/** UTF-8 takes no more than this for a character of a JavaScript string. */
+/** Maximum number of bytes that UTF-8 needs for one character of a JavaScript string. */
 const CHARACTER_BYTES = 3;
 
 export const copyInto = (client: Client, table: string, columns: readonly string[]): RowCopy => {
@@ -25,7 +25,7 @@ export const copyInto = (client: Client, table: string, columns: readonly string
   };
   let piece = Buffer.allocUnsafe(PIECE_BYTES);
   let filled = 0;
-  /** The piece before this one is still being sent while the next one fills. */
+  /** Resolves when the stream has room again. Until then the previous piece is still being sent, while the next one is filled. */
   let drained: Promise<unknown> = Promise.resolve();
   const flush = async () => {
     await drained;
@@ -38,7 +38,7 @@ export const copyInto = (client: Client, table: string, columns: readonly string
     drained = Promise.race([once(stream, 'drain', { signal: waiting.signal }), once(stream, 'close', { signal: waiting.signal })]).finally(() =>
       waiting.abort(),
     );
-    // The next write or end throws this error.
+    // If the stream fails, the next `write` or `end` throws the error. Here it must not stay unhandled.
     drained.catch(() => undefined);
   };
   return {

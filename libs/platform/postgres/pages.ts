@@ -1,9 +1,9 @@
 /** Long lists, read in pages by key. */
 
-/** Few enough for one statement under its time limit, and for the memory of one request. */
+/** Rows of one page: few enough for the time limit of one statement and for the memory of one request. */
 export const PAGE_ROWS = 5_000;
 
-/** Every row of a list. `page` reads the first `limit` rows after the given one, in an order without ties. After null it reads the first rows of all. */
+/** Yields every row of a list. `page` reads the next `limit` rows after the row `after`, in an order without ties. null: from the first row. */
 export const everyRow = async function* <Row>(page: (after: Row | null, limit: number) => Promise<readonly Row[]>): AsyncGenerator<Row, void, void> {
   for (let after: Row | null = null; ;) {
     const rows = await page(after, PAGE_ROWS);

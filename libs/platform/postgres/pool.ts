@@ -1,4 +1,4 @@
-/** Connections to Postgres: how pools are made, and the one way to run a transaction. */
+/** Connections to Postgres: makes pools, and runs transactions. */
 import pg from 'pg';
 import { isReadOnly, typedError } from './errors.js';
 
@@ -11,15 +11,15 @@ const STATEMENT_TIMEOUT_MS = 10_000;
 const LOCK_TIMEOUT_MS = 10_000;
 const IDLE_IN_TRANSACTION_MS = 60_000;
 
-/** For `types` of a query: every column comes as Postgres writes it, exact and without the cost of parsing. */
+/** For `types` of a query: every column arrives as the text that Postgres sends, exact and without the cost of parsing. */
 export const ALL_AS_TEXT = { getTypeParser: () => (value: string) => value } as unknown as pg.CustomTypesConfig;
 
-/** A server that hangs keeps no statement timeout. Our own timer ends the wait this much later. */
+/** A server that hangs does not enforce the statement timeout. Our own timer ends the wait this much later. */
 const QUERY_TIMEOUT_MARGIN_MS = 1_000;
 
 /**
- * The longest wait for a connection, queue included, before the database counts as away. A database that is down is noticed at once. This limit is
- * for one that hangs, and is longer than a request waits on a busy machine.
+ * The longest wait for a connection, including the time in the pool's queue. After it the database counts as unavailable. A database that is down is
+ * noticed at once; this limit is for a database that hangs. It is longer than the wait of a request on a busy machine.
  */
 const CONNECT_TIMEOUT_MS = 3_000;
 
@@ -30,24 +30,24 @@ export interface PoolOptions {
   /** Limit of one statement, 0 for none; default 10 s. */
   readonly statementTimeoutMs?: number;
   readonly lockTimeoutMs?: number;
-  /** Schemas in which tables are looked up, in order; default `public`. The names come from us, never from a caller. */
+  /** Schemas in which tables are looked up, in order. Default `public`. The names come from our code, never from a caller. */
   readonly searchPath?: readonly string[];
-  /** `off`: a commit does not wait for the disk. Only for data that can be made again if a crash of the database loses it. Default `on`. */
+  /** `off`: a commit does not wait for the disk, and a crash of the database may lose it. Only for data that can be made again. Default `on`. */
   readonly synchronousCommit?: 'on' | 'off';
   /**
-   * Every statement names its rows and finds them through an index. A connection keeps the plan that it made first. A plan from a time when the table
-   * was empty would scan the whole table for as long as the connection lives.
+   * True: every statement on this pool must find its rows through an index, so scans of whole tables are turned off. A connection keeps the first
+   * plan of a statement. If the table was empty at that time, the plan would scan the whole table for as long as the connection lives.
    */
   readonly byKey?: boolean;
-  /** Runs on each new connection before its first use. If it throws, the connection is thrown away, and its caller gets the error. */
+  /** Runs on each new connection before its first use. If it throws, the connection is closed, and the caller gets the error. */
   readonly verify?: (connection: Queryable) => Promise<void>;
 }
 
 const BY_KEY = ['-c enable_seqscan=off', '-c enable_hashjoin=off', '-c enable_mergejoin=off'];
 
 /**
- * A pool whose sessions keep cents and positions exact: bigint arrives as text, and callers parse it. JIT is off, since it costs milliseconds on the
- * short statements of this service.
+ * Makes a pool. Its sessions keep cents and positions exact: bigint arrives as text, and callers parse it. JIT is off, because it costs milliseconds
+ * on the short statements of this service.
  */
 export const createPool = (url: string, options: PoolOptions): Pool => {
   const { statementTimeoutMs = STATEMENT_TIMEOUT_MS, verify } = options;
@@ -71,9 +71,9 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
     keepAlive: true,
     ...(verify && { verify: (client, done) => void verify(client).then(() => done(), done) }),
   });
-  // An idle connection that dies is replaced at the next query; without a listener it would end the process.
+  // Without a listener, an idle connection that dies would end the process. The next query replaces the connection.
   pool.on('error', () => undefined);
-  // The same holds for one in use: its statement fails, and it may report its end once more when there is no listener.
+  // A connection in use needs a listener too. Its statement fails, and then the connection may report its end again, when no other listener is left.
   const open = new Set<Client>();
   connections.set(pool, open);
   pool.on('remove', (client) => open.delete(client));
@@ -81,7 +81,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
     open.add(client);
     client.on('error', () => undefined);
     client.query = withTypedErrors(client.query.bind(client), (error) => {
-      // A kept connection would lead to the standby for ever. A client that was ended is thrown away at its release.
+      // The connection is ended, because it would lead to the standby for ever. The pool drops an ended client at its release.
       if (isReadOnly(error)) void client.end();
     });
   });
@@ -92,12 +92,12 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
 
 const connections = new WeakMap<Pool, ReadonlySet<Client>>();
 
-/** Ends every connection of the pool, each after its present statement. The pool makes new ones. */
+/** Ends every connection of the pool, each after its current statement. The pool opens new ones. */
 export const endConnections = (pool: Pool): void => {
   for (const client of connections.get(pool) ?? []) void client.end();
 };
 
-/** The same function, but its promise fails with the types of `errors.ts`. A result that is no promise, such as a stream, passes unchanged. */
+/** Wraps a function: its promise rejects with the error types of `errors.ts`. A result that is not a promise, such as a stream, passes unchanged. */
 const withTypedErrors = <Call>(call: Call & ((...given: unknown[]) => unknown), onError?: (error: unknown) => void): Call =>
   ((...given: unknown[]) => {
     const result = call(...given);
@@ -108,7 +108,7 @@ const withTypedErrors = <Call>(call: Call & ((...given: unknown[]) => unknown), 
     });
   }) as Call;
 
-/** Runs `work` in one transaction: commits what it returns, rolls back what it throws. A connection that broke is thrown away. */
+/** Runs `work` in one transaction. Commits if `work` returns, and rolls back if it throws. A broken connection is closed. */
 export const transaction = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
   const client = await pool.connect();
   let broken: Error | undefined;

@@ -1,4 +1,7 @@
-/** The processes that use a database. Each records its release and the read models that it reads. `payfold upgrade` asks which ones live. */
+/**
+ * The processes that use a database. Each process records its release and the read models that it reads. `payfold upgrade` asks which processes are
+ * alive.
+ */
 import { hostname } from 'node:os';
 import type { Clock } from '#kernel';
 import { RELEASE } from '../release.js';
@@ -23,7 +26,7 @@ create table payfold_process (
 };
 
 const HEARTBEAT_MS = 10_000;
-/** A process that was not seen for longer is gone. */
+/** A process that was not seen for this long counts as gone. */
 const LIVES_SECONDS = 30;
 const FORGOTTEN_AFTER = '1 day';
 
@@ -37,7 +40,7 @@ export interface LivingProcess {
 }
 
 export interface ProcessRecord {
-  /** Ends the heartbeat and forgets the process. */
+  /** Ends the heartbeat and deletes the record of the process. */
   stop(): Promise<void>;
 }
 
@@ -45,13 +48,13 @@ export interface ProcessFacts {
   readonly id: string;
   readonly role: string;
   readonly pid: number;
-  /** Checkpoints of the read models that it reads. */
+  /** Checkpoints of the read models that the process reads. */
   readonly readModels: readonly string[];
   readonly clock: Clock;
   readonly release?: string;
 }
 
-/** Records this process, now and every 10 s. A heartbeat that fails is left to the next one. */
+/** Records this process, now and every 10 s. A heartbeat that fails is not repeated before the next one. */
 export const recordProcess = async (db: Queryable, { id, role, pid, readModels, clock, release = RELEASE }: ProcessFacts): Promise<ProcessRecord> => {
   const beat = () =>
     db.query(
@@ -79,8 +82,8 @@ export const recordProcess = async (db: Queryable, { id, role, pid, readModels, 
 };
 
 /**
- * Processes that were seen within the last 30 s, oldest release first. `since`: within the 30 s before that time of the database, or later. A process that stands
- * still from then on stays in the answer.
+ * Processes that were seen within the last 30 s, oldest release first. With `since`, a time of the database, the 30 s end at `since` instead of now,
+ * so a process that hangs after `since` stays in the answer.
  */
 export const livingProcesses = async (db: Queryable, since: Date | null = null): Promise<readonly LivingProcess[]> => {
   const { rows } = await db.query<LivingProcess>(

@@ -1,9 +1,9 @@
-/** Rows that one statement of a purge deletes: well within the time limit of a statement. */
+/** Maximum number of rows that one statement of a purge deletes. To delete them takes much less than the time limit of a statement. */
 export const PURGE_BATCH = 5_000;
 
 /**
- * Deletes in batches. One statement for all would reach its time limit once there are too many rows, and fail the same way at each later try. `deleteBatch` deletes
- * at most `limit` rows and returns how many. `stop` ends the work after the batch at hand.
+ * Deletes in batches. With too many rows, one statement for all would reach its time limit and fail the same way at each later try. `deleteBatch`
+ * deletes at most `limit` rows and returns the number. If `stop` aborts, the work ends after the current batch.
  */
 export const purge = async (deleteBatch: (limit: number) => Promise<number>, stop?: AbortSignal): Promise<number> => {
   for (let deleted = 0; ;) {

@@ -1,6 +1,6 @@
 /**
- * Migrations: the tables that no log can make again. The lib that owns a table contributes its migrations. Read models have no migrations
- * (libs/eventstore/read-model.ts). How to add one: docs/changing.md.
+ * Migrations make the tables that cannot be rebuilt from the log. Each lib contributes the migrations of its own tables. Read models have no
+ * migrations (libs/eventstore/read-model.ts). How to add a migration: docs/changing.md.
  */
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -8,17 +8,23 @@ import { compareReleases, RELEASE } from '../release.js';
 import { isLockTimeout } from './errors.js';
 import type { Client, Pool, Queryable } from './pool.js';
 
-/** The name orders and identifies (`0010-event-store`). Name and SQL of a released migration never change. */
+/**
+ * Migrations run in the order of their names, and the name identifies a migration (`0010-event-store`). Name and SQL of a released migration never
+ * change.
+ */
 export interface Migration {
   readonly name: string;
   readonly sql: string;
-  /** `expand` (default) runs at a start, beside older processes. `contract` runs by `payfold upgrade finish` only, if no older process lives. */
+  /**
+   * `expand` (default) runs when a process starts, beside older processes. `contract` runs only in `payfold upgrade finish`, when no older process is
+   * alive.
+   */
   readonly phase?: 'expand' | 'contract';
-  /** The oldest release that works with the result. Default: {@link FIRST_RELEASE}. */
+  /** The oldest release that works with the migrated database. Default: {@link FIRST_RELEASE}. */
   readonly needs?: string;
   /**
-   * `transaction` (default). `concurrently`: one statement outside of a transaction, for `create index concurrently if not exists`. `batches`: one statement that
-   * changes a bounded number of rows, repeated until it changes none.
+   * How the SQL runs. `transaction`: in one transaction (default). `concurrently`: one statement outside of a transaction, for `create index
+   * concurrently if not exists`. `batches`: one statement that changes a bounded number of rows, repeated until it changes no row.
    */
   readonly run?: 'transaction' | 'concurrently' | 'batches';
 }
@@ -26,7 +32,7 @@ export interface Migration {
 /** The oldest release that can be upgraded without a stop. */
 const FIRST_RELEASE = '0.2.0';
 
-/** Migrations of 0.1.0 that made tables of read models. Those tables are ignored now; `payfold upgrade finish` drops them. */
+/** Migrations of 0.1.0 that made tables of read models. This release ignores those tables; `payfold upgrade finish` drops them. */
 const READ_MODELS_OF_0_1_0 = [
   '0020-directory',
   '0060-payment-list',
@@ -39,22 +45,22 @@ const READ_MODELS_OF_0_1_0 = [
 
 const MIGRATION_LOCK = 7_205_110;
 const MIGRATION_LOCK_POLL_MS = 20;
-/** A migration that waits for a lock makes every later statement wait behind it. */
+/** Longest wait of a migration for a lock. While it waits, every later statement on the table waits behind it. */
 const LOCK_TIMEOUT = '2s';
 const LOCK_TRIES = 30;
 const LOCK_PAUSE_MS = 1_000;
 
 export interface MigrateOptions {
-  /** `contract`: the migrations of that phase too. */
+  /** `expand` (default): only migrations of that phase run. `contract`: migrations of both phases run. */
   readonly phase?: 'expand' | 'contract';
   readonly release?: string;
-  /** Ends the wait for another process that migrates, and for locks. Throws its reason then. */
+  /** Ends the wait for locks, and for another process that migrates. `migrate` then throws the reason of the signal. */
   readonly stop?: AbortSignal | undefined;
 }
 
 /**
- * Brings the database to the given migrations. Each migration is applied once; a run that was cut off is completed by the next one. Refuses, changing nothing,
- * a database that a newer release has made unusable for this one, and a migration whose SQL differs from the applied one.
+ * Applies the given migrations to the database, each once. If a run was cut off, the next run completes it. Refuses, without changing anything, a
+ * database that a newer release has made unusable for this one, and a migration whose SQL differs from the applied one.
  */
 export const migrate = async (
   pool: Pool,
@@ -63,7 +69,7 @@ export const migrate = async (
 ): Promise<void> => {
   const client = await pool.connect();
   try {
-    // Unqualified tables are made in `public`, for any search path of the pool.
+    // Unqualified table names mean `public`, whatever search path the pool has.
     await client.query('set search_path = public; set statement_timeout = 0; set lock_timeout = 0');
     await lockMigrations(client, stop);
     await client.query(
@@ -73,14 +79,14 @@ export const migrate = async (
     const missing = missingOf(await appliedMigrations(client), migrations, release);
     for (const migration of missing) if (phase === 'contract' || migration.phase !== 'contract') await apply(client, migration, stop);
   } finally {
-    // The lock and the settings of this session must not reach the next user of the connection.
+    // The connection is closed, because the lock and the settings of its session must not reach the next user.
     client.release(true);
   }
 };
 
 /**
- * Asks again and again, without waiting for the lock. A statement that waits for the lock would block `create index concurrently` of the lock's
- * holder, which is a deadlock.
+ * Takes the lock by asking for it repeatedly, without a statement that waits. A waiting statement would block `create index concurrently` of the
+ * process that holds the lock: a deadlock.
  */
 const lockMigrations = async (client: Client, stop: AbortSignal | undefined): Promise<void> => {
   for (;;) {
@@ -98,7 +104,7 @@ interface Applied {
 
 const sha256Of = (sql: string): string => createHash('sha256').update(sql).digest('hex');
 
-/** Migrations that are not applied, in order. Throws for a database that this release cannot use. */
+/** Migrations that are not applied yet, in order. Throws for a database that this release cannot use. */
 const missingOf = (applied: ReadonlyMap<string, Applied>, migrations: readonly Migration[], release: string): readonly Migration[] => {
   const names = new Set([...migrations.map(({ name }) => name), ...READ_MODELS_OF_0_1_0]);
   for (const [name, { needs }] of applied)
@@ -142,7 +148,10 @@ const apply = async (
   await record();
 };
 
-/** A build that was cut off leaves an index that Postgres never uses. `if not exists` would take it for a finished one. */
+/**
+ * Drops the invalid index that a build leaves if it was cut off. Postgres never uses such an index, but `if not exists` would take it for a finished
+ * one.
+ */
 const dropInvalidIndexes = async (client: Client): Promise<void> => {
   const { rows } = await client.query<{ name: string }>(
     `select indexrelid::regclass::text as name from pg_index join pg_class c on c.oid = indexrelid where not indisvalid and c.relnamespace = 'public'::regnamespace`,
@@ -161,7 +170,7 @@ const withLockRetries = async (work: () => Promise<void>, stop: AbortSignal | un
   }
 };
 
-/** Names of the given migrations of a phase that are not applied yet. A database without any migration lacks all of them. */
+/** Names of the given migrations of one phase that are not applied yet. A database without any migration lacks all of them. */
 export const missingMigrations = async (
   db: Queryable,
   migrations: readonly Migration[],
@@ -172,7 +181,7 @@ export const missingMigrations = async (
   return migrations.filter((migration) => (migration.phase ?? 'expand') === phase && !applied.has(migration.name)).map(({ name }) => name);
 };
 
-/** True when every given expanding migration has been applied; for readiness. */
+/** True if every given migration of the phase `expand` has been applied. For readiness. */
 export const isMigrated = async (db: Queryable, migrations: readonly Migration[]): Promise<boolean> =>
   (await missingMigrations(db, migrations)).length === 0;
 
