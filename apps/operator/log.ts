@@ -1,5 +1,6 @@
 /** `payfold log`: checks whether the event store is the log of this installation, and whether it is whole. What to do first: docs/operations.md. */
 import type { Command } from 'commander';
+import { gatewaysOfAllTime } from '#accounts';
 import {
   closeIncident,
   type Examined,
@@ -89,12 +90,12 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
         const { config, databaseUrl, pool, store } = context;
         const { incident } = await (await bookOf({ config, pool })).read();
         if (!incident) throw new ServiceError('INVALID_STATE', 'No incident of the event store is open.');
-        const { payments, directory, ownLog, ...services } = await context.services({ withGateway: true });
+        const { payments, ownLog, ...services } = await context.services({ withGateway: true });
         const checked = await check({ config, databaseUrl, pool: services.pool, store });
         const refuse = (why: string) => new ServiceError('INVALID_STATE', `${why}; nothing was changed.\n${inWords(checked)}`);
         if (!isWhole(checked.places) || speaksOfLost(checked)) throw refuse('The event store does not hold everything that it held');
         const { abandon, emptyCreates, endedCreates, gatewayAccountsOf } = await import('#payments');
-        const accounts = (await directory.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
+        const accounts = (await gatewaysOfAllTime(store)).flatMap(gatewayAccountsOf);
         const empty = await emptyCreates({ ...payments.ports, ownLog: foundWhole }, await endedCreates(services.pool), accounts);
         const charged = empty.filter(({ wasNeverCharged }) => !wasNeverCharged);
         if (charged.length > 0)

@@ -1,4 +1,4 @@
-/** The role `worker`: projections and loops over the configured stores. */
+/** The role `worker`: runs the projections, the background loops and the dispatcher of webhooks, on the configured stores. */
 import { Administration, createSandboxDefaults, directoryModel } from '#accounts';
 import { openKeys } from '#platform';
 import { type FirstAccount, runRole } from '../lifecycle.js';

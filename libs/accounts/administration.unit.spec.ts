@@ -3,7 +3,7 @@ import { type Clock, ServiceError, systemClock } from '#kernel';
 import { newKeyRing, systemIds } from '#platform';
 import { Conflict, type EventStore, memoryEventStore, type NewEvent, OutcomeUnknown, Unavailable } from '#eventstore';
 import { Administration, type AdministrationDeps, createSandboxDefaults, openSigningSecret } from './administration.js';
-import { caseStreamId } from './events.js';
+import { caseStreamId, gatewaysOfAllTime } from './events.js';
 import { NO_FEE } from './portal.js';
 
 const NOW = Date.parse('2026-01-05T10:00:00.000Z');
@@ -42,6 +42,14 @@ const refusal = async (attempt: Promise<unknown>) => {
   return { code, status, message };
 };
 const newPortal = (accountId: string) => administration.createPortal({ accountIds: [accountId], name: 'Water', gateway: 'simulator', fee: NO_FEE });
+
+test('the log names every gateway that a portal has had, once each', async () => {
+  const { state } = await administration.createAccount('City');
+  const portals = [await newPortal(state.accountId), await newPortal(state.accountId)];
+  await administration.setGateway(portals[0]!.state.portalId, 'none');
+  const [first, second] = portals.map((portal) => portal.state.gateway);
+  expect(await gatewaysOfAllTime(store)).toEqual([first, second]);
+});
 
 describe('a command of an operator', () => {
   test('leaves a fact that names the operator and the moment', async () => {

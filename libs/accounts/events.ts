@@ -1,9 +1,9 @@
 /** The events of this lib, and the kinds of streams that hold them. */
 import { createHash } from 'node:crypto';
-import { type DecidedStreamType, defineEvents } from '#eventstore';
+import { type DecidedStreamType, defineEvents, type EventStore } from '#eventstore';
 import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
 import { type Case, type CaseCommand, type CaseEvent, caseRestriction } from './case-restriction.js';
-import { checkoutConfiguredFromV1, portal, type Portal, type PortalCommand, type PortalEvent } from './portal.js';
+import { checkoutConfiguredFromV1, portal, type Portal, type PortalCommand, type PortalEvent, type PortalGateway } from './portal.js';
 
 export const accountEvents = defineEvents<AccountEvent>({
   AccountCreated: [],
@@ -44,6 +44,15 @@ export const CASE_STREAM: DecidedStreamType<Case | null, CaseCommand, CaseEvent>
   prefix: 'case-',
   events: caseEvents,
   decider: caseRestriction,
+};
+
+/** Every gateway that any portal has had, by the log. A portal may have another one now, but earlier charges are still at the old one. */
+export const gatewaysOfAllTime = async (store: Pick<EventStore, 'readAll'>): Promise<readonly PortalGateway[]> => {
+  const found = new Map<string, PortalGateway>();
+  for await (const events of store.readAll(null, { streamPrefixes: [PORTAL_STREAM.prefix] }))
+    for (const { type, data } of events.map(portalEvents.read))
+      if ((type === 'PortalCreated' || type === 'PortalGatewaySet') && data.gateway) found.set(JSON.stringify(data.gateway), data.gateway);
+  return [...found.values()];
 };
 
 /** Id of a case's stream. The reference id is hashed, because it may be any text and the name of a stream may not. */

@@ -558,8 +558,14 @@ describe('a node that was deposed and does not know it', () => {
     next.leaderPort = next.port;
     const last = next.log[length]!;
     const position = String(last.position).padStart(20, '0');
-    return { mark: { position: `${position}:${position}` as Position, id: last.id }, next };
+    return { mark: { position: `${position}:${position}` as Position, id: last.id }, next, stream };
   };
+  /** The first node notices that it was deposed. */
+  const notices = (next: KurrentDbDouble) =>
+    setTimeout(() => {
+      double.everyRead = 'not_leader';
+      double.leaderPort = next.port;
+    }, 300);
 
   test('an event beyond the end of its log is not missing: the answer comes from the present leader', async () => {
     const { mark, next } = await deposed();
@@ -567,14 +573,20 @@ describe('a node that was deposed and does not know it', () => {
     cleanUps.push(() => reader.close());
     const asked = store.missing([mark]);
     const read = store.eventAt(mark.position);
-    setTimeout(() => {
-      double.everyRead = 'not_leader';
-      double.leaderPort = next.port;
-    }, 300);
+    notices(next);
     expect(await asked).toEqual([]);
     expect(await read).toMatchObject({ id: mark.id });
     await eventually(() => reader.items.some(({ kind }) => kind === 'caught_up'));
     expect(reader.failure()).toBeUndefined();
+  });
+
+  test('an event is not missing because its log holds another event in that place', async () => {
+    const { mark, next, stream } = await deposed();
+    double.write(stream, [{ type: 'PaymentCaptured', data: {} }]);
+    expect(await store.eventAt(mark.position)).toMatchObject({ id: expect.not.stringContaining(mark.id) });
+    const asked = store.missing([mark]);
+    notices(next);
+    expect(await asked).toEqual([]);
   });
 
   test('an event that the log of a cluster still does not hold after that time is missing', async () => {

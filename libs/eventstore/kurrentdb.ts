@@ -64,8 +64,8 @@ export interface KurrentDbTimings {
   /** A client is replaced once its calls have failed for this long without a success. Two replacements are at least this far apart. */
   readonly replaceMs: number;
   /**
-   * A deposed node of a cluster answers as the leader until it notices, at most 3 s after it lost its followers. So an answer in which the log ends
-   * too early is believed only if it stays the same for this long.
+   * A deposed node of a cluster answers as the leader until it notices, at most 3 s after it lost its followers. Its log may end too early, or hold an
+   * event that the new leader has replaced. So an event counts as missing only if it stays missing for this long.
    */
   readonly deposedMs: number;
   readonly backoffMs: number;
@@ -680,6 +680,15 @@ class KurrentDbEventStore implements EventStore {
   }
 
   async missing(marks: readonly Mark[]): Promise<readonly Mark[]> {
+    const begun = this.clock.monotonic();
+    for (;;) {
+      const missing = await this.missingNow(marks);
+      if (missing.length === 0 || !(await this.mayBeDeposed(begun))) return missing;
+      await this.clock.sleep(this.timings.retryMs);
+    }
+  }
+
+  private async missingNow(marks: readonly Mark[]): Promise<readonly Mark[]> {
     const runs = runsOf(marks.map(({ position }) => position)).reverse();
     const idAt = new Map<Position, string>();
     let end: Position | null = null;
@@ -752,7 +761,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** True while an answer in which the log ends too early may come from a deposed node. `since`: when the first such read began. */
+  /** True while an answer that lacks an event may come from a deposed node. `since`: when the first such read began. */
   private async mayBeDeposed(since: number): Promise<boolean> {
     return this.clock.monotonic() - since < this.timings.deposedMs && (await this.connection.isCluster());
   }
@@ -1111,7 +1120,7 @@ class Follower implements Subscription {
         if (this.resume || clock.monotonic() - heard < timings.silenceMs) continue;
         const [seen, head] = [this.seen, await this.ports.head().catch(() => undefined)];
         if (head === undefined || seen === head) continue;
-        // After this error the position is checked again.
+        // The error below ends this subscription. The next one begins with a check of its position.
         if (seen !== null && (head === null || seen > head)) throw new NoAnswer(`a subscription stands at ${seen}, and the log ends before it`);
         // The log has an event that this subscription has not delivered yet. Wait one more pause for it (`retryMs`).
         await clock.sleep(timings.retryMs, over.signal);

@@ -616,8 +616,8 @@ export const partialRefund = (payment: Charged, initiatedBy: Initiator): Reversa
       );
 
 /**
- * A refund or void that a retry wants to complete, but that is complete already. Its caller was told that the fee was missing, but the fee had been
- * returned. One retry gets the whole result, under any key, and nothing is returned again (C27, C38).
+ * A refund or void that was completed after its caller had been told that the fee is still missing. The first retry gets the whole result, even under
+ * another key or without one. No money is returned a second time (C27, C38).
  */
 export const completedMeanwhile = (
   payment: Charged,

@@ -67,7 +67,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     return (await resolveReversal(ports, paymentId, open.attemptId, origin, deadline)) ? 'resolved' : 'open';
   };
 
-  /** Many requests a second may read an open payment. So there is at most one try at a time for each payment. */
+  /** The tries to resolve that run now, by payment. Reads and rounds of recovery start them. At most one runs at a time for each payment. */
   const running = new Map<string, Promise<Resolution>>();
   const resolve = (paymentId: string): Promise<Resolution> => {
     const present = running.get(paymentId);

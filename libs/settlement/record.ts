@@ -238,8 +238,8 @@ export const recordBatch = async (
   await write();
 
   while (!place.state.complete) {
-    // An earlier, interrupted run may have recorded other lines, or another order. Then the recorded part becomes the batch, and below the whole
-    // batch is compared with the source.
+    // An earlier, interrupted run may have recorded other lines, or another order. Then the batch is completed with the lines that are recorded, and
+    // `complete` compares it with the source. But if the interface lacks a recorded line, or differs from it, a person must decide.
     const { lines } = place.state;
     const isWhole = agrees() && lines.length === said.length;
     const lacking = isWhole ? [] : compared(place.state, said).lacking;

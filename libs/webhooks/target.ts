@@ -2,7 +2,7 @@
  * Where a delivery may go: the rules for an endpoint's URL, and for the addresses of its host name.
  *
  * Partners choose the URL to which we connect. So the URL and the addresses are checked when the endpoint is added, and again before every attempt.
- * The connection goes to a checked address, without a second look-up. So another answer of the name server cannot lead to another address
+ * The connection goes to a checked address, without a second look-up. So a later, different answer of the name server cannot redirect it
  * (server-side request forgery, DNS rebinding).
  *
  * Names are resolved by c-ares and not by `dns.lookup`, which runs getaddrinfo on libuv's few threads. There, one endpoint with a slow name server

@@ -306,7 +306,8 @@ export const startInstallation = async (random: Random, { prepare, release }: In
         await Promise.all([postgres.ready(), simulator.ready()]);
         await eventually(
           async () => {
-            // The session of a dead process may still run its statement, so all other sessions are ended. The pool of the comparison connects again.
+            // A session of a dead process may still run its statement. So this query ends all sessions of Payfold except its own. The pool of the
+            // comparison then connects again.
             await opened.pool.query(
               `select pg_terminate_backend(pid, $1) from pg_stat_activity where application_name like 'payfold%' and pid <> pg_backend_pid()`,
               [SESSION_ENDS_MS],

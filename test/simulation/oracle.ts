@@ -275,8 +275,8 @@ export class Oracle {
         // If the ending of a key was lost, its row waits for the end of the lease. Then a refund is answered again from the log. If the log cannot be
         // read, the answer is a 5xx.
         const again = ask.kind !== 'create' && isFiveHundred(answer);
-        // The refusal "the batch has settled" makes no attempt in the log, so only the key stores it. If that ending was lost, the request is judged
-        // again.
+        // The refusal "the batch has settled" leaves no attempt in the log: only the row of the key holds it. If that row was not written, the service
+        // decides about the request again.
         const anew = earlier.code === 'VOID_FAILED' && one.reply!.body.includes('batch has settled') && answer.code === 'INVALID_STATE';
         this.check(
           isFinal(answer) || transient || again || anew,

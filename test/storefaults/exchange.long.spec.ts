@@ -1,4 +1,7 @@
-/** Another log answers at the address of the event store (faults 1, 2 and 12), on the double and on real servers, under load and idle. */
+/**
+ * Another log answers at the address of the event store (faults 1, 2 and 12). The tests use the double of KurrentDB and, if `KURRENTDB_NODE` is set,
+ * also real servers.
+ */
 import { afterEach, describe, expect, test } from '@jest/globals';
 import { writeReport } from '../support/report.js';
 import { type CutOptions, playCut, playRefusedStarts } from './cut.js';

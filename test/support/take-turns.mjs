@@ -1,7 +1,7 @@
 /**
  * The jest environment of every spec file. It waits until the file has a free place to run in.
  *
- * A machine has as many places as cores, so that several runs at the same time share them. Without this limit all files would be slow, and waits for
+ * A machine has one place per core, but at least two. All runs on the machine share these places. Without this limit all files would be slow, and waits for
  * processes or connections would end too early. Unit specs start no process and need no place. A run that a spec starts shares the place of that spec
  * (`TEST_PLACE=held`).
  */

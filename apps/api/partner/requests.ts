@@ -241,7 +241,7 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
   limit: string | undefined;
 }
 
-/** The whole number that the text holds, from 1 on. Infinity for any other text. */
+/** The text as a whole number, if it is 1 or more. Infinity for any other text. */
 const wholeNumber = (value: unknown): number => (typeof value === 'string' && /^[1-9]\d*$/.test(value) ? Number(value) : Number.POSITIVE_INFINITY);
 
 const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;

@@ -62,7 +62,7 @@ export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, cl
 };
 
 /**
- * The client's address. If the operator has `hops` proxies, it is entry number `hops` of `X-Forwarded-For`, counted from the end. The entries to its
+ * The client's address. If the operator has `hops` proxies, the address is entry number `hops` of `X-Forwarded-For`, counted from the end. The entries to its
  * left may come from the caller, so they are not trusted.
  */
 export const clientAddress = (socketAddress: string, forwardedFor: string | undefined, hops: number): string => {

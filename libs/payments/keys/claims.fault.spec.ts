@@ -209,6 +209,25 @@ test('a start without a worker makes the keys itself, and claims nothing before'
   expect((await house.truth()).filter(({ op, leg }) => op === 'charge' && leg === 'principal')).toHaveLength(3);
 }, 60_000);
 
+test('the kept place is damaged, as after a power failure: the process starts, and claims are closed until the lease of all requests is over', async () => {
+  processes = [openProcess('a')];
+  const request = chargeOf();
+  const [first] = await send([request]);
+  await processes[0]!.stop();
+  await writeFile(join(folder, 'a', 'keys-database'), '');
+  processes = [openProcess('a')];
+  await processes[0]!.claims.begun();
+  const pool = createPool(cluster.url, { name: 'spec', max: 1 });
+  await eventually(async () => (await pool.query('select from key_claims where noticed_at is not null')).rowCount === 1);
+  expect(isOpen()).toBe(false);
+  expect(read(await request(processes[0]!)).status).toBe(503);
+  await leaseEnds(pool);
+  await eventually(isOpen, { timeoutMs: 20_000 });
+  expect(await request(processes[0]!)).toEqual({ ...first, replayed: true });
+  expect(processes[0]!.logged.some((line) => line.includes('is damaged'))).toBe(true);
+  await pool.end();
+});
+
 test('a server that hides its place is said in an error line, and claims go on', async () => {
   const admin = createPool(cluster.url, { name: 'spec', max: 1 });
   await admin.query(`

@@ -72,7 +72,8 @@ export interface ClaimsDatabase {
 
 /** Stores the place of the database outside the database. So it outlives the process, and does not go back with the database. */
 export interface KeptPlace {
-  read(): DatabasePlace | null;
+  /** null: nothing was kept yet. `damaged`: a place was kept, and it cannot be read. */
+  read(): DatabasePlace | null | 'damaged';
   write(place: DatabasePlace): Promise<void>;
 }
 
@@ -105,7 +106,10 @@ export class ClaimsGate implements Claims {
   private readonly reportedAt = new Map<string, number>();
 
   constructor(private readonly options: ClaimsGateOptions) {
-    this.seen = options.kept.read();
+    const kept = options.kept.read();
+    this.seen = kept === 'damaged' ? null : kept;
+    // Without the place nobody can tell whether the database went back, so it is treated as if it did.
+    if (kept === 'damaged') this.notice(null, null);
   }
 
   /** Compares the place of a new connection. Throws if the connection must not be used. */
@@ -169,13 +173,14 @@ export class ClaimsGate implements Claims {
     return isSame;
   }
 
-  private notice(before: DatabasePlace, now: DatabasePlace): void {
+  /** Closes claims. `before`: the place that was known. null: it cannot be read. */
+  private notice(before: DatabasePlace | null, now: DatabasePlace | null): void {
     this.isOpen = false;
     this.notices += 1;
     this.untold = true;
     this.options.database.reconnect();
     this.report(
-      `the database of the keys went back or was exchanged: requests with a key get 503 until their keys are made from the log, for at least ${LEASE_SECONDS} s`,
+      `${before === null ? 'the kept place of the database of the keys is damaged' : 'the database of the keys went back or was exchanged'}: requests with a key get 503 until their keys are made from the log, for at least ${LEASE_SECONDS} s`,
       { before, now },
       'error',
     );
@@ -258,7 +263,8 @@ export const placeFile = (folder: string): KeptPlace => {
         return JSON.parse(readFileSync(file, 'utf8')) as DatabasePlace;
       } catch (error) {
         if ((error as NodeJS.ErrnoException).code === 'ENOENT') return null;
-        throw new Error(`${file} cannot be read: ${(error as Error).message}; if it is damaged, remove it`, { cause: error });
+        if (error instanceof SyntaxError) return 'damaged';
+        throw new Error(`${file} cannot be read: ${(error as Error).message}`, { cause: error });
       }
     },
     write: async (place) => {
