@@ -61,8 +61,8 @@ export const tryLockDataDir = (dataDir: string): { readonly release: () => void 
 };
 
 /**
- * Removes a stale lock. If two processes have read the same stale lock and both removed the file, the second one would remove the new lock of the
- * first one. So a process first creates a guard file, named after the stale content, and reads the lock again before it removes it. Returns false
+ * Removes a stale lock. Two processes may have read the same stale lock. If both removed the file, the second process would remove the new lock of
+ * the first one. So a process first creates a guard file, named after the stale content, and reads the lock again before it removes it. Returns false
  * while another process has the guard.
  */
 const removeStale = (file: string, content: string): boolean => {

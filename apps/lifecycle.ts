@@ -96,7 +96,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
       setTimeout(() => process.exit(1), FORCE_AFTER_MS).unref();
       stopStart.abort();
       const finish = async () => {
-        // If the start is still under way, it first stops everything that it has started, such as a database.
+        // If the start is still under way, the start itself stops everything that it has started, such as a database.
         const running = await starting.catch(() => null);
         running?.drain?.();
         const orphaned = supervised && !process.connected;
@@ -114,14 +114,14 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
     process.on('SIGTERM', () => stop(0));
     for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, () => supervised || stop(0));
     if (supervised) process.on('disconnect', () => stop(0));
-    // This is a fault of ours, so the state of the process cannot be trusted any more. Still, requests in flight may finish, and everything that was
-    // started must be stopped.
+    // An error that nobody caught is a fault of ours, so the state of the process cannot be trusted any more. The process stops, but first finishes
+    // the requests in flight and stops everything that it has started.
     for (const fault of ['unhandledRejection', 'uncaughtException'] as const)
       process.on(fault, (error: unknown) => {
         log.fatal({ err: error, fault }, 'an error that nobody caught');
         if (!stopping) stop(1);
       });
-    // If the reader of our output is gone, writing fails. That must not stop payments.
+    // If the process that reads our output is gone, writing fails. Such a failure must not stop payments.
     for (const output of [process.stdout, process.stderr]) output.on('error', () => undefined);
     // The parent may be gone already.
     if (supervised && !process.connected) return stop(0);

@@ -11,7 +11,7 @@ import type { Services } from './services.js';
 export interface Metrics {
   /** Figures of this process. */
   readonly own: Registry;
-  /** Figures of the installation. They are read from the database, so every process shows the same. */
+  /** Figures of the installation. They are read from the database, so every process shows the same figures. */
   readonly shared: Registry;
   readonly answered: (request: { method: string; route: string; status: number; seconds: number }) => void;
 }

@@ -1,5 +1,5 @@
 /**
- * Puts the modules of a process together, with the parts of them that the entrances (HTTP, command line) and the loops use. This file holds no other
+ * Puts the modules of a process together, and collects the parts that the entrances (HTTP, command line) and the loops use. This file holds no other
  * logic.
  */
 import { NestFactory } from '@nestjs/core';
@@ -75,7 +75,7 @@ export const READ_MODELS: readonly ReadModel[] = [
 @Module({})
 class ServicesModule {}
 
-/** The modules, with the parts that entrances and loops use. */
+/** The parts of the modules that the entrances and the loops use. */
 export interface Services {
   readonly config: Config;
   readonly log: Logger;
@@ -87,7 +87,7 @@ export interface Services {
   readonly queries: QueryBus;
   readonly pool: Pool;
   readonly store: EventStore;
-  /** Says whether the log belongs to this installation and is whole. If not, no loop runs and nothing is appended (C76). */
+  /** Says whether the log belongs to this installation and is whole. In an incident no loop runs and nothing is appended (C76). */
   readonly ownLog: OwnLog;
   readonly directory: Directory;
   readonly authentication: AuthenticationDeps;
@@ -114,12 +114,12 @@ const signedEndOf = ({ config, keys, clock }: ProcessContext, db: Pool) =>
 /** After a failed append the process is not ready for this long. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
 
-/** If a start was stopped, it waits at most this long for its resources to close. A statement that still runs after that ends with the process. */
+/** If a start was stopped, it waits at most this long for its resources to close. A statement that runs longer ends with the process. */
 const STOPPED_CLOSE_MS = 5_000;
 
 /**
- * Starts the modules. If a store cannot be opened, throws an error with one clear line. If `stop` aborts, throws its reason at once. In both cases
- * everything that was opened is closed again.
+ * Starts the modules. If a store cannot be opened, throws an error with one clear line. If `stop` aborts, throws the reason of `stop` immediately. In
+ * both cases everything that was opened is closed again.
  */
 export const openServices = async (config: Config, places: Places, keys: KeyRing, log: Logger, options: ProcessOptions = {}): Promise<Services> => {
   const context = new ProcessContext(config, places, keys, log, options);
@@ -180,7 +180,8 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
           if (!(await isMigrated(pool, MIGRATIONS))) throw new Error('the schema is not ours');
         },
         eventStore: async () => {
-          // In an incident the process stays ready. Otherwise the load balancer would answer partners in place of the API (C76).
+          // In an incident the process stays ready. Otherwise the load balancer would answer partners itself, and the answers of the API for an
+          // incident would not reach them (C76).
           if (ownLog.incident) return;
           await store.head();
           if (clock.monotonic() - appends.failedAt < APPEND_FAILURE_WINDOW_MS) throw new Error('an append failed just now');

@@ -92,8 +92,8 @@ const fsyncMs = (directory: string): number => {
 };
 
 /**
- * The share of the machine that is busy now, 0 to 1. If other work keeps it busy, pgbench gets more processor time than we do, since pgbench uses
- * many backend processes and we are one process.
+ * The share of the machine that is busy now, 0 to 1. If other work keeps the machine busy, pgbench gets more processor time than our store: pgbench
+ * uses many backend processes, and the store runs in one process.
  */
 const othersShare = async (): Promise<number> => {
   const times = () =>

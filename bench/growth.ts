@@ -17,7 +17,7 @@ const sizes = values.events.split(',').map(Number);
 
 interface Costs {
   readonly events: number;
-  /** Milliseconds by name: the median with {@link CONNECTIONS} clients at once. For the rebuild: milliseconds per thousand events. */
+  /** Milliseconds by name: the median with {@link CONNECTIONS} clients at the same time. For the rebuild: milliseconds per thousand events. */
   readonly costs: Readonly<Record<string, number>>;
 }
 

@@ -135,7 +135,7 @@ try {
     );
 
     await projectModel(paymentRegisterModel);
-    // This history has no settlement streams, so the column that they would set is set here.
+    // This history has no settlement streams, so the column that their events would fill is filled here.
     await pool.query(
       `update gateway_transaction g set settled_batch_id = m.data->>'batchId' from model m where m.type = 'PaymentSettled' and m.data->>'leg' = g.leg`,
     );

@@ -7,7 +7,7 @@ import { fileURLToPath } from 'node:url';
 import { writeReport } from '../test/support/report.js';
 
 const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks', 'ledger', 'held', 'outage'];
-/** The caller decides how long these take. They run only if they are named. */
+/** Options decide how long these benchmarks take. They run only if they are named. */
 const LONG = ['soak', 'memory'];
 
 const [, , ...given] = process.argv;

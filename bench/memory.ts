@@ -1,7 +1,7 @@
 /**
- * Measures whether supervisor, API and worker grow with their work. Their resident memory is sampled when they are idle after the start, after every
- * 10,000 creates at an even rate, and when they are idle again. The first sample includes the processor. Then the rebuild of the list of all these
- * payments is measured.
+ * Measures whether the memory of supervisor, API and worker grows with their work. Samples of resident memory: idle after the start, after every
+ * 10,000 creates at an even rate, and idle at the end. The first sample also includes the simulated processor. Then the rebuild of the list of all
+ * these payments is measured.
  *
  * `npm run bench -- memory [--payments 200000] [--rate 300]`.
  */

@@ -9,7 +9,9 @@ import { join } from 'node:path';
 import type { NewEvent } from '#eventstore';
 import type { Pool } from '#platform';
 
-/** pgbench runs with both numbers of clients, and the better result counts. With more clients than cores pgbench is faster, up to a point. */
+/**
+ * pgbench runs with both numbers of clients, and the better result counts. Up to some number of clients, more clients than cores make pgbench faster.
+ */
 export const CLIENTS = [16, 64] as const;
 const BATCHES_AT_ONCE = 2;
 const SECONDS = 5;

@@ -30,7 +30,7 @@ const SAME_COLUMNS = `
 /** The events of each stream as one text, without parsing. */
 const SAME_TEXT = 'select stream_id, count(*) as events, json_agg(data order by revision) as data from es.events group by stream_id';
 
-/** Seconds of a `create table as`, the better of two runs. */
+/** The seconds that a `create table as` takes: the better of two runs. */
 const ceiling = async ({ pool }: BenchService, select: string): Promise<number> => {
   let best = Number.POSITIVE_INFINITY;
   for (let round = 0; round < 2; round++) {

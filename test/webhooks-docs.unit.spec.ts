@@ -19,10 +19,7 @@ const SIGNATURE = /^Service-Signature: (.*)$/m.exec(DOCUMENT)![1]!;
 const SECRET = 'whsec_test';
 const SIGNED_AT = 1_795_168_800;
 
-/**
- * The requests, each with the correct result: the original request, a second secret, another body, another secret, a part of the secret, an old
- * request, no header.
- */
+/** The requests that each verifier gets. `genuine`: the verifier must accept the request. */
 const CASES: readonly { name: string; body?: string; signature?: string; secrets?: string[]; now?: number; genuine: boolean }[] = [
   { name: 'the request of the document', genuine: true },
   { name: 'two secrets while one is being changed', secrets: ['whsec_new', SECRET], genuine: true },

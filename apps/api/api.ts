@@ -65,7 +65,7 @@ class ApiModule {
       ],
       providers: [
         { provide: AUTHENTICATION, useValue: parts.authentication },
-        // The process has one bus for all its HTTP interfaces.
+        // All HTTP interfaces of the process share one command bus and one query bus.
         { provide: CommandBus, useValue: parts.commands },
         { provide: QueryBus, useValue: parts.queries },
         { provide: Convoy, useValue: new Convoy(parts.clock) },

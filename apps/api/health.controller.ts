@@ -36,7 +36,7 @@ const RETRY_SECONDS = 2;
 
 /**
  * Until the read models are built, refuses all requests except those for health. A directory that is half built may not know a key, or may still
- * accept a revoked one. A load balancer that follows `/readyz` sends no requests before then.
+ * accept a revoked one. A load balancer that follows `/readyz` sends no requests until the read models are built.
  */
 export const untilBuilt = (readModels: { areBuilt(): Promise<boolean> }): CanActivate => ({
   canActivate: async (context: ExecutionContext) => {

@@ -305,14 +305,14 @@ export class AuditController {
       raw.end();
     } catch (error) {
       this.services.log.error({ err: error, report }, 'an export broke off');
-      // Without its trailer and its last chunk, the client treats the file as incomplete.
+      // End the connection without the last chunk and the trailer. So the client knows that the file is incomplete.
       raw.destroy();
     } finally {
       await pieces.return();
     }
   }
 
-  /** Sets the headers of an answer that is read from the event streams, so it never lags. */
+  /** Sets the headers of an answer that is read from the event streams. Such an answer never lags. */
   private async complete(reply: FastifyReply): Promise<void> {
     void reply.header('ledger-position', (await this.services.store.head()) ?? '').header('ledger-lag', '0');
   }

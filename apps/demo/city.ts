@@ -176,7 +176,7 @@ const draw = (random: Random): (typeof CARDS)[number] => {
 const afterwards = (random: Random, scenario: string, amountCents: number): Plan['afterwards'] => {
   if (!scenario.startsWith('approved')) return null;
   const ticket = random.next();
-  // A void of a card that has settled already fails with this code.
+  // If the charge has settled already, its void fails with this code.
   const mayFail = scenario.includes('settles') || scenario.includes('void rejected') ? ['VOID_FAILED'] : [];
   if (ticket < 0.02) return { operation: 'void', body: { reason: 'billed twice' }, mayFail };
   if (scenario.includes('fee refund')) return null;

@@ -109,7 +109,7 @@ const pay = async (partner: Partner, plan: Plan, faults: string[]): Promise<Book
     const reserved = (answer.status >= 500 || answer.code === RECONCILE) && again.code === RECONCILE;
     if (!replayed && !reserved) faults.push(`${plan.key}: sent twice, answered ${answer.status} and then ${again.status} ${again.code ?? ''}`);
   }
-  // The answer was lost, and the key never charges again. If a payment has begun, read it.
+  // The first answer was lost, and a second request under this key never charges. If the first request has begun a payment, read that payment.
   if (answer.repeated && answer.code === RECONCILE) return answer.paymentId === null ? book : { ...book, ...(await look(partner, answer.paymentId)) };
   if (!plan.expected.includes(answer.status)) faults.push(`${plan.key}: ${plan.scenario} answered ${answer.status} ${answer.code ?? ''}`);
   if (answer.status === 200) {

@@ -193,7 +193,7 @@ const openStores = async (
 
 /**
  * If the database lacks migrations that this command needs, applies all migrations. Otherwise the list of all migrations is not loaded: it comes with
- * all libs and would make each command a second slower. It need not be checked here, since each process of the service checks it at its start.
+ * all libs and would make each command a second slower. Each process of the service checks the whole list at its start.
  */
 const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: readonly Migration[], stop: AbortSignal) => {
   const missing = await missingMigrations(pool, needed);
@@ -225,14 +225,14 @@ const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, sto
   }
 };
 
-/** False for a log that holds only the event of its own installation. */
+/** False for a log that is empty, or that holds only the event of its own installation. */
 const holdsData = async (store: OwnLog): Promise<boolean> => {
   for await (const events of store.readAll(null, { max: 2 })) if (events.some(({ stream }) => stream !== INSTALLATION_STREAM)) return true;
   return false;
 };
 
 /**
- * Throws if the key ring does not belong to this database. A key that was issued under the wrong ring would never be accepted, and a clear line here
+ * Throws if the key ring does not belong to this database. The API would never accept a key that was issued under the wrong ring. A clear error here
  * is better than a 401 later.
  */
 const requireRightKeyRing = async ({ masterKeyFile }: Config, keys: KeyRing, directory: Directory) => {

@@ -14,7 +14,7 @@ export class Interrupted extends Error {
 export interface Interruption {
   /** Aborts with {@link Interrupted}. */
   readonly signal: AbortSignal;
-  /** After this call, the command itself must end when the signal aborts. Without it, `close` is called and then the process exits. */
+  /** After this call, the command itself must end when the signal aborts. Without this call, an interrupt calls `close` and then ends the process. */
   readonly untilInterrupted: () => AbortSignal;
   /** Removes the listeners, so that Ctrl-C and SIGTERM have their default effect again. */
   readonly ignore: () => void;

@@ -125,7 +125,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
 
   const changed = async (context: Context, exceptionId: string, change: ExceptionChange) => {
     const all = await context.services();
-    // First open and supersede exceptions. So if a corrected file has superseded this one, the change is refused.
+    // First bring exceptions up to date. If a corrected file has removed the cause of this exception, it is superseded and the change is refused.
     await all.settlement.register.caughtUp();
     await all.openExceptions();
     const { ChangeException } = await import('#settlement/module');

@@ -20,7 +20,7 @@ export interface UpgradeContext extends Opened {
   readonly pool: Pool;
   readonly store: EventStore;
   readonly readModels: ReadModels;
-  /** The same read models over a guarded log, so that nothing is built from events that are not ours. */
+  /** Makes `readModels` over a guarded log, so that nothing is built from events that are not ours. */
   readonly guardedReadModels: (guard: OwnLog) => ReadModels;
   /**
    * Opens the log. If it does not belong to the database, or is not whole, throws an error whose message is one line. `prepare`: brings the schema up

@@ -29,11 +29,11 @@ export type FaultMatch = Partial<CallFacts>;
 
 export interface Fault {
   readonly match: FaultMatch;
-  /** Number of matching calls that pass without the fault first. */
+  /** Number of matching calls that the fault lets pass before it hits the first one. */
   readonly skip: number;
   /** Number of matching calls that the fault hits. null: all, until faults are cleared. */
   readonly times: number | null;
-  /** Chance that a matching call is hit, from 0 to 1. If it is not hit, it does not count for `skip` and `times`. */
+  /** Chance, from 0 to 1, that a matching call counts. A call that does not count is not hit, and changes neither `skip` nor `times`. */
   readonly probability: number;
   /** Milliseconds before the operation is executed. */
   readonly delayBeforeMs: number;
@@ -59,7 +59,7 @@ export class Faults {
     this.armed.length = 0;
   }
 
-  /** The first armed fault that hits this call. Counts the call for the fault. */
+  /** Returns the first armed fault that hits this call, and counts the call for this fault. null: no fault hits it. */
   take(facts: CallFacts): Fault | null {
     for (const [index, armed] of this.armed.entries()) {
       const fits = Object.entries(armed.fault.match).every(([field, value]) => value === undefined || facts[field as keyof CallFacts] === value);

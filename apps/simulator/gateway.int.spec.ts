@@ -504,7 +504,7 @@ test('closing drops calls that wait, without an effect, and a start on the same 
   const outcome = await charge(done);
   await control.arm({ match: { ref: waiting }, delayBeforeMs: 60_000 });
   const dropped = charge(waiting);
-  // Once the fault is used up, the call has arrived.
+  // The fault is counted when the call arrives.
   await eventually(async () => (await control.harmedCalls()) === 1);
   await simulator.close();
   expect(await dropped).toMatchObject({ kind: 'unknown', cause: 'disconnected' });

@@ -14,7 +14,7 @@ const run = async (): Promise<void> => {
     closeBatchesAt: config.simulatorBatchClose,
     controls: config.environment === 'sandbox',
     onLog: (line) => logger.info(line),
-    // After a failed write, only a restart reads what is on disk.
+    // After a failed write, the process must end: only a restart reads the file again.
     onFailure: () => process.exit(1),
   });
   const stop = () => void simulator.close().then(() => process.exit(0));

@@ -41,7 +41,7 @@ export interface ReversalAsked {
   readonly askedBy: AskedBy;
 }
 
-/** The result of an operation. It is stored under the operation's reference, and every later call with that reference gets it again. */
+/** The result of an operation, stored under the operation's reference. Later calls with this reference and the same fields get it again. */
 export type Result =
   | {
       readonly kind: 'approved';
@@ -325,7 +325,7 @@ export class Processor {
       return { kind: 'never' };
     }
     if (record.type === 'tombstone') return { kind: 'never' };
-    // The reference belongs to another operation. The caller has mixed up the two, so neither `executed` nor `never` would be true.
+    // If the reference belongs to another operation, the caller has mixed up the two. Then neither `executed` nor `never` would be true.
     if (record.asked.op !== op || record.quirks?.includes('cannot_tell')) return { kind: 'cannot_tell' };
     return { kind: 'executed', result: record.result };
   }

@@ -246,7 +246,7 @@ export const findSimulator = async (directory: string): Promise<string | null> =
   }
 };
 
-/** Milliseconds until this time of day in UTC comes next. If it is now, a whole day. */
+/** Milliseconds until this time of day in UTC comes next. At exactly this time, the result is a whole day. */
 const untilTimeOfDay = (timeOfDay: string, now: number): number => {
   const [hours = 0, minutes = 0, seconds = 0] = timeOfDay.split(':').map(Number);
   const wanted = ((hours * 60 + minutes) * 60 + seconds) * 1_000;
@@ -310,7 +310,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     }
   };
 
-  /** Executes a call, with a fault if one hits it. `execute` decides at once. Its record is durable before the answer is sent. */
+  /** Executes a call, with a fault if one hits it. `execute` changes the state without waiting. Its record is durable before the answer is sent. */
   const perform = async (
     response: ServerResponse,
     facts: CallFacts,

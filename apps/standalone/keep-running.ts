@@ -18,7 +18,7 @@ export interface Kept<C extends Child> {
 }
 
 const BACKOFF_MS = { first: 100, most: 5_000 } as const;
-/** If a child lived this long, it was healthy. The pauses before the next starts then begin with the shortest one again. */
+/** If a child ran for this long, the next restart begins with the shortest pause again. */
 const WELL_AFTER_MS = 30_000;
 
 /**

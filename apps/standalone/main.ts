@@ -2,9 +2,9 @@
  * The supervisor behind `npm start`. It runs Postgres, the sandbox processor, the API and the worker as processes of their own, and does no other
  * work.
  *
- * Start: Postgres and the processor start first, then the API and the worker. The API or the worker, whichever is first, brings the schema up to date
- * under a lock. When both are ready, the worker makes the sandbox's first account. The first start of each process must succeed. Later, a child that
- * ends is started again at the same address.
+ * Start: Postgres and the processor start first, then the API and the worker. The API and the worker bring the schema up to date under a lock, so
+ * only the first of them does the work. When both are ready, the worker makes the sandbox's first account. The first start of each process must
+ * succeed. Later, a child that ends is started again at the same address.
  *
  * If a stop is requested during the start, the supervisor ends the children that are starting, then everything that it has started.
  *
@@ -57,8 +57,8 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
       ...process.env,
       DATABASE_URL: databaseUrl,
       ...(simulatorUrl !== null && { SIMULATOR_URL: simulatorUrl }),
-      // With MASTER_KEY_FILE set, a role never replaces a lost key by a new one. PUBLIC_URL keeps its value even if PORT is set to another port
-      // below.
+      // With MASTER_KEY_FILE set, a role never replaces a lost key by a new one. PUBLIC_URL is set here, since its default would change with the PORT
+      // that a new child gets below.
       MASTER_KEY_FILE: config.masterKeyFile,
       PUBLIC_URL: config.publicUrl,
     };
@@ -70,7 +70,7 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
     const [worker, api] = await together(keep('worker'), keep('api'));
     const { url, auditUrl } = api.first.addresses as Required<RoleProcess['addresses']>;
     await untilReady(url, log, stopStart);
-    // The API key is shown only once. So the account is made after every step that can fail.
+    // The API key is shown only once. So the account is made only after all processes have started.
     const first = config.environment === 'sandbox' ? await orStopped(worker.current().ask('firstAccount'), stopStart) : null;
 
     const runtime = join(config.dataDir, 'runtime.json');
@@ -106,7 +106,7 @@ const together = async <A, B>(a: A | Promise<A>, b: B | Promise<B>): Promise<[A,
   return Promise.all([a, b]);
 };
 
-/** Makes a new child listen at the ports of the child before it. */
+/** The variables that make a new child listen at the ports of the child before it. */
 const portsOf = (before: RoleProcess | null): Record<string, string> => {
   const { url, auditUrl } = before?.addresses ?? {};
   return url && auditUrl ? { PORT: new URL(url).port, AUDIT_PORT: new URL(auditUrl).port } : {};
@@ -184,7 +184,8 @@ const simulator = async (config: Config, log: Logger, stops: Stops, stop: AbortS
 };
 
 /**
- * If a service was killed, its simulator still holds the journal until it ends, which takes some seconds. So the start is tried again for this long.
+ * If a supervisor was killed, its simulator holds the journal until that simulator ends, which takes some seconds. So the start of a new simulator is
+ * tried again for this long.
  */
 const PREDECESSOR_MS = 10_000;
 const PREDECESSOR_POLL_MS = 250;

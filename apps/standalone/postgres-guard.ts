@@ -1,7 +1,7 @@
 /**
  * Stops the embedded Postgres when all processes that need it have ended, in whatever way they ended. The supervisor, the API and the worker hold one
- * end of a pipe. When the last of them is gone, the system closes that end. The shell at the other end then stops the newest postmaster that it was
- * told of.
+ * end of a pipe. When the last of them is gone, the system closes that end. The shell at the other end then stops the postmaster whose pid it read
+ * last.
  */
 import { spawn } from 'node:child_process';
 import type { Writable } from 'node:stream';
@@ -21,8 +21,8 @@ export interface PostgresGuard {
 }
 
 /**
- * `cluster`: the folder of `postmaster.pid`. Windows has no POSIX shell, so there is no guard. There, the next start stops a Postgres that was left
- * running.
+ * `cluster`: the folder of `postmaster.pid`. Windows has no POSIX shell, so there is no guard. On Windows, the next start stops a Postgres that was
+ * left running.
  */
 export const startPostgresGuard = (cluster: string): PostgresGuard => {
   if (process.platform === 'win32') return { lifeline: 'ignore', watch: () => undefined, end: async () => undefined };

@@ -9,7 +9,7 @@ import { startWorker } from './worker.js';
 /** How long the first account may take to be visible to requests. */
 const FIRST_ACCOUNT_MS = 10_000;
 
-/** Makes the first account if there is none. Requests can use it when this resolves. */
+/** Makes the first account if there is none. Requests can use the account when the promise resolves. */
 const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Services): Promise<FirstAccount | null> => {
   const administration = new Administration({
     store,
@@ -26,8 +26,8 @@ const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Ser
 };
 
 runRole('worker', async (config, log, { supervisor, stop }) => {
-  // A supervisor has one worker at a time, so the leases are in the supervisor's name. If a worker is killed, the next one continues with the same
-  // leases at once.
+  // A supervisor has one worker at a time, so the leases are in the supervisor's name. If a worker is killed, the next one continues with these
+  // leases immediately.
   const services = await openServices(config, requirePlaces(config), openKeys(config), log, {
     role: 'worker',
     stop,

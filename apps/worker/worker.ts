@@ -1,6 +1,6 @@
 /**
- * The worker runs the subscribers that follow the log, the loops that run at fixed times, and the dispatcher of webhooks. Several workers may run at
- * the same time: every piece of work is guarded against a second worker.
+ * The worker runs the subscribers that follow the log, the loops that run at fixed intervals, and the dispatcher of webhooks. Several workers may run
+ * at the same time: every piece of work is guarded against a second worker.
  */
 import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresUnfinishedRows } from '#checkout';
@@ -14,10 +14,10 @@ import type { Services } from '../services.js';
 
 const RECOVERY_EVERY_MS = 5_000;
 const SWEEP_EVERY_MS = 5_000;
-/** Batches close once a day, so this is soon enough. */
+/** Batches close once a day, so one round every 20 s is frequent enough. */
 const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
-/** Time between two signed heads. If events younger than this are lost, no signed head shows the loss. */
+/** Time between two signed heads. If only events after the newest signed head are lost, no signed head shows the loss. */
 const HEAD_EVERY_MS = 60_000;
 /**
  * Each round checks some hundred payments, with a pause after every few of them. So the check of a million payments takes a few hours and little of a

@@ -156,7 +156,7 @@ export const authenticate = async (authorizationHeaderLines: readonly string[], 
   const credential = credentialOf(authorizationHeaderLines);
   if (credential.kind === 'api_key') return authenticateKey(credential.text, deps);
   const accountId = await deps.tokens.verify(credential.text);
-  // The account is read on every request, so that a token is refused as soon as its account is deactivated (C52).
+  // The account of the token is read on every request, so that the token is refused as soon as the account is deactivated (C52).
   const found = await deps.directory.account(accountId);
   if (!found) throw badToken();
   requireActive(found.status);

@@ -24,7 +24,7 @@ export interface ApiKeyRecord {
 export type AccountEvent =
   | { readonly type: 'AccountCreated'; readonly data: { readonly accountId: string; readonly name: string } }
   | { readonly type: 'ApiKeyIssued'; readonly data: { readonly accountId: string; readonly key: ApiKeyRecord } }
-  /** The end of the old keys and the new key are one event, so that there is no moment in which both keys work or neither does. */
+  /** One event ends the old keys and adds the new one. So the new key works from the moment at which the old ones end. */
   | {
       readonly type: 'ApiKeysRotated';
       readonly data: { readonly accountId: string; readonly endedKeyIds: readonly string[]; readonly key: ApiKeyRecord };

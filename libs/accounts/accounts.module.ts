@@ -41,8 +41,8 @@ export const AUTHENTICATION = Symbol('authentication');
 export class AccountsModule {}
 
 /**
- * Throws if the master key ring is not the one of this database. With another ring, every API key would be refused and no secret could be opened. One
- * clear line at the start is better than a 401 for each request.
+ * Throws if the master key ring does not belong to this database. With another ring, every API key would be refused and no secret could be opened.
+ * One clear line at the start is better than a 401 for each request.
  */
 const requireRightKeys = async ({ config: { masterKeyFile }, keys }: ProcessContext, directory: Directory): Promise<void> => {
   const portal = (await directory.portals()).at(-1);

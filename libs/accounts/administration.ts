@@ -63,9 +63,9 @@ export interface CaseChange {
 }
 
 /**
- * Every method throws a ServiceError for a mistake of the operator (unknown account 404, unknown portal PORTAL_ACCESS_DENIED, values out of range
- * VALIDATION_ERROR), and the errors of the store. A command that would change nothing, such as the second of two deactivations, appends nothing and
- * succeeds.
+ * Every method throws the errors of the store. For a mistake of the operator it throws a ServiceError: 404 for an unknown account,
+ * PORTAL_ACCESS_DENIED for an unknown portal, VALIDATION_ERROR for values out of range. A command that would change nothing, such as the second of
+ * two deactivations, appends nothing and succeeds.
  */
 export class Administration {
   constructor(private readonly deps: AdministrationDeps) {}
@@ -157,8 +157,8 @@ export class Administration {
   }
 
   /**
-   * `signingSecret` is shown once. Links signed with it are accepted from now on. Addresses that lead back to the partner are signed with it only
-   * after {@link activateSigningSecret}.
+   * `signingSecret` is shown once. Links that are signed with the new secret are accepted from now on. Addresses that lead back to the partner are
+   * signed with the new secret only after {@link activateSigningSecret}.
    */
   async stageSigningSecret(portalId: string): Promise<Done<Portal> & { readonly signingSecret: string }> {
     const { signingSecret, sealed } = this.drawSigningSecret(portalId);
@@ -279,8 +279,8 @@ export interface SandboxDefaults extends NewKey {
 export const SANDBOX_FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 250 };
 
 /**
- * Creates account, portal and key of a new sandbox. null: the account already has a key. The ids are fixed and the key is issued last, so that the
- * next start can complete an interrupted one. `signingSecret` is null if an earlier start created the portal.
+ * Creates account, portal and key of a new sandbox. null: the account already has a key. The ids are fixed and the key is issued last. So if this
+ * start is interrupted, the next start can complete the sandbox. `signingSecret` is null if an earlier start created the portal.
  */
 export const createSandboxDefaults = async (administration: Administration): Promise<SandboxDefaults | null> => {
   const accountId = hashedUuid('payfold', 'sandbox', 'account');

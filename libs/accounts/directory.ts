@@ -1,6 +1,6 @@
 /**
- * The directory: the read model of accounts, keys, portals and cases that every request reads. Requests read it by primary key and never cache it, so
- * that a deactivation or a rotated key counts on the next request (specification, Authentication 3 and 4).
+ * The directory: the read model of accounts, keys, portals and cases. Requests read its rows by primary key and never cache them. So a deactivation
+ * or a rotated key has an effect as soon as its row is written (specification, Authentication 3 and 4).
  *
  * The `evolve` of each decider makes the rows. There are two implementations, Postgres and memory (for the simulation). Both pass one contract spec.
  */
@@ -33,7 +33,7 @@ export interface AccountFacts {
   readonly status: AccountStatus;
 }
 
-/** `revoked`: the account had access once, so it may still read (C46). null: it never had access. */
+/** `revoked`: the account had access before, so it may still read the payments of the portal (C46). null: it never had access. */
 export type PortalAccess = 'granted' | 'revoked' | null;
 
 /** Everything that a charge or a quote depends on, read in one round trip. */

@@ -46,7 +46,7 @@ export const CASE_STREAM: DecidedStreamType<Case | null, CaseCommand, CaseEvent>
   decider: caseRestriction,
 };
 
-/** Every gateway that any portal has had, by the log. A portal may have another one now, but earlier charges are still at the old one. */
+/** Every gateway that a portal has ever had, read from the log. A portal may have a new gateway now, but earlier charges belong to the old one. */
 export const gatewaysOfAllTime = async (store: Pick<EventStore, 'readAll'>): Promise<readonly PortalGateway[]> => {
   const found = new Map<string, PortalGateway>();
   for await (const events of store.readAll(null, { streamPrefixes: [PORTAL_STREAM.prefix] }))

@@ -14,7 +14,7 @@ export const apiKeyUseMigration: Migration = {
 /** The shortest time between two writes for one key. */
 export const KEY_USE_WRITE_MS = 60_000;
 
-/** Called after every successful authentication with an API key. Must not throw; nobody waits for it. */
+/** Called after every successful authentication with an API key. Must not throw. The request does not wait for the write. */
 export interface KeyUse {
   used(keyId: string): void;
 }
@@ -27,7 +27,7 @@ export const postgresKeyUse = (db: Queryable, clock: Pick<Clock, 'now'>, onError
       const now = clock.now();
       if (now - (written.get(keyId) ?? Number.NEGATIVE_INFINITY) < KEY_USE_WRITE_MS) return;
       written.set(keyId, now);
-      // `written` limits this replica to one write a minute. The `where` limits all replicas together to one write a minute.
+      // For each key, `written` limits this replica to one write a minute. The `where` limits all replicas together to one write a minute.
       db.query(
         `insert into api_key_use as k (key_id, last_used_at) values ($1::uuid, $2::timestamptz)
          on conflict (key_id) do update set last_used_at = excluded.last_used_at

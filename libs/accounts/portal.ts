@@ -12,7 +12,7 @@ export const MAX_PERCENT_BPS = 10_000;
 /** 31 days: the longest window decides how long velocity rows are kept. */
 export const MAX_WINDOW_SECONDS = 2_678_400;
 /**
- * Largest number of attempts or declines that a limit may have. A window would never reach a larger number, and counting that many rows would be
+ * Largest number of attempts or declines that a limit may have. A larger limit would have no effect in practice, and counting that many rows would be
  * slow.
  */
 export const MAX_VELOCITY_COUNT = 10_000;
@@ -126,8 +126,8 @@ export type PortalEvent =
   | { readonly type: 'PortalGatewaySet'; readonly data: { readonly portalId: string; readonly gateway: PortalGateway | null } }
   | { readonly type: 'PortalCheckoutConfigured'; readonly data: { readonly portalId: string; readonly checkout: CheckoutConfig } }
   /**
-   * A new signing secret exists beside the active one. Links signed with either secret are accepted. Addresses that lead back to the partner are
-   * still signed with the active one.
+   * A new signing secret was added. The active one stays active: addresses that lead back to the partner are signed with it. Links that are signed
+   * with one of the two secrets are accepted.
    */
   | { readonly type: 'PortalSigningSecretStaged'; readonly data: { readonly portalId: string; readonly signingSecret: SealedSecret } }
   /** The staged secret replaced the active one, which is no longer accepted. */
@@ -162,7 +162,7 @@ export interface Portal {
   readonly signingSecret: SealedSecret;
   /** The next signing secret, between staging and activation. */
   readonly stagedSecret: SealedSecret | null;
-  /** Every account that ever had access, and whether it still has. An account that lost access may still read the portal (C46, C47). */
+  /** Every account that ever had access, and whether it has access now. An account that lost access may still read the portal (C46, C47). */
   readonly access: Readonly<Record<string, 'granted' | 'revoked'>>;
 }
 
@@ -346,7 +346,7 @@ const validRules = (rules: PortalRules): PortalRules => {
   if (minCents !== null && maxCents !== null && maxCents < minCents) refuse('maxCents must not be below minCents.');
   if (rules.brands === null) return { minCents, maxCents, brands: null };
   for (const brand of rules.brands) if (!RULE_BRANDS.includes(brand)) refuse(`brands must be of ${RULE_BRANDS.join(', ')}.`);
-  // An empty list would refuse every card. An operator can remove the gateway to refuse every card.
+  // An empty list would refuse every card. To refuse every card, an operator can remove the gateway instead.
   if (rules.brands.length === 0) refuse('brands must name at least one brand.');
   return { minCents, maxCents, brands: RULE_BRANDS.filter((brand) => rules.brands?.includes(brand)) };
 };

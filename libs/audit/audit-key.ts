@@ -129,7 +129,8 @@ export const issueAuditKey = async (
 };
 
 /**
- * Revokes a key. Revoking it again changes nothing. Unknown key → 404. Returns a log position: when the read model has passed it, the key is refused.
+ * Revokes a key. Revoking it again changes nothing. Unknown key → 404. Returns the log position of the revocation: the key is refused as soon as the
+ * read model has passed this position.
  */
 export const revokeAuditKey = (ports: AuditKeyPorts, keyId: string, actor: Actor): Promise<Position> =>
   changeKey(ports, { type: 'AuditKeyRevoked', data: { keyId } }, actor);

@@ -1,4 +1,4 @@
-/** If the database fails during a drift check, the caller gets one error. No further rejection may stay unhandled: it would end the worker. */
+/** If the database fails during a drift check, the caller gets one error. No other rejection may stay unhandled, since it would end the worker. */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { type EventStore, memoryEventStore, openEventStore, prepareReadModels, readStreams, type Recorded, searchPathOf } from '#eventstore';
 import type { Json } from '#kernel';

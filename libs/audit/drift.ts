@@ -55,19 +55,19 @@ export interface DriftPorts {
   readonly store: EventStore;
   readonly db: Queryable;
   readonly now: () => number;
-  /** Default: the posting rules of this release. A spec passes others to test a new version of a rule. */
+  /** Default: the posting rules of this release. A spec passes other rules, to test a new version of a rule. */
   readonly rules?: PostingRules;
 }
 
 /** A report lists at most this many differences of payments, and counts the others by kind. */
 export const MAX_DIFFERENCES = 1_000;
-/** Kept small. Then the rows of a page are no longer in use when the garbage collector runs, and it need not copy them. */
+/** Number of payments in a page. In a small page, most rows are unused again when the garbage collector runs, so it copies few of them. */
 const PAGE_PAYMENTS = 100;
 /** Number of pages that are read ahead while one page is compared. */
 const PAGES_AHEAD = 3;
 /**
  * The line of a batch is recorded shortly after the PaymentSettled event of its payment. If the process dies in between, the next round of settlement
- * records the line. During this time a missing line is no difference.
+ * records the line. So for this long after the event, a missing line is no difference.
  */
 const LINE_FOLLOWS_MS = 10 * 60_000;
 
@@ -233,8 +233,8 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
 };
 
 /**
- * True if two values are equal as JSON. Plain text is compared first: that is ten times cheaper than canonical text, and it is enough for values
- * whose fields the same code wrote in the same order.
+ * True if two values are equal as JSON. Plain text is compared first, which is ten times cheaper than canonical text. It is enough if both values
+ * have their fields in the same order.
  */
 const isSame = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b) || canonicalJson(a) === canonicalJson(b);
 
@@ -576,15 +576,15 @@ create table drift_difference (
 
 /** Number of payments in one round of the sweep. */
 const SWEPT_PAYMENTS = 800;
-/** Payments that are compared without a pause. This takes some milliseconds of processor time, which a request may have to wait. */
+/** Number of payments that are compared without a pause. This takes some milliseconds, for which a request may have to wait. */
 const SWEPT_AT_ONCE = 40;
 /** If a worker dies during a round, another worker may begin a round after this time. */
 const ROUND_SECONDS = 60;
 
 /**
- * Compares the next round of payments. After the last payment the next round begins with the first. Returns null if another worker does the round.
- * Stored differences that no longer exist are deleted. `pause` is awaited between two groups of payments, so that a request never waits for a whole
- * round.
+ * Compares the next round of payments and stores their differences. Stored differences of these payments are deleted if they no longer exist. After
+ * the last payment, the next round begins with the first payment. Returns null if another worker does the round. `pause` is awaited between two
+ * groups of payments, so that a request never waits for a whole round.
  */
 export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> = async () => undefined): Promise<readonly Difference[] | null> => {
   const { db } = ports;

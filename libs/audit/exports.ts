@@ -1,9 +1,9 @@
 /**
  * Reports for finance staff, reconciliation jobs and auditors, as pages of rows.
  *
- * A report streams in constant memory. Each page has an `after`, which names the page's last row by its key. After a break, a new query with this
- * `after` continues behind that row. `from` (inclusive) and `to` (exclusive) bound the report's own time column. Reports over the journal also take
- * `asOf`.
+ * A report streams in constant memory. Each page has an `after`, which names the page's last row by its key. If a reader stops after a page, a new
+ * query with this `after` continues behind that row. `from` (inclusive) and `to` (exclusive) limit the rows by the report's own time column. Reports
+ * over the journal also take `asOf`.
  */
 import type { EventStore, Position, ReadModel } from '#eventstore';
 import { ServiceError, sumCents } from '#kernel';
@@ -48,7 +48,7 @@ interface Report {
   pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
 }
 
-/** Kept small. Then the rows of a page are no longer in use when the garbage collector runs, and it need not copy them. */
+/** Number of rows in a page. In a small page, most rows are unused again when the garbage collector runs, so it copies few of them. */
 const PAGE_ROWS = 250;
 
 type Kind = 'text' | 'cents' | 'time' | 'day' | 'bool';
@@ -254,7 +254,7 @@ export const REPORTS = {
     'Refund and void register',
     ['payment_id', 'attempt_id', 'requested_at', 'operation', 'reversal_type', 'outcome', 'initiated_by', 'reason', 'principal_cents', 'fee_cents', 'transaction_ids', 'completes'], // prettier-ignore
     ['principal_cents', 'fee_cents'],
-    // Payments of these statuses have no reversal. `succeeded` is included, since it is also the status of a payment with an incomplete void.
+    // Payments of these three statuses have no reversal. A `succeeded` payment may have one: an incomplete void does not change this status.
     `status not in ('pending', 'failed', 'unknown')`,
     (id, payment) =>
       payment.phase !== 'charged'

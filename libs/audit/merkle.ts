@@ -58,7 +58,7 @@ export const tileRoot = (tile: Uint8Array): Buffer => {
   return perfectRoot(tile);
 };
 
-/** Returns the hashes of a tile as adjacent bytes. The tile must hold at least the hashes of the tree size in question. */
+/** Returns the hashes of a tile as adjacent bytes. A tile that is not full must hold at least the hashes that the computation needs. */
 export type FetchTile = (level: number, number: number) => Promise<Uint8Array>;
 
 /** Fetches each tile only once and keeps it in memory. */
@@ -142,7 +142,7 @@ export class GrowingTree {
     this.push(0, leaf);
   }
 
-  /** Appends a full tile of leaves, given the tile's root. Until then the tree must hold only full tiles. */
+  /** Appends a full tile of leaves, given the tile's root. Before the call, the number of leaves must be a multiple of a full tile. */
   addTile(root: Buffer): void {
     if (this.size % TILE_HASHES !== 0) throw new Error('a tile begins where a tile ends');
     this.push(TILE_HEIGHT, root);

@@ -38,7 +38,7 @@ export interface ExportedFile {
   readonly totals: Readonly<Record<string, number>>;
 }
 
-/** Writes text piece by piece into a file, and counts and hashes its bytes. Each write waits until the disk can take more. */
+/** Writes text piece by piece into a file, and counts and hashes its bytes. If the stream's buffer is full, a write waits until it is empty. */
 class HashedFile {
   private readonly hash: Hash = createHash('sha256');
   private readonly stream;

@@ -14,7 +14,7 @@ export interface InclusionProofs {
   readonly kind: 'payfold inclusion proofs';
   /** The signed head, as text. */
   readonly head: string;
-  /** Public keys that sign this log. The reader must compare them with keys that were noted earlier. */
+  /** Public keys that verify the heads of this log. The reader must compare them with keys that were noted earlier. */
   readonly keys: readonly string[];
   readonly events: readonly { readonly leaf: number; readonly event: ReturnType<typeof leafOf>; readonly proof: readonly string[] }[];
 }

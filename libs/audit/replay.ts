@@ -85,8 +85,8 @@ export interface Moment {
 }
 
 /**
- * All events of a payment up to `end`, each with the status after it and its posting rules. `rules`: a spec passes others to test a new version of a
- * rule.
+ * All events of a payment up to `end`, each with the status after it and its posting rules. `rules`: a spec passes rules other than those of this
+ * release, to test a new version of a rule.
  */
 export const timeline = async (store: EventStore, paymentId: string, end: Until = {}, rules?: PostingRules): Promise<Moment[]> => {
   let payment: Payment = decider.initial;

@@ -61,8 +61,8 @@ const foreign = (stream: string) => {
   return double.log.length - 1;
 };
 /**
- * Writes, in this order: three of our events, one event of another program, two of a stream that only a newer release knows, one of another program,
- * one of ours.
+ * Writes eight events in this order: three of ours, one of another program, two of a stream that only a newer release knows, one of another program,
+ * and one of ours.
  */
 const writeLog = async () => {
   const stream = newStream();

@@ -216,8 +216,8 @@ const sealedPlace = async (db: Queryable, size: number, position: Position, wher
 
 /**
  * Call this before the sealer starts. It handles the case that the database was lost, but the events and the head files were not. Then the new, empty
- * tree takes the origin that the head files name. The sealer seals the log again, and the new tree must contain the signed heads. Head files that
- * cannot be read, or that none of our keys signed, are ignored.
+ * tree takes the origin that the newest head file names. The sealer seals the log again, and the new tree must begin with the tree of the last signed
+ * head. A head file that cannot be read, or that none of our keys signed, is ignored.
  */
 export const resumeSeal = async ({ db, keys, folder }: Pick<HeadPorts, 'db' | 'keys' | 'folder'>): Promise<void> => {
   // Do nothing if events are sealed already. Also do nothing if the row is missing: then the sealer fails, but the service continues.
@@ -240,8 +240,8 @@ const signedOrigin = (folder: string, keys: KeyRing): string | null => {
 };
 
 /**
- * True if the tree is smaller than the signed head only because the sealer is late. In this case the log reaches the signed position, and the
- * sealer's checkpoint agrees with the tree. Then leaves are missing in the tree, but no event is missing in the log.
+ * True if the tree is smaller than the tree of the signed head only because the sealer has not finished. In this case the log reaches the signed
+ * position, and the sealer's checkpoint agrees with the tree. So only leaves are missing in the tree, and no event is missing in the log.
  */
 const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<boolean> => {
   const end = await store.head();
@@ -253,7 +253,7 @@ const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<b
   const [places] = rows;
   if (!places) return false;
   if (places.read === places.sealed) return true;
-  // Between the two positions there may be only events of other programs, which are not sealed.
+  // Between the last sealed event and the sealer's checkpoint there may be only events of other programs, which are not sealed.
   for await (const events of store.readAll(places.sealed || null, { until: places.read })) if (events.length > 0) return false;
   return true;
 };
@@ -272,8 +272,9 @@ export const lastHead = async ({ db, keys, folder }: HeadPorts): Promise<{ head:
 };
 
 /**
- * Signs the present tree. If nothing was added since the last head, it returns that head. null: nothing is sealed, or the sealer has not yet reached
- * the last head again. Throws {@link BrokenPromise} if the tree does not begin with the last head, and {@link ForgedHead} if that head is not ours.
+ * Signs the present tree. If nothing was added since the last head, it returns that head. null: nothing is sealed, or the sealer has not yet sealed
+ * all events of the last head again. Throws {@link BrokenPromise} if the tree does not begin with the tree of the last head, and {@link ForgedHead}
+ * if that head is not ours.
  */
 export const signLog = async (ports: ProvePorts): Promise<SignedLog | null> => {
   const { db, keys, folder, now } = ports;

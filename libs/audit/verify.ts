@@ -30,7 +30,7 @@ export interface VerifyPorts {
 
 /** At most this many findings are named, and the others are counted. After one removed event, all later leaves differ. */
 const NAMED_FINDINGS = 5;
-/** The cause of a difference is searched among this many events and sealed leaves, from the difference on. */
+/** To find the cause of a difference, this many events and sealed leaves are compared, beginning at the difference. */
 const NEIGHBOURS = 64;
 const TILES_PER_READ = 64;
 
@@ -157,7 +157,7 @@ const readHeads = async ({ db, keys, headFolder }: VerifyPorts, origin: string, 
     .sort((a, b) => a.size - b.size);
 };
 
-/** Which side of a difference was changed. null: the event. Otherwise the tile, and this is the text of the finding. */
+/** If an event differs from its sealed leaf, one of the two was changed. null: the event. Text: the tile, and the text is the finding. */
 type Guilty = string | null;
 
 /** Compares computed hashes with the stored tiles, from left to right. When the hashes of a level fill a tile, the next level is compared too. */
@@ -199,7 +199,10 @@ class StoredTiles {
     }
   }
 
-  /** Checks that the level above holds the root of a full tile. From level 2 on, that root is computed from stored hashes, not from events. */
+  /**
+   * Checks that `level` holds the root of a full tile of the level below. On level 1, `root` is computed from events, and a difference counts only if
+   * `genuine` is true. On higher levels, `root` is computed from stored hashes.
+   */
   private async addRoot(level: number, index: number, root: Buffer, genuine: boolean): Promise<void> {
     const stored = await this.storedNode(level, index);
     if (genuine && !stored?.equals(root))
@@ -212,8 +215,8 @@ class StoredTiles {
   }
 
   /**
-   * Finds tiles beyond the end of the tree, which the sealer did not write. The tree may have grown during the verification, so its present size and
-   * the tiles are read in one snapshot.
+   * Checks that the last tile of each level ends where the tree ends. A tile beyond that end was not written by the sealer. The tree may have grown
+   * during the verification, so its present size and the tiles are read in one snapshot.
    */
   async end(read: number, size: number): Promise<void> {
     if (read !== size) return;
@@ -249,7 +252,7 @@ class StoredTiles {
   }
 }
 
-/** Says what happened to the first event that differs. For this it compares the event with the leaves that were sealed next to it. */
+/** Says what happened to the first event that differs: compares the event with the leaf at its number and with the leaves sealed after it. */
 const nameDifference = async ({ store, db }: VerifyPorts, event: Recorded, index: number, size: number): Promise<string> => {
   const name = `the event at position ${event.position} (${event.type} ${event.id} in ${event.stream})`;
   const sealed = await sealedHashes(db, index, Math.min(size, index + NEIGHBOURS));

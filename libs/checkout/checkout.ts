@@ -8,11 +8,11 @@ import { type Cents, type Decider, type ErrorCode, type Json, ServiceError, unre
 
 /** Lifetime of a session, counted from its start or its last extension. */
 export const SESSION_LIFE_MS = 60 * 60_000;
-/** Most extensions of a session. A payer must be able to extend it at least ten times (WCAG 2.2.1). A script must not extend it without end. */
+/** Maximum number of extensions of a session. A payer must have at least ten (WCAG 2.2.1). A script must not extend a session without end. */
 export const MAX_EXTENSIONS = 24;
 /** If a session would be extended by less than this, nothing is recorded. */
 const MIN_EXTENSION_MS = 60_000;
-/** Most attempts in one session. Then a card tester must begin a new session, to which rate limits and velocity limits apply. */
+/** Maximum number of attempts in one session. For more, a card tester must begin a new session, to which rate limits and velocity limits apply. */
 export const MAX_ATTEMPTS = 10;
 /** If the outcome is unknown this long after the start of the attempt, the payer may leave without it. */
 export const OFFER_TO_LEAVE_AFTER_MS = 30_000;

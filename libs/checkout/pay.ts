@@ -23,8 +23,8 @@ import type { Attempt, CheckoutPayer, CheckoutTerms, Refusal } from './checkout.
 import type { CheckoutSessions, Session } from './sessions.js';
 
 /**
- * If an attempt has no payment after this time, its request has ended, or the request will find that the payment's stream is fenced. No request may
- * run this long (C42).
+ * An attempt that has no payment after this time is abandoned. Its request should have ended by then, since no request may run this long (C42). A
+ * request that continues after this time is stopped by the fence on the payment's stream.
  */
 export const ABANDONED_AFTER_MS = 60_000;
 /** Time for fencing one payment stream. */

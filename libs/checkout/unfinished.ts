@@ -1,6 +1,6 @@
 /**
  * Sessions whose attempt has no outcome yet: a read model of them, and the worker's round that finishes them. So no session stays in `processing` if
- * a payer closes the browser or a process dies between two appends. The same holds if recovery undoes a charge an hour later.
+ * a payer closes the browser or a process dies between two appends. If recovery undoes a charge an hour later, the round records this in the session.
  */
 import type { Origin, ReadModel, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';

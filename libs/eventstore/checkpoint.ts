@@ -87,8 +87,8 @@ export interface Checkpoint<Tx = Client> {
   position(): Promise<string>;
   /**
    * Moves the checkpoint from a place to a position, then runs `apply` in the same transaction. `last`: the last event that is applied. null: no
-   * event is applied. Extends the lease if this owner holds it. Throws {@link Moved}, without `apply`, if the checkpoint is elsewhere. Throws
-   * {@link HandlerFault} if `apply` failed and the connection did not. After any other error the outcome may be unknown.
+   * event is applied. Extends the lease if this owner holds it. Throws {@link Moved}, without `apply`, if position or epoch of the checkpoint differ
+   * from `from`. Throws {@link HandlerFault} if `apply` failed and the connection did not. After any other error the outcome may be unknown.
    */
   commit(from: Place, to: Position, lease: Lease, apply: ((tx: Tx) => Promise<void>) | null, last?: Mark | null): Promise<void>;
   /** Records why the projection stopped. The first commit that passes the position resolves it. */
@@ -96,14 +96,17 @@ export interface Checkpoint<Tx = Client> {
   status(): Promise<CheckpointStatus>;
 }
 
-/** The compare-and-set found another position. Another worker moved the checkpoint, or our own commit succeeded although its answer was lost. */
+/**
+ * The compare-and-set found another position or epoch. Another worker moved or took over the checkpoint, or the checkpoint was reset. Or an earlier
+ * commit of ours succeeded although its answer was lost.
+ */
 export class Moved extends Error {}
 
 /** An error of the handler itself, kept as `cause`. The connection was healthy, even if the error's message mentions a connection. */
 export class HandlerFault extends Error {}
 
 /**
- * Runs a handler in a transaction. If an error has no code and the connection still answers, the error comes from the handler. Its message alone
+ * Runs a handler in a transaction. If an error has no code and the connection still answers, the error comes from the handler. The text of the error
  * cannot decide this: "the account is closed" does not mean a lost connection.
  */
 export const runHandler = async (handler: () => Promise<void>, answers: () => Promise<boolean>): Promise<void> => {
@@ -224,7 +227,8 @@ class PostgresCheckpoint implements Checkpoint {
   }
 
   async recordFailure({ event, message, stack }: CheckpointFailure): Promise<void> {
-    // Set before the statement, which may fail although the failure was recorded. The next commit resolves the failure if it passes it.
+    // Set before the statement, because the statement may record the failure and then lose its answer. The next commit that passes the position of
+    // the failure marks it as resolved.
     this.unresolved = true;
     await this.pool.query(
       `insert into projection_failure as f (name, position, event_id, stream, type, message, stack)
@@ -269,8 +273,8 @@ class PostgresCheckpoint implements Checkpoint {
 // ---- checkpoints in Postgres only
 
 /**
- * Locks the checkpoint for the rest of the transaction, so that nothing is applied meanwhile. The swap of a rebuild locks both checkpoints, switches
- * the schemas and commits. null: the projection never ran.
+ * Locks the checkpoint for the rest of the transaction, so that no worker applies events meanwhile. The swap of a rebuild locks the live checkpoint
+ * and its own, switches the schemas and commits. null: the projection never ran.
  */
 export const lockCheckpoint = async (
   client: Client,
@@ -286,9 +290,9 @@ export const lockCheckpoint = async (
 };
 
 /**
- * Sets a checkpoint to a position (null: the start of the log). `last`: the last event that was applied. Must run in the transaction that also
- * empties, fills or swaps the rows. The epoch goes up, so a worker in the middle of a batch cannot commit and begins again from this position. Never
- * use it for a reactor, because its effects cannot be undone.
+ * Sets a checkpoint to a position (null: the start of the log). `last`: the last event that was applied. If workers use the checkpoint, this must run
+ * in the transaction that also changes the rows. The epoch goes up, so a worker in the middle of a batch cannot commit and begins again from this
+ * position. Never reset a reactor, because the effects of a reactor cannot be undone.
  */
 export const resetCheckpoint = async (client: Client, name: string, position: Position | null, last: Mark | null = null): Promise<void> => {
   await client.query(

@@ -31,8 +31,9 @@ export interface Stored {
 }
 
 /**
- * Turns events into text. Checks every rule that can be checked before anything is sent. If a rule is broken, the caller has a fault and a repeat
- * would not help, so a plain `Error` is thrown. (A BigInt that reaches the KurrentDB client leaves its promise pending for ever.)
+ * Turns events into text. Checks every rule that can be checked before anything is sent. Throws a plain `Error` for a broken rule, because the fault
+ * is in the calling code and a repeat would not help. A BigInt in the data throws here too. In the KurrentDB client, a BigInt would leave the promise
+ * of the append pending for ever.
  */
 export const serialise = (stream: string, expected: Expected, events: readonly NewEvent[]): Serialised[] => {
   if (!isName(stream)) throw new Error(`not a stream name: ${JSON.stringify(stream)}`);

@@ -11,7 +11,7 @@ export interface Actor {
 }
 
 export interface Meta {
-  /** RFC 3339 UTC with milliseconds: the only time of an event that a reader shows. */
+  /** When the event was recorded: RFC 3339, UTC, with milliseconds. APIs and reports show this time, never `storedAt`. */
   readonly recordedAt: string;
   /** When the event took effect, if that differs from `recordedAt`. Examples: a batch was closed, a dispute was opened. */
   readonly effectiveAt?: string;
@@ -30,8 +30,8 @@ export interface NewEvent {
 }
 
 /**
- * A place in the log. Its text sorts byte by byte in the order of the log: `00000000000000012345`, or KurrentDB's commit and prepare positions,
- * padded in the same way and joined by `:`. Positions are always compared as text.
+ * A place in the log. Its text sorts byte by byte in the order of the log. Example: `00000000000000012345`. On KurrentDB, the commit and the prepare
+ * position are padded in the same way and joined by `:`. Positions are always compared as text.
  */
 export type Position = string & { readonly __position: unique symbol };
 
@@ -57,8 +57,8 @@ export interface Recorded extends NewEvent {
 export type Expected = 'any' | 'no_stream' | bigint;
 
 /**
- * The items of a subscription arrive in one order. A `checkpoint` means that the subscription has read the log up to `position`: every event up to
- * there was delivered, or was not asked for.
+ * The items of a subscription arrive in one order. A `checkpoint` means that the subscription has read the log up to `position`. Every event up to
+ * that position was delivered or did not pass the filter.
  */
 export type SubscriptionItem =
   | { readonly kind: 'events'; readonly events: readonly Recorded[] }
@@ -83,7 +83,10 @@ export interface EventStore {
   ): Promise<{ revision: bigint; position: Position }>;
   /** Events of one stream in order, from revision `from` (default 0). An absent stream yields nothing. Throws {@link Unavailable}. */
   read(stream: string, from?: bigint, max?: number): AsyncIterable<Recorded>;
-  /** All events of several streams: one list for each stream, in the order of the request. Optional: {@link readStreams} works with any store. */
+  /**
+   * All events of several streams: one list for each stream, in the order of the request. A store may lack this method: the function
+   * {@link readStreams} works with every store.
+   */
   readStreams?(streams: readonly string[]): Promise<readonly (readonly Recorded[])[]>;
   /** Yields the events of the log after a position (null: from the start), in batches and in log order, up to and including `until`. */
   readAll(
@@ -96,7 +99,7 @@ export interface EventStore {
   head(): Promise<Position | null>;
   /**
    * Returns the marks whose event is not at its position. Reads the leader, or a primary that is not in recovery. Throws {@link Unavailable} if that
-   * server cannot be read now. Then nothing is known about the events.
+   * server cannot be read now: the events may exist or be missing.
    */
   missing(marks: readonly Mark[]): Promise<readonly Mark[]>;
   /** The event of Payfold at exactly this position. null: there is none. Reads the same server as {@link missing}. */

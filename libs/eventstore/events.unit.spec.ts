@@ -72,7 +72,7 @@ test('the version that the next release will write is read, and not written', ()
   expect([ahead.version('ExampleEnded'), ahead.version('ExampleHappened')]).toEqual([1, 3]);
   expect(() => ahead.read(stored('ExampleEnded', 3))).toThrow('ExampleEnded has version 3, this program knows versions up to 2');
   expect(() => ahead.read(stored('ExampleHappened', 4))).toThrow(UnreadableEvent);
-  // @ts-expect-error The data of today has a reason.
+  // @ts-expect-error The present version of ExampleEnded has a `reason`, and this function returns none.
   defineEvents<ExampleEvent>({ ExampleHappened: [fromV1, fromV2], ExampleEnded: [] }, { ExampleEnded: () => ({ by: 'a person' }) });
 });
 

@@ -12,8 +12,8 @@ import { checkpointOf, missingShapes, prepareReadModels, type ReadModel, ReadMod
 import { createSubscriber, type Projection, type Subscriber } from './subscriber.js';
 
 /**
- * Connections for the reads and writes of requests. Projections and idempotency keys have pools of their own, so that slow lists of requests cannot
- * take all their connections.
+ * Connections for the reads and writes of requests. Projections and idempotency keys have pools of their own, so that slow list requests never use up
+ * the connections of projections and keys.
  */
 const POOL_CONNECTIONS = 20;
 const PROJECTION_POOL_CONNECTIONS = 8;
@@ -36,7 +36,7 @@ interface Storage {
   readonly log: OwnLog;
 }
 const STORAGE = Symbol('storage');
-/** The guard of the log. It knows whether the log is ours and whole. */
+/** The guard of the log. It refuses work while the log is not ours or not whole. */
 export const LOG_GATE = Symbol('log gate');
 
 export interface Schema {
@@ -114,7 +114,7 @@ const open = async (context: ProcessContext, schema: Schema): Promise<Storage> =
     newId: () => ids.uuid(),
     process: { id, name: options.role ?? 'command', pid },
     log: logger,
-    // A command reports the incident in its own error line.
+    // A command has no role. It reports the incident in its own error line.
     reportsIncident: options.role !== undefined,
     sealedEnd: schema.sealedEnd,
     signedHead: () => schema.signedEnd(context, pool),
@@ -146,7 +146,7 @@ const requirePrepared = async (pool: Pool, { migrations, readModels }: Pick<Sche
     );
 };
 
-/** Every method is written out. The adapter may be a class, and a spread would lose the methods of a class. */
+/** Lists every method, because the adapter may be an instance of a class, and `...store` would not copy the methods of a class. */
 const watchAppends = (store: EventStore, onFailure: () => void): EventStore => ({
   append: async (stream, expected, events, options) => {
     try {

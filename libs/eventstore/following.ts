@@ -6,7 +6,7 @@ import type { Clock } from '#kernel';
 import { matchesPrefix } from './codec.js';
 import type { Position, Recorded, Subscription, SubscriptionItem } from './event-store.js';
 
-/** The result of one read of the log after a position. */
+/** The answer to one read of the log after a position. */
 export interface Page {
   readonly events: readonly Recorded[];
   /** The position up to which the log was read, even if no event passed the filter. null: the log is empty. */
@@ -17,18 +17,20 @@ export interface Page {
 }
 
 export interface PagedLog {
-  /** Reads the next page. During an outage it waits. Throws only errors that would occur again after a repeat. */
+  /** Reads the next page. During an outage it repeats the read until `signal` aborts. Throws at once if a repeat would not help. */
   page(after: Position | null, signal: AbortSignal): Promise<Page>;
   /**
-   * The number of reports that the log has grown. A reader takes this count before it reads a page, so that it misses no growth between the page and
-   * the wait.
+   * A count that rises when the log grows. A reader takes the count before it reads a page and passes it to `grown`, so that it misses no growth
+   * during the read.
    */
   growth(): number;
-  /** Resolves when the log has grown, or may have grown, since `growth`, or when `signal` aborts. */
+  /** Resolves when the count is no longer `growth`, because the log may have grown, or when `signal` aborts. */
   grown(growth: number, signal: AbortSignal): Promise<void>;
 }
 
-/** The reader requests each page, so no events queue up in memory. A slow reader gets larger pages, later. */
+/**
+ * A page is read only when the reader asks for it, so no events queue up in memory. A slow reader asks less often and gets more events in each page.
+ */
 export const followPages = (log: PagedLog, after: Position | null): Subscription => {
   const stop = new AbortController();
   const items = follow(log, after, stop.signal);
@@ -65,11 +67,11 @@ async function* follow(log: PagedLog, after: Position | null, signal: AbortSigna
   }
 }
 
-/** If the cache holds more than twice as many events, it is cut back to this number. */
+/** If the cache holds more than twice this number of events, only this number of the newest events stays in the cache. */
 const TAIL_EVENTS = 1_000;
 /**
- * Maximum number of characters of event text in the cache. Ordinary events stay far below. Above it only the last page is kept, for example if all
- * events are as large as allowed.
+ * Maximum number of characters of event text in the cache. If the cache exceeds this limit, only the events of the last page stay. Ordinary events
+ * never reach the limit; only events of nearly the maximum size do.
  */
 const TAIL_CHARACTERS = 16_000_000;
 /** The end of the log is read at most this often. Under load one query then returns the events of many appends. */
@@ -79,10 +81,13 @@ const TAIL_PACE_MS = 20;
  * The end of the log, read once for all readers. With nine readers, a wake-up costs one query instead of nine.
  *
  * This is only a cache. If a reader's position lies before the cached events, or if the log has a fault, the reader reads a page itself. `read`
- * returns all events after a position, without a filter.
+ * returns the next page after a position, with the events of all streams.
  */
 export class Tail {
-  /** All events after `from`, up to and including `through`. Both are null until a reader has reached the end of the log. */
+  /**
+   * All events after `from`, up to and including `through`. Both positions are null while the cache has not begun: until a reader has reached the end
+   * of the log.
+   */
   private events: Recorded[] = [];
   private from: Position | null = null;
   private through: Position | null = null;
@@ -103,7 +108,7 @@ export class Tail {
   }
 
   /**
-   * A page from the cache, as {@link PagedLog.page} returns it, of at most `max` events before the filter. null: the caller must read the page
+   * A page from the cache, in the form of {@link PagedLog.page}. The filter is applied to at most `max` events. null: the caller must read the page
    * itself.
    */
   async page(after: Position, max: number, prefixes: readonly string[] | undefined): Promise<Page | null> {
@@ -112,8 +117,8 @@ export class Tail {
     const { from, through } = this;
     if (from === null || through === null || after < from) return null;
     if (after > through) {
-      // The cache was not updated for a long time, and one more page does not reach this reader. So the cache is emptied. It begins again when a
-      // reader reaches the end of the log.
+      // The cache is far behind: even with one more page it does not reach the position of this reader. So the cache is emptied. It begins again when
+      // a reader reaches the end of the log.
       this.forget();
       return null;
     }
@@ -154,8 +159,8 @@ export class Tail {
     const { through } = this;
     if (through === null) return;
     try {
-      // Reads again from the last cached event on. If another event is there now, the database was restored, or a standby without the last events
-      // took over.
+      // Reads the last cached event again, with the events after it. If another event now has its position, the database was restored, or a standby
+      // without the last events took over.
       const last = this.events.at(-1);
       const page = await this.read(last ? (this.events.at(-2)?.position ?? this.from!) : through);
       if (this.through !== through) return;

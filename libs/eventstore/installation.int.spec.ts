@@ -1,4 +1,7 @@
-/** The identity of an installation: a start accepts only a database and a log that belong together. Real Postgres, double of KurrentDB. */
+/**
+ * The identity of an installation: a start accepts only a database and a log that belong together. The specs use a real Postgres and the double of
+ * KurrentDB.
+ */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import { systemClock } from '#kernel';

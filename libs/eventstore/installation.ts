@@ -1,6 +1,6 @@
 /**
- * The identity of an installation. Its id lies in its database and in the first event of its log, so that a database and a log that do not belong
- * together are refused before anything is done (docs/decisions/0031-a-log-has-an-identity.md).
+ * The identity of an installation. Its id lies in its database and in the first event of its log. A start compares both ids first, and refuses a
+ * database and a log that do not belong together (docs/decisions/0031-a-log-has-an-identity.md).
  */
 import { type Clock, timestamp } from '#kernel';
 import type { Migration, Pool, Queryable } from '#platform';
@@ -21,7 +21,9 @@ export interface InstallationCreated extends DomainEvent {
 export const installationEvents = defineEvents<InstallationCreated>({ InstallationCreated: [] });
 export const INSTALLATION_STREAM = 'installation';
 
-/** Marks and checkpoints count only in the present generation of a log. A later release can raise it after a permanent loss. */
+/**
+ * Marks and checkpoints count only in the present generation of a log. A later release can raise this number after the log has lost events for good.
+ */
 export const GENERATION = 1;
 
 export const installationMigration: Migration = {
@@ -55,7 +57,7 @@ export interface InstallationPorts {
   /** null: the log lies in Postgres, in this database. */
   readonly kurrentdbUrl: string | null;
   readonly databaseUrl: string;
-  /** The last event that the seal of this database covers. null: nothing is sealed. Asked only for a log of 0.1.0. */
+  /** The last event that the seal of this database covers. null: nothing is sealed. Called only for a log of release 0.1.0. */
   readonly sealedEnd: (db: Queryable) => Promise<SealedPlace | null>;
 }
 
@@ -72,7 +74,7 @@ const LOOK_AGAIN_MS = 200;
 
 /**
  * Refuses a log that does not belong to the database, with one line and without changing anything. Runs before the migrations. Another process may be
- * making the installation at this moment, so the log is refused only if several looks give the same result.
+ * making the installation at this moment, so the log is refused only after several looks that all refuse it.
  */
 export const requireOwnLog = async (ports: InstallationPorts): Promise<void> => {
   for (let look = 1; ; look++) {
@@ -84,8 +86,8 @@ export const requireOwnLog = async (ports: InstallationPorts): Promise<void> => 
 };
 
 /**
- * Makes the identity of a new installation, after the migrations: writes the id to the database, then the event to the log, then confirms the id. If
- * a process is killed in between, the next one repeats the steps that are missing. Returns the id.
+ * Makes the identity of a new installation, after the migrations. Writes the id to the database, then the event to the log, then confirms the id in
+ * the database. If a process is killed in between, the next one repeats the steps that are missing. Returns the id.
  */
 export const settleInstallation = async (ports: InstallationPorts): Promise<string> => {
   const { pool, store, clock, newId } = ports;
@@ -96,7 +98,8 @@ export const settleInstallation = async (ports: InstallationPorts): Promise<stri
   const createdAt = timestamp(clock.now());
   const event: InstallationCreated = { type: 'InstallationCreated', data: { installationId: id, createdAt } };
   const origin = { actor: { type: 'system', id: 'first-start' } as const, correlationId: id };
-  // The id of the event is the id of the installation. So if two processes do this, the second one repeats the append of the first.
+  // The id of the event is the id of the installation. So if two processes make the same installation, the second one repeats the append of the first
+  // one, and the store recognises the repeat.
   await recordOnce({ store, clock }, installationEvents, INSTALLATION_STREAM, event, id, origin);
   if ((await installationIn(store)) !== id) throw new Error(`${placeOf(ports)} was taken by another installation at this moment`);
   await pool.query(`update installation set state = 'confirmed' where id = $1`, [id]);
@@ -166,7 +169,8 @@ const rowOf = async (db: Queryable): Promise<Row | null> => {
 };
 
 /**
- * The position up to which the read models of a database have followed a log, and whether that log is on KurrentDB, where positions have two parts.
+ * The position of the checkpoint that was updated last, and whether the log is on KurrentDB: only there a position has two parts. `seen` null: no
+ * projection of this database has followed a log.
  */
 const followed = async (db: Queryable): Promise<{ readonly seen: string | null; readonly onKurrentdb: boolean }> => {
   const none = { seen: null, onKurrentdb: false };

@@ -1,7 +1,7 @@
 /**
- * A real KurrentDB or EventStoreDB is killed and stalled under load. No acknowledged event is lost or stored twice, a reader misses no event, no
- * check takes an acknowledged event for missing, and writes work again afterwards. The spec runs if the environment names a server and the commands
- * that harm it:
+ * A real KurrentDB or EventStoreDB is killed and stalled under load. No acknowledged event is lost or stored twice, a reader misses no event, and no
+ * check reports an acknowledged event as missing. Afterwards writes work again. The spec runs if the environment names a server and the commands that
+ * harm it:
  *
  *   KURRENTDB_URL=kurrentdb://…        one node or several, which nobody else uses meanwhile (`--runInBand`)
  *   KURRENTDB_KILL='…'                 kills the node (with several: the present leader) with SIGKILL
@@ -161,7 +161,8 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
             await shell(KURRENTDB_KILL);
             if (KURRENTDB_RESTART) await shell(KURRENTDB_RESTART);
             const up = performance.now();
-            // A kill takes effect after a moment. After this pause writes must work again, and go on working.
+            // The node may die only some moments after the kill command. So the spec waits, and then requires a write that is acknowledged after this
+            // pause.
             await sleep(SECONDS_BETWEEN_FAULTS * 1000);
             const waited = performance.now();
             await eventually(() => work.acknowledgedAt.at(-1)! > waited, { timeoutMs: 60_000 });

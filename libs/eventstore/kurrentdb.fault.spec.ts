@@ -21,7 +21,7 @@ import { freshDatabase } from '../../test/support/postgres.js';
 import { KurrentDbDouble, type AppendFault } from '../../test/support/kurrentdb-double.js';
 import { silentServer } from '../../test/support/silent-server.js';
 
-/** Shorter than the real limits, so that the suite takes seconds. */
+/** Time limits that are shorter than the real ones, so that the suite takes seconds. */
 const QUICK = {
   appendMs: 1_500,
   tryMs: 300,
@@ -129,7 +129,7 @@ describe('appends', () => {
     double.everyAppend = 'hang';
     const [unknown, took] = await timed(outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 700 })));
     expect(unknown).toBeInstanceOf(OutcomeUnknown);
-    // This is far below the client's own deadline, and enough for a busy machine.
+    // This limit is far below the client's own deadline, and long enough for a busy machine.
     expect(took).toBeLessThan(5_000);
     double.everyAppend = 'not_leader';
     await eventually(async () => (await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 300 }))) instanceof Unavailable);
@@ -393,7 +393,7 @@ describe('following', () => {
     const marks = [...first.map(({ position, id }) => ({ position, id })), { position: last.position, id: (await store.eventAt(last.position))!.id }];
     const before = double.calls.read;
     expect(await store.missing(marks)).toEqual([]);
-    // Four pages for the 2,000 marks, and one read for the last mark.
+    // Four pages for the 2,000 marks, one read for the last mark, and one read to spare.
     expect(double.calls.read - before).toBeLessThanOrEqual(6);
   });
 
@@ -600,8 +600,8 @@ describe('a node that was deposed and does not know it', () => {
 
 describe('a list of addresses with one that accepts connections and never answers', () => {
   /**
-   * How much longer a start or a fail-over may take because of an address that does not answer. The client asks in a random order, so there are
-   * several rounds.
+   * How much longer a start or a fail-over may take because of an address that does not answer. The client asks the addresses in a random order, so
+   * the test measures several rounds.
    */
   const ALLOWED_MS = 2_000;
   const ROUNDS = 4;

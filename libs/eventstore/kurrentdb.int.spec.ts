@@ -9,7 +9,7 @@ const between = (position: Position) => position.replace(/\d+/g, (half) => Strin
 
 eventStoreContract('KurrentDB (double)', async () => {
   const double = await new KurrentDbDouble().start();
-  // The server writes events of its own between ours, as on a busy server.
+  // Writes system events between our events, as a busy server does.
   const stranger = setInterval(() => double.write('$stats-somewhere', [{ type: '$statsCollected', data: { load: 1 } }]), 20);
   const [store, another] = await Promise.all([createKurrentDbEventStore(double.url()), createKurrentDbEventStore(double.url())]);
   return {

@@ -7,15 +7,16 @@
  * The adapter adds these safeguards to the client, each for a failure that was seen (docs/contract.md#the-kurrentdb-client):
  *
  * - Appends use the unary call, never the client's shared batch stream. That stream blocks for ever after it has ended without an error (K7).
- * - Every call has a deadline and a timer of ours. Some paths of the client ignore deadlines, and some promises never settle (K1, K5, K12).
+ * - Every call has a deadline and a timer of ours. Some calls of the client ignore deadlines, and some promises stay pending for ever (K1, K5, K12).
  * - A client that fails several times in a row, reads included, is replaced. It does not find a new leader by itself (K7, K8).
- * - After a conflict the stream is read, and the events are compared by id. The conflict may be our own earlier attempt (K12).
+ * - After a conflict the stream is read, and the events are compared by id. An earlier try of this append may have caused the conflict (K12).
  * - Reads ask for an exact number of events and take all of them (K9). Positions of reads are inclusive, positions of subscriptions exclusive (K10).
- * - If the log ends before a known event, it is read again for some seconds. The node may have been deposed without knowing it (K16).
- * - A read from a position where no event begins fails like an outage. A subscription there is refused with the reason, so one is tried (K15).
- * - A reader has one queue and one supervised subscription. After any end, a new subscription begins with the last event that was queued, and drops
- *   that event (K3, K4, K13). If the new subscription begins with another event, the log was exchanged.
- * - Errors that the client throws outside of any call, or leaves rejected, do not end the process (K2, K6, K13).
+ * - If the log ends before a known event, the log is read again for some seconds. The node may be a deposed leader that has not noticed yet (K16).
+ * - A read from a position where no event begins fails like an outage. But the server refuses a subscription from that position with the reason. So
+ *   after a failed read the adapter tries a subscription (K15).
+ * - A reader has one queue and one supervised subscription. When the subscription ends, a new one begins with the last of our events that was queued,
+ *   and drops that event (K3, K4, K13). If the new subscription begins with another event, the log was exchanged.
+ * - Errors that the client throws outside of a call, and promises that it rejects without a handler, do not end the process (K2, K6, K13).
  */
 import type { GossipClient } from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js';
 import type { EventData, KurrentDBClient, Position as LogPosition, ReadAllOptions, ResolvedEvent } from '@kurrent/kurrentdb-client';
@@ -54,18 +55,23 @@ export interface KurrentDbTimings {
   readonly graceMs: number;
   /** The pause before an append is repeated. The server drops a repeat that arrives before the original is replicated. */
   readonly retryMs: number;
-  /** `readMs`: a read with all its tries. `readStallMs`: the longest time without an event. The first read of a client takes half a second. */
+  /**
+   * `readMs`: a read with all its tries. `readStallMs`: the longest time without an event. A client's first read takes one `discoveryInterval`
+   * longer.
+   */
   readonly readMs: number;
   readonly readStallMs: number;
   /** How long a subscription may take until the server confirms it. */
   readonly confirmMs: number;
-  /** After this much silence a subscription is compared with the head, because a dead subscription is silent too. */
+  /**
+   * If a subscription delivers nothing for this long, its position is compared with the head, because a dead subscription delivers nothing either.
+   */
   readonly silenceMs: number;
-  /** A client is replaced once its calls have failed for this long without a success. Two replacements are at least this far apart. */
+  /** A client is replaced when its calls have failed for this long without a success. Between two replacements at least this time must pass. */
   readonly replaceMs: number;
   /**
-   * A deposed node of a cluster answers as the leader until it notices, at most 3 s after it lost its followers. Its log may end too early, or hold an
-   * event that the new leader has replaced. So an event counts as missing only if it stays missing for this long.
+   * A deposed node of a cluster answers as the leader until it notices, at most 3 s after it lost its followers. Its log may end too early, or hold
+   * an event that the new leader has replaced. So an event counts as missing only if it is missing in all reads of this time.
    */
   readonly deposedMs: number;
   readonly backoffMs: number;
@@ -103,7 +109,7 @@ const PAGE_EVENTS = 500;
  * Marks that lie closer together than this many bytes are read in one page. Others need a read each. A read costs about as much as 32 KiB of events.
  */
 const MARKS_APART_BYTES = 32n * 1024n;
-/** Events that a page reads for each mark that is still to be read. Events of other processes lie between the marks of this process. */
+/** For each mark of the group that is left, a page asks for this many events. Events of other processes lie between the marks of this process. */
 const EVENTS_PER_MARK = 2;
 /** Maximum number of reads of marks at the same time. */
 const PARALLEL_MARK_READS = 8;
@@ -112,7 +118,7 @@ const QUEUED_EVENTS = 1_000;
 const FOREIGN_EVERY_MS = 60_000;
 /**
  * Options that are added to the URL if it does not name them. The client then looks for the leader for five seconds instead of one. A client waits
- * one `discoveryInterval` before its first read; the default is half a second, and every new client would wait that long.
+ * one `discoveryInterval` before its first read; the client's default is half a second, and every new client would wait that long.
  */
 const URL_DEFAULTS = { maxDiscoverAttempts: 50, discoveryInterval: 100 } as const;
 
@@ -155,7 +161,7 @@ type Verdict = 'conflict' | 'not_found' | 'unsent' | 'lost' | 'fault';
 
 /** A call that our own timer ended. */
 class NoAnswer extends Error {}
-/** An error that a repeat would not change, such as an event that is not ours. */
+/** An error that would occur again after a repeat, for example because an event is not ours. */
 class Fault extends Error {}
 
 /**
@@ -190,7 +196,8 @@ const judge = (error: unknown): Verdict => {
   if (NEVER_CONNECTED.test(message ?? '')) return 'unsent';
   if (error instanceof NoAnswer) return 'lost';
   if (error instanceof Fault || error instanceof NotInTheLog || error instanceof TypeError) return 'fault';
-  // Of the errors of type `unknown`, only "BadRequest" is a fault of ours. Others, such as "Server Is Not Ready", pass by themselves.
+  // Of the errors of type `unknown`, only "BadRequest" is a fault of ours. The causes of others, such as "Server Is Not Ready", end without our help,
+  // so a repeat helps.
   if (/BadRequest/.test(message ?? '')) return 'fault';
   if (type !== undefined) return BY_TYPE[type] ?? 'fault';
   if (typeof code === 'number') return GRPC_LOST.includes(code) ? 'lost' : 'fault';
@@ -226,15 +233,15 @@ const runsOf = (positions: readonly Position[]): Position[][] => {
   return runs;
 };
 
-/** null for {@link NoEventThere}. For the question which event lies at a position, this is an answer and not an error. */
+/** Returns null for {@link NoEventThere}, and throws any other error. For a caller that asks which event lies at a position, "none" is an answer. */
 const noneAt = (error: unknown): null => {
   if (error instanceof NoEventThere) return null;
   throw error;
 };
 
 /**
- * Matches every stream except system streams, which begin with `$`. A filter by our prefixes would hide the streams of a newer release from an older
- * worker, and the seal of that worker would never cover them.
+ * Matches every stream except system streams, which begin with `$`. With a filter by our prefixes, an older worker would not get the events of a
+ * newer release's streams. The seal of that worker would never cover them.
  */
 const NOT_A_SYSTEM_STREAM = '^[^$]';
 
@@ -311,9 +318,9 @@ interface Internals {
 }
 
 /**
- * The client calls `append` inside an async promise executor. If another call has closed the channel before, gRPC throws there: the promise never
- * settles, and the rejection ends the process. This was seen when a leader was killed under load. Here the error goes to the callback of the call,
- * like any other error.
+ * The client calls `append` inside an async promise executor. If another call has closed the channel before, gRPC throws there: the promise stays
+ * pending for ever, and the unhandled rejection ends the process. This was seen when a leader was killed under load. Here the error goes to the
+ * callback of the call, like any other error.
  */
 const withoutThrow = <T extends { append?: UnaryAppend }>(service: T): T => {
   const { append } = service;
@@ -342,8 +349,8 @@ class Connection {
   /** The credentials of the URL, decoded. They are passed with every call, because for reads the client does not decode `%40` and the like. */
   readonly user: { credentials?: Credentials } = {};
   /**
-   * The client uses the unary call for appends if it has credentials. It never sends credentials over plaintext, so over plaintext any credentials
-   * will do.
+   * The client uses the unary call for appends if it has credentials. It never sends credentials over plaintext. So over plaintext, if the URL has
+   * none, invented credentials are passed.
    */
   readonly unary: { credentials?: Credentials };
 
@@ -374,7 +381,7 @@ class Connection {
     return this.client;
   }
 
-  /** Aborts when the present client is replaced. In that case the client ends its subscriptions without an error. */
+  /** Aborts when the present client is replaced. A follower needs this signal, because a replaced client ends its subscriptions without an error. */
   get retired(): AbortSignal {
     return this.retirement.signal;
   }
@@ -547,13 +554,13 @@ class KurrentDbEventStore implements EventStore {
           this.connection.succeeded(client);
           const outcome = await this.settle(stream, expected, serialised, error as { actualState?: bigint | string });
           if (!(outcome instanceof Unavailable)) return outcome;
-          // The stream cannot be read now, so the conflict may be our own earlier attempt.
+          // The stream cannot be read now. So an earlier try of this append may have caused the conflict.
           failure = outcome;
           maybe = true;
         } else if (isTransport(verdict)) {
           this.connection.failed(client, begun, error);
           maybe ||= verdict === 'lost';
-          // Without a revision, the server recognises a repeat only as long as it remembers the id. So no repeat is made.
+          // Without a revision, the server recognises a repeat only as long as it remembers the event ids. So the append is not repeated.
           if (verdict === 'lost' && expected === 'any') throw new OutcomeUnknown(`${stream}: ${describe(error)}`, { cause: error });
         } else {
           const message = `${stream}: KurrentDB refused the append: ${describe(error)}`;
@@ -570,8 +577,8 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Decides what a conflict means. If the events after the expected revision are ours, returns their place. If they are not, throws Conflict. If they
-   * cannot be read, returns Unavailable.
+   * Decides what a conflict means. If the events after the expected revision are ours, returns the revision and position of the last one. If they are
+   * not, throws Conflict. If they cannot be read, returns Unavailable.
    */
   private async settle(stream: string, expected: Expected, serialised: readonly Serialised[], { actualState }: { actualState?: bigint | string }) {
     const actual = typeof actualState === 'bigint' ? actualState : actualState === 'no_stream' ? null : undefined;
@@ -648,7 +655,8 @@ class KurrentDbEventStore implements EventStore {
       const count = Math.min(left, PAGE_EVENTS) + (position === null ? 0 : 1);
       const page = (await this.readLog(position, { maxCount: count, filter })).map(logged);
       const known = position ?? '';
-      // An empty page can mean that the event at the position does not pass the filter. If the log ends before the position, `headBehind` throws.
+      // The page may be empty because the filter excludes the event at the position, or because the log ends before the position. `headBehind` throws
+      // in the second case.
       if (page.length === 0 && position !== null) await this.headBehind(position);
       const events = page.filter((event) => event.position > known && (until === undefined || event.position <= until)).slice(0, left);
       yield events;
@@ -704,8 +712,8 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Puts the id of each event at these positions into `idAt`. Each page begins at the next position that was not read, so the events in a gap are
-   * never read. Resolves with the first position beyond the end of the log. null: there is none.
+   * Puts the id of each event at these positions into `idAt`. Each page begins at the next of these positions that is not read yet. The events
+   * between two pages are not read. Resolves with the first of these positions that lies beyond the end of the log. null: there is none.
    */
   private async readRun(positions: readonly Position[], idAt: Map<Position, string>): Promise<Position | null> {
     for (let next = 0; next < positions.length;) {
@@ -738,8 +746,8 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Events of the log from a position on, with events of the server itself: a read with a filter takes several times as long. Empty: the position
-   * lies beyond the end. Throws NoEventThere.
+   * Events of the log, beginning with the event at a position. The events of the server itself are included, because a read with a filter takes
+   * several times as long. Empty: the position lies beyond the end. Throws NoEventThere.
    */
   private async eventsFrom(position: Position, maxCount: number): Promise<readonly Logged[]> {
     const begun = this.clock.monotonic();
@@ -783,7 +791,7 @@ class KurrentDbEventStore implements EventStore {
     await this.connection.close();
   }
 
-  /** Reports at most one foreign stream a minute, because every subscription receives the same events. */
+  /** Reports at most one foreign stream a minute. Without this limit, every subscription would report the same foreign events. */
   private foreign(stream: string): void {
     const now = this.clock.monotonic();
     if (now < this.foreignAgainAt) return;
@@ -849,7 +857,7 @@ class KurrentDbEventStore implements EventStore {
     const subscription = client.subscribeToAll({ fromPosition: fromText(place), requiresLeader: true, ...this.connection.user });
     const answer = new Promise<boolean>((resolve) => {
       for (const accepted of ['data', 'caughtUp', 'end', 'close'] as const) subscription.on(accepted, () => resolve(false));
-      // This listener is never removed: without it, an error after the end would end the process.
+      // This listener is never removed: without it, an error after the end of the subscription would end the process.
       subscription.on('error', (error) => resolve(isNoBoundary(error)));
     });
     try {
@@ -861,8 +869,8 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Takes all events of a read, because a read that is left early blocks later reads. Throws NoAnswer if no event comes for `readStallMs`, or at the
-   * deadline.
+   * Takes all events of a read, because a read that is not taken to its end blocks later reads. Throws NoAnswer if no event comes for `readStallMs`,
+   * or at the deadline.
    */
   private async drain(events: AsyncIterable<ResolvedEvent>, deadline: number): Promise<ResolvedEvent[]> {
     const done = new AbortController();
@@ -967,11 +975,11 @@ interface Place extends Mark {
  * A catch-up subscription that goes on for ever.
  *
  * Every event of our streams passes through one queue, also events that the reader did not ask for. For such events the reader gets a `checkpoint`,
- * after all events that the checkpoint covers, so that its position moves on too. The server's own checkpoints are not used: they can come before
- * events that they cover, and some servers send wrong ones (KurrentDB #4892, #4970).
+ * so that the position of the reader moves on too. The `checkpoint` comes after all events that it covers. The server's own checkpoints are not used:
+ * they can come before events that they cover, and some servers send wrong ones (KurrentDB #4892, #4970).
  *
- * After any end, the next subscription begins with the last event of ours that entered the queue. So the server shows that it has that event before
- * it sends the next ones. An event that arrives twice is dropped.
+ * When a subscription ends, the next one begins with the last event of ours that entered the queue. If the server sends another event first, its log
+ * was exchanged. An event that arrives twice is dropped.
  */
 class Follower implements Subscription {
   private readonly queue: Logged[] = [];
@@ -980,7 +988,10 @@ class Follower implements Subscription {
   private seen: Position | null;
   /** The last event of ours up to `seen`. null: not known yet, or there is none. */
   private place: Place | null = null;
-  /** The head when the present subscription began. A reader that reaches it has caught up. undefined: not known yet. */
+  /**
+   * The head when the present subscription began. A reader that reaches this position has caught up. null: the log was empty. undefined: the head is
+   * not known yet, or the reader already got `caught_up`.
+   */
   private target: Position | null | undefined;
   private failure: Error | null = null;
   private resume: (() => void) | null = null;
@@ -1052,8 +1063,8 @@ class Follower implements Subscription {
   }
 
   /**
-   * Checks the position before a subscription begins. If it lies beyond the end of the log, the server would confirm the subscription and stay silent
-   * for ever, so the position is refused here. A position where no event begins is refused too.
+   * Checks the position before a subscription begins. Refuses a position beyond the end of the log: the server would confirm the subscription and
+   * then never send an event. Also refuses a position where no event begins.
    */
   private async checkPlace(): Promise<void> {
     const { head, headBehind, placeOf } = this.ports;
@@ -1109,7 +1120,7 @@ class Follower implements Subscription {
         })
         .on('end', () => reject(new NoAnswer('the server ended the subscription')))
         .on('close', () => reject(new NoAnswer('the subscription was closed')))
-        // This listener is never removed: without it, an error after the end would end the process.
+        // This listener is never removed: without it, an error after the end of the subscription would end the process.
         .on('error', (error) => reject(isNoBoundary(error) ? new NoEventThere(after!) : error));
     });
     const watched = async () => {

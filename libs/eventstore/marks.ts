@@ -1,9 +1,9 @@
 /**
- * Marks: events that are known to have been in the log. Processes, checkpoints and signed heads remember them. This file also keeps the open
- * incident. Marks and incident are kept outside the log, so that an exchanged or cut log can be noticed (docs/decisions/0032-marks-and-checks.md).
+ * Marks: events that are known to have been in the log. Processes, checkpoints and signed heads remember them. This module also records the open
+ * incident. Marks and incident are stored outside the log, so that a check notices an exchanged or cut log (docs/decisions/0032-marks-and-checks.md).
  *
- * {@link MarkBook} is a port. A process keeps its marks in the database and in a folder, because the database may be set back to an earlier state
- * too.
+ * {@link MarkBook} is a port. A process keeps its marks in the database and in a folder. The folder is needed because the database, too, may be set
+ * back to an earlier state.
  */
 import { mkdir, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
 import { hostname } from 'node:os';
@@ -96,7 +96,7 @@ export interface MarkBook {
   write(own: OwnMarks): Promise<void>;
   /** Opens the incident of the installation, unless one is open. Returns the open one. */
   open(found: Finding): Promise<Incident>;
-  /** True if a person has closed this incident. If the database was set back and has lost the incident, this does not count as closed. */
+  /** True if a person has closed this incident. false: it is open, or the database was set back and has lost the incident. */
   isClosed(id: string): Promise<boolean>;
 }
 
@@ -132,7 +132,8 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
         [kind, message, mark?.position ?? null, mark?.id ?? null, name],
       );
       const { incident } = await readRows(pool, processId);
-      // No incident is open, so a person has closed it before this read. If the fault remains, the next check opens a new incident.
+      // An incident was open at the insert, and a person closed it before this read. Because `id` is null, the next check of the caller opens a new
+      // incident.
       return incident ?? { id: null, kind, message, mark, since: timestamp(clock.now()), foundBy: name };
     },
     isClosed: async (id) => {
@@ -286,7 +287,7 @@ const replaceFile = async (file: string, content: MarkFile): Promise<void> => {
 /** A mark is deleted only if it is older than this. A younger mark may belong to a process that is about to replace it. */
 const FORGET_AFTER_SECONDS = 60;
 
-/** Deletes older marks of other processes. They add nothing once a check has found a newer mark. */
+/** Deletes older marks of other processes. They prove nothing more after a check has found a newer mark. */
 const forgetOlder = async (options: MarkBookOptions, { position }: Mark): Promise<void> => {
   const { pool, processId, clock } = options;
   await pool.query({

@@ -8,7 +8,7 @@ import { Conflict, Unavailable, type EventStore, type Position, type Recorded } 
 
 const BATCH_EVENTS = 500;
 
-/** An empty store. `now` is the store's clock (`storedAt`). The default clock always shows the epoch, so that a run repeats exactly. */
+/** An empty store. `now` is the store's clock (`storedAt`). Default: the time is always 0 (1970), so that a repeated run gives the same events. */
 export const memoryEventStore = (options: { now?: () => number } = {}): EventStore => {
   const now = options.now ?? (() => 0);
   const streams = new Map<string, Recorded[]>();

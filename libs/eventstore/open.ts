@@ -39,7 +39,10 @@ export interface OpenLogOptions extends GuardOptions {
   readonly stop?: AbortSignal | undefined;
 }
 
-/** Opens the adapter for KurrentDB if its URL is configured, else the adapter for Postgres. There is no guard here, so any log is accepted. */
+/**
+ * Opens the adapter for KurrentDB if its URL is configured, else the adapter for Postgres. The store has no guard yet, so the log of another
+ * installation is not refused here.
+ */
 export const openEventStore = async (
   kurrentdbUrl: string | null,
   databaseUrl: string,

@@ -1,9 +1,10 @@
 /**
- * The guard of the log wraps the event store. If the log is another one, or has lost events, the guard refuses every append.
+ * The guard of the log: it wraps the event store, and refuses every append if the log is another one or has lost events.
  *
  * A check asks for the newest event that an earlier check found, and for every event acknowledged to this process since. It also asks for the marks
- * of other processes, checkpoints and signed heads. Checks run at the start, once a second, and before each call of a gateway. A store that cannot be
- * asked, or a standby that lags, is an outage and proves nothing (docs/decisions/0032-marks-and-checks.md).
+ * of other processes, checkpoints and signed heads. Checks run at the start, once a second, and before each call of a gateway (on Postgres, the
+ * append before that call is the check). If the store cannot be asked or is a standby, this counts as an outage and not as a loss
+ * (docs/decisions/0032-marks-and-checks.md).
  */
 import { setMaxListeners } from 'node:events';
 import { type Clock, orStopped, timestamp } from '#kernel';
@@ -25,9 +26,12 @@ import type { Finding, Incident, Known, KnownMark, MarkBook, OwnMarks } from './
 const CHECK_EVERY_MS = 1_000;
 /** A check that found a fault is repeated once after this pause. */
 const REPEAT_MS = 100;
-/** If a check took this long, the store has repeated its reads already. It does so in a cluster whose leader may be deposed. */
+/**
+ * A check that found a fault is not repeated if it took this long. The store has then repeated its reads itself, as it does in a cluster whose leader
+ * may be deposed.
+ */
 const REPEATED_BY_STORE_MS = 3_000;
-/** Pause between two checks of the newest signed head. In between, the checkpoint of the seal proves as much. */
+/** Pause between two checks of the newest signed head. Between two of these checks, the check of the seal's checkpoint proves as much. */
 const HEAD_EVERY_MS = 60_000;
 /** Pause between two error lines while an incident is open. */
 const REPORT_EVERY_MS = 60_000;
@@ -39,7 +43,7 @@ export interface OwnLogOptions {
   readonly clock: Clock;
   readonly log: Pick<Logger, 'warn' | 'error'>;
   /**
-   * True if an acknowledged append is itself a check: its session was checked first, and while a session is open the log loses no event. This holds
+   * True if an acknowledged append is itself a check. Its session was checked first, and while a session is open the log loses no event. This holds
    * on Postgres, whose log can be restored or replaced only between sessions ({@link OwnLog.checkSession}).
    */
   readonly appendsProve: boolean;
@@ -55,7 +59,7 @@ export interface LogGate {
   /** The open incident. null: there is none that this process knows of. */
   readonly incident: Incident | null;
   /**
-   * Resolves when a check that began after the call has found everything. `intent`: the position of an append just before the call. If `appendsProve`
+   * Resolves when a check that began after the call has found every mark. `intent`: the position of an append just before the call. If `appendsProve`
    * is set, that append is the check. Throws {@link StoreIncident}. If the check cannot be made, throws {@link Unavailable} or the error of the
    * database.
    */
@@ -70,11 +74,11 @@ export class OwnLog implements EventStore, LogGate {
   incident: Incident | null = null;
   /** The newest event that a check of this process has found. */
   private confirmed: Mark | null = null;
-  /** Events whose appends were acknowledged to this process since then, in the order of the answers. */
+  /** Events whose appends were acknowledged to this process since the last check, in the order of the answers. */
   private acknowledged: Mark[] = [];
   /**
-   * `others`: the marks of other processes, of files and of checkpoints, as they were last read. `found`: those that a check of this process has
-   * found.
+   * `others`: the marks of other processes, of files and of checkpoints, as they were last read. `found`: the names of those marks whose event a
+   * check of this process has found.
    */
   private others: readonly KnownMark[] = [];
   private found: ReadonlySet<string> = new Set();
@@ -135,7 +139,7 @@ export class OwnLog implements EventStore, LogGate {
   }
 
   async verifiedRead(): Promise<void> {
-    // On Postgres events and rows are in one database, so both are set back together.
+    // On Postgres events and rows are in one database. Both can only be set back together, so no check is needed.
     if (this.options.appendsProve) return this.refuse();
     return this.verified(null);
   }
@@ -144,7 +148,7 @@ export class OwnLog implements EventStore, LogGate {
     if (this.incident) throw storeIncident(this.incident);
   }
 
-  /** Checks a new session for appends. Throws {@link StoreIncident}; then the session is not used. */
+  /** Checks the log over a new session for appends. If it throws {@link StoreIncident}, the caller must not use the session. */
   async checkSession(missing: (marks: readonly Mark[]) => Promise<readonly Mark[]>): Promise<void> {
     const look = async () => {
       const wanted = [...this.own(), ...this.others];
@@ -179,16 +183,16 @@ export class OwnLog implements EventStore, LogGate {
     const before = this.incident;
     const known = await book.read();
     if (known.incident) this.enter(known.incident);
-    // If another incident was found during the read, this read does not close it.
+    // Only the incident from before the read can be left here. Another check may have opened a newer incident during the read.
     else if (before && before === this.incident) await this.leaveIfClosed(before);
     if (this.incident) return null;
 
     this.others = known.marks;
     const told = this.acknowledged.slice();
     const wanted = [...this.own(), ...known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)))];
-    // `whole`: also check the identity and the end of the log. A confirmed mark makes both unnecessary most of the time: if it is found, the log is
-    // ours and was not cut, because a cut would have lost the newest mark. An event that was only acknowledged proves neither, because another log
-    // may have acknowledged it.
+    // `whole`: also check the identity and the end of the log. With a confirmed mark, both are needed less often. If the mark is found, the log is
+    // ours and was not cut: a cut would have lost the newest mark. An event that was only acknowledged proves neither, because another log may have
+    // acknowledged it.
     const whole = !wanted.some(({ confirmed }) => confirmed) || begun - this.wholeAt >= this.checkEveryMs / 2;
     const [lost, other] = await Promise.all([store.missing(wanted.map(({ mark }) => mark)), whole ? this.otherLog() : null]);
     const finding = other ?? findingOf(wanted, lost) ?? (whole ? await this.outside(known.checkpoints) : null);
@@ -293,13 +297,15 @@ export class OwnLog implements EventStore, LogGate {
     const appended = await this.orIncident(appending);
     this.hasAppended = true;
     this.acknowledged.push({ position: appended.position, id: events.at(-1)!.id.toLowerCase() });
-    // A repeated append returns its old position. Any other append must get a position after `confirmed`; if it does not, the log is checked.
+    // A new event must get a position after `confirmed`; only a repeated append returns its old position. If the position is not after `confirmed`,
+    // the log is checked.
     if (confirmed && appended.position <= confirmed.position) void this.check().catch(() => undefined);
     return appended;
   }
 
   /**
-   * If an incident opens during an append, the outcome of the append is unknown. Its caller learns this at once and need not wait for the time limit.
+   * If an incident opens during an append, the outcome of the append is unknown. The caller gets this error at once and does not wait for the time
+   * limit.
    */
   private async orIncident<T>(appending: Promise<T>): Promise<T> {
     const { signal } = this.opened;

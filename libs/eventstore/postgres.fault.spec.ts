@@ -1,4 +1,7 @@
-/** The Postgres adapter if connections break, the server stalls, or the server is killed in the middle of commits. Own cluster, with fsync on. */
+/**
+ * The Postgres adapter if connections break, the server stalls, or the server is killed in the middle of commits. The spec has its own cluster, with
+ * fsync on.
+ */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer, connect, type Server, type Socket } from 'node:net';
@@ -82,7 +85,7 @@ const load = (store: EventStore, writers: number) => {
   return { acknowledged, errors, stop };
 };
 
-/** Every acknowledged event lies exactly once, where the answer said. The log has neither gaps nor repeated events. */
+/** Every acknowledged event is in the log exactly once, at the position of its answer. The log has neither gaps nor repeated events. */
 const verify = async (store: EventStore, acknowledged: ReturnType<typeof load>['acknowledged']) => {
   const log = new Map((await logAfter(store, null)).map((event) => [event.position, event]));
   expect(acknowledged.filter(({ position, event }) => log.get(position)?.id !== event.id)).toEqual([]);

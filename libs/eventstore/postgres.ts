@@ -2,9 +2,9 @@
  * The event store on Postgres: one table, one function, group commit.
  *
  * An append takes its positions under a lock on the row `es.head`, which it holds until the commit. So positions have no gaps and follow the order of
- * commits. A sequence would be faster and would lose events: its order is not the order of commits, and a reader that has passed a number never reads
- * an earlier one again. With the lock alone, single appends would be slow. So all appends that arrive while a batch is in flight go into the next
- * batch: many appends, one commit.
+ * commits. A sequence would be faster and would lose events, because the order of its numbers is not the order of commits. A reader that has passed a
+ * number never reads an earlier number again. With the lock alone, single appends would be slow. So all appends that arrive while a batch is in
+ * flight go into the next batch: many appends, one commit.
  */
 import { systemClock, within, type Clock } from '#kernel';
 import { ALL_AS_TEXT, createPool, DatabaseUnavailable, isRolledBack, StatementTimeout, type Client, type Migration, type Pool } from '#platform';
@@ -156,8 +156,8 @@ const BACKOFF_MS = { first: 25, most: 500 } as const;
 /** Events per page of a read of the log. 200 to 1000 measured best for projections. */
 const PAGE_EVENTS = 500;
 /**
- * How often the log is polled beside NOTIFY. If a NOTIFY is lost, the event is delivered this much later; it is not lost. `deaf`: while no connection
- * listens, every NOTIFY of other processes is lost.
+ * How often the log is polled in addition to NOTIFY. If a NOTIFY is lost, the event is delivered this much later; it is not lost. `deaf`: while no
+ * connection listens, every NOTIFY of other processes is lost.
  */
 const POLL_MS = { listening: 5_000, deaf: 500 } as const;
 
@@ -172,9 +172,9 @@ export interface PostgresEventStoreOptions {
 }
 
 /**
- * Opens the store. It has connections of its own: one for appends, one for LISTEN while any reader follows the log, and `readConnections` for reads,
- * so that long reads never delay an append. LISTEN does not work through a pooler in transaction mode. The database must have
- * {@link eventStoreMigration}. The errors have the meanings of event-store.ts. A plain `Error` is a fault of ours (a limit, a missing table).
+ * Opens the store. It has connections of its own: one for appends, one for LISTEN while a reader follows the log, and `readConnections` for reads. So
+ * long reads never delay an append. LISTEN does not work through a pooler in transaction mode. The database must have {@link eventStoreMigration}.
+ * The errors have the meanings of event-store.ts. A plain `Error` is a fault of ours (a limit, a missing table).
  */
 export const createPostgresEventStore = (url: string, options: PostgresEventStoreOptions = {}): EventStore => {
   const clock = options.clock ?? systemClock;
@@ -242,7 +242,7 @@ export const createPostgresEventStore = (url: string, options: PostgresEventStor
 
 const backoff = (tries: number): number => Math.min(BACKOFF_MS.most, BACKOFF_MS.first * 2 ** Math.min(tries, 10));
 
-/** If an earlier answer was lost, a refusal says nothing about that earlier try. */
+/** If the answer of an earlier try was lost, that try may have appended the events. A refusal of the present try proves nothing about it. */
 const refusedOrUnknown = (ambiguous: boolean, message: string, cause: Error): Error =>
   ambiguous ? new OutcomeUnknown(message, { cause }) : new Error(message, { cause });
 
@@ -333,7 +333,7 @@ class Appends {
     });
   }
 
-  /** True if the session is the one for our own appends. Their answers announce them already, so their NOTIFY is ignored. */
+  /** True if the session is the one for our own appends. The NOTIFY of such an append is ignored, because its answer has announced it already. */
   isOwn(session: number | undefined): boolean {
     return session !== undefined && session === this.line.session;
   }
@@ -345,8 +345,8 @@ class Appends {
   }
 
   /**
-   * Sends the queue at the end of this turn of the event loop. If many callers are released together and the first append were sent at once, it would
-   * go alone, and the others would wait for its commit.
+   * Sends the queue at the end of this turn of the event loop. Many callers may append in the same turn. If the first append were sent at once, it
+   * would go alone, and the others would wait for its commit.
    */
   private schedule(): void {
     if (this.scheduled) return;
@@ -540,7 +540,7 @@ class Line {
         this.session = undefined;
         client.release(true);
       };
-      // The connection is given up only when it ends. A failed statement does not affect it, nor the other batch on it.
+      // The connection is given up only when it ends. A failed statement affects neither the connection nor the other batch on it.
       client.once('end', this.drop);
       await client.query({ text: SESSION, query_timeout: READ_TIMEOUT_MS } as { text: string });
       this.session = (client as { processID?: number }).processID;
@@ -600,8 +600,8 @@ const ARRAY_HEADER_BYTES = 20;
 const LENGTH_BYTES = 4;
 
 /**
- * A text[] in Postgres' binary form. In the text form, every quote of every payload would be escaped here and unescaped by Postgres, which is a third
- * of the cost of an append.
+ * A text[] in Postgres' binary form. In the text form, each quote of a payload would be escaped here and unescaped by Postgres. This is a third of
+ * the cost of an append.
  */
 const textArray = <T>(items: readonly T[], text: (item: T) => string, size = (item: T) => Buffer.byteLength(text(item))): Buffer => {
   let total = ARRAY_HEADER_BYTES + items.length * LENGTH_BYTES;
@@ -789,7 +789,7 @@ class Growth {
   private stopped: Promise<unknown> = Promise.resolve();
   private readonly waiting = new Set<AbortController>();
   private listening = false;
-  /** Ends the current wait of the poll. Aborted when the listening connection is lost. */
+  /** Ends the current wait of the poll. Aborted when the listening connection is lost, so that the poll goes on at the shorter pause. */
   private pause = new AbortController();
 
   constructor(

@@ -166,7 +166,7 @@ export const dropUnusedShapes = async (pool: Pool, models: readonly ReadModel[])
   });
 };
 
-/** How far a shape may be behind the log when it counts as built, so that a process of a new release becomes ready. */
+/** A shape that is less than this time behind the log counts as built. A process of a new release is not ready before its shapes are built. */
 const READY_LAG_MS = 2_000;
 /** If more events than this are missing, a model with `load` is loaded instead of followed. */
 const LOAD_FROM_EVENTS = 10_000;
@@ -178,7 +178,7 @@ export interface ReadModelsOptions extends Omit<SubscriberOptions, 'checkpoint'>
   /** The pool for reads and writes of the models. Its `search_path` must name their schemas ({@link searchPathOf}). */
   readonly pool: Pool;
   readonly clock: Clock;
-  /** Reports the progress of a build. `total`: events of all streams; null: positions do not count events. */
+  /** Reports the progress of a build. `total`: events of all streams. null: the store is KurrentDB, where positions are byte offsets. */
   readonly onBuild?: (building: {
     readonly name: string;
     readonly shape: number;
@@ -223,7 +223,10 @@ export class ReadModels {
     while (!stop.aborted && !(await orStopped(this.areBuilt(), stop).catch(() => false))) await this.options.clock.sleep(BUILD_RETRY_MS, stop);
   }
 
-  /** True once every shape has reached the end of the log. Such a shape is recorded as built, and then counts as built however far it lags. */
+  /**
+   * True if every shape has been less than {@link READY_LAG_MS} behind the log at some time. Such a shape is recorded as built, and stays built
+   * however far it lags later.
+   */
   async areBuilt(): Promise<boolean> {
     if (this.built) return true;
     const { pool } = this.options;
@@ -246,9 +249,9 @@ export class ReadModels {
   }
 
   /**
-   * Brings a model up to a position, so that the change counts for the next request, also in processes of another release, which read another shape.
-   * If such a process still reads the old state when the time is up, throws INVALID_STATE and names the process. The change is recorded in any case.
-   * A process that hangs during the wait does not count as gone, because it may go on at any time.
+   * Brings a model up to the position of a change, so that the change counts for the next request. Also waits for processes of another release, which
+   * read another shape. If such a process still reads the old state when the time is up, throws INVALID_STATE and names the process. The change is
+   * recorded in any case. A process that hangs during the wait does not count as gone, because it may go on at any time.
    */
   async inForce(model: ReadModel, position: Position, timeoutMs: number): Promise<void> {
     const { pool, clock } = this.options;
@@ -327,7 +330,9 @@ export interface RebuildReport {
   readonly position: Position | null;
   readonly events: number;
   readonly seconds: number;
-  /** Events of all streams between `position` and the head at the time of the swap. null: the store's positions do not count events. */
+  /**
+   * Events of all streams between `position` and the head at the time of the swap. null: the store is KurrentDB, where positions are byte offsets.
+   */
   readonly lagEvents: number | null;
   /** Rows per table, live before the swap and rebuilt. The numbers are equal unless the live rows were wrong. */
   readonly rows: readonly { readonly table: string; readonly live: number; readonly rebuilt: number }[];
@@ -354,8 +359,8 @@ export class RebuildRunning extends Error {
  * Builds the shape again beside the live one. The same handlers run from the start of the log into tables of another schema. When they have caught
  * up, the schemas change places in one short transaction. Readers see the old rows or the new ones, never a mixture and never none.
  *
- * The rebuild reads up to the head of the log. A live checkpoint beyond the head comes from another log, or from a lost part of this one, so the
- * rebuild does not wait for it.
+ * The rebuild reads up to the head of the log. A live checkpoint beyond the head comes from another log, or from a lost part of this log. So the
+ * rebuild does not wait until the log reaches it.
  *
  * Only one rebuild runs at a time per database ({@link RebuildRunning}). Throws the error that stops the rebuild, or the reason of `stop` as soon as
  * it aborts. Then the live tables are unchanged.
@@ -369,7 +374,7 @@ export const rebuild = async (
     /** The guard of the log. It refuses the begin and the swap while an incident of the event store is open. */
     ownLog?: LogGate;
     stop?: AbortSignal;
-    /** `total`: events of all streams when the rebuild began; null: positions do not count events. */
+    /** `total`: events of all streams when the rebuild began. null: the store is KurrentDB, where positions are byte offsets. */
     onProgress?: (done: { events: number; position: Position; total: number | null }) => void;
   },
 ): Promise<RebuildReport> => {
@@ -407,7 +412,7 @@ export const rebuild = async (
       for await (const batch of readAhead(store.readAll(null, { until: head, ...prefixes }), stop)) {
         events += batch.length;
         last = { position: batch.at(-1)!.position, id: batch.at(-1)!.id };
-        // Folding never gives way to the event loop. Without this pause, the next page would be requested only after the folding.
+        // The fold of a batch does not yield to the event loop. Without this pause, the next page would be requested only after the folding.
         await new Promise((turned) => setImmediate(turned));
         yield batch;
         onProgress?.({ events, position: batch.at(-1)!.position, total });
@@ -435,7 +440,8 @@ export const rebuild = async (
 
     const swapping = transaction(pool, async (swap) => {
       sessions.push(await sessionOf(swap));
-      // This lock stops the live projection. Its events are applied to the new tables too. Then the schemas change places.
+      // This lock stops the live projection. The events that the live projection has applied are applied to the new tables too. Then the schemas
+      // change places.
       const before = await lockCheckpoint(swap, checkpoint);
       const end = await unlessStopped(store.head());
       const reached = before?.position ?? null;
@@ -456,8 +462,8 @@ export const rebuild = async (
     clean = true;
     return { name: model.name, ...swapped, events, seconds: (now() - started) / 1000 };
   } finally {
-    // After a stop or a failure, a statement may still run on these connections and hold the tables: a COPY, or the build of an index. The server
-    // would notice a closed connection only at the end of the statement, so the sessions are ended. All three connections are closed, because their
+    // After a stop or a failure, a COPY or the build of an index may still run on these connections and hold locks on the tables. The server would
+    // notice a closed connection only at the end of the statement, so the sessions are ended. All three connections are closed, because their
     // settings and the lock must not reach the next user.
     if (!clean) await guard.query('select pg_terminate_backend(pid) from unnest($1::int[]) pid', [sessions]).catch(() => undefined);
     for (const connection of [client, late]) connection.release(true);

@@ -109,7 +109,7 @@ export const execute = async <State, Command, Event extends DomainEvent>(
   return events.length === 0 ? loaded : append(ports, type, loaded, events, origin, options);
 };
 
-/** How often another writer may append first. After that the stream counts as too busy. */
+/** If another writer appends first in this many rounds, the stream counts as too busy. */
 export const MAX_CONFLICT_ROUNDS = 5;
 
 /**
@@ -141,7 +141,10 @@ export const change = <State, Command, Event extends DomainEvent>(
   options: AppendOptions = {},
 ): Promise<Loaded<State>> => retryOnConflict(async () => execute(ports, type, await load(ports.store, type, id), [command], origin, options), busy);
 
-/** Begins a stream with one event. false: the stream exists already, because an earlier try of the same command recorded the event. */
+/**
+ * Begins a stream with one event. true: the event is recorded, perhaps by an earlier call with the same `eventId`. false: the stream begins with an
+ * event of another id.
+ */
 export const recordOnce = async <Event extends DomainEvent>(
   ports: Omit<StreamPorts, 'ids'>,
   events: EventTypes<Event>,
@@ -166,7 +169,7 @@ const MAX_APPEND_TRIES = 5;
 
 /**
  * Appends the events. While the outcome is unknown, repeats the same events at the same revision. With `forMs` it also repeats while the store cannot
- * be reached. A Conflict is certain and is thrown at once. Once an answer was lost, any other error ends in {@link OutcomeUnknown}.
+ * be reached. A Conflict is certain and is thrown at once. After a lost answer, any error except a Conflict becomes {@link OutcomeUnknown}.
  */
 export const appendRepeatedly = async (
   store: Pick<EventStore, 'append'>,

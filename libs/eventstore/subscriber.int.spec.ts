@@ -33,7 +33,7 @@ afterEach(async () => {
   await drop();
 });
 
-/** Deliberately not idempotent, so that an event that is applied twice shows in the rows. */
+/** This handler is deliberately not idempotent: an event that is applied twice is visible in the rows. */
 const write = async (client: Client, events: readonly Recorded[]) => {
   await client.query('insert into seen (id, position) select * from unnest($1::uuid[], $2::text[])', [
     events.map(({ id }) => id),
@@ -130,7 +130,7 @@ describe('a worker', () => {
     const worker = subscriber({ gatherMs: 500, apply: async (client, events) => (sizes.push(events.length), write(client, events)) });
     worker.start();
     await eventually(() => worker.state === 'active');
-    // On a busy machine the next page may arrive too late to be written with the first one, but not every time.
+    // On a busy machine the next page may arrive too late to be written with the first one. So the test tries until this succeeds once.
     await eventually(async () => {
       await append(1);
       await systemClock.sleep(50);

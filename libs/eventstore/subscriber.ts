@@ -22,7 +22,7 @@ import type { LogGate } from './own-log.js';
 const BATCH_EVENTS = 500;
 /** A worker that died is replaced after this long. A healthy worker renews its lease three times in that time. */
 const LEASE_MS = 10_000;
-/** How often, in the time of a lease, a standby worker checks whether the lease is free. */
+/** The number of times that a standby worker checks within the time of one lease whether the lease is free. */
 const STANDBY_LOOKS = 10;
 /**
  * If only the position moved (no event passed the filter), it is saved at most this often. Callers in this process that wait for the position need
@@ -39,9 +39,12 @@ const BACKOFF_MS = { first: 50, most: 1_000 } as const;
 const INCIDENT_POLL_MS = 1_000;
 /** Tries of a single event before it counts as poison. */
 const POISON_ATTEMPTS = 2;
-/** Tries, at growing pauses, to find the position of the checkpoint in a log that is whole. Another log may have been there for a moment. */
+/**
+ * If a whole log does not have the position of the checkpoint, the projection fails only after this many tries, with growing pauses. Another log may
+ * have answered for a moment.
+ */
 const PLACE_ATTEMPTS = 6;
-/** If a subscription lived this long, its position was in the log, and the tries are counted from 0 again. */
+/** If a subscription lived this long, the log had its position. Then the tries are counted from 0 again. */
 const PLACE_HELD_MS = 60_000;
 
 /** A reader of the log. `Tx`: the transaction in which the projection writes its rows. */
@@ -51,8 +54,8 @@ export interface Projection<Tx = Client> {
   readonly streamPrefixes?: readonly string[];
   /**
    * How long events wait for further events, so that they are written together. Default 0. Under load one transaction then writes hundreds of events,
-   * and most payments are written once instead of once for each event. {@link Subscriber.runUntil} and, in the same process,
-   * {@link Subscriber.caughtUpTo} end the wait.
+   * and most payments are written once instead of once for each event. A caller of {@link Subscriber.runUntil} or {@link Subscriber.caughtUpTo} in
+   * the same process ends the wait.
    */
   readonly gatherMs?: number;
   /**
@@ -104,7 +107,8 @@ export interface Subscriber {
   /**
    * Brings the projection up to a position (of an append, or `head()`). Needs no `start()`, and may be called while workers run. It waits as long as
    * a worker makes progress. If no worker does, it applies the events itself, in this process, with the same compare-and-set as a worker. Throws
-   * {@link ProjectionFailed} at a poison event, Unavailable when the time is up, and the reason of `stop` as soon as it aborts.
+   * {@link ProjectionFailed} at a poison event, StoreIncident during an incident, and Unavailable when the time is up. If `stop` aborts, throws its
+   * reason at once.
    */
   runUntil(until: Position, options: RunUntilOptions): Promise<void>;
   /** true as soon as the rows contain all events up to `position`, whichever process runs the projection. false when the time is up. */
@@ -115,7 +119,10 @@ export interface Subscriber {
 export interface ProjectionStatus extends CheckpointStatus {
   readonly name: string;
   readonly head: Position | null;
-  /** Events of all streams between position and head. null: the store's positions do not count events, or the checkpoint is not in the log. */
+  /**
+   * Events of all streams between position and head. null: the checkpoint is not in the log, or the store is KurrentDB, where positions are byte
+   * offsets.
+   */
   readonly lagEvents: number | null;
   /** Age of the oldest event that is not applied yet. 0: there is none. null: unknown, because the checkpoint is not in the log. */
   readonly lagMs: number | null;
@@ -139,7 +146,7 @@ export class ProjectionFailed extends Error {
   }
 }
 
-/** The checkpoint is no longer ours: another worker took over, or it was reset. */
+/** The checkpoint is no longer ours: another worker took over, or the checkpoint was reset or went back with a restored database. */
 class Lost extends Error {}
 
 const isTransient = (error: unknown): boolean =>
@@ -249,8 +256,9 @@ class LogSubscriber<Tx> implements Subscriber {
   }
 
   /**
-   * Decides what to do if our position is not in the log. If the checkpoint lies before it, database and log were restored together: go on from the
-   * checkpoint ({@link Lost}). If the log has lost events, return the error of the check, so that the projection waits. Otherwise return `gone`.
+   * Decides what to do if our position is not in the log. If the checkpoint lies before our position, database and log were restored together. Then
+   * returns {@link Lost}, and the projection goes on from the checkpoint. If the log has lost events, returns the error of the check, so that the
+   * projection waits. Otherwise returns `gone`.
    */
   private async lostOr(gone: NotInTheLog): Promise<unknown> {
     try {
@@ -310,7 +318,7 @@ class LogSubscriber<Tx> implements Subscriber {
               next = pull();
               if (more.value.kind === 'events') events.push(...more.value.events);
               else if (more.value.kind === 'checkpoint') seen = more.value.position;
-              // `caught_up`: the page ends here. It includes the positions that callers wait for, so write it now.
+              // The item is `caught_up`: the events so far end at the end of the log. If callers wait, write these events now.
               else if (this.watch.awaited) break;
             }
             full = events.length >= this.batchEvents;
@@ -360,7 +368,7 @@ class LogSubscriber<Tx> implements Subscriber {
       try {
         if (!(await this.checkpoint.renew(this.lease, place.epoch))) return onLost();
       } catch {
-        // Without the database no other worker can take the lease. In any case the compare-and-set decides.
+        // Go on: without the database no other worker can take the lease either, and the compare-and-set protects the rows.
       }
     }
   }
@@ -435,7 +443,7 @@ class LogSubscriber<Tx> implements Subscriber {
           place = await this.catchUpWith(place);
           rest = rest.filter(({ position }) => position > place.position);
         } else if (isTransient(error)) {
-          // Only a worker retries here (it passes `stop`). Otherwise the caller decides how long to go on.
+          // Only a worker passes `stop`, and only a worker retries here. `runUntil` decides itself how long it retries.
           if (!stop) throw error;
           await this.pause(error as Error, tries++, stop);
         } else if (error instanceof StoreIncident) throw error;
@@ -464,7 +472,10 @@ class LogSubscriber<Tx> implements Subscriber {
     return { position: to, epoch: place.epoch };
   }
 
-  /** Called if a compare-and-set found another position. Returns that position to go on from. Throws if the checkpoint is no longer ours. */
+  /**
+   * Called if a compare-and-set threw {@link Moved}. If the checkpoint is still ours, returns its present position, to go on from. Otherwise throws
+   * {@link Lost}.
+   */
   private async catchUpWith(place: Place): Promise<Place> {
     const found = await this.checkpoint.look();
     // Another owner has the checkpoint, or it lies before our commit because the database was restored. Begin again from the checkpoint.
@@ -647,8 +658,8 @@ export const projectionPlace = async (
 const isBeyond = (position: Position | null, head: Position | null): boolean => position !== null && (head === null || position > head);
 
 /**
- * Number of events between two positions. Positions of Postgres and memory are numbers without gaps, so they count events. null for KurrentDB,
- * because its positions are byte offsets.
+ * Number of events between two positions. Positions of Postgres and memory are numbers without gaps, so their difference is the number of events.
+ * null for KurrentDB, because its positions are byte offsets.
  */
 export const eventsBetween = (position: Position | null, head: Position): number | null =>
   /^\d+$/.test(head) && /^\d*$/.test(position ?? '') ? Number(BigInt(head) - BigInt(position ?? 0)) : null;

@@ -54,7 +54,7 @@ export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, e
   }
 };
 
-/** Rejects with the reason of `stop` as soon as it aborts. The work behind `promise` goes on. */
+/** Rejects with the reason of `stop` as soon as `stop` aborts. The work behind `promise` goes on. */
 export const orStopped = async <T>(promise: Promise<T>, stop: AbortSignal | undefined): Promise<T> => {
   if (!stop) return promise;
   const over = new AbortController();

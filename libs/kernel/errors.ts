@@ -50,7 +50,7 @@ export class ServiceError extends Error {
   }
 }
 
-/** The caller learns only this about a fault of ours. The process writes the details to its own log, under the request id. */
+/** The only answer that a caller gets about a fault of ours. The process writes the details to its own log, under the request id. */
 export const internalError = (): ServiceError => new ServiceError('INTERNAL_ERROR', 'An unexpected error occurred.');
 
 /** A failed authentication: 401 or 403. The answer carries only a message (specification, Authentication 5). */

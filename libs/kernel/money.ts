@@ -15,8 +15,9 @@ export const sumCents = <T>(items: readonly T[], cents: (item: T) => Cents): Cen
 };
 
 /**
- * Shares out `totalCents` in proportion to `weights`. Cents that are left over go to the largest remainders; of equal remainders, the lower index
- * comes first (C33, C34). The sum of the shares is exactly `totalCents`. If all weights are 0, only a total of 0 can be shared out.
+ * Shares out `totalCents` in proportion to `weights`. Each share is rounded down. The cents that are left over go to the shares with the largest
+ * remainders. If remainders are equal, the lower index comes first (C33, C34). The sum of the shares is exactly `totalCents`. If all weights are 0,
+ * only a total of 0 can be shared out.
  */
 export const proRata = (totalCents: Cents, weights: readonly number[]): Cents[] => {
   const weightSum = weights.reduce((sum, weight) => sum + weight, 0);

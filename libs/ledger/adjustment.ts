@@ -1,6 +1,7 @@
 /**
  * Adjustments by hand, closed periods, and changes of posting rules. Pure. Each adjustment is a stream of its own (`adjustment-<id>`). All periods
- * are closed in one stream (`adjustment-periods`), and all rules change in one (`adjustment-rules`), so that both happen in order.
+ * are closed in one stream (`adjustment-periods`), so that they are closed in order. All rules change in one stream (`adjustment-rules`), for the
+ * same reason.
  */
 import { type Decider, ServiceError, sumCents, unreachable } from '#kernel';
 import { isAccount } from './chart.js';

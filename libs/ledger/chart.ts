@@ -11,7 +11,10 @@ export type AccountType = 'assets' | 'liabilities' | 'revenue' | 'expense' | 'eq
 /** Name of the operator's bank account. It gets all funding that does not go to an agency. */
 export const OPERATING_BANK = 'operating';
 
-/** Escapes a name from outside. In hledger's text a colon separates segments and two spaces end the account, so a name must contain neither. */
+/**
+ * Escapes a name from outside. In hledger's text a colon separates segments, and two spaces end the name of the account. So a segment must contain
+ * neither.
+ */
 const segment = (text: string): string =>
   /^[\w.@+-]*$/.test(text) ? text : text.replace(/[^\w.@+-]/g, (character) => `%${character.charCodeAt(0).toString(16).padStart(2, '0')}`);
 

@@ -2,8 +2,8 @@
  * The journal: a read model of every entry that the posting rules make from the log, in log order, and of the balances of accounts.
  *
  * Each entry has three times: when we recorded it, when it took effect, and when it is booked. The last two differ only if the entry took effect in a
- * closed period. The id of an entry is made from its event, its rule and the version of the rule at that position of the log. So a rebuild gives the
- * same bytes. The projection stops at an entry that does not balance, and at an unknown event, rule or version.
+ * closed period. The id of an entry is made from its event, its rule and the version of that rule at the position of the event. So a rebuild gives
+ * the same bytes. The projection stops at an entry that does not balance, and at an unknown event, rule or version.
  */
 import type { EventStore, ReadModel, Recorded } from '#eventstore';
 import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEvents } from '#settlement';
@@ -49,7 +49,7 @@ const INDEXES = `
   create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16);
   create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16)`;
 
-/** How long the projection may gather events. The delay shows in no report, since every reader of the books first brings them up to date. */
+/** How long the projection may gather events. No report shows this delay, since each report first brings the journal up to date. */
 const GATHER_MS = 500;
 
 export const journalModel: ReadModel = {
@@ -161,7 +161,7 @@ export const readPolicies = async (db: Queryable, table: PostingRules = POSTING_
   );
 };
 
-/** The same policies, read from the log. They follow only the changes of posting rules: `closedTo` is always null. */
+/** Policies that are read from the log instead of the tables. They hold only the changes of posting rules: `closedTo` is always null. */
 export const rulePolicies = async (store: Pick<EventStore, 'read'>, table: PostingRules = POSTING_RULES): Promise<readonly PolicyFrom[]> => {
   const changes: PolicyChange[] = [];
   for await (const recorded of store.read(RULE_CHANGES)) changes.push({ position: recorded.position, ...postingRuleEvents.read(recorded).data });
@@ -339,9 +339,9 @@ export interface Balance {
 }
 
 export interface BalanceQuery {
-  /** Only entries that were recorded by then (RFC 3339, inclusive). null: all entries. */
+  /** Only entries that were recorded by this time (RFC 3339, inclusive). null: all entries. */
   readonly asOf: string | null;
-  /** Only entries that took effect before then (exclusive). null: without limit. */
+  /** Only entries that took effect before this time (exclusive). null: no limit. */
   readonly effectiveTo: string | null;
 }
 
@@ -458,7 +458,7 @@ const sqlTime = (iso: string): string => {
   return `${iso.slice(0, 10)} ${iso.slice(11, end === 20 ? 19 : end)}+00`;
 };
 
-/** The entries that these rules made from events of the payments' own streams. For each payment they are lines of text, in log order. */
+/** For each payment, the entries that these rules made from events of the payment's own stream, as lines of text in log order. */
 export const linesOfPayments = async (db: Queryable, paymentIds: readonly string[], rules: readonly Rule[]): Promise<ReadonlyMap<string, string>> => {
   const { rows } = await db.query<{ payment_id: string; lines: string }>({
     name: 'journal-lines-of-payments',
@@ -469,7 +469,7 @@ export const linesOfPayments = async (db: Queryable, paymentIds: readonly string
   return new Map(rows.map(({ payment_id: id, lines }) => [id, lines]));
 };
 
-/** The number of payments of which the journal has applied events. */
+/** The number of payments whose events the journal has applied. */
 export const journalPayments = async (db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ count: string }>('select count(*) as count from journal_payment');
   return Number(rows[0]!.count);

@@ -46,7 +46,7 @@ export const closePeriod = async (ports: PeriodPorts, to: string, by: string): P
       const closed = await execute(ports, PERIODS_STREAM, before, [command], origin);
       const { open } = closed.state;
       if (!open) return { state: closed.state, balance: null };
-      // The closing is the newest event of its stream until its trial balance is recorded.
+      // Until its trial balance is recorded, the closing is the newest event of the stream. So `closed.position` is the position of the closing.
       await ports.journalReached(closed.position!);
       const balance = await periodBalance(ports.db, open.from, open.to, closed.position!);
       await execute(ports, PERIODS_STREAM, closed, [{ type: 'RecordTrialBalance', at: now(), balance }], origin);
@@ -129,8 +129,9 @@ export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | '
 export type Adjustment = ManualAdjustment['data'];
 
 /**
- * Posts an adjustment by hand, only once under its id. So a caller that does not know the outcome can repeat the call. Throws VALIDATION_ERROR if the
- * postings do not balance, or name an account that is not in the chart. Throws INVALID_STATE if another adjustment has the same id.
+ * Posts an adjustment by hand. Under one id it is posted only once, so a caller that does not know the outcome can repeat the call. Throws
+ * VALIDATION_ERROR if the postings do not balance, or name an account that is not in the chart. Throws INVALID_STATE if another adjustment has the
+ * same id.
  */
 export const adjustBooks = async (ports: PeriodPorts, { adjustmentId, postings, effectiveAt, reason, by }: Adjustment): Promise<void> => {
   const { clock, ids, store } = ports;

@@ -254,7 +254,10 @@ export type RulesInForce = { readonly [R in Rule]: { readonly version: number; r
 export const firstRules = (table: PostingRules = POSTING_RULES): RulesInForce =>
   Object.fromEntries(Object.entries(table).map(([rule, [post]]) => [rule, { version: 1, post }])) as unknown as RulesInForce;
 
-/** The rules in force after a change. Throws if this release does not have that rule or version, since it would post by another version. */
+/**
+ * The rules in force after a change. Throws if this release does not have the changed rule or its version, since this release would post by an older
+ * version.
+ */
 export const rulesAfter = (
   rules: RulesInForce,
   { rule, version }: { readonly rule: string; readonly version: number },
@@ -274,8 +277,8 @@ export const rulesAfter = (
 // Payments.
 
 /**
- * The entries of a payment's event, and the next state of its books. If the event's data hold a time, such as `closedAt`, the entries take effect
- * then. Otherwise they take effect at the time of the event.
+ * The entries of a payment's event, and the next state of its books. If the event's data hold a time, such as `closedAt`, the entries take effect at
+ * that time. Otherwise they take effect at the time of the event.
  */
 export const postPayment = (rules: RulesInForce, paymentId: string, books: Books, event: PaymentEvent): Posted => {
   const now = { paymentId, effectiveAt: event.at };

@@ -258,19 +258,20 @@ describe('over random lives of a payment', () => {
             returned.filter((back) => back.means === means && (leg === undefined || back.leg === leg)),
             (back) => back[part],
           );
-        // Invariant 3: until its batch, a leg is unsettled, less its voids. Its refunds are subtracted, since they wait for a batch of their own.
+        // Invariant 3: the unsettled balance is the sum of the legs without a batch, less their voids. All refunds are subtracted, since they wait
+        // for a batch of their own.
         const unsettled = sumCents(payment.legs, ({ leg, principalCents, feeCents, settledBatchId, settlementRejected }) => {
           const sale = principalCents + feeCents - sum('void', 'principalCents', leg) - sum('void', 'feeCents', leg);
           return (settledBatchId !== null || settlementRejected ? 0 : sale) - sum('refund', 'principalCents', leg) - sum('refund', 'feeCents', leg);
         });
         expect(life.balance('assets:processor:mid-agency:unsettled') + life.balance('assets:processor:mid-fees:unsettled')).toBe(unsettled);
-        // Invariant 4: disputed money that was taken back and is not decided yet.
+        // Invariant 4: the balance of disputes is the money of the disputes that are not decided yet.
         const undecided = sumCents(
           payment.disputes.filter(({ status }) => status === 'debited' || status === 'in_dispute'),
           (dispute) => dispute.disputedAmountCents,
         );
         expect(life.balance('assets:disputes')).toBe(undecided);
-        // Invariants 5 and 6: the remaining principal and fee, less rejected settlements. Lost disputes reduce the principal, too.
+        // Invariants 5 and 6: the books show the remaining principal and fee, less rejected settlements. Lost disputes reduce the principal, too.
         const rejected = (part: 'principalCents' | 'feeCents') =>
           sumCents(
             payment.legs.filter(({ settlementRejected }) => settlementRejected),
@@ -282,7 +283,7 @@ describe('over random lives of a payment', () => {
         expect(0 - life.balance('liabilities:agency') - life.balance('expense:chargeback_loss')).toBe(
           left.principal - rejected('principalCents') - sumCents(lost, (dispute) => dispute.disputedAmountCents),
         );
-        // Invariant 9: in transit is the settled money, less the processor's fees and the money that disputes took.
+        // Invariant 9: the balance in transit is the settled money, less the processor's fees and the money that disputes took.
         const settled = payment.legs.filter(({ settledBatchId }) => settledBatchId !== null);
         const gross = sumCents(
           settled,

@@ -178,7 +178,7 @@ describe('the two legs of a charge (C41)', () => {
       ['void', 'principal', 'approved'],
     ]);
     expect(await house.balance()).toBe(0);
-    // Every movement of money is in the log, even one that was undone at once.
+    // Every movement of money is in the log, even a charge that was voided right after it.
     const [charged, , undone] = await house.truth();
     expect((await house.events(paymentId)).at(-1)!.data).toMatchObject({
       takenBack: [{ leg: 'principal', amountCents: 10_000, transactionId: charged!.transactionId, voidTransactionId: undone!.transactionId }],
@@ -461,7 +461,9 @@ describe('refusals before anything begins (E7 to E11)', () => {
   };
   const block = (kind: 'block' | 'hold', until: string | null = null) =>
     house.administration.restrictCase({ portalId: house.portalId, referenceId: 'CASE-7', kind, until, reason: null });
-  /** The rows are applied one after the other, and all stay in force. The refusal of the newest row hides those of the rows before it. */
+  /**
+   * Each row changes the configuration, and all changes stay in force. The refusal that the newest change causes is checked before the earlier ones.
+   */
   const worse: [string, number, () => Promise<unknown>][] = [
     ['PAYMENT_NOT_ALLOWED', 422, () => house.administration.setRules(house.portalId, { maxCents: 9_999 })],
     ['PAYMENT_HELD', 409, () => block('hold')],

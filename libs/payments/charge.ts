@@ -74,7 +74,7 @@ export interface ChargeAttempt extends Intent {
   readonly paymentId: string;
 }
 
-/** Our reference of one money movement: 20 characters of Crockford base32 over attempt, leg and operation (docs/contract.md#gateway). */
+/** Our reference of one money movement: 20 characters of Crockford base32 from a hash of attempt, leg and operation (docs/contract.md#gateway). */
 export const gatewayRef = (attemptId: string, leg: Leg, op: Op): Ref =>
   crockford(createHash('sha256').update(`${attemptId}:${leg}:${op}`).digest(), 20);
 
@@ -101,7 +101,7 @@ export const charge = async (
     const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
     loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId, idempotency, terms: plan }], origin, deadline, INTENT);
   } catch (error) {
-    // A takeover of our key has fenced the stream, so this request must never begin (docs/contract.md#streams-and-appends).
+    // A takeover of this request's key has fenced the stream, so this request must never begin (docs/contract.md#streams-and-appends).
     if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
     // The intent was sent, and a log that is not ours may hold it (C76).
     if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(attempt.paymentId);
@@ -116,12 +116,12 @@ export const charge = async (
   try {
     loaded = await streams.execute(loaded, [{ type: 'RecordChargeOutcome', at: at(), attemptId: attempt.attemptId, outcome }], origin, deadline);
   } catch (error) {
-    // The stream was fenced in the meantime, or the store did not say whether it holds the outcome. Recovery owns the attempt now. No success is
+    // The stream was fenced in the meantime, or it is unknown whether the store holds the outcome. Recovery resolves the attempt. No success is
     // answered without a durable outcome.
     ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'the outcome of a charge could not be recorded; recovery resolves it');
     throw timeout(attempt.paymentId);
   }
-  // A decline is counted only after its outcome is recorded. A decline that is not counted does less harm than one that is not recorded.
+  // A decline is recorded first and counted afterwards, since a missing count does less harm than a missing outcome.
   if (outcome.kind === 'declined')
     await velocity
       .recordDecline(subject, limits, attempt.attemptId)
@@ -189,7 +189,7 @@ export const refuseByTerms = (
   amountCents: Cents,
   { accountStatus, access, portal, restriction }: ChargeTerms,
 ): { portal: Portal; portalGateway: PortalGateway; gateway: PaymentGateway } => {
-  // The answer is the same if the owner of a hosted checkout is deactivated (C66).
+  // If the account that owns a hosted checkout is deactivated, the answer is the same as for an account without access (C66).
   if (!portal || access !== 'granted' || accountStatus !== 'active')
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
   const gateway = portal.gateway && gateways.find(accountOf(portal.gateway, 'principal'));
@@ -347,7 +347,7 @@ const definiteFailure = (
   }
 };
 
-/** Voids the approved legs. null: a charge could not be voided, or it is unknown whether it was. */
+/** Voids the approved legs. null: a leg was not voided, or it is unknown whether it was voided. */
 const takeBack = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,

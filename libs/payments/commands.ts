@@ -84,7 +84,7 @@ export const finishCreate = async (
   return 'reserved';
 };
 
-/** The answer of a create that C15 keeps, made again from its stream. null: the stream holds no such answer. */
+/** Makes the answer of a create again from its stream, if the payment was created or declined (C15). null: the stream holds neither outcome. */
 export const createResult = (paymentId: string, events: readonly PaymentEvent[]): Result<PaymentView> | null => {
   const outcome = events[1];
   return outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined'
@@ -108,7 +108,7 @@ export const reverseOnce = (
   received: Received,
 ): Promise<Answered<ReversalView>> => reverseKeyed(services, request, received, request.accountId, partner(request.accountId, received));
 
-/** Keys of staff are stored under this account id. No account has the nil UUID, so these keys never meet the keys of an account. */
+/** Keys of staff are stored under this account id. No account has the nil UUID, so a key of staff never equals the key of an account. */
 const STAFF_KEY_SPACE = '00000000-0000-0000-0000-000000000000';
 
 export type StaffReverseRequest = Pick<ReverseRequest, 'operation' | 'paymentId' | 'amountCents' | 'includeFee'> & {
@@ -119,7 +119,7 @@ export type StaffReverseRequest = Pick<ReverseRequest, 'operation' | 'paymentId'
 
 /**
  * Refunds or voids for staff, on a payment of any account. The rules, the answers and the webhook are those of a partner's request (C56). A request
- * without a key may repeat an earlier one, as in C18.
+ * without a key may count as a repeat of an earlier request (C18).
  */
 export const reverseByStaff = async (
   services: PaymentServices,
@@ -230,7 +230,7 @@ export interface QuoteRequest {
   readonly amountCents: Cents;
 }
 
-/** The fee that a charge would have, by the function that charges use (C49). Reserves nothing. Throws PORTAL_ACCESS_DENIED. */
+/** The fee that a charge would have, computed by the function that charges use (C49). Reserves nothing. Throws PORTAL_ACCESS_DENIED. */
 export const quoteFee = async ({ ports }: PaymentServices, { accountId, portalId, amountCents }: QuoteRequest): Promise<FeeQuote> => {
   const { portal, access } = await ports.directory.chargeTerms(accountId, portalId, null);
   if (!portal || access !== 'granted') throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');

@@ -1,6 +1,6 @@
 /**
  * The cursor of the list (C45). It holds a version, the time and the id of a page's last payment, and a MAC over these, the account and the filters.
- * So it opens only the next page of its own list. It is sealed with the current key of the ring, and every key of the ring can open it.
+ * So it is valid only for the list that gave it out. The current key of the ring makes the MAC, and every key of the ring can check it.
  */
 import { timingSafeEqual } from 'node:crypto';
 import { canonicalJson, ServiceError } from '#kernel';
@@ -14,7 +14,10 @@ export interface PagePlace {
   readonly id: string;
 }
 
-/** Raised when the format of cursors changes. In version 1 the MAC covered unset filters too, so every new filter made all open cursors invalid. */
+/**
+ * This number is increased when the format of cursors changes. In version 1 the MAC covered unset filters too, so every new filter made all open
+ * cursors invalid.
+ */
 const CURSOR_VERSION = 2;
 const PLACE_BYTES = 25;
 const MAC_BYTES = 16;

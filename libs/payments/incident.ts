@@ -21,7 +21,8 @@ export interface Unborne {
 }
 
 /**
- * Compares every row of the list, and every stored answer with status 200, with its stream. Memory grows only with the contradictions that are found.
+ * Compares every row of the list, and every stored answer with status 200, with the payment's stream. Memory grows only with the contradictions that
+ * are found.
  */
 export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> => {
   const lastRevisions = async (paymentIds: readonly string[]) =>
@@ -81,7 +82,7 @@ export const endedCreates = async (pool: Pool): Promise<readonly EndedCreate[]> 
 
 /** An ended create without an intent in the log. Its intent went to a log that was not ours, or its process died before it sent the intent. */
 export interface EmptyCreate extends EndedCreate {
-  /** false: the gateway executed it, or cannot tell. */
+  /** false: a gateway executed one of its charges or cannot tell, or a merchant account has no gateway here. */
   readonly wasNeverCharged: boolean;
 }
 
@@ -89,8 +90,8 @@ const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 const FINALISE_MS = 60_000;
 
 /**
- * The creates whose stream is empty. At each merchant account, every charge reference that such an attempt could have used is finalised. Call this
- * only after the log was found whole.
+ * The creates whose stream is empty. For each of them, finalises the charge references that its attempt could have used at each merchant account.
+ * Stops at the first reference that may have been executed. Call this only after the log was found whole.
  */
 export const emptyCreates = async (
   ports: PaymentPorts,
@@ -106,7 +107,10 @@ export const emptyCreates = async (
   return found;
 };
 
-/** Fences the streams of such creates. So it stays true that nothing was charged, as the answer for their keys says (C64). */
+/**
+ * Fences the empty streams of these creates, so that their intents cannot arrive later. The answer for their keys says that nothing was charged
+ * (C64).
+ */
 export const abandon = async ({ streams, ids, clock }: PaymentPorts, creates: readonly EmptyCreate[]): Promise<void> => {
   const reason = 'the intent went to a log that was not ours';
   for (const { accountId, paymentId, attemptId } of creates) {

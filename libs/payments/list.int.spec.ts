@@ -49,7 +49,7 @@ afterAll(async () => {
   await database.drop();
 });
 
-/** Every account once had access to PORTAL. Any other portal is unknown. */
+/** Every account had access to PORTAL, and lost it. Any other portal is unknown. */
 const directory = new (class extends MemoryDirectory {
   override async grant(_: string, portalId: string) {
     return portalId === PORTAL ? ('revoked' as const) : null;
@@ -89,7 +89,7 @@ const record = async (facts: readonly PaymentEvent[], id = ids.uuid(), at?: stri
 describe('pages', () => {
   let newestFirst: string[];
   beforeAll(async () => {
-    // Each of ten milliseconds has three payments. So there are many ties, which the id decides.
+    // Each of ten milliseconds has three payments. So many payments have the same time, and their ids decide the order.
     const made: [string, string][] = [];
     for (let index = 0; index < 30; index++) {
       const at = new Date(Date.UTC(2026, 0, 5, 10) + Math.floor(index / 3)).toISOString();

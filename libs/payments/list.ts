@@ -38,7 +38,7 @@ export interface PaymentRow {
 export interface PaymentListRows {
   /** The rows that exist, in any order. */
   read(paymentIds: readonly string[]): Promise<PaymentRow[]>;
-  /** A row that has this revision already, or a later one, stays as it is. Throws for a payment that must have no row. */
+  /** An existing row with the same or a later revision stays as it is. Throws for a payment that must have no row. */
   write(rows: readonly PaymentRow[]): Promise<void>;
   /**
    * Rows of an account, newest first. Of rows with the same time, the one with the higher id comes first. `after`: the last row of the page before.
@@ -63,8 +63,8 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
 };
 
 /**
- * How long the read model gathers events before a write. A list request in the same process ends the wait (C48). A list request in another process
- * may wait this much longer.
+ * How long the read model gathers events before a write. A list request in the same process ends the gathering (C48). A list request in another
+ * process may have to wait for this time.
  */
 const GATHER_MS = 50;
 
@@ -84,13 +84,13 @@ export const applyPaymentList = async (
   if (visible.length > 0) await list.write(visible);
 };
 
-/** Payments that are folded in memory at once while loading. Most streams end soon after their first event. */
+/** The number of payments that a load folds in memory at the same time. Most streams end soon after their first event. */
 const LOADING_PAYMENTS = 1_000;
 const LATE_BATCH = 1_000;
 
 /**
  * Fills the empty table. Payments are folded in memory and copied out, oldest first. If an event arrives after its payment was copied out, it is kept
- * in the table `late_event` and applied once the indexes exist. So memory does not grow with history.
+ * in the table `late_event` and applied after the indexes are made. So memory does not grow with history.
  */
 const loadPaymentList = async (
   client: Client,
@@ -256,7 +256,7 @@ export const listPayments = async (ports: PaymentListPorts, { accountId, filters
   if (filters.portalId !== null && (await ports.directory.grant(accountId, filters.portalId)) === null)
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
   const after = cursor === null ? null : openCursor(ports.keys, accountId, filters, cursor);
-  // The list gets some time to apply the events from before the request. If it does not apply them in time, the headers of the answer say so.
+  // Waits until the list has applied the events from before the request. If that takes too long, the headers of the answer say so.
   const complete = isOurs && (head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS)));
   const size = limit ?? DEFAULT_PAGE;
   const rows = await ports.rows.page(accountId, filters, after, size + 1);

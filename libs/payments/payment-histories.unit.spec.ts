@@ -28,7 +28,7 @@ describe('in every history', () => {
     | { kind: 'settle'; leg: number; accepted: boolean }
     | { kind: 'dispute'; cents: number; status: number }
     | { kind: 'tell'; attempt: number };
-  /** The gateway's answer for each leg of an attempt, in order, and its capabilities. */
+  /** The gateway's answer for each leg of an attempt, in order, and the gateway's capabilities. */
   interface Gateway {
     readonly legs: readonly ('void' | 'refund' | 'rejected' | 'not_processed' | 'unknown')[];
     /** The result of `finalize` for a leg whose answer was `unknown`. */
@@ -110,7 +110,7 @@ describe('in every history', () => {
     if (left === 0) expect(status).toBe(last === 'void' ? 'voided' : 'refunded');
     else if (refunded === 0) expect(status).toBe('succeeded');
     else expect(status).toBe(last === 'void' ? 'succeeded' : 'partially_refunded');
-    // C24: after a refund on a leg, that leg was not voided any more.
+    // C24: after the first refund on a leg, no void follows on that leg.
     for (const { leg } of state.legs) {
       const means = moved.filter((part) => part.leg === leg).map((part) => part.means);
       expect(means.lastIndexOf('void')).toBeLessThan(means.includes('refund') ? means.indexOf('refund') : means.length);
@@ -118,7 +118,7 @@ describe('in every history', () => {
     expect(state.attempts.filter(({ ended: end }) => end === null).length).toBeLessThanOrEqual(1);
   };
 
-  /** Runs a history. It checks every state on the way, after a round trip through JSON. */
+  /** Runs a history, and checks every state on the way. Each state goes through JSON and back before the next step. */
   const play = (terms: Parameters<typeof initiated>[0], steps: readonly Step[]): PaymentEvent[] => {
     const facts: PaymentEvent[] = [];
     let state: Payment = decider.initial;
@@ -148,7 +148,7 @@ describe('in every history', () => {
         const did = legs[index]!;
         if (did === 'void' || did === 'refund') {
           // C24: a requested refund may be executed as a void or as a refund, a requested void only as a void. If the move is planned as a refund, it
-          // stays one.
+          // is executed as a refund.
           const how = operation === 'void' ? 'void' : means === 'refund' ? 'refund' : did;
           ask({ type: 'RecordLegReturned', at: LATER, attemptId, leg, means: how, transactionId: `t${++drawn}` });
           continue;

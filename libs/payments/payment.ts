@@ -39,8 +39,8 @@ export type PaymentEvent =
   | Fact<'FeeRefunded', LegReturned>
   | Fact<'ReversalEnded', ReversalEnd>
   /**
-   * A caller gets the result of the attempt `attemptId`. `toldAs`: the attempt that the caller's key is bound to, if it is another attempt. That
-   * attempt moved no money, and no newer intent names the key. So this event names the key.
+   * A caller gets the result of the attempt `attemptId`. `toldAs`: set if the caller's key is bound to another attempt; the id of that other attempt.
+   * The other attempt moved no money, and no newer intent names the key. So this event names the key.
    */
   | Fact<'ReversalAcknowledged', { readonly attemptId: string; readonly toldAs?: string; readonly idempotency: RecordedKey | null }>
   | Fact<
@@ -78,8 +78,8 @@ export interface Intent {
 }
 
 /**
- * The key of a request, as the log keeps it. A key store that has lost its row can make the row again from this. It holds only keyed hashes, as hex,
- * since the log is never deleted. The fingerprint is made with the card's last four digits instead of its number.
+ * The key of a request, as the log keeps it. A key store that has lost the row of the key makes it again from this record. The record holds only
+ * keyed hashes, as hex, since the log is never deleted. The fingerprint is made with the card's last four digits instead of its number.
  */
 export interface RecordedKey {
   /** The account, or the key space of staff. */
@@ -152,8 +152,8 @@ export interface Charge {
 }
 
 /**
- * A leg that was charged and voided at once, because the other leg failed (C41). The processor has both transactions. If no leg was voided, the field
- * `takenBack` is absent.
+ * A leg that was charged and then voided by the same request, because the other leg failed (C41). The processor has both transactions. If no leg was
+ * voided, the field `takenBack` is absent.
  */
 export interface TakenBack {
   readonly leg: Leg;
@@ -300,7 +300,7 @@ export interface ReversalAttempt extends ReversalRequest {
   /** A repeated request has got the result of this attempt (C18). */
   readonly acknowledged: boolean;
   /**
-   * Set if the result was given to a key that is bound to another attempt: the id of that attempt. From then on the result belongs to that key
+   * If a key that is bound to another attempt got the result: the id of that other attempt. From then on the result belongs to that key
    * (specification, Idempotency 1).
    */
   readonly toldAs: string | null;
@@ -333,7 +333,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     }
     case 'ReconciliationStarted':
       if (payment.phase === 'charged') {
-        // An ended attempt may be fenced, too. Its request got a 5xx, because the log's answer to the last append was lost (C18).
+        // An attempt that has ended may be fenced, too: its request got a 5xx, because the log's answer to the last append was lost (C18).
         if (attemptOf(payment, event.data.attemptId)?.fenced) throw impossible(payment, event);
         return withAttempt(payment, event, at, (attempt) => ({
           ...attempt,
@@ -590,8 +590,8 @@ export const attemptOf = (payment: Payment, attemptId: string): ReversalAttempt 
   payment.phase === 'charged' ? payment.attempts.find((attempt) => attempt.attemptId === attemptId) : undefined;
 
 /**
- * The attempt whose result belongs to the key that is bound to `attemptId`. It is the attempt whose result was given to that key, otherwise the key's
- * own attempt.
+ * The attempt whose result belongs to the key that is bound to `attemptId`. If that key has got the result of another attempt, this is that other
+ * attempt. Otherwise it is `attemptId` itself.
  */
 export const resultOf = (payment: Charged, attemptId: string): ReversalAttempt | undefined =>
   payment.attempts.find(({ toldAs }) => toldAs === attemptId) ?? attemptOf(payment, attemptId);
@@ -616,8 +616,8 @@ export const partialRefund = (payment: Charged, initiatedBy: Initiator): Reversa
       );
 
 /**
- * A refund or void that was completed after its caller had been told that the fee is still missing. The first retry gets the whole result, even under
- * another key or without one. No money is returned a second time (C27, C38).
+ * A refund or void that was completed after its caller had got the answer that the fee is not returned yet. The first retry gets the whole result,
+ * even under another key or without one. No money is returned a second time (C27, C38).
  */
 export const completedMeanwhile = (
   payment: Charged,
@@ -907,7 +907,10 @@ const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[]
   return [{ type: 'RefundRequested', at: command.at, data: request(target, command, asked, moves, completes?.attemptId ?? null) }];
 };
 
-/** The operation that returns a part of a leg, decided before the gateway is called (C23, C24). It never returns more than was requested. */
+/**
+ * The operation that returns a part of a leg, decided before the gateway is called (C23, C24). A void that would return more than was requested is
+ * never chosen.
+ */
 const meansFor = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means => {
   // If a refund was made on this leg, the gateway has settled the leg or accepts refunds before settlement. The stream may not know of the batch yet.
   if (leg.settledBatchId !== null || leg.refunded) return 'refund';
@@ -932,8 +935,8 @@ const request = (
 ): ReversalRequest & Intent => {
   const principalCents = sumCents(legs, (leg) => leg.principalCents);
   const feeCents = sumCents(legs, (leg) => leg.feeCents);
-  // The principal is shared out in proportion to the remaining principal of the lines (C34). A fee is returned whole, so each line gets back the rest
-  // of its own share.
+  // The principal is shared out in proportion to the remaining principal of the lines (C34). A fee is returned whole, so each line gets back what
+  // remains of its own fee share.
   const principalByLine = proRata(
     principalCents,
     payment.terms.lineItems.map((line, index) => line.amountCents - payment.lines[index]!.principalReturnedCents),
@@ -986,8 +989,8 @@ const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): P
 };
 
 /**
- * Makes the leg unsettled again, as in the books. From then on its gateway decides again whether it can be voided or refunded (C24). Nothing happens
- * if the leg did not settle in this batch.
+ * Makes the leg unsettled again, as in the books. From then on the gateway decides again whether the leg can be voided or refunded (C24). Nothing
+ * happens if the leg did not settle in this batch.
  */
 const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt }: Ask<'WithdrawSettlement'>): PaymentEvent[] => {
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
@@ -1002,8 +1005,8 @@ const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt
 };
 
 /**
- * A dispute is opened only on a charged payment, for 1 cent up to the captured amount of the leg that it names, or of all legs (C30). If it is opened
- * again with the same terms, nothing changes.
+ * A dispute is opened only on a charged payment. Its amount is at least 1 cent, and at most the captured amount of the leg that it names, or of all
+ * legs (C30). If it is opened again with the same terms, nothing changes.
  */
 const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): PaymentEvent[] => {
   const { legs, disputes } = disputable(payment);
@@ -1021,7 +1024,9 @@ const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): Pay
   return [];
 };
 
-/** Any status may follow any other (C30). A change of status, stage or both is one event. Without a change there is no event (C57). */
+/**
+ * A dispute may change from any status to any other (C30). A change of status, stage or both is one event. Without a change there is no event (C57).
+ */
 const updateDispute = (payment: Payment, { at, disputeId, status, stage }: Ask<'UpdateDispute'>): PaymentEvent[] => {
   const before = disputable(payment).disputes.find((dispute) => dispute.disputeId === disputeId);
   if (!before) throw new ServiceError('INVALID_STATE', 'The payment has no such dispute.');
@@ -1065,8 +1070,8 @@ const named = (payment: Parameters<typeof statusOf>[0]): string => {
 };
 
 /**
- * Every attempt is part of the state, which each reader folds. So their number is limited: MAX_REVERSALS for attempts that returned money,
- * MAX_ATTEMPTS for all attempts. Staff may exceed MAX_ATTEMPTS.
+ * Every attempt is part of the state, and a large state makes each read slow. So the number of attempts is limited: MAX_REVERSALS for attempts that
+ * returned money, MAX_ATTEMPTS for all attempts. Staff may exceed MAX_ATTEMPTS.
  */
 export const MAX_REVERSALS = 100;
 export const MAX_ATTEMPTS = 1_000;
@@ -1088,7 +1093,7 @@ const reversible = (payment: Payment, done: 'voided' | 'refunded', initiatedBy: 
 
 const exceeds = (leftCents: Cents) => new ServiceError('INVALID_STATE', `Refund exceeds remaining principal: ${leftCents} cents remain`);
 
-/** The gateway refused the void for good, so only a refund can return the money (C26). */
+/** The gateway will never accept this void, so only a refund can return the money (C26). */
 export const voidFailed = (message: string) => new ServiceError('VOID_FAILED', message, { retryable: false, suggestedAction: 'refund' });
 
 export const payment: Decider<Payment, PaymentCommand, PaymentEvent> = { initial, decide, evolve };

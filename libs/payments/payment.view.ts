@@ -155,7 +155,7 @@ export interface VoidView {
 
 export type ReversalView = RefundView | VoidView;
 
-/** The result of a completed void. It always shows the whole payment, even if a retry voided only the fee (C27, C38). */
+/** The result of a completed void. The view always shows the whole payment, even if a retry voided only the fee (C27, C38). */
 export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt): VoidView => {
   const parts = partsOf(payment, attempt);
   const moved = parts.flatMap((part) => part.returned);
@@ -187,7 +187,7 @@ export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt)
 const partsOf = (payment: Charged, attempt: ReversalAttempt): ReversalAttempt[] => {
   const first = attempt.completes ? (attemptOf(payment, attempt.completes) ?? attempt) : attempt;
   const completion = first.completedBy ? attemptOf(payment, first.completedBy) : undefined;
-  // The first attempt planned its lines with the fee, and the completion plans the missing fee again. So only principal may be summed over the lines
-  // of both.
+  // The first attempt planned its lines with the fee, and the completion plans the missing fee again. So only the principal may be summed over the
+  // lines of both attempts: a sum of fees would count the missing fee twice.
   return completion && completion !== first ? [first, completion] : [first];
 };

@@ -34,10 +34,13 @@ import { postgresVelocity } from './velocity.js';
 
 /** Keys have a few connections of their own, so that requests for lists cannot take all connections. */
 const KEY_POOL = { max: 6, statementTimeoutMs: 2_000, lockTimeoutMs: 1_000, byKey: true } as const;
-/** Attempts of one case or card wait for each other in transactions. So they have connections of their own and do not block other requests. */
+/**
+ * Charges of one case or card wait for each other in transactions. So velocity has connections of its own, and other requests do not wait for these
+ * transactions.
+ */
 const VELOCITY_POOL_CONNECTIONS = 4;
 
-/** The module of the gateways provides it. */
+/** Token of the {@link Gateways}, which the module of the gateways provides. */
 export const GATEWAYS = Symbol('gateways');
 export const PAYMENT_PORTS = Symbol('payment ports');
 export const PAYMENT_SERVICES = Symbol('payment services');
@@ -172,7 +175,7 @@ const paymentServices = (
     { store, keys: subscriber, ownLog: ports.ownLog, clock, log },
   );
   context.atEnd(() => claims.stop());
-  // A process that runs the projection learns its progress at once. Any other process polls the checkpoint.
+  // If this process runs the projection of the list, it learns at once how far the list is. Any other process polls the checkpoint.
   const list = readModels.of(paymentListModel);
   const watch = watchProjection(postgresCheckpoint(pool, checkpointOf(paymentListModel)), clock);
   return {

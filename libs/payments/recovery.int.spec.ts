@@ -1,6 +1,6 @@
 /**
- * Tests recovery (docs/contract.md#recovery). It fences the stream, finalises every reference, undoes the charge and records the result. It never
- * decides because it has run out of tries.
+ * Tests recovery (docs/contract.md#recovery). It fences the stream, finalises every reference, undoes the charge and records the result. No number of
+ * failed tries makes recovery decide an outcome.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
@@ -351,7 +351,7 @@ describe('rounds', () => {
     const late = await unknown();
     await ground.bank.clearFaults();
     house.clock.advance(MINUTE);
-    // Only the later payment is due. It is resolved, so the next try of the earlier one is moved forward.
+    // Only the later payment is due. After this round has resolved it, the earlier payment is due immediately.
     expect(await house.recovery.round()).toBe(1);
     expect((await house.view(late)).status).toBe('voided');
     expect((await house.view(early)).status).toBe('unknown');
@@ -455,7 +455,7 @@ describe('the list of its work', () => {
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
     await work.record({ ...due[0]!, tries: 2, nextTryAt: at(-1), outcome: 'open' });
     expect((await work.due(now)).map(({ paymentId, tries }) => [paymentId, tries])).toContainEqual([stuck, 2]);
-    // If a wrong clock wrote a time far in the future, the payment is due at once.
+    // If a wrong clock wrote a time far in the future, the payment is due immediately.
     expect((await work.due({ ...now, begunBefore: at(-DAY), begunAfter: at(-DAY) })).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
     await work.record({ ...due[0]!, tries: 3, nextTryAt: at(3 * DAY), outcome: 'open' });
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
@@ -599,8 +599,8 @@ describe('any fault, with recovery at any moment', () => {
         const { charge, told, view, balance, history, truth } = await run(asked);
         history.forEach((type) => seen.add(type));
         if (!view) return expect([balance, charge]).toEqual([0, 500]);
-        // If a charge cannot be undone, the payment stays unknown and staff have a task. In all other cases the stream and the simulator agree to the
-        // cent.
+        // If a charge cannot be undone, the payment stays unknown and there is a task for staff. In all other cases the stream and the simulator
+        // agree to the cent.
         if (view.status === 'unknown') expect(await staffTask(view.id)).toHaveLength(1);
         else expect(balance).toBe(view.capturedAmountCents - view.refundedAmountCents);
         if (charge === 200) expect(history[1]).toBe('PaymentCreated');

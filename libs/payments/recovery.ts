@@ -12,7 +12,7 @@ import { type Awaiting, type ChargeFinding, openOf } from './payment.js';
 import { finalizeReference, resolveReversal } from './reverse.js';
 import { raiseStaffTask } from './staff.js';
 
-/** Recovery does not touch an attempt that is younger, since its request may still be running. No request may run this long (C42). */
+/** Recovery does not touch an attempt that is younger than this, since its request may still be running. No request runs this long (C42). */
 export const RECOVERY_STARTS_AFTER_MS = 60_000;
 const MINUTE = 60_000;
 /** The wait before the first try, the second try and so on. The last wait repeats for ever. */
@@ -22,11 +22,11 @@ const RESOLUTION_MS = 40_000;
 /** Payments that a round works on at the same time. */
 const AT_ONCE = 8;
 /**
- * If a round resolves a payment, the gateway answers again, so all other payments are tried at once. This happens at most this often, since the
- * gateway may never answer for some of them.
+ * If a round resolves a payment, the gateway probably answers again. So all other open payments become due immediately. This happens at most once in
+ * this time, since the gateway may never answer for some of them.
  */
 const HURRY_EVERY_MS = MINUTE;
-/** If requests read an open payment again and again, they start a try at most this often. */
+/** If requests read an open payment again and again, they start at most one try in this time. */
 const LOOK_AGAIN_MS = 30_000;
 const REMEMBERED_LOOKS = 10_000;
 
@@ -47,7 +47,7 @@ export interface Recovery {
   resolve(paymentId: string): Promise<Resolution>;
   /** Called by a request that reads an open payment. Starts a try in the background, unless such a call has started one in the last 30 s. */
   look(paymentId: string): void;
-  /** One round over all payments that are due. Returns the number of tries. Ends early when `stop` aborts. */
+  /** Tries to resolve payments that are due, at most 50 in a round. Returns the number of payments that were due. Ends early when `stop` aborts. */
   round(stop?: AbortSignal): Promise<number>;
 }
 
@@ -67,7 +67,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     return (await resolveReversal(ports, paymentId, open.attemptId, origin, deadline)) ? 'resolved' : 'open';
   };
 
-  /** The tries to resolve that run now, by payment. Reads and rounds of recovery start them. At most one runs at a time for each payment. */
+  /** The tries that are running in this process, by payment id. Rounds and read requests start them. A payment has at most one running try here. */
   const running = new Map<string, Promise<Resolution>>();
   const resolve = (paymentId: string): Promise<Resolution> => {
     const present = running.get(paymentId);
@@ -116,7 +116,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
           });
           if (outcome === 'resolved') resolved += 1;
           log.info({ paymentId, attemptId, outcome, tries: tries + 1 }, 'recovery');
-          // An outage of our own event store says nothing about the gateway. So it does not lengthen the pauses.
+          // An outage of our own event store says nothing about the gateway. So a try that fails for this reason does not lengthen the pauses.
           const ours = failure instanceof Unavailable || failure instanceof OutcomeUnknown || failure instanceof StoreIncident;
           const pause = ours ? SCHEDULE_MS[0]! : SCHEDULE_MS[Math.min(tries + 1, SCHEDULE_MS.length - 1)]!;
           await work.record({ paymentId, attemptId, tries: ours ? tries : tries + 1, nextTryAt: timestamp(clock.now() + pause), outcome });
@@ -147,7 +147,8 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
       const found = await finalizeReference(ports, gateway, call, deadline);
       if (found.kind === 'cannot_tell') return 'open';
       if (found.kind === 'never') {
-        // The reference of the reversal is finalised, too. So a process that wakes up late cannot undo a charge that was never made (C61).
+        // The reference of the reversal is finalised, too. So a process that resumes late cannot send a reversal for a charge that was never made
+        // (C61).
         if ((await finalizeReference(ports, gateway, { ...call, ref: leg.references.reversal, op: 'reversal' }, deadline)).kind === 'cannot_tell')
           return 'open';
         findings.push({ leg: leg.leg, found: 'never' });
@@ -196,7 +197,7 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
 
 /**
  * Limits for the times of open attempts, RFC 3339. The two limits `begunAfter` and `nextTryAfter` are in the future. Only a wrong clock can have
- * written a later time, and an attempt with such a time is due at once.
+ * written a later time, and an attempt with such a time is due immediately.
  */
 export interface Due {
   readonly begunBefore: string;
@@ -208,14 +209,14 @@ export interface Due {
 /** The port of recovery: it finds open attempts, and keeps the time of each next try. */
 export interface RecoveryWork {
   /**
-   * The open attempts that began before `begunBefore` or after `begunAfter`, and whose next try is not later than `nextTryBefore`, or is after
-   * `nextTryAfter`.
+   * At most 50 open attempts, oldest first. They began before `begunBefore` or after `begunAfter`. Their next try is not planned yet, or not later
+   * than `nextTryBefore`, or later than `nextTryAfter`.
    */
   due(when: Due): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
   record(tried: { paymentId: string; attemptId: string; tries: number; nextTryAt: string; outcome: Resolution }): Promise<void>;
   /**
-   * Moves the next try of all open attempts forward to `nextTryAt`, except attempts that are left to staff. This extra try does not lengthen the
-   * later waits. Otherwise a gateway that answers only now and then for some minutes would delay these payments for hours.
+   * Sets the next try of open attempts to `nextTryAt` if it is planned for later. Attempts that are left to staff are not changed. The extra try does
+   * not lengthen the later waits. Otherwise many extra tries in a few minutes would lengthen the waits to hours.
    */
   hurry(nextTryAt: string): Promise<void>;
 }

@@ -2,8 +2,8 @@
  * A person resolves an unknown charge (C29, C69). This is the only way from `unknown` to `succeeded`.
  *
  * First the stream is fenced, and the gateway is asked about every leg. If the evidence contradicts the decision, the command is refused. Nothing at
- * the gateway has changed by then, so recovery can still undo the charge. If the evidence agrees, references are finalised. A decision that the
- * charge stands finalises the references that could undo it. Any other decision finalises the references that could still make it.
+ * the gateway has changed by then, so recovery can still undo the charge. If the evidence agrees, references are finalised. For `succeeded` these are
+ * the references that could still undo the charge. For any other decision, the references that could still make the charge are finalised as well.
  */
 import { Deadline, ServiceError, timestamp } from '#kernel';
 import type { PaymentPorts } from './charge.js';
@@ -23,7 +23,8 @@ export interface ResolveRequest {
   readonly evidence: string;
   readonly by: string;
   /**
-   * True: resolve the payment even if the gateway cannot be asked, or cannot tell. But a decision that contradicts the gateway's answer is refused.
+   * True: resolve the payment even if the gateway cannot be asked, or cannot tell. Even then, a decision that contradicts the gateway's answer is
+   * refused, except for legs that `transactions` names as returned.
    */
   readonly force: boolean;
   /**
@@ -57,7 +58,7 @@ const IN_WORDS: Readonly<Record<LegEvidence['shows'], string>> = {
 
 /** Charges that a processor has settled, from the register of settlement. */
 export interface SettledCharges {
-  /** Resolves once every event from before the call is included. */
+  /** Resolves as soon as the register includes every event that was in the log before the call. */
   caughtUp(): Promise<void>;
   /** Transactions by leg that a batch has settled while the payment was not known to be charged. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
@@ -172,8 +173,8 @@ const lookup = async ({ clock, gateways }: PaymentPorts, { account, references }
 };
 
 /**
- * If a batch settled the leg, the leg was charged, even if the gateway cannot tell or no longer knows it. Only the gateway knows whether it was
- * undone.
+ * If a batch settled the leg, the leg was charged, even if the gateway cannot tell or no longer knows the charge. Only the gateway knows whether the
+ * charge was undone.
  */
 const evidenceOf = (found: Parameters<typeof lookedUp>[0], settled: string | undefined): LegEvidence => {
   const shown = lookedUp(found);

@@ -931,7 +931,7 @@ describe('a 5xx, although the log says otherwise', () => {
     await eventually(async () => (await attempts(id))[0]!.fenced);
     await house.refund(id, PARTIAL);
     expect(await moved()).toHaveLength(1);
-    // The result is given once. The next request counts as a new one.
+    // Only one repeat gets the result. The next request counts as a new one.
     await house.refund(id, PARTIAL);
     expect(await moved()).toHaveLength(2);
   });

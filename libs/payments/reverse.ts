@@ -1,7 +1,7 @@
 /**
- * Refunds and voids, for partners and staff. Each appends its intent, calls the gateway for each leg, and appends its end. If a request could not
- * finish its attempt, that attempt is resolved before the next refund or void: every reference that it may have used is finalised at the gateway
- * (C17, C18, C61).
+ * Refunds and voids, for partners and staff. Each appends its intent, calls the gateway for each leg, and appends its end. If a request vanished, a
+ * retry under its key makes the same calls again. Any other refund or void first resolves the attempt: every reference that the attempt may have used
+ * is finalised at the gateway (C17, C18, C61).
  */
 import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
@@ -35,7 +35,7 @@ import { CONFLICT_ROUNDS, INTENT, type LoadedPayment, retryingConflicts } from '
 /** How long a request waits for a running refund or void of the same payment (C31). */
 const WAIT_FOR_OTHER_MS = 10_000;
 const POLL_OTHER_MS = 100;
-/** No request can still be working on an attempt of this age: it is the deadline of a request, plus a margin for the append after it. */
+/** No request can still be working on an attempt of this age. The age is the deadline of a request, plus a margin for the append of the outcome. */
 export const ABANDONED_AFTER_MS = REQUEST_DEADLINE_MS + 7_000;
 
 export interface ReverseRequest {
@@ -119,7 +119,7 @@ export const reverse = async (
       }
       if (own?.ended) {
         // The key's attempt ended as never executed, rejected or partial. The missing part becomes a new attempt with new references. The key is
-        // bound to the new attempt before that begins.
+        // bound to the new attempt before the new attempt begins.
         attemptId = await key!.renew();
         renewed = true;
       }
@@ -134,7 +134,7 @@ export const reverse = async (
       );
       return executed(await run(ports, next, attemptId, origin, deadline, false));
     } catch (error) {
-      // Another request changed the payment first, and no call was made yet. So load and decide again.
+      // Another request changed the payment first, and this request has made no call yet. So it loads and decides again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
       // The intent was sent, and a log that is not ours may hold it (C76).
       if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(request.paymentId);
@@ -155,9 +155,9 @@ const askedOf = ({ operation, amountCents, includeFee }: ReverseRequest) =>
 const isComplete = (attempt: ReversalAttempt) => attempt.ended?.outcome === 'completed' || attempt.completedBy !== null;
 
 /**
- * Gives the result of an attempt that succeeded, and records first that a caller gets it. `again`: the result belongs to the caller's key already.
- * `as`: the caller's key and the attempt that it is bound to; null: the caller has no key. Resolves to null if another caller has got the result
- * already. Of all callers that cannot prove that the attempt was theirs, only one gets its result (C18).
+ * Records that a caller gets the result of a successful attempt, then returns this result. `again`: the result belongs to the caller's key already.
+ * `as`: the caller's key and the attempt that the key is bound to; null: the caller has no key. Resolves to null if another caller has got the result
+ * already. Callers without the attempt's key cannot prove that the attempt was theirs. Only the first of them gets the result (C18).
  */
 const tell = (
   ports: PaymentPorts,
@@ -203,7 +203,7 @@ const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Running an attempt: returns the legs that are not returned yet, principal first.
+// Running an attempt: the money of each leg that is not returned yet is returned, principal first.
 
 /** `again`: an earlier request may have made the same calls without recording their outcome. */
 const run = async (
@@ -237,13 +237,13 @@ const run = async (
       loaded = await record(ports, loaded, attemptId, commands, origin, deadline);
       continue;
     }
-    // Recovery finalised the reference before this call, so recovery owns the attempt now (docs/contract.md#gateway).
+    // Recovery or a later request finalised the reference before this call, and resolves the attempt now (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') throw timeout(paymentId);
     if (outcome.kind === 'rejected' || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
       const unfinished = outcome.kind === 'rejected' ? 'rejected' : 'never_executed';
       loaded = await record(ports, loaded, attemptId, [{ type: 'EndReversal', at: at(), attemptId, unfinished }], origin, deadline);
     } else {
-      // The attempt is marked as open. So the next request resolves it first, and does not wait for this request (C18).
+      // The attempt is fenced. So the next request resolves the attempt first, and does not wait for this request (C18).
       loaded = await record(ports, loaded, attemptId, [{ type: 'StartReconciliation', at: at(), attemptId }], origin, deadline).catch(
         (error: unknown) => {
           ports.log.warn({ paymentId, attemptId, err: error }, 'an open reversal could not be marked');
@@ -251,8 +251,8 @@ const run = async (
         },
       );
     }
-    // Another request under the same key may have run the same attempt, and may have recorded that this leg was returned. If the attempt is marked as
-    // open, its other legs belong to recovery. An attempt is not ended while its references may still be executed (C61).
+    // Another request under the same key may have run the same attempt, and may have recorded that this leg was returned. If the attempt is fenced,
+    // recovery decides about its other legs. An attempt is not ended while its references may still be executed (C61).
     const meanwhile = attemptOf(loaded.payment, attemptId)!;
     if (meanwhile.returned.some(({ leg }) => leg === move.leg)) {
       if (meanwhile.fenced && meanwhile.ended === null) throw timeout(paymentId);
@@ -265,7 +265,10 @@ const run = async (
   return reversalResult(paymentId, loaded.payment as Charged, attemptId);
 };
 
-/** Voids or refunds one leg. If the gateway answers that a refund needs the other operation, that one is tried (C23, C24). */
+/**
+ * Voids or refunds one leg. If a refund was requested and the gateway answers that the leg needs the other operation, sends that operation (C23,
+ * C24).
+ */
 const moveLeg = async (
   ports: PaymentPorts,
   payment: Charged,
@@ -294,8 +297,8 @@ const moveLeg = async (
 };
 
 /**
- * Appends at the exact revision. If an unrelated event was appended first, tries again after it. If recovery has fenced the attempt, nothing is
- * appended (docs/contract.md#streams-and-appends).
+ * Appends at the loaded revision. If another writer has appended an unrelated event first, appends after that event. If the attempt was fenced,
+ * nothing is appended (docs/contract.md#streams-and-appends).
  */
 const record = async (
   ports: PaymentPorts,
@@ -319,13 +322,14 @@ const record = async (
         throw timeout(loaded.paymentId);
       }
       current = await ports.streams.load(loaded.paymentId);
-      // Recovery has fenced the attempt, and may have ended it. The caller gets a 504. A repeated request can then get the result (C18).
+      // Recovery or a later request has fenced the attempt, and may have ended it. The caller gets a 504. A repeated request can then get the result
+      // (C18).
       if (attemptOf(current.payment, attemptId)?.fenced) throw timeout(loaded.paymentId);
     }
   }
 };
 
-/** Time limit of {@link markUntold}, and its wait between two tries. */
+/** Time limit of {@link markUntold}, and the wait between two of its appends. */
 const MARK_UNTOLD_MS = 600_000;
 const MARK_UNTOLD_EVERY_MS = 100;
 
@@ -454,8 +458,8 @@ export const resolveReversal = async (
 };
 
 /**
- * Finalises a reference, within the deadline and within the time limit of one gateway call. The log is checked first, since the caller acts on the
- * events of the attempt that the log holds. Throws {@link StoreIncident} if events are lost.
+ * Finalises a reference, within the deadline and within the time limit of one gateway call. The log is checked first, since the caller decides by the
+ * events of the attempt that it has read from the log. Throws {@link StoreIncident} if events are lost.
  */
 export const finalizeReference = async (
   ports: PaymentPorts,

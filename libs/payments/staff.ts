@@ -45,8 +45,8 @@ export type StaffTaskReason =
   | 'settled_after_rejection';
 
 /**
- * A task about an unknown outcome is open until a person has decided. A task about a rejected settlement stays open, since the books no longer expect
- * the money.
+ * A task about an unknown outcome is open as long as the payment is unknown. A task about a rejected settlement of a charged payment is open for
+ * ever, since the books no longer expect the money.
  */
 export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment): boolean =>
   reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged';

@@ -14,7 +14,7 @@ import {
 } from '#eventstore';
 import { type Intent, type KeyedEvent, payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
 
-/** The upcast to version 2: before, an event did not name the key of its request. */
+/** The upcast to version 2. In version 1 an event did not name the key of its request. */
 const withoutKey = <Data extends Pick<Intent, 'idempotency'>>(data: Omit<Data, 'idempotency'>): Data => ({ ...data, idempotency: null }) as Data;
 
 export const paymentEvents = defineEvents<PaymentEvent>({
@@ -47,8 +47,8 @@ const NAMES_A_KEY: ReadonlySet<string> = new Set<KeyedEvent['type']>([
 ]);
 
 /**
- * The event as it is shown outside. The key of its request is replaced by its SHA-256, so that proofs can be checked without showing the hashes of
- * the key store (docs/decisions/0030-keys-in-events.md). Events without a key are unchanged.
+ * The event as it is shown outside. The key of the request is replaced by a SHA-256 of it. So proofs can be checked, and the hashes of the key store
+ * are not shown (docs/decisions/0030-keys-in-events.md). Events without a key are unchanged.
  */
 export const shownEvent = <Shown extends { readonly type: string; readonly data: unknown }>(event: Shown): Shown => {
   if (!NAMES_A_KEY.has(event.type)) return event;
@@ -75,9 +75,9 @@ export const LONG_STREAM_EVENTS = 200;
 
 /** How long an append may be repeated, in milliseconds. `leftMs`: the time that the request has left. */
 export type AppendBudget = (leftMs: number) => number;
-/** An outcome is tried for at least 4 s, even if the request has no time left. */
+/** The append of an outcome is repeated for at least 4 s, even if the request has no time left. */
 export const OUTCOME: AppendBudget = (leftMs) => Math.max(leftMs, 4_000);
-/** An intent must leave time for the call that it announces: a gateway call with less than 2 s is not sent (C42). */
+/** The append of an intent must leave time for the gateway call that it announces. With less than 2 s left, the call is not sent (C42). */
 export const INTENT: AppendBudget = (leftMs) => leftMs - 3_000;
 
 export interface LoadedPayment {
@@ -127,7 +127,7 @@ export class PaymentStreams {
   }
 }
 
-/** How often another writer may append first before the request is refused. */
+/** How many times a decision is appended again, if another writer appends first each time. */
 export const CONFLICT_ROUNDS = 4;
 
 /**

@@ -67,7 +67,7 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
       const checks = windows(subject, limits);
       if (checks.length === 0) return;
       await transaction(pool, async (client) => {
-        // Attempts of the same subject are counted one at a time. If two were counted at once, both could pass as the last allowed one.
+        // Attempts of the same subject are counted one at a time. If two were counted at the same time, both could pass as the last allowed one.
         for (const { subject: hash } of [...checks].sort((a, b) => Buffer.compare(a.subject, b.subject)))
           await client.query('select pg_advisory_xact_lock($1::bigint)', [hash.readBigInt64BE(0).toString()]);
         const found = await Promise.all(checks.map((check) => refusal(client, subject.portalId, check, clock.now())));

@@ -2,7 +2,7 @@ import type { Clock } from '#kernel';
 import { isDataException, StatementTimeout } from './postgres/errors.js';
 
 /**
- * Calls that arrive while a statement is in flight are sent together in the next one, so that under load many requests share a round trip and a
+ * Calls that arrive while a statement is in flight are sent together in the next statement. So under load many requests share a round trip and a
  * commit. There is no timer: a single call is sent at once. Nothing is cached: each answer comes from a statement that was sent after the call.
  */
 export interface BatchOptions {
@@ -35,7 +35,7 @@ export const shared = <Result>(run: () => Promise<Result>): (() => Promise<Resul
 
 /**
  * `run` returns one answer for each item, in order. If it throws, every caller of that batch gets the error. But if the database refuses the value of
- * an item, each item is sent alone, so that the others succeed.
+ * an item, each item is sent alone, so that the other items succeed.
  */
 export const batched = <Item, Result>(
   run: (items: readonly Item[]) => Promise<readonly Result[]>,
@@ -77,7 +77,7 @@ export const batched = <Item, Result>(
   return (item) =>
     new Promise<Result>((resolve, reject) => {
       queue.push({ item, until: patience ? patience.clock.monotonic() + patience.ms : Number.POSITIVE_INFINITY, resolve, reject });
-      // The batch is sent after this turn of the event loop, so that requests that were read together are sent together.
+      // The batch is sent at the end of this turn of the event loop, so that the calls of this turn are sent together.
       if (queue.length === 1) setImmediate(pump);
     });
 };
@@ -89,8 +89,9 @@ const CROWD_LASTS_MS = 100;
 const GATHER_MS = 10;
 
 /**
- * Groups requests under load. The requests of a group take every step at the same time, so they share statements, commits and wake-ups. Alone, each
- * request would need its own. The gain is much larger than the wait (decision 0025). With few requests in flight, no request waits.
+ * Groups requests under load. The requests of a group take every step at the same time, so they share statements, commits and wake-ups. Without
+ * groups, each request would need its own statement, commit and wake-up. The gain is much larger than the wait (decision 0025). With few requests in
+ * flight, no request waits.
  */
 export class Convoy {
   private inside = 0;

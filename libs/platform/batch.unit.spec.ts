@@ -113,7 +113,7 @@ describe('calls that share a statement', () => {
 });
 
 describe('a convoy', () => {
-  /** A convoy with a clock that the test sets. `time.asleep` holds the functions that end the waits. */
+  /** A convoy with a clock that the test sets. `time.asleep` holds one function for each call that waits; the function ends the wait. */
   const door = () => {
     const time = { now: 0, asleep: [] as (() => void)[] };
     const sleep = () => new Promise<void>((wake) => time.asleep.push(wake));

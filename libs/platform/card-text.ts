@@ -36,8 +36,8 @@ const looksLikeCard = (digits: string) => brandOf(digits) !== 'unknown' && passe
 
 /**
  * Patterns of card numbers: 13–19 digits in a row, or groups of digits as a card shows them (4-4-4-4…, 4-6-5). No letter or digit may stand directly
- * before or after them. The lookahead lets a match begin at every digit group: other groups, such as a year or a security code, may stand beside the
- * card.
+ * before or after them. The pattern is a lookahead, so matches may overlap, and a match may begin at every digit group. Other groups, such as a year
+ * or a security code, may stand beside the card.
  */
 const SHAPES = [
   String.raw`\d{13,19}`,

@@ -9,7 +9,7 @@ const card = (prefix: string, length: number): string => {
 };
 const brand = (prefix: string, length: number): Brand => brandOf(card(prefix, length));
 
-/** The table of C9. `begins`: prefixes of the brand. `not`: prefixes next to its ranges that are not of the brand. */
+/** The table of C9. `begins`: prefixes of the brand. `not`: prefixes just outside the ranges of the brand. */
 const BRANDS: readonly [Brand, { readonly begins: readonly string[]; readonly not: readonly string[]; readonly lengths: readonly number[] }][] = [
   ['visa', { begins: ['4', '40', '49'], not: ['3', '5'], lengths: [13, 16, 19] }],
   ['mastercard', { begins: ['51', '53', '55', '2221', '2500', '2720'], not: ['50', '56', '2220', '2721'], lengths: [16] }],

@@ -23,7 +23,7 @@ export interface WebhookSettings {
   readonly keepDays: number;
   /** Ports that an endpoint's URL may name. */
   readonly ports: readonly number[];
-  /** Public networks that webhooks must not reach, such as our own network. */
+  /** Public networks that webhooks must not reach, such as the operator's own public addresses. */
   readonly blockedNetworks: readonly Network[];
   /** Non-public targets that webhooks may reach, for local development and tests. Production needs a second variable that confirms them. */
   readonly privateTargets: readonly PrivateTarget[];

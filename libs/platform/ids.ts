@@ -26,7 +26,10 @@ const formatUuid = (bytes: Uint8Array): string => {
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`;
 };
 
-/** Random bytes are drawn in larger pieces, because a system call for each id would cost more than the id itself. No byte is used twice. */
+/**
+ * Random bytes are requested in pieces of this size. A system call for each id would cost more than the rest of the work for the id. No byte is used
+ * twice.
+ */
 const POOL_BYTES = 4_096;
 let pool = Buffer.alloc(0);
 const drawBytes = (count: number): Uint8Array => {

@@ -104,8 +104,8 @@ export const readKeyRing = (file: string): KeyRing => {
     return refuse('it needs "current" and "keys"');
   const keys = new Map<string, Buffer>();
   for (const [kid, value] of Object.entries(ring.keys as Record<string, unknown>)) {
-    // The order of the keys matters: names of idempotency rows are made with the oldest key, which is the first one. A JavaScript object keeps the
-    // order of its names only if none of them looks like a number, so a key id must begin with a letter.
+    // The order of the keys matters: names of idempotency rows are made with the oldest key, which is the first one. A JavaScript object puts names
+    // that look like numbers first, whatever their order in the text. So a key id must begin with a letter.
     if (!/^[A-Za-z][\w.-]{0,31}$/.test(kid)) return refuse(`key id "${kid}" must begin with a letter`);
     const bytes = typeof value === 'string' ? Buffer.from(value, 'base64') : Buffer.alloc(0);
     if (bytes.length !== KEY_BYTES) return refuse(`key "${kid}" is not ${KEY_BYTES} bytes of base64`);

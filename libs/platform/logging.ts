@@ -1,6 +1,6 @@
 /**
- * Logging. Code logs only objects of listed fields (ids, route, status, duration), never bodies or DTOs. As a last protection, a card number in a
- * finished line is masked, and the line is counted. Such a line is a fault of ours, and tests fail on it (docs/contract.md#card-data).
+ * Logging. Code logs only objects with listed fields (ids, route, status, duration), never bodies or DTOs. If code breaks this rule, a card number in
+ * a finished line is masked, and the line is counted. A masked line is a fault of ours, and tests fail on it (docs/contract.md#card-data).
  */
 import pino from 'pino';
 import { maskCardNumbers } from './card-text.js';

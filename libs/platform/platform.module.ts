@@ -49,7 +49,7 @@ export class ProcessContext {
 
   /** `close` runs at the end of the process. The last resource that was opened is closed first. */
   atEnd(close: () => Promise<unknown>): void {
-    // A start that was stopped still opens resources until its next call fails. Such a resource is closed at once.
+    // If the process ends during its start, the start may still open a resource after the others were closed. Such a resource is closed at once.
     if (this.closed) void close().catch(() => undefined);
     else this.closers.push(close);
   }

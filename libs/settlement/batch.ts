@@ -9,9 +9,9 @@ import { type Cents, sumCents } from '#kernel';
 import { cents, type Charged, type ChargedLeg, type DisputeStatus, type Leg, openAttempt, type Payment, type SettlementRecord } from '#payments';
 
 /**
- * The result of matching a line. `MISSING_HERE`: the line belongs to no payment here, or is an adjustment. `STATUS_MISMATCH`: the state of the
- * payment does not fit, for example the payment is unknown, failed or voided, or the refund was not made here. `WRONG_ACCOUNT`: the charge was made
- * on another merchant account. All results except `MATCHED` make an exception.
+ * The result of matching a line. `MISSING_HERE`: the line belongs to no payment here, or is an adjustment. `STATUS_MISMATCH`: the line does not fit
+ * the state of its payment. For example, the payment is unknown, failed or voided, or the refund was not made here. `WRONG_ACCOUNT`: the charge was
+ * made on another merchant account. All results except `MATCHED` make an exception.
  */
 export type LineResult = 'MATCHED' | 'MISSING_HERE' | 'AMOUNT_MISMATCH' | 'STATUS_MISMATCH' | 'DUPLICATE_AT_GATEWAY' | 'WRONG_ACCOUNT';
 
@@ -201,19 +201,19 @@ export const unexplainedCents = (line: RecordedLine): number => {
 
 export type Judgement =
   | { readonly result: LineResult; readonly expectedCents: number | null; /** True: the payment's stream records it. */ readonly settles: boolean }
-  /** The payment is being charged or reversed now. The line can be judged when that has ended. */
+  /** The payment is being charged or reversed now. The line can be judged when the charge or the reversal has ended. */
   | 'wait';
 
 const judged = (result: LineResult, expectedCents: number | null = null, settles = false): Judgement => ({ result, expectedCents, settles });
 
-/** If a reversal has been open for this long, it no longer delays its batch. Then the line is judged by the present state of the payment. */
+/** If a reversal has been open for this long, the lines of its payment no longer wait. They are judged by the payment's present state. */
 const WAIT_FOR_REVERSAL_MS = 3_600_000;
 
 /** Judges a line of a batch against the payment to which it belongs. `now`: milliseconds since the epoch. */
 export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gateway'>, found: Registered, payment: Payment, now: number): Judgement => {
   if (found.merchantAccount !== batch.merchantAccount) return judged('WRONG_ACCOUNT');
   if (payment.phase === 'pending') return 'wait';
-  // If a payment is unknown, a settlement line does not change that. Only a person resolves it (C29).
+  // A settlement line does not resolve a payment whose outcome is unknown. Only a person resolves it (C29).
   if (payment.phase !== 'charged') return judged('STATUS_MISMATCH', 0);
   const leg = payment.legs.find((candidate) => candidate.leg === found.leg);
   if (!leg) return judged('STATUS_MISMATCH', 0);
@@ -241,10 +241,10 @@ const judgeSale = (
   leg: ChargedLeg,
   now: number,
 ): Judgement => {
-  // A second transaction under the same reference. The cardholder paid twice.
+  // The line is a second transaction under the charge's reference: the cardholder paid twice.
   if (found.op !== 'charge' || line.transactionId !== leg.transactionId) return judged('DUPLICATE_AT_GATEWAY');
-  // The same transaction has settled in another batch. The payment's own stream decides this, since the register may not include the last correction
-  // yet.
+  // A transaction that has settled in another batch is a duplicate here. The payment's own stream decides this, since the register may not include
+  // the last correction yet.
   const before = leg.settledBatchId;
   if (before !== null && before !== batchId) return judged('DUPLICATE_AT_GATEWAY');
   // The sale was rejected before and is accepted now. The books no longer expect the money, and the API has no status for this. A person decides.
@@ -275,7 +275,7 @@ const judgeRefund = (
   return line.grossCents === expected ? judged('MATCHED') : judged('AMOUNT_MISMATCH', expected);
 };
 
-/** The money of a dispute was posted when the dispute was recorded. So its line only needs the amount of one of the payment's disputes. */
+/** The money of a dispute was posted when the dispute was recorded. So a line matches if its amount is that of one of the payment's disputes. */
 const judgeDispute = (line: SettlementRecord, payment: Charged, fits: (status: DisputeStatus) => boolean, sign: 1 | -1): Judgement => {
   const amounts = payment.disputes.filter(({ status }) => fits(status)).map(({ disputedAmountCents }) => sign * disputedAmountCents);
   if (amounts.length === 0) return judged('STATUS_MISMATCH', 0);

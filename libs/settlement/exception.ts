@@ -141,7 +141,7 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
         throw new ServiceError('VALIDATION_ERROR', 'A portal and a fee belong to adopt only.');
       if (!Number.isSafeInteger(feeCents) || feeCents < 0 || feeCents > Math.abs(suspenseCents))
         throw new ServiceError('VALIDATION_ERROR', 'The fee must be a part of the amount in suspense.');
-      // If the amount in suspense is negative, it was taken out by mistake. Then the fee is negative too.
+      // A negative amount in suspense is money that went out, for example in an unexplained refund. Then the fee is negative too.
       const fee = suspenseCents < 0 && feeCents > 0 ? -feeCents : feeCents;
       return [
         { type: 'ExceptionResolved', at, data: { resolution, reason, by, merchantAccount, suspenseCents, paymentId, portalId, feeCents: fee } },

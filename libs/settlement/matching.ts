@@ -42,7 +42,7 @@ export interface FileImported {
 export interface ImportOptions {
   /** Merchant account of the file. null: it is found for each batch (`accountOf`). */
   readonly merchantAccount: string | null;
-  /** Imports the file even if it was imported before. This is needed if another file has superseded it since. */
+  /** Imports the file even if it was imported before, for example because another file has changed its batches since. */
   readonly again?: boolean;
   readonly by: Origin;
   /** Called with the number of lines that are recorded so far. */
@@ -152,7 +152,7 @@ const LOOKED_AT_LINES = 200;
 /**
  * Finds the merchant account of a batch, since a file does not name it. If the caller asked for an account, it is this one. Otherwise it is the
  * account for which the batch is recorded already, or else the account of most of its transactions. Two merchant accounts may use the same batch id.
- * So a recorded batch counts as the same one only if the two have a line in common.
+ * So the recorded batch counts as the batch of the file only if the two have a line in common.
  */
 const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, asked: string | null): Promise<GatewayAccount> => {
   const { register, store } = ports;
@@ -200,9 +200,9 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
 const DETECTED_PER_ROUND = 500;
 
 /**
- * Opens an exception for every line that did not match, and for every charge and refund that was in no batch for days. Also opens one if a line was
- * corrected after a person had resolved it, and the resolution took the wrong amount out of suspense. Supersedes exceptions whose line was corrected,
- * or whose transaction has settled since.
+ * Opens an exception for every line that did not match, and for every charge and refund that was in no batch for days. Also opens an exception if a
+ * person's resolution took an amount out of suspense, and a later correction of the line made this amount wrong. Supersedes exceptions whose line was
+ * corrected, or whose transaction has settled since.
  *
  * This is safe to repeat. It works in rounds until nothing is left or `stop` is aborted, and returns the number of exceptions that it opened.
  */
@@ -324,7 +324,7 @@ const missing = async (db: Queryable, now: string): Promise<OpenedException[]> =
   });
 };
 
-/** Lines that were corrected after a person had resolved their amount in suspense, if that amount is now wrong. */
+/** Lines that were corrected after a person had resolved their exception, if that resolution took the wrong amount out of suspense. */
 const wrongInSuspense = async (db: Queryable): Promise<OpenedException[]> => {
   const { rows } = await db.query<Record<string, string> & { line: number }>(
     `select * from (
@@ -384,8 +384,8 @@ export const changeException = async (ports: SettlementPorts, exceptionId: strin
 };
 
 /**
- * Refuses the resolution `settles` if the payment has nothing that is unsettled. A positive amount needs a leg of a charged payment that no batch has
- * settled. A negative amount needs only a charged payment.
+ * Refuses the resolution `settles` if nothing of the payment is unsettled. A positive amount needs a leg of a charged payment that is neither settled
+ * in a batch nor rejected. A negative amount needs only a charged payment.
  */
 const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, exceptionId: string): Promise<void> => {
   const opened = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.opened;
@@ -501,7 +501,7 @@ const DAY_MS = 86_400_000;
 
 type StoredException = Record<string, string> & { line: number | null; opened_at: Date; changed_at: Date };
 
-/** Exceptions, oldest first. If `status` is null, those that have not ended. `now`: milliseconds since the epoch. */
+/** Exceptions of one status, oldest first. `status` null: all that have not ended. `now`: milliseconds since the epoch. */
 export const exceptionRows = async function* (
   db: Queryable,
   { status, now }: { readonly status: string | null; readonly now: number },

@@ -57,7 +57,7 @@ export interface BatchSummary {
 
 /**
  * Thrown if a batch cannot be recorded to its end now. For example, one of its payments is being charged or reversed, or the processor does not
- * answer. The lines up to there are recorded, and the next round continues.
+ * answer. Lines that were appended before stay recorded, and the next round continues after them.
  */
 export class NotYet extends Error {}
 
@@ -238,8 +238,9 @@ export const recordBatch = async (
   await write();
 
   while (!place.state.complete) {
-    // An earlier, interrupted run may have recorded other lines, or another order. Then the batch is completed with the lines that are recorded, and
-    // `complete` compares it with the source. But if the interface lacks a recorded line, or differs from it, a person must decide.
+    // An earlier, interrupted run may have recorded other lines, or another order. Then the batch is completed with the recorded lines first, and
+    // `complete()` below compares them with the source. But if the source is the interface, and a recorded line is missing or different there, a
+    // person must decide.
     const { lines } = place.state;
     const isWhole = agrees() && lines.length === said.length;
     const lacking = isWhole ? [] : compared(place.state, said).lacking;
@@ -321,8 +322,8 @@ const listBatch = async (
 };
 
 /**
- * If two writers record a batch at the same time, both may append events to a payment before it is clear whose line is recorded. This function makes
- * the payments of the differing lines agree with the recorded lines.
+ * If two writers record a batch at the same time, both may append an event to a payment, although only one of them can record the line. This function
+ * makes the payments of the differing lines agree with the recorded lines.
  */
 const standAsRecorded = async (
   ports: SettlementPorts,

@@ -14,7 +14,7 @@ const tablesOf = async (stage: WebhookStage) => {
   return {
     workers: [postgresDeliveries(stage.pool, 'one'), postgresDeliveries(stage.pool, 'two')] as const,
     register: async (url: string) => {
-      // The row is inserted directly, since target.unit.spec.ts tests the rules of URLs.
+      // Insert the row without the check of its URL. That check has its own test (target.unit.spec.ts).
       const id = stage.house.ids.uuid();
       const head = await stage.house.store.head();
       await stage.query(`insert into webhook_endpoint (id, account_id, url, created_at, registered_at_position) values ($1, $2, $3, now(), $4)`, [

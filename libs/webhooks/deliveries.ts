@@ -112,11 +112,11 @@ export interface HealthChange {
 /** The operations of workers on deliveries. All workers may call all of them at the same time. */
 export interface Deliveries {
   /**
-   * Claims at most `slots` deliveries that are due. An endpoint never has more deliveries in flight than its share, and endpoints are served in
-   * random order.
+   * Claims at most `slots` deliveries that are due. A claim fills an endpoint at most up to its share of deliveries in flight. Two claims at the same
+   * moment may both fill that share. Endpoints are served in random order.
    */
   claimDue(slots: number): Promise<Claimed[]>;
-  /** Records how attempts ended. For each attempt, true if the worker still held the lease. Otherwise nothing is recorded. */
+  /** Records how attempts ended. Returns true for each attempt whose lease the worker still held. Nothing is recorded of the other attempts. */
   complete(ended: readonly Ended[]): Promise<boolean[]>;
   /** Makes claimed deliveries that were not attempted pending again. They are due after `waitMs`. */
   release(claimed: readonly Pick<Claimed, 'deliveryId' | 'token'>[], waitMs: number): Promise<void>;
@@ -125,15 +125,15 @@ export interface Deliveries {
   /** Tokens of leases that have run out by the database's clock. */
   expired(): Promise<readonly { readonly deliveryId: string; readonly token: string }[]>;
   /**
-   * Ends those of the given leases that are still expired. Each of their deliveries becomes pending again. If it has lost too many workers, it
-   * becomes held.
+   * Ends those of the given leases that are still expired. Each of their deliveries becomes pending again, or held if it has lost MAX_LEASE_LOSSES
+   * leases.
    */
   reap(
     leases: readonly { readonly deliveryId: string; readonly token: string }[],
   ): Promise<{ readonly deliveryId: string; readonly held: boolean }[]>;
   /**
-   * Cancels pending deliveries of disabled endpoints. Also repairs rows after the database's clock was set back: pending deliveries and leases that
-   * lie too far in the future get their longest normal time.
+   * Cancels pending deliveries of disabled endpoints. Also repairs rows after the database's clock was set back: a due time or the end of a lease
+   * that lies too far in the future is set to its latest normal value.
    */
   tidy(retrySeconds: number): Promise<void>;
 }
@@ -279,7 +279,7 @@ export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
   },
 });
 
-/** A due time or a lease may lie this much too far in the future before `tidy` repairs it. */
+/** `tidy` repairs a due time or the end of a lease only if it lies more than this after its latest normal value. */
 const CLOCK_TOLERANCE_MS = 5_000;
 
 // For staff.
@@ -396,8 +396,8 @@ const reopenAll = async (deps: StaffDeps, ids: (rows: StaffRows) => Promise<stri
  * Begins another round for deliveries that are held or delivered. A name is the number of a delivery, or the id of an event. An event id stands for
  * the event's deliveries to all endpoints that are not disabled. The receiver gets the same event id and body, with a new time and signature.
  *
- * If one of the deliveries is pending, in flight, canceled or of a disabled endpoint, nothing is redelivered and this throws. So a double click
- * begins only one round.
+ * If one of the deliveries is pending, in flight, canceled or of a disabled endpoint, nothing is redelivered and this throws. So the second click of
+ * a double click is refused, unless the round of the first click has ended by then.
  */
 export const redeliver = async (deps: StaffDeps, names: readonly string[]): Promise<Redelivered[]> => {
   const ids = async (rows: StaffRows) => {
@@ -451,7 +451,7 @@ export const purgeAttempts = (db: Queryable, stop?: AbortSignal): Promise<number
   }, stop);
 
 /**
- * Deletes old events with their deliveries. An event is deleted if it is more than `keepDays` old, and if each of its deliveries was canceled, or was
+ * Deletes events that are more than `keepDays` old, with their deliveries. An event is deleted only if each of its deliveries was canceled, or was
  * delivered more than `keepDays` ago. Returns the number of deleted events.
  */
 export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal): Promise<number> =>
@@ -470,7 +470,7 @@ export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal)
         const ids = rows.map(({ id }) => id);
         if (ids.length === 0) return 0;
         await client.query(OUTBOX_NEVER_AGAIN, [WEBHOOK_OUTBOX]);
-        // If an operator has redelivered one since the select, that delivery is pending again. Then it stays, and its event stays too.
+        // If an operator has redelivered a delivery since the select, it is pending again. Then the delivery and its event are kept.
         await client.query(`delete from webhook_delivery where event_id = any($1::text[]) and state in ('delivered', 'canceled')`, [ids]);
         const { rowCount } = await client.query(
           `delete from webhook_event v where v.id = any($1::text[]) and not exists (select from webhook_delivery d where d.event_id = v.id)`,
@@ -483,7 +483,7 @@ export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal)
 
 /**
  * For metrics: the number of open deliveries by state, and the time for which the oldest pending delivery of an enabled endpoint has been due.
- * Delivered ones are not counted, since they are too many for every scrape.
+ * Delivered ones are not counted: there are too many of them to count at each scrape.
  */
 export const deliveryFigures = async (
   db: Queryable,

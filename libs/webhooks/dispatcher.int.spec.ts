@@ -429,7 +429,7 @@ describe('workers that die, and clocks that jump', () => {
     await stage.refunded();
     await stage.tell();
     await postgresDeliveries(stage.pool, 'dead').claimDue(1);
-    // If the clock is set back by an hour, all times in the rows lie one more hour in the future.
+    // Simulate that the database's clock was set back by an hour: move all times in the rows an hour further into the future.
     await stage.query(`update webhook_delivery set lease_until = lease_until + interval '1 hour', due_at = due_at + interval '1 hour'`);
     const port = postgresDeliveries(stage.pool, 'tidy');
     await port.tidy(120);

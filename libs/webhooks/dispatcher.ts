@@ -221,8 +221,8 @@ class LeasingDispatcher implements Dispatcher {
   }
 
   /**
-   * Records the end of an attempt. If the database fails, this tries again until the lease has certainly run out. After that, another worker claims
-   * the delivery, and the receiver gets it twice.
+   * Records the end of an attempt. If the database fails, the statement is repeated until the lease has certainly run out. Then another worker claims
+   * the delivery, and the receiver may get it twice.
    */
   private async written(ended: Ended, claimedAt: number): Promise<boolean> {
     const { clock } = this.ports;

@@ -2,8 +2,8 @@
  * Webhook endpoints of accounts, their secrets, and the commands of operators on them.
  *
  * Endpoints are stored in Postgres beside the deliveries, and are not rebuilt from the log. Every change by an operator is also an event in a stream
- * `staff-webhook-<id>`. It is appended inside the transaction that makes the change, so no change is without its event. If that transaction does not
- * commit, its event stays in the log, and the repeated command appends another event.
+ * `staff-webhook-<id>`. The event is appended inside the transaction that makes the change, so every change has its event. If that transaction does
+ * not commit, its event stays in the log. When the operator repeats the command, a second event is appended.
  *
  * A secret is `whsec_` and 256 random bits as text. It is shown once and stored encrypted (AES-256-GCM under the master key ring). A change of the
  * secret interrupts nothing. *Stage* makes a new secret, and the partner adds it to the secrets that the receiver accepts. *Activate* makes the new
@@ -136,16 +136,16 @@ const noSuchEndpoint = () => new ServiceError('VALIDATION_ERROR', 'There is no s
 const notNow = (message: string) => new ServiceError('INVALID_STATE', message);
 
 /**
- * The commands of operators on endpoints. If the operator makes a mistake, they throw a ServiceError. Errors of the stores are passed on. If the
+ * The commands of operators on endpoints. A command throws a ServiceError if the operator made a mistake, and passes on errors of the stores. If the
  * endpoint already has the requested status, a command succeeds and changes nothing.
  */
 export class Endpoints {
   constructor(private readonly deps: EndpointDeps) {}
 
   /**
-   * Registers a URL for an account. The endpoint gets only events behind the present head of the log. Positions in the log decide this, since they
-   * can be compared and the clocks of two machines cannot. Refuses a URL that breaks a rule or that the account already has. Refuses a host that has
-   * no address, or one that is not public.
+   * Registers a URL for an account. The endpoint gets only events after the present head of the log. Log positions decide this and not times, since
+   * the clocks of two machines cannot be compared. Refuses a URL that breaks a rule or that the account already has. Refuses a host without an
+   * address, or with an address that is not allowed.
    */
   async add(accountId: string, url: string, description: string | null = null): Promise<EndpointSecret & { readonly url: string }> {
     const { tables, store, clock, ids, sender } = this.deps;

@@ -89,8 +89,8 @@ export interface OutboxRows {
 }
 
 /**
- * The outbox waits this long for further events before it writes. This saves a transaction for nearly every event, and the delay is too short to
- * matter for a webhook.
+ * The outbox waits this long for further events before it writes. Without the wait, nearly every event would need its own transaction. The delay is
+ * too short to matter for a webhook.
  */
 const GATHER_MS = 50;
 

@@ -2,8 +2,8 @@
  * Sends one POST to a URL that a partner chose. The POST must not become a way into our network.
  *
  * The URL and its addresses are checked (target.ts), and the connection goes to a checked address. TLS is verified for the host name. Redirects are
- * not followed, and no proxy is used. The answer is limited in size and time. The code uses `node:https` instead of fetch: with it, the abort signal
- * ends every phase (look-up, connection, handshake), and the name is not resolved a second time.
+ * not followed, and no proxy is used. The answer is limited in size and time. The code uses `node:https` and not fetch: with `node:https`, the abort
+ * signal ends every phase (connection, handshake, answer), and the name is not resolved a second time.
  */
 import { readFileSync } from 'node:fs';
 import { Agent, request as httpsRequest, type RequestOptions } from 'node:https';
@@ -73,11 +73,11 @@ const MAX_BODY_BYTES = 16_384;
 const KEPT_BODY_BYTES = 2_048;
 /** An idle connection is closed after this time, or sooner if the receiver's answer says so. */
 const KEEP_ALIVE_MS = 15_000;
-/** After its time is up, an attempt has this long to end after the abort. Then it is abandoned. */
+/** When the time of an attempt is over, the attempt is aborted. If it has not ended this long after the abort, it is abandoned. */
 const HEED_MS = 1_000;
 /** Connections are kept for at most this many pairs of endpoint and address. Beyond that, the pair that was unused for longest is dropped. */
 const MAX_AGENTS = 1_000;
-/** If a host has more addresses, only the first ones are tried. */
+/** Only this many of a host's addresses are tried. */
 const MAX_ADDRESSES_TRIED = 4;
 /** Errors that say that an address cannot be reached. Another address of the same name may work. */
 const NOT_THERE = new Set(['ECONNREFUSED', 'EHOSTUNREACH', 'ENETUNREACH', 'EADDRNOTAVAIL', 'EAFNOSUPPORT']);
@@ -155,7 +155,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
             return await exchange({ ...options, host: address, agent }, body, progress);
           } catch (error) {
             if (error instanceof StaleConnection) {
-              // The receiver closed a kept connection while the request was being sent. Send it once more on a new connection.
+              // The kept connection ended before an answer came. Send the request once more on a new connection.
               return await exchange({ ...options, host: address, agent: false }, body, progress);
             }
             if (next + 1 >= addresses.length || progress.phase !== 'connect' || !NOT_THERE.has(codeOf(error))) throw error;
@@ -216,7 +216,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
   };
 };
 
-/** A kept connection ended before an answer came. The receiver had probably closed it already. */
+/** Thrown if a kept connection ended before an answer came. The receiver had probably closed the connection before the request. */
 class StaleConnection extends Error {}
 
 /** Sends one request and reads the answer. Rejects if no answer comes. */

@@ -1,6 +1,6 @@
 /**
- * When a delivery is attempted again (specification, Retries; C55). A round has five attempts, each 108–132 s after the end of the one before. After
- * the fifth, the delivery is held for the operator.
+ * The times of a delivery's attempts (specification, Retries; C55). A round has five attempts. Each attempt begins 108–132 s after the end of the
+ * attempt before. If the fifth attempt fails, the delivery is held for the operator.
  *
  * The wait is computed here, and the database's clock decides when it is over. So if a worker's clock is wrong, a delivery is still attempted at the
  * right time.
@@ -17,8 +17,8 @@ export const ATTEMPT_BUDGET_MS = 10_000;
 /** A claimed delivery belongs to its worker for this time: 10 s for the attempt, and 5 s to record how it ended. */
 export const LEASE_MS = 15_000;
 /**
- * A lease is taken away only if it ran out at least this long ago. In this time, measured by a monotonic clock, a living worker ends its attempt. So
- * a jump of the database's clock takes no delivery away from a living worker.
+ * A lease is taken away only if it ran out at least this long ago. A monotonic clock measures this time, and a living worker ends its attempt within
+ * it. So a jump of the database's clock takes no delivery away from a living worker.
  */
 export const LEASE_GRACE_MS = 12_000;
 /** After its lease was lost this many times, a delivery is held. Otherwise a delivery that crashes its workers would be attempted for ever. */

@@ -5,8 +5,8 @@
  * The connection goes to a checked address, without a second look-up. So a later, different answer of the name server cannot redirect it
  * (server-side request forgery, DNS rebinding).
  *
- * Names are resolved by c-ares and not by `dns.lookup`, which runs getaddrinfo on libuv's few threads. There, one endpoint with a slow name server
- * would delay all others.
+ * Names are resolved by c-ares and not by `dns.lookup`, which runs getaddrinfo on libuv's few threads. If one endpoint had a slow name server, it
+ * would occupy these threads, and all other endpoints would wait.
  */
 import { Resolver } from 'node:dns/promises';
 import { BlockList, isIP } from 'node:net';

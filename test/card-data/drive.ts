@@ -1,6 +1,6 @@
 /**
- * Sends card numbers through every entrance of the service, and uses each number once if the sandbox allows it. There are good and bad requests,
- * cards in wrong places (paths, queries, headers, free text), and answers that get lost. Returns the numbers and all answers.
+ * Sends card numbers through every entrance of the service. A number is used only once, unless it is one of FIXTURES. There are good and bad
+ * requests, cards in wrong places (paths, queries, headers, free text), and answers that get lost. Returns the numbers and all answers.
  */
 import { randomInt } from 'node:crypto';
 import { passesLuhn } from '#platform';

@@ -3,8 +3,8 @@
  * failures. Then it searches every place where the service leaves data: answers, the log at level debug, metrics, every row of every table, and the
  * raw bytes of its data directory. That directory holds Postgres' files, the write-ahead log and the processor's journal.
  *
- * Before that, ten leaks are planted in those places, and each must be found. Exit 1 if a card was found that was not planted, or if a planted card
- * was not found.
+ * Before the search, ten leaks are planted in such places, and each must be found. Exit 1 if a card was found that was not planted, or if a planted
+ * card was not found.
  */
 import { readFileSync, readdirSync, statSync } from 'node:fs';
 import { appendFile, writeFile } from 'node:fs/promises';
@@ -43,7 +43,7 @@ const filesOf = (directory: string): Sink[] =>
     .filter((path) => statSync(path).isFile())
     .map((path) => ({ name: `file ${path.slice(directory.length + 1)}`, bytes: readFileSync(path) }));
 
-/** The leaks to plant: one for each kind of place, and for each spelling that programs use. */
+/** The leaks to plant: one for each kind of place, in several of the spellings that programs use. */
 const LEAKS: readonly { readonly name: string; readonly plant: (card: string, places: { pool: Pool; dataDir: string }) => Promise<Sink | void>; }[] = [
   { name: 'a log line', plant: async (card) => ({ name: 'log', bytes: Buffer.from(`{"level":20,"msg":"body","body":{"cardNumber":"${card}"}}\n`) }) },
   { name: 'a log line, in groups', plant: async (card) => ({ name: 'log', bytes: Buffer.from(`refused ${card.replaceAll(/(\d{4})(?=\d)/g, '$1 ')}`) }) },
@@ -78,7 +78,8 @@ try {
     { name: 'metrics', bytes: Buffer.from(metrics) },
     ...(await tablesOf(pool)),
   ];
-  // Leaks are planted before the files are read. Each leak has its own card.
+  // Leaks are planted after the rows were read and before the files are read. So a leak in a table must be found in Postgres' files. Each leak has
+  // its own card.
   const planted = new Map<string, string>();
   for (const { name, plant } of LEAKS) {
     const card = newCard();

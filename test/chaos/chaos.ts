@@ -32,7 +32,7 @@ const SELDOM = [
   'append.ReconciliationStarted',
   'renewAttempt',
 ] as const;
-/** Few requests reach a point of SELDOM, and a process is often killed before that. So two of three draws give a point of OFTEN. */
+/** Few requests reach a point of SELDOM, and the process is often killed by another fault before. So two of three draws give a point of OFTEN. */
 const API_POINTS = [...SELDOM, ...Array.from({ length: 5 }, () => OFTEN).flat()] as const;
 /** Points of the worker's loops. The loops handle work that is older than a minute, so only a long round reaches these points. */
 const WORKER_POINTS = [
@@ -52,14 +52,14 @@ const CALM_MS = { least: 150, most: 1_500 } as const;
 const TOXIC_MS = { least: 300, most: 5_000 } as const;
 const PAUSE_MS = { least: 1_000, most: 200_000 } as const;
 /**
- * How long the faults of a round last. One round in {@link LONG_EVERY} lasts longer than a lease, and longer than recovery waits before it starts.
+ * How long the faults of a round last. Every {@link LONG_EVERY}th round lasts longer than a lease, and longer than recovery waits before it starts.
  */
 const ROUND_MS = { least: 20_000, most: 60_000 } as const;
 const LONG_ROUND_MS = 100_000;
 const LONG_EVERY = 8;
 const COMPARISONS = 5;
 /**
- * The jumps of an API's clock. With a clock that is hours back or 25 h ahead, the times of running requests make them look abandoned. A clock that is
+ * The jumps of an API's clock. If the clock is hours back or 25 h ahead, the running requests of this API look abandoned to recovery. A clock that is
  * some minutes ahead is not used: recovery would start minutes later than a run waits.
  */
 const CLOCK_JUMPS_MS = [-25 * 3_600_000, -2 * 3_600_000, -60_000, 5_000, 25 * 3_600_000] as const;
@@ -107,8 +107,8 @@ export const runChaos = async (
       await faults.strike(Math.min(length, Math.max(1_000, end - performance.now())));
       times.push(performance.now());
       partners.close();
-      // An API that stays stopped while the others recover has lost its leases and connections when it is resumed. At most one API stays stopped,
-      // since the other must do the work.
+      // An API may stay stopped while the other processes recover. When it is resumed, it has lost its leases and connections. At most one API stays
+      // stopped, since the other one must do the work.
       const sleepers = APIS.filter((part) => parts[part].isPaused).slice(0, 1);
       await installation.heal(sleepers);
       await working;
@@ -118,7 +118,7 @@ export const runChaos = async (
         resolvedByRecovery += await bringToEnd(installation, partners, random);
         for (const part of sleepers) parts[part].resume();
         await Promise.all(ROLES.map((part) => parts[part].ready()));
-        // A process that was resumed continues its old requests. Recovery may have to finish their payments.
+        // A resumed process continues its old requests. Recovery may have to finish their payments.
         if (sleepers.length > 0) resolvedByRecovery += await bringToEnd(installation, partners, random);
       } catch (error) {
         stuck.push((error as Error).message);
@@ -128,8 +128,8 @@ export const runChaos = async (
       verdict = await patiently(() => judge(installation, partners, since));
       times.push(performance.now());
       verdict = { ...verdict, violations: [...stuck, ...installation.faults(), ...partners.violations, ...verdict.violations] };
-      // No payment is open now, so the batches may close. The next round then refunds these payments instead of voiding them. A batch that closed
-      // during an open charge would need a decision by staff.
+      // No payment is open now, so the batches may close. The next round then refunds these payments instead of voiding them. If a batch closed
+      // during an open charge, staff would have to decide about the charge.
       if (random.next() < 0.5) await installation.bank.closeBatches();
       const [struck, healed, settled, judged] = times.map((time, n) => ((time - (times[n - 1] ?? begun)) / 1_000).toFixed(0));
       onProgress(
@@ -167,7 +167,7 @@ export const runChaos = async (
   }
 };
 
-/** If Postgres was too busy to be reached in time, the comparison begins again. */
+/** If Postgres was too busy to be reached in time, the comparison is made again, at most COMPARISONS times in all. */
 const patiently = async (compare: () => Promise<Verdict>): Promise<Verdict> => {
   for (let tries = 1; ; tries++) {
     try {

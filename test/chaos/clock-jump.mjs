@@ -1,6 +1,7 @@
 /**
- * Loaded into a process before its own code (`NODE_OPTIONS=--import …`). Shifts the process's wall clock by the milliseconds in the file that
- * `CHAOS_CLOCK_FILE` names. The file is read every 100 ms. Timers and monotonic time do not change, as when an operator sets the clock of a machine.
+ * A process loads this file before its own code (`NODE_OPTIONS=--import …`). The file shifts the process's wall clock by the milliseconds in the file
+ * that `CHAOS_CLOCK_FILE` names. That file is read every 100 ms. Timers and monotonic time do not change, as when an operator sets the clock of a
+ * machine.
  */
 import { readFileSync } from 'node:fs';
 import { setInterval } from 'node:timers';

@@ -1,7 +1,7 @@
 /**
  * A full disk. Postgres and the processor keep their files on a small file system of their own. While partners pay, this file system is filled, stays
- * full for some seconds, and is cleared again. A process that cannot write must refuse the request or die. It must never acknowledge. Afterwards all
- * records must agree. Needs root, since only root may mount.
+ * full for some seconds, and is cleared again. If a process cannot write, it must refuse the request or die. It must never acknowledge data that it
+ * did not write. Afterwards all records must agree. Needs root, since only root may mount.
  */
 import { spawnSync } from 'node:child_process';
 import { closeSync, openSync, rmSync, writeSync } from 'node:fs';

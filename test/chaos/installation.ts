@@ -1,6 +1,6 @@
 /**
  * A whole installation as real processes: Postgres, the card processor, two APIs and a worker. Each is started again when it dies. A proxy stands on
- * every link between them. A chaos run harms processes by signals and links by their proxies. The comparison bypasses the proxies.
+ * every link between them. A chaos run harms processes by signals and links by their proxies. The comparison reads its stores without the proxies.
  */
 import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
@@ -44,13 +44,13 @@ interface Incarnation {
   readonly said: () => string;
 }
 
-/** One process that is kept running. If it ends and neither our kill nor a fail point was the cause, this is a fault. */
+/** One process that is started again whenever it ends. If it was ended neither by our kill nor by a fail point, this is a fault. */
 export class Supervised {
   /** The fail point of the next start. Each start resets it to null. */
   failpoint: string | null = null;
   readonly deaths = { killed: 0, atFailpoint: 0, byItself: 0 };
   readonly faults: string[] = [];
-  /** True while the process may not be able to work, as on a full disk. Then its end is no fault. */
+  /** True while the process perhaps cannot work, as on a full disk. Then its end is no fault. */
   mayEnd = false;
   private pid: number | null = null;
   private running = false;
@@ -86,7 +86,7 @@ export class Supervised {
           () => false,
         );
         this.running = started;
-        // The process did not become ready, perhaps because its stores are unavailable. It is killed, in case it hangs, and started again.
+        // The process did not become ready, perhaps because its stores are unavailable. It is killed, since it may hang. Then it is started again.
         if (!started) kill(incarnation.pid);
         const { signal, said } = await incarnation.exited;
         if (started && !this.doomed && this.mayEnd) this.deaths.byItself += 1;
@@ -185,9 +185,12 @@ export interface Installation {
    * end at once. The parts in `sleepers` are left as they are: the caller resumes them later.
    */
   heal(sleepers?: readonly RolePart[]): Promise<void>;
-  /** Does at once what the worker would do after a minute and without its pauses: resolves open payments, and records closed batches. */
+  /**
+   * Resolves open payments and records closed batches. Does this at once: the worker would wait a minute first, and make pauses. Returns how many
+   * payments were resolved.
+   */
   recover(): Promise<number>;
-  /** Processes that died without being killed. */
+  /** Ends of processes that were caused neither by our kill nor by a fail point. */
   faults(): string[];
   /** Processes that were started here and still exist. The list is empty after {@link remove}. */
   leftovers(): string[];
@@ -236,7 +239,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
     const postgresPort = await freePort();
     let databaseUrl = '';
     const postgres = await keep('postgres', async () => {
-      // With the settings of a real installation, so a commit is on the disk when it is acknowledged.
+      // The settings are those of a real installation, except for max_connections. In particular, fsync is on.
       const server = await startEmbeddedPostgres(join(dataDir.data, 'postgres'), {
         port: postgresPort,
         settings: { max_connections: String(MAX_CONNECTIONS) },

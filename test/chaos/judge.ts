@@ -18,7 +18,7 @@ const CAUGHT_UP_MS = 60_000;
 const PAGE = 100;
 const AT_ONCE = 16;
 const CALM = new Random(1);
-/** How often a page of the list is requested if there is no answer. */
+/** How many times a page of the list is requested if there is no answer. */
 const READ_TRIES = 3;
 const SETTLE_ROUNDS = 8;
 const ASK_AGAIN_MS = 1_000;
@@ -45,7 +45,10 @@ export const bringToEnd = async (installation: Installation, partners: Partners,
   return resolved;
 };
 
-/** `since`: the numbers of charges and returns at the start of the round. The keys of earlier charges are not sent again. */
+/**
+ * `since`: the numbers of charges and returns at the start of the round. The keys of earlier charges are not sent again. Of the returns, only the
+ * keys of the newest ones are sent again.
+ */
 export const judge = async ({ stores, bank }: Installation, partners: Partners, since = { charges: 0, returns: 0 }): Promise<Verdict> => {
   const violations: string[] = [];
   let books: Books;
@@ -77,8 +80,8 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
     ...partners.charges.slice(since.charges).flatMap(({ uses }) => uses),
     ...partners.returns.slice(-AT_ONCE * 10).map(({ use }) => use),
   ].filter(({ answers }) => answers.some(isStored));
-  // Every key with a stored answer is sent once more, even if no partner would repeat it. If a crash of Postgres lost the key's ending, the service
-  // makes it again from the stream.
+  // Each of these keys is sent once more, even if no partner would repeat it. If a crash of Postgres lost the key's ending, the service makes the
+  // ending again from the stream.
   await inParallel(stored, AT_ONCE, async (use) => {
     const reply = await askOut(partners, use);
     // If the key of a refund was not finished in time, the service answers from the stream, without the header of a replay.
@@ -94,7 +97,10 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
   };
 };
 
-/** Sends a request as a partner does. If it is in progress or gets no answer, it is sent again until the lease of its owner must be over. */
+/**
+ * Sends a request as a partner does. If the answer is "in progress", or there is no answer, the request is sent again until the lease of the key must
+ * be over.
+ */
 const askOut = async (partners: Partners, use: KeyUse): Promise<Reply | null> => {
   for (const until = performance.now() + LEASE_SECONDS * 1_000 + CAUGHT_UP_MS; ;) {
     const reply = await partners.ask(use, CALM);

@@ -68,7 +68,7 @@ const CARDS: readonly string[] = [
 ];
 
 const PAUSE_MS = { least: 50, most: 400 } as const;
-/** How often a clerk sends one request before it leaves the request for later. */
+/** How many times a clerk sends one request before the request is left for later. */
 const TRIES = 8;
 /**
  * Enough tries to outlast the owner of a key. A living owner answers within its deadline of 28 s. A key that was not finished is taken over after its
@@ -122,7 +122,7 @@ export class Partners {
     }
   }
 
-  /** Continues all requests without an outcome. Returns how many still have none and need recovery. */
+  /** Continues all requests without an outcome. Returns how many still have none. */
   async settle(random: Random): Promise<number> {
     this.open = true;
     const charges = this.charges.filter(({ state }) => state === 'open').map((charge) => () => this.pursueCharge(charge, random, SETTLE_TRIES));
@@ -238,7 +238,7 @@ export class Partners {
         charge.voided = one.operation === 'void';
         one.state = 'returned';
       } else if (reply?.code === 'VOID_FAILED' && !reply.retryable) {
-        // The payment settled meanwhile. A part of it may have been voided before, so its amount is read.
+        // The payment settled meanwhile. A part of it may have been voided before, so the returned amount is read.
         const seen = await this.send('GET', `payments/${charge.payment!.id}`, null, null, random);
         if (seen?.status !== 200) return 'parked';
         charge.toldReturnedCents = seen.data.refundedAmountCents as number;
@@ -259,7 +259,7 @@ export class Partners {
     return 'parked';
   }
 
-  /** Checks that a payment without a running return reads as it was answered. */
+  /** If no return is running, checks that GET shows the amounts of the earlier answers. false: the answer was a 5xx, or there was no answer. */
   async read(charge: Charge, random: Random): Promise<boolean> {
     this.figures.reads += 1;
     const told = charge.toldReturnedCents;
@@ -286,7 +286,7 @@ export class Partners {
   // ----------------------------------------------------------------------------------------------------------------------------------
   // Requests.
 
-  /** Sends a request with a key, and checks the rules that hold for every answer. null: no answer. */
+  /** Sends a request with a key, and checks the rules that hold for all answers of a key. null: no answer. */
   async ask(use: KeyUse, random: Random, twice = false): Promise<Reply | null> {
     const replies = await Promise.all((twice ? [0, 1] : [null]).map((instance) => this.send('POST', use.path, use.body, use.key, random, instance)));
     for (const reply of replies) if (reply !== null) this.note(use, reply);
@@ -303,11 +303,11 @@ export class Partners {
   private note({ key, path, answers }: KeyUse, reply: Reply): void {
     const before = answers.filter(isStored);
     if (isStored(reply)) {
-      // A7: all answers of one key are equal, byte for byte, and at most one answer to a create is without the header of a replay. A refund may have
-      // several answers without it: if its key was not finished in time, the service answers from the stream.
+      // A7: all stored answers of one key are equal, byte for byte. At most one answer to a create has no header of a replay. A refund may have
+      // several answers without this header: if its key was not finished in time, the service answers from the stream.
       if (before.some(({ text }) => text !== reply.text)) this.violation(`${key}: was answered ${before[0]!.text}, and later ${reply.text}`);
       if (path === 'payments' && !reply.replayed && before.some(({ replayed }) => !replayed)) this.violation(`${key}: was executed twice`);
-      // A12: after an answer 5xx a create never executes again.
+      // A12: after a 5xx that leaves the outcome open, a create never executes again.
       if (path === 'payments' && !reply.replayed && answers.some(isUnsettled)) this.violation(`${key}: was executed after it had been answered 5xx`);
       if (reply.replayed) this.figures.replays += 1;
     } else if (before.length > 0 && reply.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED')
@@ -385,7 +385,7 @@ export class Partners {
 /** True if this answer is stored under the key and repeated to every caller (C15). */
 export const isStored = ({ status, code, retryable }: Reply): boolean => status === 200 || status === 402 || (code === 'VOID_FAILED' && !retryable);
 
-/** True if a create may have charged. Then its key never executes again (C16). */
+/** True if a create with this answer may have charged. Then its key never executes again (C16). */
 const isUnsettled = ({ status, code }: Reply): boolean =>
   code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED' || (status >= 500 && code !== 'IDEMPOTENCY_UNAVAILABLE' && code !== 'GATEWAY_NOT_CONFIGURED');
 

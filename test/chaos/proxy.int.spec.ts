@@ -1,6 +1,6 @@
 /**
- * Each toxic of the proxy does to a connection what its name says, and healing undoes it. Times have only lower limits, so that a busy machine fails
- * no test.
+ * Each toxic of the proxy does to a connection what its name says. After healing, new connections are unharmed. Times have only lower limits, so that
+ * a busy machine fails no test.
  */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { connect, createServer, type Server, type Socket } from 'node:net';

@@ -40,7 +40,7 @@ export interface Proxy {
   heal(): void;
   /** Ends every connection, harmed or not. Data in flight is lost. */
   cut(): void;
-  /** Connects to another server from now on, and cuts every connection. */
+  /** Cuts every connection. New connections go to the server on this port. */
   leadTo(port: number): void;
   /** Connections that a toxic has touched so far. */
   readonly harmed: number;
@@ -53,10 +53,10 @@ interface Poison {
   readonly share: number;
 }
 
-/** With limited bandwidth, one part of the data is sent in each slice of this length. */
+/** The toxic `bandwidth` sends one part of the data, waits this long, and sends the next part. */
 const SLICE_MS = 50;
 
-/** One connection of a client with the matching connection to the server. */
+/** One connection of a client, together with its connection to the server. */
 class Link {
   private readonly ended = new AbortController();
   private poison: Poison | null = null;

@@ -1,6 +1,6 @@
 /**
- * Every toxic on every link with every operation: 8 × 3 × 4 = 96 cases. Each operation begins while the toxic harms the link, with few tries. Then
- * the link heals, and the operation is repeated as the contract says. At the end the books are compared.
+ * Every toxic on every link with every operation: 8 × 3 × 4 = 96 cases. Each operation begins while the toxic harms the link. It is tried only a few
+ * times. Then the link heals, and the operation is repeated as the contract says. At the end the books are compared.
  */
 import type { Random } from '../../apps/demo/city.js';
 import { CARD } from '../support/service.js';

@@ -274,7 +274,7 @@ describe('restrictions (specification, Errors 2; C53, C70)', () => {
     expect((await client.create(paymentOf(revoked))).status).toBe(200);
     await service.administer(service.admin.grantAccess(theirs, partner.accountId));
     const { id } = await client.created(paymentOf(theirs));
-    // Two accounts may use one portal. Still, neither can read the payments of the other.
+    // Two accounts may use one portal, but neither can read the payments of the other.
     expect((await other.client.find(id)).code).toBe('PAYMENT_NOT_FOUND');
   });
 });

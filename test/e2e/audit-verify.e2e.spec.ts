@@ -1,6 +1,6 @@
 /**
- * `payfold audit verify` on a log that lost its last events, and with read models that make no progress. It must end in time, and must not report ok
- * for a part that was not compared.
+ * `payfold audit verify` on a log that lost its last events, and with read models that make no progress. The command must end in time. If it did not
+ * compare a part, it must not report ok for this part.
  */
 import { execFile } from 'node:child_process';
 import { tmpdir } from 'node:os';
@@ -70,7 +70,8 @@ afterAll(async () => {
 test('a read model that cannot go on is waited for as long as the option says; a stopped one not at all; neither is called ok', async () => {
   await pool.query(`update projection_checkpoint set position = '00000000000000000001' where name like 'payment-list@%' or name like 'journal@%'`);
   const other = await pool.connect();
-  // The list cannot save its progress, since this lock blocks its checkpoint. The journal stops, since its rows are already there.
+  // This lock blocks the checkpoint of the list, so the list cannot move it. The checkpoint of the journal was set back. The journal applies events
+  // again, finds rows of these events, and stops.
   await other.query(`begin; select from projection_checkpoint where name like 'payment-list@%' for update`);
   const { code, failed, seconds } = await verify('--timeout-seconds', '2').finally(() => other.query('rollback'));
   other.release();

@@ -438,7 +438,7 @@ test('metrics show drift, seal, signatures and suspense', async () => {
     expect(await value('payfold_drift_differences')).toBe(1);
     await pool.query(`truncate drift_difference; update drift_sweep set completed_at = now() - interval '1 hour'`);
     expect(Math.round((await value('payfold_drift_last_run_seconds')) / 60)).toBe(60);
-    // The worker may append an event at any time, so this may need another try.
+    // The worker may append an event between these calls. Then they are made again.
     await eventually(async () => {
       await caughtUp();
       await signLog(seal);

@@ -1,7 +1,7 @@
 /**
  * Broken object level authorization: an account must not reach the objects of another one. The tests are all combinations of operations, kinds of id
- * and two accounts. The operations come from the served OpenAPI document, so a new operation is included. An operation with a parameter that `NAMES`
- * lacks fails. The audit listener's document is tested too, with its own keys.
+ * and two accounts. The operations come from the served OpenAPI document, so a new operation is included. If `NAMES` does not have a parameter of an
+ * operation, its test fails. The audit listener's document is tested too, with its own keys.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { auditKeyModel, issueAuditKey } from '#audit';
@@ -112,7 +112,7 @@ describe('a payment’s id', () => {
         expectNothingTold(answer);
         texts.set(kind, answer.text);
       }
-      // The id of the owner's own line item is not the id of a payment, so the answer must be the same.
+      // The owner sends the id of a line item, which is not the id of a payment. The answer must be the same as for an unknown id.
       texts.set('the owner’s line item', (await send(owner.client, route, { payment: lineItemId })).text);
       expect(new Set(texts.values()).size).toBe(1);
     }
@@ -163,7 +163,7 @@ describe('routes without an id', () => {
     const other = await stranger.client.create(paymentOf(strangersPortal), { key });
     expect([other.status, other.headers['idempotent-replayed']]).toEqual([200, undefined]);
     expect(other.data.id).not.toBe(first.data.id);
-    // If the stranger uses the key of the owner's refund, the answer says nothing about that refund.
+    // The stranger uses the key of the owner's refund. The answer must say nothing about that refund.
     await owner.client.refund(first.data.id, {}, { key: 'shared-refund' });
     const refund = await stranger.client.refund(first.data.id, {}, { key: 'shared-refund' });
     expect([refund.status, refund.code]).toEqual([404, 'PAYMENT_NOT_FOUND']);

@@ -1,6 +1,6 @@
 import { checkoutUnfinishedModel, finishSessions, postgresUnfinishedRows } from '#checkout';
 /**
- * A crash at each point of a checkout (C66): an API process kills itself with SIGKILL right before or right after one port call while a payer pays.
+ * A crash at each point of a checkout (C66). While a payer pays, an API process kills itself with SIGKILL right before or right after one port call.
  * The payer then continues at another process, as after a restart. The worker and the processor are separate processes. The processor's books say
  * which money really moved.
  */

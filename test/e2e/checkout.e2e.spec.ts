@@ -438,7 +438,7 @@ describe('paying', () => {
       const waiting = await one.send(`/checkout/${id}/processing`);
       expect(waiting.text).toContain('<noscript><meta http-equiv="refresh" content="3"');
       expect(waiting.text).not.toMatch(/<form|\/done/);
-      // Until then, every other page of the session redirects to the waiting page.
+      // While the outcome is unknown, every other page of the session redirects to the waiting page.
       for (const path of ['', '/receipt', '/done', '/cancel', '/paid'])
         expect((await one.open(`/checkout/${id}${path}`)).path).toBe(`/checkout/${id}/processing`);
       expect((await one.submit(id, { ...CARD_FORM, attempt_id: 'x' })).location).toBe(`/checkout/${id}/processing`);

@@ -1,5 +1,5 @@
 /**
- * A crash at each named point of a create, a void and a refund (S0 to S6): an API process kills itself with SIGKILL right before or right after one
+ * A crash at each named point of a create, a void and a refund (S0 to S6). An API process kills itself with SIGKILL right before or right after one
  * port call. Then another API process gets the same key again, as after a restart or from a second replica. The processor and the worker are separate
  * processes. The processor's books say which money really moved.
  */
@@ -173,7 +173,7 @@ at(
 at('void', 'finish:before finish:after');
 at('void', 'append.VoidRequested:after void.principal:after append.PaymentVoided:after void.fee:after', RECOVERED_FIRST);
 
-// "Right before a call" is the same place as "right after the previous call". So the refund cases name each place only once.
+// "Right before a call" and "right after the previous call" are the same crash. So the refund cases use only one of the two names.
 at('refund', 'claim:after append.RefundRequested:after void.principal:after append.ReversalEnded:after');
 at('refund', 'append.RefundRequested:after void.principal:after', RECOVERED_FIRST);
 at('refund', 'refund.principal:before refund.principal:after append.PaymentRefunded:after', SETTLED);
@@ -187,7 +187,7 @@ at('refund with fee', 'refund.principal:after append.PaymentRefunded:after refun
 at('refund with fee', 'renewAttempt:before renewAttempt:after append.RefundRequested:after void.fee:after', FEE_PENDING);
 at('refund with fee', 'renewAttempt:after append.RefundRequested:after void.fee:after', { ...FEE_PENDING, ...RECOVERED_FIRST });
 
-/** How many processes start at a time. A start needs almost a second of CPU time, and each process dies at its first request. */
+/** How many processes start at the same time. A start needs almost a second of CPU time, and each process dies at its first request. */
 const AT_ONCE = 3;
 
 beforeAll(async () => {
@@ -253,7 +253,7 @@ describe('a crash', () => {
           : 'reconcile'
         : `${reply.status} ${reply.replayed ? 'replay' : 'fresh'}`;
     expect([spoken, reply.status === 409 ? reply.code : reconcile]).toEqual([answer, reconcile]);
-    // A second retry gets the same bytes. Unless the status is 409, it gets them as a replay.
+    // A second retry gets the same bytes, as a replay. Only an answer 409 is no replay.
     expect([replayed.text, replayed.replayed]).toEqual([reply.text, reply.status !== 409]);
     expect(made.map((book) => [book.paymentId, phaseOf(book)])).toEqual(ends === 'none' ? [] : [[paymentId, ends]]);
     expect(made.flatMap(standing).sort()).toEqual(ends === 'succeeded' ? ['fee', 'principal'] : []);

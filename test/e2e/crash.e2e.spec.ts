@@ -1,6 +1,6 @@
 /**
- * `kill -9` of the whole process tree (API, worker, Postgres, processor) in the middle of concurrent creates, several times on the same data. Every
- * key is then retried until it has a final answer. At the end the log, the answers and the bank's books are compared (A1–A9).
+ * `kill -9` of the whole process tree (API, worker, Postgres, processor) in the middle of concurrent creates, several times on the same data. After
+ * each kill, every key without a final answer is retried. At the end the log, the answers and the bank's books are compared (A1–A9).
  */
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';

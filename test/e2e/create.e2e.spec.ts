@@ -650,7 +650,7 @@ describe('order of evaluation (E1 to E13)', () => {
     readonly step: string;
     readonly status: number;
     readonly code: string | undefined;
-    /** Names of rows that cannot apply to the same request. */
+    /** Names of other rows. Their reasons for a refusal cannot occur together with this one. */
     readonly excludes?: readonly string[];
     provoke(request: Provoked): void;
   }

@@ -153,7 +153,7 @@ describe('the database', () => {
     }
     await eventually(async () => (await client.create(paymentOf(portal), { key: 'away' })).status === 200);
     expect((await charges(portal)).length).toBe(before + 1);
-    // The same key is accepted for another operation: the 503 has stored nothing under this key.
+    // A refund works again, too. Its key was not used before.
     expect((await client.refund(paid.id, {}, { key: 'afterwards' })).status).toBe(200);
     await eventually(async () => (await client.list({ limit: 1, status: 'partially_refunded' })).data.payments[0]?.id === paid.id);
     await eventually(async () => (await fetch(`${service.urls[0]}/readyz`)).status === 200);

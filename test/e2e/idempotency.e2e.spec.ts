@@ -257,7 +257,7 @@ describe('a refusal before the gateway gives the key back (C15)', () => {
   ])('%s: %s', async (_, code, refused) => {
     const key = newKey();
     expect((await refused(key)).code).toBe(code);
-    // The same key is accepted for a different operation. If the key were still bound, the answer would be a mismatch.
+    // The key is accepted for a create. If the key were still bound to the refused request, the answer would be a mismatch.
     const { status, headers } = await client.create(paymentOf(portal), { key });
     expect([status, headers['idempotent-replayed']]).toEqual([200, undefined]);
   });
@@ -471,7 +471,8 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       });
       expect(movements.map(({ op, amountCents: cents }) => [op, cents])).toEqual([['void', amountCents]]);
       expect((await client.find(id)).data).toMatchObject({ status, refundedAmountCents: amountCents });
-      // If the void was not executed, its reference was finalised first. So it can never be executed later.
+      // If the first void was not executed, the service finalised its reference before it sent the next one. So the first void can never be executed
+      // later.
       const tombstones = (await service.simulator.truth()).filter(({ op, number }) => op === 'tombstone' && number > movements[0]!.number - 10);
       expect(tombstones.length > 0 || executed).toBe(true);
     });

@@ -128,7 +128,7 @@ describe('GET /payments', () => {
     await Promise.all(arriving);
     expect(read.slice(0, -1).every((page) => page.length === 17)).toBe(true);
     expect(read.flat().map(({ id }) => id)).toEqual(expected);
-    // If the number of payments is a multiple of the limit, there is no empty last page.
+    // `to` is exclusive: before the creation of the first payment, the list is empty.
     expect((await pages({ portalId: where, limit: 5, to: made.map(({ createdAt }) => createdAt).sort()[0]! })).flat()).toEqual([]);
     const all = (await pages({ portalId: where, limit: 100 })).flat().length;
     expect(all).toBe(250 + 3 * read.length);

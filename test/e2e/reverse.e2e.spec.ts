@@ -427,11 +427,11 @@ describe('principal returned, fee not: 502 PARTIAL_REFUND_PENDING (rule 5, C38, 
         expect(await read(id)).toMatchObject(half);
         expectSound(await read(id));
         const done = await client.refund(id, body, sent(second));
-        // This also holds if the fee had already come back: the first retry, under any key, gets the whole refund (C38).
+        // The first retry gets the whole refund: under the same key, another key or no key. This is so even if the fee had already come back (C38).
         expect(done.status).toBe(200);
         expect(done.data).toMatchObject({ amountCents: 10_300, remainingRefundableAmountCents: 0, status: 'succeeded', reversalType: 'void' });
         expect(await client.status(id)).toBe('refunded');
-        // A later retry under the first key gets that same result (C38).
+        // A later retry under the first key gets the whole refund, too (C38).
         if (first.key !== undefined) expect((await client.refund(id, body, sent(first))).data).toMatchObject({ amountCents: 10_300 });
       });
       expect(movements).toEqual([

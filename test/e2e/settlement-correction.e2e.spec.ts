@@ -53,7 +53,7 @@ const kindsOf = async (batchId: string) =>
     .sort();
 const alarms = (text: string) => service.logLines().filter(({ level, msg }) => level >= 50 && msg.includes(text)).length;
 
-/** Ports whose store fails from the `nth` append of lines on. */
+/** Ports whose store fails at the `nth` append of lines and at every later one. */
 const breakingOff = (nth: number): SettlementPorts => {
   let times = 0;
   const append: EventStore['append'] = (stream, expected, events) => {
@@ -278,7 +278,7 @@ describe('a line that goes', () => {
     await desk.importFile(file(comes.tx, stays.tx));
     expect((await transit()) - start).toBe(19_540);
     expect(await settledIn(comes.id)).toBe('v');
-    // The line also comes back with another amount. Then the payment has that amount.
+    // A later file may also correct the amount of the line that came back. Then the books have the new amount.
     await desk.importFile(desk.csv(desk.line('v', stays.tx, CLOSED), desk.line('v', comes.tx, { ...CLOSED, gross: 9_000 })));
     expect((await transit()) - start).toBe(9_770 + 8_770);
     await desk.importFile(desk.csv(desk.line('v', stays.tx, { ...CLOSED, fee: 231 })));
@@ -371,7 +371,7 @@ describe('exceptions of lines that were corrected', () => {
     await desk.importFile(desk.csv(sound));
     expect(await kindsOf('e3')).toEqual([['SUSPENSE_MISMATCH', -800]]);
     await desk.importFile(desk.csv(ghost('e3', 800), sound));
-    // The line that came back counts as a new one. So both exceptions stay open until staff resolve them.
+    // The line that came back counts as a new line. So its exception and the one of the removed line stay open until staff resolve them.
     expect(await kindsOf('e3')).toEqual([
       ['MISSING_HERE', 800],
       ['SUSPENSE_MISMATCH', -800],
@@ -417,7 +417,7 @@ describe('a file is refused before anything of it is recorded', () => {
     await expect(desk.importFile(desk.csv(desk.line('h3', tx, { closed: '2026-11-02T05:00:00Z' })))).rejects.toThrow(
       'batch h3 is recorded as closed at 2026-11-01T05:00:00.000Z, which no file can change; this one says 2026-11-02T05:00:00.000Z',
     );
-    // The first file had no funding day. A later file may add the day. The money is posted if that day has come.
+    // The first file had no funding day. A later file may add the day. The money is posted when that day has come.
     const bank = async () => (await desk.booked())('assets:bank');
     const before = await bank();
     expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: '2999-01-01' })))).toMatchObject({ corrected: 1 });

@@ -665,7 +665,7 @@ describe('resolving what recovery must not (C29, C69)', () => {
         { type: 'Resolve', resolution: 'settles', portalId: null, feeCents: 0, reason: 'ours', by: 'Dana' },
         staff('Dana', 'spec'),
       );
-    // One round opens at most some hundred exceptions. Earlier tests have left more, so repeat until none is left.
+    // Each round opens a limited number of exceptions. Earlier tests have left more, so repeat until none is left.
     while ((await service.services.openExceptions()) > 0);
     for (const as of ['voided', 'failed'] as const)
       expect((await refused(resolve(id, { as, force: true })))?.message).toContain(

@@ -1,6 +1,6 @@
 /**
- * The sandbox processor as a real process under load: killed in the middle of writes, it must keep everything that it acknowledged, nothing twice,
- * and answer every reference as before. Needs the built code (`npm run build`).
+ * The sandbox processor as a real process under load. It is killed in the middle of writes. Afterwards it must have everything that it acknowledged,
+ * nothing twice, and must answer every reference as before. Needs the built code (`npm run build`).
  */
 import { spawn } from 'node:child_process';
 import { randomInt } from 'node:crypto';

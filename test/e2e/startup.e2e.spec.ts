@@ -1,6 +1,6 @@
 /**
  * Starting and stopping the service as its user does (docs/operations.md): the first start, the second start, Ctrl-C, and children that die. Then
- * every condition that must prevent a start: the service must print one clear line and change no file.
+ * every condition that must prevent a start. The service must print one clear line and change no file.
  */
 import { spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
@@ -157,7 +157,8 @@ describe('a child that is killed under the running service', () => {
         else refused.push(`${reply.status} ${reply.code}`);
       }
     });
-    // Postgres is back within moments. If all 16 requests have their keys already, none of them gets a 503. So kill again until one does.
+    // Postgres is back within moments. If all 16 requests have their keys already, none of them gets a 503. So kill again until one request gets a
+    // 503.
     for (let kills = 0; kills < 3 || !refused.includes('503 IDEMPOTENCY_UNAVAILABLE'); kills++) {
       const before = paidFor.length;
       await eventually(() => paidFor.length > before + 20);

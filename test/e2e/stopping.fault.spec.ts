@@ -1,6 +1,6 @@
 /**
- * Stops while the event store is unavailable: of a service that is starting, of a running service, and of a command. Each must end within the grace
- * period of an orchestrator (usually 30 s; the limits here are shorter) and leave no process.
+ * The event store is unavailable, and a process gets a signal to stop: a service that is starting, a running service, or a command. Each must end
+ * within the grace period of an orchestrator (usually 30 s; the limits here are shorter) and leave no process.
  */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { createPool } from '#platform';

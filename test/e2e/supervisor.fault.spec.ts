@@ -31,7 +31,7 @@ type Name = keyof typeof CHILDREN;
 const NAMES = Object.keys(CHILDREN) as Name[];
 
 const PAYERS = 8;
-/** A guard against hanging. How long it took is printed: 2 to 6 s on two idle cores. */
+/** Only a limit for a service that hangs. The test prints the real time: 2 to 6 s on two idle cores. */
 const BACK_WITHIN_MS = 60_000;
 
 let dataDir: DataDir;
@@ -268,7 +268,7 @@ describe('/metrics of the supervisor', () => {
     const answered = 'payfold_http_request_duration_seconds_count{method="POST",route="/api/partner/v1/payments",status="504"}';
     const [attempts, before] = ['payfold_open_attempts{figure="count"}', await scrape()];
     expect((await pay(by, newKey(), CARD.unreadable)).code).toBe('PAYMENT_TIMEOUT');
-    // Recovery still ends attempts of the earlier tests. So the expected number of open attempts is read from the database.
+    // Recovery may still be working on attempts of earlier tests. So the expected number of open attempts is read from the database.
     const client = new pg.Client({ connectionString: runtimeOf(dataDir).databaseUrl });
     await client.connect();
     const open = async () => {

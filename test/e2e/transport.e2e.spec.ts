@@ -170,7 +170,7 @@ describe('limits', () => {
     let received = 0;
     const closed = new Promise<void>((close) => socket.on('close', () => close()).on('error', () => undefined));
     socket.pause().write('GET /openapi.json HTTP/1.1\r\nhost: test\r\n\r\n'.repeat(asked));
-    // Node checks twice whether a write makes progress before it ends the connection.
+    // Node ends the connection when it has found twice that a write makes no progress.
     await new Promise((later) => setTimeout(later, 3 * SILENT_MS));
     // Now read everything. If the service had not ended the connection, all answers would arrive and the connection would stay open.
     socket.on('data', (chunk) => (received += chunk.length)).resume();

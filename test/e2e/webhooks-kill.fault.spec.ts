@@ -24,7 +24,7 @@ const ROUNDS = 17;
 const EVENTS = 300;
 /** All events: EVENTS, and one for each fail point. */
 const ALL = EVENTS + 5;
-/** Twice the length of a lease and its grace period. The second half is for a busy machine. */
+/** Twice the time after which another worker takes over: a lease and its grace period. The second half is a reserve for a busy machine. */
 const TAKEN_OVER_MS = 70_000;
 
 let dataDir: DataDir;

@@ -10,7 +10,7 @@ export type Schema = { readonly [key: string]: unknown };
 export interface DeclaredEvent {
   readonly type: string;
   readonly version: number;
-  /** The path of the source file that declares it, relative to the root of the repository. */
+  /** The path of the source file that declares the event type, relative to the root of the repository. */
   readonly file: string;
   /** Folder of its schemas and golden files. */
   readonly folder: string;
@@ -143,7 +143,7 @@ const recursion = (data: unknown, definitions: Definitions): { readonly definiti
 /** Keywords of JSON Schema whose lists have no order. */
 const SETS: readonly string[] = ['anyOf', 'enum', 'required', 'type'];
 
-/** The same schema in a fixed order of its keys and lists, which does not depend on the source. */
+/** The schema with its keys and unordered lists in a fixed order. So their order in the source does not matter. */
 const ordered = <Value>(value: Value, key = ''): Value => {
   if (Array.isArray(value)) {
     const items = value.map((one: unknown) => ordered(one));

@@ -5,7 +5,7 @@
  *
  * Checks:
  *
- * - no 5xx that the sandbox card does not explain
+ * - a 5xx only if the sandbox card explains it
  * - every status, content type and body as documented
  * - an allowed request is accepted, a forbidden one is refused with 400
  * - a request without credentials gets 401, an undocumented method 405
@@ -362,7 +362,7 @@ class Fuzzer {
     const found = await this.send(this.get(`/api/partner/v1/payments/${id}`));
     if (found.status !== 200) this.violation('what was answered can be read', 'GET', sent, found);
     if (this.integer(LIST_EVERY) > 0) return;
-    // Other payments were made meanwhile, so this one may be on a later page.
+    // Other payments may be newer than this one, so this one may be on a later page.
     for (let cursor: string | null = null; ;) {
       const query: string = cursor === null ? '' : `&cursor=${encodeURIComponent(cursor)}`;
       const listed: Answer = await this.send(this.get(`/api/partner/v1/payments?limit=${PAGE}${query}`));

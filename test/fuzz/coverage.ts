@@ -1,8 +1,8 @@
 /**
  * A small coverage-guided fuzzer: it mutates inputs, and an input that reaches a new block of code joins the corpus.
  *
- * V8 measures the coverage, precisely and by block; `node:inspector` reads it. A reading costs more than a run of most parsers, so a whole batch of
- * inputs runs between two readings. If a batch reached a new block, it is halved until the responsible inputs are found.
+ * V8 measures the coverage, precisely and by block; `node:inspector` reads it. A reading takes longer than most parsers need for one input. So a
+ * whole batch of inputs runs between two readings. If a batch reached a new block, it is halved until the responsible inputs are found.
  */
 import { Session } from 'node:inspector';
 
@@ -57,8 +57,9 @@ interface Coverage {
 }
 
 /**
- * The places of the code that were reached. V8 reports ranges with counts. It leaves out a range that ran as often as the range around it, so a
- * missing range has no meaning. For each offset where a range ever began, this class stores whether the innermost range around that offset has run.
+ * The places of the code that were reached. V8 reports ranges with counts. If a range ran as often as the range around it, V8 leaves out the inner
+ * one. So a missing range does not mean that its code did not run. For each offset where a range ever began, this class stores whether the innermost
+ * range around that offset has run.
  */
 class Blocks {
   private readonly session = new Session();
@@ -85,7 +86,7 @@ class Blocks {
     this.post('Profiler.takePreciseCoverage');
   }
 
-  /** The number of places that were reached for the first time since the last reading. With `remember` they count as known from now on. */
+  /** The number of places that ran since the last reading and are not yet known. With `remember` they are known from now on. */
   news(remember: boolean): number {
     const { result } = this.post('Profiler.takePreciseCoverage') as Coverage;
     let found = 0;

@@ -35,8 +35,8 @@ const refusing = <T>(kind: abstract new (...args: never[]) => Error, parse: () =
 const stable = (value: unknown): string => JSON.stringify(value);
 
 /**
- * Number of key–value pairs of an object and of all objects in it, counted in a slow and simple way. A second scanner could repeat the mistakes of
- * the tested one.
+ * Number of key–value pairs of an object and of all objects in it. It is counted in a slow and simple way, since a second scanner could repeat the
+ * mistakes of the tested one.
  */
 const members = (value: unknown): number =>
   value === null || typeof value !== 'object'
@@ -166,7 +166,7 @@ const cursor: FuzzTarget = {
   dictionary: ['=', '-', '_', '+', '/', 'AQ', 'Ag', '\n'],
   run: (input) => {
     const text = input.toString('utf8');
-    // The fuzzer does not have the key. So every other cursor that opens is a forged one.
+    // The fuzzer does not have the key, so it cannot make a valid cursor. Every cursor that opens is a forged one.
     if (refusing(ServiceError, () => openCursor(keys, ACCOUNT, NO_FILTERS, text)) !== null && !cursors.has(text))
       throw new Broken('a forged cursor opened');
   },
@@ -175,7 +175,10 @@ const cursor: FuzzTarget = {
 const directory = new MemoryDirectory();
 const { apiKey } = newApiKey(ACCOUNT, 'test', keys);
 const deps = { directory, keys, environment: 'sandbox' as const, tokens: new AccessTokens(keys, 'sandbox', systemClock) };
-/** The parser is asynchronous only because of a look-up, which finds nothing here. It refuses a wrong text at once. */
+/**
+ * The parser is asynchronous only because of its look-ups in `directory`, which is empty. Its result comes after `run` has returned. So a later call
+ * of `run` throws the failure.
+ */
 const authorization: FuzzTarget = {
   name: 'authorization header and access token',
   files: ['accounts/access-token.js', 'accounts/api-key.js'],

@@ -1,6 +1,6 @@
 /**
- * Audits of two other readers of the log: the ledger's postings and the webhooks' notifications. Both are pure functions of the events, and are
- * compared with the bank. Each audit is a function of a run's streams. An audit of a new reader belongs here.
+ * Audits of two readers of the log: the ledger, which makes postings, and the webhooks, which make notifications. Both are pure functions of the
+ * events. Their results are compared with the bank. Each audit is a function of the streams of a run. An audit of a new reader belongs in this file.
  */
 import type { Recorded } from '#eventstore';
 import { type Books, type Entry, firstRules, postPayment, postSettlement } from '#ledger';
@@ -16,8 +16,8 @@ const RULES = firstRules();
 export type KeptAtBank = (paymentId: string) => number | null;
 
 /**
- * Every entry balances (otherwise the rules throw), and the trial balance is 0. The books of each payment agree with the simulated bank (A2, A4).
- * Disputes and rejected settlements change only the books, so they are not compared.
+ * Checks that every entry balances (otherwise the rules throw), and that the trial balance is 0. The books of each payment must agree with the
+ * simulated bank (A2, A4). Disputes and rejected settlements change only the books, so the bank cannot confirm them.
  */
 export const auditLedger = (
   streams: ReadonlyMap<string, readonly Recorded[]>,
@@ -62,8 +62,8 @@ export const auditLedger = (
 };
 
 /**
- * The notifications of a payment add up to the money that staff returned, and no change of a dispute is notified twice (C56, C57). `staffReturned`:
- * the cents that the bank returned for staff.
+ * Checks that the notifications of a payment add up to the money that staff returned. No change of a dispute may be notified twice (C56, C57).
+ * `staffReturned`: the cents that the bank returned for staff.
  */
 export const auditNotifications = (
   streams: ReadonlyMap<string, readonly Recorded[]>,

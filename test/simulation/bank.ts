@@ -1,6 +1,6 @@
 /**
- * The simulated bank. Its records are the true state of all money. Its code is short, and independent of the product's sandbox processor. It passes
- * the contract suite of every gateway: it executes each reference at most once, `never` is final, and no charge returns more than it took.
+ * The simulated bank. Its records are the true state of all money. Its code is short, and independent of the product's sandbox processor. The bank
+ * passes the contract suite for gateways: it executes each reference at most once, `never` is final, and no charge returns more than it took.
  */
 import type {
   ChargeCall,
@@ -283,7 +283,10 @@ const capabilities = (ability: Ability): GatewayCapabilities => ({
 
 type Unknown = { readonly kind: 'unknown'; readonly cause: 'timeout' | 'disconnected' };
 
-/** How a call reaches the bank: directly, or through the simulator. `otherwise` gives the outcome of a call that was not sent or not answered. */
+/**
+ * How a call reaches the bank: directly, or through the simulator. `otherwise` gives the outcome if the call was not sent (`dropped`), or was not
+ * answered (`lost`).
+ */
 export type Wire = <T>(name: string, effect: () => T, otherwise: (kind: 'dropped' | 'lost') => T) => Promise<T>;
 
 /** The adapter for the bank. Faults of the connection become outcomes, since a gateway never throws. */

@@ -244,7 +244,7 @@ export const CANARIES: readonly Canary[] = [
             const before = held.get(loaded.paymentId);
             if (!before || owner.actor.type !== 'recovery') return inner.execute(loaded, commands, owner, deadline, budget);
             held.delete(loaded.paymentId);
-            // Recovery writes its result, although the stream may have changed since it began.
+            // Recovery writes its result, although other requests may have changed the stream since recovery began.
             const present = await inner.load(loaded.paymentId);
             return inner.execute(present, [...before, ...commands], owner, deadline, budget);
           },
@@ -292,7 +292,7 @@ export const CANARIES: readonly Canary[] = [
       world: (world) => {
         const { keys } = world;
         const claim = keys.claim.bind(keys);
-        // Other requests run between the look-up and the claim. Each request that found no row gets the key, too.
+        // Other requests run between the look-up and the claim. So every request that found no row claims the key.
         const seen = new Map<string, number>();
         keys.claim = (row) => {
           const name = `${row.accountId}/${row.keyHash.toString('hex')}`;

@@ -30,7 +30,7 @@ import type { Outside } from './partners.js';
 import { ACCOUNTS, AGENCY, type PortalTerms } from './service.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// The payer's routes. They decide as `apps/api/payer/checkout.controller.ts` does, after it has read a form and before it writes a page.
+// The payer's routes: the decisions of `apps/api/payer/checkout.controller.ts`, without its forms and pages.
 
 /** A request of a browser, or of a partner's server on its behalf. */
 export type PayerAsk =
@@ -167,7 +167,7 @@ const MIND_CHANGED_MS = 100;
 const PATIENT_LOOKS = 15;
 const PATIENT_PAUSE_MS = [60_000, 120_000] as const;
 
-/** Pays in a session, over any number of pages. Returns the intention with the payer's belief, which is that of the newest page. */
+/** Plays a payer in one session: the intake, the pages and the cards. Returns the intention. Its belief follows from the newest page. */
 export const checkOut = async (outside: Outside, visit: Visit): Promise<Intention> => {
   const { world, oracle } = outside;
   const { sim } = world;
@@ -269,7 +269,7 @@ export class PageJudge {
   }
 }
 
-/** The session that follows from its events. If the events are impossible, this is a violation and the result is null. */
+/** The state of a session, folded from its events. If the events are impossible, this is a violation and the result is null. */
 export const sessionOf = (events: readonly Recorded[], check: Check): KnownCheckout | null => {
   try {
     const checkout = fold(decider, events.map(checkoutEvents.read));
@@ -285,8 +285,8 @@ export const isSessionQuiet = (checkout: KnownCheckout, phaseOf: (paymentId: str
   checkout.phase !== 'processing' && (checkout.phase !== 'unknown' || phaseOf(checkout.attempt.paymentId) === 'unknown');
 
 /**
- * A session is paid by one charge or by none, and its events agree with that after everything was healed. A declined card was never charged, and
- * never can be. `submitted` gives, for the id of a request, the session in which it paid.
+ * After everything was healed, a session is paid by one charge or by none, and its events say the same. The bank keeps no money of a declined
+ * attempt. `submitted` gives the session in which the request with this id paid. null: it was no payer's request.
  */
 export const auditSessions = (
   streams: ReadonlyMap<string, readonly Recorded[]>,

@@ -53,7 +53,7 @@ export interface DeliveryRow {
   round: number;
   attempts: number;
   leaseLosses: number;
-  /** Lost leases over all rounds. The product does not count these. */
+  /** Lost leases over all rounds. The product counts only the lost leases of the present round. */
   lostInAll: number;
   dueAt: number;
   heldAt: number | null;
@@ -84,7 +84,10 @@ export class WebhookTables {
     private readonly rng: Rng,
   ) {}
 
-  /** Writes each event to the outbox once, with one delivery for each endpoint of its account. */
+  /**
+   * Writes each event to the outbox once, with one delivery for each endpoint of its account. Disabled endpoints, and endpoints that were registered
+   * after the event, get none.
+   */
   tell(told: readonly OutboxEvent[]): void {
     for (const event of told) {
       if (!this.events.has(event.id)) this.events.set(event.id, event);

@@ -17,7 +17,10 @@ import { collect } from './stores.js';
 
 const LOOKS_MS = [5_000, 60_000] as const;
 
-/** Simulated staff, who try to close the incident again and again until the end of the run. Their command meets no faults. */
+/**
+ * Simulated staff. When an incident is open and the right log is back, they try to close the incident. If this is not possible, they give up for the
+ * rest of the run. Their command meets no faults.
+ */
 export const attend = async (world: World): Promise<void> => {
   const { sim, watch, marks } = world;
   for (;;) {
@@ -30,7 +33,7 @@ export const attend = async (world: World): Promise<void> => {
   }
 };
 
-/** The same steps as in apps/operator/log.ts. false: events are still missing, so the incident stays open. */
+/** The same steps as in apps/operator/log.ts. false: the incident stays open, for example because events are still missing. */
 const resume = async (world: World): Promise<boolean> => {
   const { sim, log: store, marks, keys } = world;
   const process = new Process('staff');
@@ -59,7 +62,7 @@ const resume = async (world: World): Promise<boolean> => {
   return true;
 };
 
-/** True if a row or a stored answer speaks of an event that the log does not have. The same check as `unborne`, on the simulated tables. */
+/** True if a row of the list or a stored answer needs an event that the log does not have. The same check as `unborne`, on the simulated tables. */
 const speaksOfLost = async ({ log, tables, keys }: World): Promise<boolean> => {
   const events = (paymentId: string) => collect(log.read(paymentStream(paymentId)));
   for (const { paymentId, revision } of tables.list.values()) if (((await events(paymentId)).at(-1)?.revision ?? -1n) < revision) return true;
@@ -99,7 +102,7 @@ export const endInIncident = async (outside: Outside): Promise<void> => {
   for (const [what, was] of Object.entries(before)) world.check(after[what] === was, `C76: in an incident of the event store, ${what} changed`);
 };
 
-/** Everything that the product could change, as text to compare. */
+/** The data that must not change during an incident, as texts to compare. */
 const picture = async ({ log, bank, keys, tables }: World): Promise<Record<string, string>> => ({
   'the log': String(await log.head()),
   'the bank': JSON.stringify([[...bank.sent], bank.tombstones.size, bank.charges.size, bank.reversals.size]),
@@ -111,7 +114,7 @@ const picture = async ({ log, bank, keys, tables }: World): Promise<Record<strin
   'a delivery': JSON.stringify([...tables.webhooks.deliveries.values()].map(({ state, attempts }) => [state, attempts])),
 });
 
-/** Sends every kind of request. The answers are checked against C76. */
+/** Sends old creates and returns again, and new creates, reads, lists and a payer's form. The answers are checked against C76. */
 const ask = async (outside: Outside, oracle: Oracle): Promise<void> => {
   const { world } = outside;
   const { sim } = world;

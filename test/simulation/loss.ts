@@ -25,9 +25,9 @@ export interface LogFault {
   readonly backAfterMs: number | null;
   /** All processes are stopped before the fault and started after it. So only data outside of the log can reveal the loss. */
   readonly stopped: boolean;
-  /** How many more events are lost than the one that a mark remembers. */
+  /** How many events are lost before the newest event that a mark names. That event is lost, too. */
   readonly more: number;
-  /** How many events a grown or foreign log has beyond the old end. */
+  /** How many events a grown or foreign log has beyond the end of the right log. */
   readonly beyond: number;
   /** All other faults end when this one begins. */
   readonly calm: boolean;
@@ -59,7 +59,8 @@ export class LossWatch {
   /** Staff found that events are missing from the log, and gave up. */
   isGivenUp = false;
   /**
-   * True if a client got a success during the loss. Its events may be lost later: only calls to gateways wait for a check of the log, appends do not.
+   * True if a client got a success during the loss. The events of this request may be lost later: only gateway calls wait for a check of the log,
+   * appends do not.
    */
   isTold = false;
   /** For each gateway reference, the request that first recorded an intent with it. */
@@ -81,7 +82,7 @@ export class LossWatch {
     return this.loss !== null && this.loss.until === null;
   }
 
-  /** True if a part of this time lies in the loss. */
+  /** True if the loss lasted during a part of the time between `from` and `to`. */
   overlaps(from: number, to: number): boolean {
     const { loss } = this;
     return loss !== null && to >= loss.from && (loss.until === null || from <= loss.until);
@@ -120,7 +121,10 @@ export class LossWatch {
     };
   }
 
-  /** Each call that can move money directly follows a check of the log. So that check must have ended at the same instant. */
+  /**
+   * A check of the log comes right before each gateway call that moves money or finalises a reference. If the log is lost now, that check must have
+   * ended at this instant, and must have begun before the loss.
+   */
   gateway(process: Process, inner: PaymentGateway): PaymentGateway {
     const judged = (what: string) => {
       const { world, loss } = this;
@@ -150,7 +154,7 @@ export class LossWatch {
     };
   }
 
-  /** No money may move for a request that came after the loss began. Only the bank's records are used here. */
+  /** During the loss, no money may move for a request that was sent after the loss began. The movements are read from the bank's records. */
   auditBank(sentAt: (requestId: string) => number): void {
     const { world, loss } = this;
     if (!loss) return;
@@ -168,7 +172,7 @@ export class LossWatch {
 
 const WAIT_FOR_MARKS_MS = 1_000;
 const WAIT_TRIES = 180;
-/** For this many tries, wait for a moment when only a checkpoint, and no mark, knows the last event. */
+/** For this many tries, wait until the last event is known only by a checkpoint, and by no mark. */
 const PLACE_TRIES = 60;
 const DOWN_MS = [2_000, 15_000] as const;
 
@@ -197,8 +201,8 @@ export const playLogFault = async (world: World, fault: LogFault): Promise<boole
 const numberOf = (positions: readonly Position[]): number => positions.reduce((most, position) => Math.max(most, Number(position)), 0);
 
 /**
- * How many events the log keeps. At least one lost event must be known outside of the log: by a mark, or only by the position of a checkpoint. null:
- * there was no such moment.
+ * How many events the log keeps. Waits until an event that will be lost is known outside of the log: by a mark, or only by the position of a
+ * checkpoint. null: this did not happen in time.
  */
 const eventsToKeep = async (world: World, { kind, stopped, calm, more }: LogFault): Promise<number | null> => {
   if (kind === 'empty' || kind === 'foreign') return 0;

@@ -16,7 +16,7 @@ import { story } from './story.js';
 import { again, type Done, type Finding, NOTHING, type Piece, together, work } from './work.js';
 
 const ROOT = process.cwd();
-/** The file of seeds that failed once. Every later run of the specs plays them again. */
+/** The file of runs that failed once. Every later run of the specs plays them again. */
 const REGRESSIONS = join(ROOT, 'test', 'simulation', 'regressions.json');
 const SEEDS_OF_A_PIECE = 100;
 /** Determinism is checked only on every tenth piece of work, since the check doubles the work. */
@@ -25,8 +25,8 @@ const TWICE_EVERY = 10;
 const CANARY_SEEDS = 4_000;
 const STORIES = 3;
 /**
- * The processes use all cores, so garbage collection gets no extra threads. With this size of the young generation (MiB), it is collected a third as
- * often.
+ * The processes use all cores, so garbage collection gets no extra threads. With a young generation of this size (MiB), V8 collects it a third as
+ * often as with the default size.
  */
 const WORKER_OPTIONS = ['--enable-source-maps', '--single-threaded-gc', '--max-semi-space-size=64'];
 /** By default, every sixth pair of crashes is played. */
@@ -48,7 +48,7 @@ const doPiece = (child: ReturnType<typeof fork>, piece: Piece, onRuns: (runs: nu
     child.send(piece);
   });
 
-/** Runs the pieces in `jobs` processes until `next` returns null. `onDone` gets each result in the order of arrival. */
+/** Runs the pieces that `next` gives in `jobs` processes, until `next` returns null. `onDone` gets each result in the order of arrival. */
 const share = async (
   next: () => Piece | null,
   jobs: number,

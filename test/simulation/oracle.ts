@@ -109,8 +109,8 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
 const READS: readonly Ask['kind'][] = ['get', 'list', 'look', 'endpoints'];
 
 /**
- * True if another request of the intention was in flight at the same time. With the same key both run one attempt, so one answer alone does not show
- * the whole result.
+ * True if another request of the intention was in flight together with this one, or if an earlier one got no answer. Under one key, such requests
+ * continue one attempt. So one answer alone does not show the whole result.
  */
 const overlaps = (exchange: Exchange, { exchanges }: Intention): boolean =>
   exchanges.some((other) => other !== exchange && other.sentAt < exchange.answeredAt && (other.reply === null || other.answeredAt > exchange.sentAt));
@@ -144,7 +144,7 @@ export class Oracle {
   readonly answers: Record<string, number> = {};
   private readonly byRequest = new Map<string, Exchange>();
   private readonly keys = new Map<string, KeyHistory>();
-  /** The newest view of a payment that a client has read, and when. */
+  /** For each payment, the newest view that a client has read, and the time of reading. */
   private readonly read = new Map<string, { at: number; view: View }>();
   /** Payments that an answer has named, and when. */
   private readonly named = new Map<string, { at: number; accountId: string }>();
@@ -272,11 +272,11 @@ export class Oracle {
     for (const { one, answer: earlier } of before) {
       if (!same(one)) continue;
       if (isFinal(earlier)) {
-        // If the ending of a key was lost, its row waits for the end of the lease. Then a refund is answered again from the log. If the log cannot be
-        // read, the answer is a 5xx.
+        // If the ending of a refund's key was lost, the row of the key waits for the end of the lease. Then the service answers again from the log.
+        // If it cannot read the log, the answer is a 5xx.
         const again = ask.kind !== 'create' && isFiveHundred(answer);
-        // The refusal "the batch has settled" leaves no attempt in the log: only the row of the key holds it. If that row was not written, the service
-        // decides about the request again.
+        // The refusal "the batch has settled" leaves no attempt in the log: only the row of the key holds it. If that row was not written, the
+        // service decides about the request again.
         const anew = earlier.code === 'VOID_FAILED' && one.reply!.body.includes('batch has settled') && answer.code === 'INVALID_STATE';
         this.check(
           isFinal(answer) || transient || again || anew,
@@ -384,8 +384,8 @@ export class Oracle {
     const { sim } = world;
     if (world.marks.incident) return false;
     if (sim.underway > 0 || world.replicas.some(({ process }) => !process.up || process.pausedUntil > sim.now)) return false;
-    // The sweeper finishes the key of a create whose process crashed. The key of a refund is finished only when its client sends it again, so it is
-    // quiet once its lease is over.
+    // The sweeper finishes the key of a create whose process crashed. The key of a refund is finished only when its client sends it again. So after
+    // the end of its lease, it does not count as work.
     if ([...world.keys.rows.values()].some((row) => row.state === 'in_progress' && (row.operation === 'create' || row.leaseUntil! > sim.now)))
       return false;
     const head = await world.log.head();
@@ -408,8 +408,8 @@ export class Oracle {
   }
 
   /**
-   * True if no process crashed or was paused. Then the log shows every request that was answered with a 5xx, and a later repeat without a key is
-   * recognised (C18).
+   * True if no process crashed or was paused. Then the log shows which requests were answered with a 5xx. So the service recognises a later repeat
+   * without a key (C18).
    */
   private get undisturbed(): boolean {
     const { crashes, pauses } = this.world.sim.statistics;
@@ -748,9 +748,9 @@ export class Oracle {
   }
 
   /**
-   * C18: a repeat without a key gets the result of its request. If several intentions are equal, results cannot be assigned to requests, so they are
-   * counted together: money is returned at most once for each intention. Intentions with an unanswered request are left out, since their client may
-   * ask again.
+   * C18: a repeat without a key gets the result of the request that it repeats. If several intentions are equal, a result cannot be assigned to one
+   * of them. So equal intentions are counted together: the principal comes back at most once for each of them. An intention with an unanswered
+   * request is left out, since the service may have answered it with a result.
    */
   private auditRepeats(begun: ReadonlyMap<Intention, readonly { attempt: BookAttempt }[]>): void {
     const alike = new Map<string, Intention[]>();
@@ -787,7 +787,7 @@ export class Oracle {
     return this.intentions.find(({ name }) => name === request.reason);
   }
 
-  /** Compares requested returns with returned money and with answers: each return happens once (C17, C18, C38). */
+  /** Compares requested returns with returned money and with answers. Each return happens once (C17, C18, C38). */
   private auditReversals(books: readonly Book[]): void {
     const begun = new Map<Intention, { book: Book; attempt: BookAttempt }[]>();
     const byTransaction = new Map<string, { book: Book; attempt: BookAttempt }>();
@@ -848,8 +848,8 @@ export class Oracle {
         if (remainingRefundableAmountCents !== undefined)
           this.check(remainingRefundableAmountCents === parts.at(-1)!.remainingAfter, 'the result names another remainder than the log');
         if (parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
-        // The result belongs to an attempt of another intention. There are two legal cases. A request without a key repeats a request that got a 5xx
-        // (C18). Or it completes a partial return that the bank has completed meanwhile (C27, C38).
+        // The result belongs to an attempt of another intention, its owner. There are two legal cases. A request without a key repeats a request that
+        // got a 5xx (C18). Or the request completes a partial return, and the bank has already done the rest of it (C27, C38).
         const owner = this.byReason(source.attempt.request)!;
         const ownerToldError = owner.exchanges.some(
           ({ reply }) => reply !== null && (isFiveHundred(told(reply)) || told(reply).details.retryable === true),
@@ -860,7 +860,7 @@ export class Oracle {
         this.check(sameAsked, 'C18: told the result of another kind of request');
         this.check(!keyed || partial, 'C18: a request with a key was told another request’s result');
         this.check(ownerToldError || vanished, 'C18: told the result of a request that knew its own');
-        // A replay repeats the answer to the first request under its key. So the owner must not have known the result when that first request was
+        // A replay repeats the answer to the first request under the key. So the owner must not have known the result when that first request was
         // sent.
         const { sentAt } = exchange.reply!.replayed ? intention.exchanges[0]! : exchange;
         const known = owner.exchanges.some(({ reply, answeredAt }) => reply?.status === 200 && answeredAt <= sentAt);
@@ -892,8 +892,8 @@ export class Oracle {
       const book = books.find((one) => one.chargeRefs.includes(ref!) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
       this.check(line.paymentId === book?.paymentId, 'a settlement line was recorded for another payment');
       const undecided = book?.phase === 'unknown' || book?.resolved === true;
-      // A reversal that is open for more than an hour does not delay the batch any longer. Its line is judged by the present state, and may be a
-      // mismatch that staff must explain.
+      // If a reversal is open for more than an hour, the batch does not wait for it any longer. Then the line is judged by the present state of the
+      // payment, and may be a mismatch that staff must explain.
       const heldUp = [...(book?.attempts.values() ?? [])].some(
         ({ requestedAt, endedAt }) => line.at - requestedAt >= HELD_UP_MS - CLOCKS_DIFFER_MS && endedAt >= line.at - CLOCKS_DIFFER_MS,
       );

@@ -1,7 +1,7 @@
 /**
- * The outside world: partners, staff, the bank's nightly settlement, and cardholders who dispute. Partners follow the specification: they repeat a
- * key, obey `Retry-After`, and read a payment before they charge again. Each of these is one function over a world. None of them crashes, but their
- * messages may get lost.
+ * The outside world: partners, staff, the bank's nightly settlement, and cardholders who dispute. All of them are methods of `Outside`. Partners
+ * follow the specification: they repeat a key, obey `Retry-After`, and read a payment before they charge again. They never crash, but their messages
+ * may get lost.
  */
 import { canonicalJson, type Cents, timestamp } from '#kernel';
 import { type ChargeRequest, type Dispute, NO_FILTERS, type ResolveRequest, Secret } from '#payments';
@@ -12,7 +12,7 @@ import { type Ask, merchantAccounts, type PortalTerms, type Reply, type World } 
 /** How long a client waits for an answer. */
 const CLIENT_TIMEOUT_MS = 45_000;
 const NETWORK_MS = 10;
-/** How often a client sends an intention under one key, and how many keys it may use. */
+/** How many times a client sends a request under one key, and how many keys it may use for one intention. */
 const TRIES = 8;
 const KEYS = 3;
 /** How long a client waits before a repeat without a key. In this time the service can record the first outcome (C18). */
@@ -30,11 +30,11 @@ export interface Wish {
   readonly key: string | null;
   /** The reference id of the payment. It is fixed for each intention, so that a repeated request has the same body. */
   readonly reference: string;
-  /** Sends every request twice at once. */
+  /** The client sends every request with a key twice at once. */
   readonly doubles?: boolean;
-  /** Sends the request again after a final answer, and must get the same answer. */
+  /** After a final answer, the client sends the request again and must get the same answer. */
   readonly asksAgain?: boolean;
-  /** How often it polls a payment without an outcome. */
+  /** How many times the client polls a payment without an outcome. */
   readonly looks?: number;
 }
 
@@ -121,7 +121,9 @@ export class Outside {
 
   // ---- paying
 
-  /** Pays once, with several requests and keys if necessary. Charges again only after `failed` or `voided` (C29). */
+  /**
+   * Pays once, with several requests and keys if necessary. Charges again only if an answer shows that the earlier charge took no money (C29, C64).
+   */
   async pay(wish: Wish): Promise<{ intention: Intention; paid: Paid | null }> {
     const amountCents = wish.lines.reduce((sum, cents) => sum + cents, 0);
     const intention = this.oracle.intend({
@@ -270,7 +272,7 @@ export class Outside {
 
   // ---- the bank's side, and staff
 
-  /** The bank's nightly run: open transactions of a portal's accounts settle. The service sees the batch when it asks for settlements. */
+  /** The bank's nightly run: closes a batch of each merchant account of a portal. The service sees these batches when it asks for settlements. */
   settle(portal: PortalTerms): void {
     const { bank, sim } = this.world;
     const closed = merchantAccounts(portal).flatMap((account) => bank.closeBatch(account) ?? []);
@@ -303,7 +305,7 @@ export class Outside {
     return this.persist({ kind: 'resolve', request: { paymentId, as, evidence: 'the statement of the bank', by: 'staff', force, transactions } });
   }
 
-  /** Staff resolve some of the payments that recovery left to them. If the bank can say the truth, an untrue decision is refused (C69). */
+  /** Staff resolve some of the payments that recovery left to them. If the bank can tell what happened, an untrue decision must be refused (C69). */
   async decideWhatWaits(): Promise<void> {
     const { rng } = this.world.sim;
     for (const { paymentId, charged, canTell } of await this.oracle.waiting()) {

@@ -1,6 +1,6 @@
 /**
- * One run: clients use the service while faults happen. Then all faults end, and the oracle compares the books. In a run of a seed, the seed decides
- * everything. A scenario has no random faults, only crashes at chosen points.
+ * One run: clients use the service while faults happen. Then all faults end, and the oracle compares the books. If the run belongs to a seed, the
+ * seed decides everything. A scenario has no random faults, only crashes at chosen points.
  */
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
@@ -13,8 +13,8 @@ import { repairReceivers, subscribe, type Subscription } from './webhooks.js';
 import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
 
 /**
- * How long a run may take to become quiet. Recovery's pauses grow with its tries, but an attempt that failed during all faults is tried again within
- * this time.
+ * How long a run may take to become quiet after the faults have ended. Recovery waits longer after each failed try, but must try each open payment
+ * again within this time.
  */
 const QUIET_WITHIN_MS = 3 * 3_600_000;
 const LOOK_EVERY_MS = 30_000;
@@ -48,8 +48,8 @@ export interface RunResult extends Counts {
 type Play = (outside: Outside) => Promise<void>;
 
 /**
- * Plays a run to its end: clients work during faults, the service becomes quiet, the epilogue sends last requests, the service becomes quiet again,
- * and the oracle audits.
+ * Plays a run to its end. Clients work during faults, and the service becomes quiet. The epilogue sends last requests, and the service becomes quiet
+ * again. Then the oracle audits.
  */
 const play = async (
   sim: Simulator,
@@ -181,7 +181,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const asksAgain = rng.chance(0.4);
     const kind = rng.int(1, 10);
     if (kind <= 2) return { operation: 'void', amountCents: null, includeFee: true, key, actor, asksAgain };
-    // The amount is often the same, so that the service could confuse two refunds (C18).
+    // Many refunds have the same amount. A faulty service could confuse them (C18).
     const part = rng.chance(0.4) ? Math.ceil(payment.amountCents / 10) : rng.int(1, Math.max(1, Math.floor(payment.amountCents / 2)));
     if (kind <= 6) return { operation: 'refund', amountCents: part, includeFee: false, key, actor, asksAgain };
     return { operation: 'refund', amountCents: null, includeFee: kind <= 9, key, actor, asksAgain };

@@ -63,7 +63,7 @@ const checkingOut =
   async (outside) =>
     void (await checkOut(outside, { portal, lines: [3_333, 3_334], cards, nonce: 'visit-of-the-payer', reference: 'visit', ...change }));
 
-/** A notification is due. The receiver is healthy (`deafMs` 0), or gives no answer for `deafMs`. */
+/** A scenario where a notification is due. The receiver is healthy (`deafMs` 0), or answers 500 for `deafMs`. */
 const telling =
   (
     deafMs: number,
@@ -204,8 +204,8 @@ export async function* singles(name: string, seams: Seams = {}): AsyncGenerator<
 }
 
 /**
- * Plays pairs of crash points: each first point with all later points *of the run with this first crash*. So the second point may be in a call of
- * recovery. `every`: only each n-th pair is played.
+ * Plays pairs of crash points. For each first point, the second points are all later points *of the run with the first crash*. So the second crash
+ * may hit a call of recovery. `every`: only each n-th pair is played.
  */
 export async function* pairs(name: string, every: number): AsyncGenerator<{ crashes: readonly CrashPoint[]; result: RunResult }> {
   let number = 0;

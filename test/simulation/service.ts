@@ -1,5 +1,5 @@
 /**
- * The service under simulation: the product's own handlers, recovery, key logic, sweeper, purge and list projection, assembled as in
+ * The service under simulation: the product's own handlers, recovery, key logic, sweeper, purge and list projection. They are assembled as in
  * `apps/services.ts` and `apps/worker`, but with simulated ports. Two replicas share the stores. After a crash a replica is made new.
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
@@ -199,12 +199,12 @@ const receivedOf = ({ key, fingerprint }: { readonly key: string | null; readonl
   requestId,
 });
 
-/** How often the loops of a worker run. With the product's 5 s most of the simulation would be polling. */
+/** The pauses between two rounds of a worker's loop. With the product's 5 s, most of the simulation would be polling. */
 const LOOPS_EVERY_MS = { busy: [15_000, 25_000], quiet: [50_000, 70_000] } as const;
 const PURGE_EVERY_MS = 600_000;
 /**
- * How often a process checks the log. With the product's one second most of the simulation would be checks. Calls of gateways are always preceded by
- * a check.
+ * The pause between two checks of the log. With the product's 1 s, most of the simulation would be checks. The checks right before gateway calls are
+ * made in addition.
  */
 export const CHECK_EVERY_MS = 30_000;
 const PROJECTION_LEASE_MS = 120_000;
@@ -212,7 +212,7 @@ const PROJECTION_LEASE_MS = 120_000;
 /** Everything that outlives a process: the stores, the bank, the replicas. */
 export class World {
   readonly log: EventStore;
-  /** Checks the calls of gateways in a run whose log is exchanged. null in any other run. */
+  /** Checks the gateway calls in a run whose log is exchanged. null: the log is not exchanged in this run. */
   readonly watch: LossWatch | null;
   readonly bank: Bank;
   readonly keys: KeyTable;
@@ -251,7 +251,8 @@ export class World {
   }
 
   /**
-   * Called when a run has payers. From now on every replica runs the work for checkout sessions. In a run without payers, it would only cost time.
+   * Called when a run has payers. From then on every replica runs the work for checkout sessions. In a run without payers, this work would only cost
+   * time.
    */
   openCheckout(): void {
     if (this.hasCheckout) return;
@@ -259,7 +260,7 @@ export class World {
     for (const replica of this.replicas) if (replica.process.up) replica.startCheckout();
   }
 
-  /** Called when a receiver is registered. From now on every worker has an outbox and a dispatcher. */
+  /** Called when a receiver is registered. From then on every worker has an outbox and a dispatcher. */
   openWebhooks(): void {
     if (this.hasWebhooks) return;
     this.hasWebhooks = true;

@@ -1,6 +1,6 @@
 /**
  * The short version of the proofs: some seeds, every single crash point, and enough seeds for some canaries. The long versions are commands
- * (docs/proof.md). Each run that failed once in any of them is played here in every run of the specs.
+ * (docs/proof.md). Runs that failed once are stored, and these specs play them every time.
  */
 import { describe, expect, test } from '@jest/globals';
 import { readFileSync } from 'node:fs';
@@ -10,7 +10,7 @@ import { SCENARIOS } from './scenarios.js';
 import { again, type Finding, work } from './work.js';
 
 const SEEDS = 300;
-/** Enough seeds for the rarest canary that is looked for here. `npm run canaries` looks for all of them. */
+/** Enough seeds to find the rarest canary of QUICK. `npm run canaries` looks for all canaries. */
 const CANARY_SEEDS = 120;
 const LONG_MS = 900_000;
 

@@ -1,5 +1,6 @@
 /**
- * The simulator: virtual time, processes that crash and pause, and `call`. The product reaches everything outside of itself only through `call`.
+ * The simulator: virtual time, processes that crash and pause, and `call`. Apart from time and ids, the product reaches everything outside of itself
+ * only through `call`.
  *
  * Only one event happens at a time, and all its consequences end before the next event. So a seed determines the whole history: the same seed gives
  * the same hash.
@@ -77,12 +78,12 @@ export class Process {
   incarnation = 0;
   up = true;
   pausedUntil = 0;
-  /** The time for which the monotonic clock was stopped, in earlier freezes. */
+  /** The total time of earlier freezes. The monotonic clock stood still during this time. */
   private frozenMs = 0;
   private freeze: { readonly from: number; readonly until: number } | null = null;
-  /** Runs at the start and after every crash. It makes all data in memory new. */
+  /** Runs at the start, and at the restart after every crash. Makes all data in memory new. */
   onStart: () => void = () => undefined;
-  /** Runs at a crash. It has the effects at the other end of the process's connections. */
+  /** Runs at a crash. Ends the connections of the process, as the operating system would do. */
   onCrash: () => void = () => undefined;
   constructor(
     readonly id: string,
@@ -136,8 +137,8 @@ const PAUSE_MS = [1_000, 400_000] as const;
 /** The real setImmediate. It is kept here because withoutRealTime replaces the global one. */
 const turn = setImmediate;
 /**
- * How many setImmediate callbacks are requested together. All promise callbacks run between two of them, but Node's costly check for input and output
- * runs only once for all.
+ * How many setImmediate callbacks are requested together. All promise callbacks run between two of them. But Node's costly check for input and output
+ * runs only once for all TURNS callbacks.
  */
 const TURNS = 64;
 
@@ -156,7 +157,7 @@ export interface Statistics {
 
 export class Simulator {
   readonly rng: Rng;
-  /** Ids have their own random numbers. Otherwise one more id would change all later faults. */
+  /** Ids have their own random numbers. Otherwise one additional id would change all later faults. */
   private readonly idRng: Rng;
   now = EPOCH_MS;
   faultsOn = true;
@@ -300,7 +301,7 @@ export class Simulator {
     return true;
   }
 
-  /** Every port call of the product goes through this function. Its time passes only here, and faults happen only here. */
+  /** Every port call of the product goes through this function. It delays the call, and gives it the faults that the seed draws. */
   call<T>(process: Process, port: PortCall<T>): Promise<T> {
     const { incarnation } = process;
     const { rng, faults, faultsOn, statistics } = this;
@@ -405,7 +406,7 @@ export class Simulator {
             return false;
           };
           signal?.addEventListener('abort', wake, { once: true });
-          // A freeze delays timers by the time that the monotonic clock missed.
+          // A freeze stops the monotonic clock. So the timer is delayed by the time for which this clock stood still during the sleep.
           const due = (): unknown => {
             const late = process.missedMs(this.now) - missedMs;
             if (done || late <= extended) return done || this.deliver(process, incarnation, wake);
@@ -460,8 +461,8 @@ const brief = (value: unknown): string => {
 const briefError = ({ name, message }: Error): string => `${name}: ${message}`;
 
 /**
- * Runs `work`. Meanwhile any use of the real time, real timers or real random numbers throws an error, since it bypasses the ports. The product may
- * catch this error and go on, so the function also throws it at the end.
+ * Runs `work`. Meanwhile Date.now, Math.random, performance.now, setTimeout and setInterval throw an error, since they bypass the ports. The product
+ * may catch this error and go on, so this function also throws it at the end.
  */
 export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => {
   const places: readonly (readonly [object, string])[] = [

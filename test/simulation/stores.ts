@@ -88,7 +88,7 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
       const inner = log.subscribe(after, options);
       const items = (async function* (): AsyncGenerator<SubscriptionItem> {
         for await (const item of inner) {
-          // The subscription survives outages by itself, as the real ones do. During an outage events only come later.
+          // The subscription survives outages, as the real ones do: if the call fails, the event is delivered, too.
           const delivered = await sim.call(process, {
             store: 'log',
             name: 'subscription',
@@ -109,7 +109,7 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
   };
 };
 
-/** The marks are stored in the database. After a restart, a process counts as another one. */
+/** The marks are stored in the database. After a restart, a process writes its marks under a new name. */
 export const simulatedMarkBook = (marks: Marks, { id, incarnation }: Process, statement: Statement): MarkBook => {
   const book = marks.bookOf(`${id}${incarnation}`);
   return {
@@ -363,13 +363,13 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
   };
 };
 
-/** The same rows for the subscriber that compares them with the log. */
+/** The rows of the key table, for the subscriber that compares them with the log. */
 export const simulatedKeyRows = (table: KeyTable, statement: Statement): KeyRows => ({
   find: (names) => statement('rows.find', () => names.map((name) => table.look(name)), true),
   restore: (rows) => statement('rows.restore', () => rows.filter(({ row, replaces }) => table.restore(row, replaces)).length),
 });
 
-/** How late a statement may still run after its client has lost the connection. It ends at the latest at the server's time limit. */
+/** How late a statement may still run after its client has lost the connection. The upper limit is the server's statement timeout. */
 const LATE_STATEMENT_MS = [50, 2_000] as const;
 
 /** Sends the statements of a replica to one of the databases, through the simulator. */
@@ -414,9 +414,7 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
 
 type Registered = RegisteredTransaction & { settledBatchId: string | null; transactionId: string | null };
 
-/**
- * The look-ups of settlement and disputes. They are folded from the log each time they are brought up to date, as the rows of the real register are.
- */
+/** The look-ups of settlement and disputes. `caughtUp` applies the new events of the log, as the projection of the real register does. */
 export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifiedRead'>): Register => {
   const accounts = new Map<string, GatewayAccount>();
   const transactions = new Map<string, Registered>();

@@ -89,7 +89,7 @@ export class Tables {
   /** The listeners for due deliveries. Each process has one. */
   readonly listeners = new Map<Process, () => void>();
   private readonly locks = new Map<string, Transaction>();
-  /** Set by a canary: the checkpoint moves at once, and not in the transaction that writes the rows. */
+  /** True only for a canary: the checkpoint moves at once, and not in the transaction that writes the rows. */
   splitTransactions = false;
 
   constructor(private readonly sim: Simulator) {
@@ -133,7 +133,7 @@ export class Tables {
     return effect(transaction);
   }
 
-  /** Notifies that deliveries may be due. A notification may get lost. */
+  /** Notifies the dispatchers that deliveries may be due. A notification may get lost. */
   ring(): void {
     for (const [process, hear] of this.listeners)
       void this.sim
@@ -251,7 +251,8 @@ export const simulatedCheckpoint = (database: Database, name: string): Checkpoin
   };
 
   return {
-    // These calls only poll, so they are no crash points. A crash at a poll has the same effect as a crash at the work that it finds.
+    // A subscriber makes these calls all the time, also without work. So they count as polls and are no crash points. A crash at one of them has the
+    // same effect as a crash at the work that follows.
     ...port<Omit<Checkpoint, 'commit'>>('checkpoint', run, ['take', 'renew', 'release', 'look', 'position', 'recordFailure', 'status'], {
       take: async (transaction, { owner, ms }) => {
         const isHeldByAnother = (row?: CheckpointRow) => row?.owner !== owner && isLeased(row);

@@ -2,7 +2,7 @@
  * Webhooks in the simulation: staff who change endpoints, receivers that were written from the specification, and the network between them and the
  * service.
  *
- * The rules for the end of a run: each event arrives at every endpoint that was registered before it, with one id and the same bytes, and with a
+ * The rules for the end of a run: each event arrives at every endpoint that was registered before it. It arrives with one id, the same bytes, and a
  * signature that the receiver accepts. A delivery that does not arrive is held after five attempts. No event is lost, invented, or sent to another
  * account.
  */
@@ -136,7 +136,7 @@ const simulatedSender = (sim: Simulator, process: Process, receivers: ReadonlyMa
         lateMs: LATE_POST_MS,
         latencyMs: POST_MS,
       });
-      // If there is no answer, the sender waits until its time limit.
+      // If there is no answer, the sender waits until the time limit of the attempt.
       if (posted === UNANSWERED) await clock.sleep(ATTEMPT_BUDGET_MS - (clock.monotonic() - begun));
       return posted;
     },
@@ -148,7 +148,7 @@ const simulatedSender = (sim: Simulator, process: Process, receivers: ReadonlyMa
 const TOLERANCE_S = 300;
 
 interface Arrival {
-  /** Only for the oracle: a disabled URL may be added again as another endpoint, and the receiver does not see the difference. */
+  /** Only for the oracle. A URL may be disabled and added again as another endpoint, but the receiver does not see the difference. */
   readonly endpointId: string;
   readonly id: string;
   readonly body: string;
@@ -256,8 +256,8 @@ export const repairReceivers = async (outside: Outside): Promise<void> => {
     receiver.isDeaf = false;
     if (status === 'disabled') continue;
     if (status === 'paused') await outside.persist({ kind: 'change endpoint', endpointId, verb: 'resume' });
-    // Stage and activate a new secret, since the receiver may not know the present one: the command may have crashed before it showed the secret.
-    // Repeat this until there is an answer.
+    // Stage and activate a new secret. The receiver may not know the present one: the command may have crashed before it showed the secret. Repeat
+    // this until there is an answer.
     let staged;
     do staged = await outside.persist({ kind: 'stage secret', endpointId });
     while (!staged);
@@ -278,8 +278,8 @@ export const areDeliveriesQuiet = ({ deliveries, endpoints }: WebhookTables): bo
 const LEAST_WAIT_MS = 108_000;
 
 /**
- * Checks all deliveries. `streams`: the streams of payments. `staffReturned`: the cents that the bank returned for staff, by payment, computed
- * without the log. The receivers of an account must have heard of exactly these cents.
+ * Checks all deliveries. `streams`: the streams of payments. `staffReturned`: for each payment, the cents that the bank returned under the references
+ * of staff. The notifications that a receiver took must add up to these cents.
  */
 export const auditDeliveries = (
   world: World,

@@ -17,7 +17,9 @@ export interface CutOptions {
   readonly service: 'running' | 'stopped';
   /** Other events were appended to the earlier copy, so that it is longer than the right log. */
   readonly grown: boolean;
-  /** How long the incident lasts. Recovery would start with payments that are a minute old. */
+  /**
+   * How long the incident lasts. Recovery takes up payments that are a minute old. So a longer incident shows that recovery does not run during it.
+   */
   readonly incidentMs: number;
 }
 
@@ -57,7 +59,7 @@ export const playCut = async (nodes: Nodes, { service, grown, incidentMs }: CutO
     if (service === 'stopped') await installation.startService();
     const noticedMs = await installation.noticed(exchangedAt);
 
-    // Stored answers are replayed. Every other request is refused, and no payment is reported as not found.
+    // Stored answers are replayed, and new payments and refunds are refused. A read may succeed or be refused, but never reports "not found".
     for (const create of partner.creates) {
       expect(await partner.again(create)).toMatchObject({ status: 200, replayed: true });
       expect([200, 503]).toContain((await partner.find(paymentOf(create))).status);

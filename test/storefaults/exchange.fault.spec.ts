@@ -1,6 +1,6 @@
 /**
- * A short version: another log answers at the address of the event store (faults 1, 2 and 12). `npm run storefaults` plays all cases, also on real
- * servers.
+ * The short version of the proof: another log answers at the address of the event store (faults 1, 2 and 12). `npm run storefaults` plays all cases,
+ * also on real servers.
  */
 import { afterEach, expect, test } from '@jest/globals';
 import { playCut, playRefusedStarts } from './cut.js';

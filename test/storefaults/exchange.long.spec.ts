@@ -9,7 +9,7 @@ import { NOTICED_MS, playExchange, slowest, type Replacement, type Traffic } fro
 import { doubles, hasRealNodes, realNodes } from './nodes.js';
 
 const TEST_MS = 600_000;
-/** Long enough for recovery, which starts with payments that are a minute old. */
+/** Longer than a minute, because recovery takes up payments that are a minute old. */
 const UNTIL_RECOVERY_MS = 75_000;
 
 describe.each([doubles(), ...(hasRealNodes ? [realNodes()] : [])])('on $name', (nodes) => {

@@ -7,7 +7,7 @@ import { Installation } from './installation.js';
 import { fillAsForeign, type Node, type Nodes, urlOf, withLog } from './nodes.js';
 import { type Create, judgeAnswers, judgeMoney, Partner, type Sent } from './partner.js';
 
-/** Within this time every process must know of the exchange, idle or not. If other specs run at the same time, the limit is longer. */
+/** Within this time every process must notice the exchange, even an idle process. If other specs run at the same time, the limit is longer. */
 export const NOTICED_MS = { alone: 3_000, besideOthers: 10_000 } as const;
 
 /** The time that the slowest process needed to notice the exchange. */

@@ -58,7 +58,7 @@ export const withLog = async <T>(url: string, work: (store: EventStore) => Promi
 
 const metaOf = () => ({ recordedAt: new Date().toISOString(), actor: { type: 'system', id: 'another' } as const, correlationId: randomUUID() });
 
-/** Makes the node the log of another installation. This log is longer than `end`. */
+/** Writes the log of another installation into the node, until that log is longer than `end`. */
 export const fillAsForeign = async (node: Node, end: Position): Promise<void> => {
   await withLog(urlOf(node.port), async (store) => {
     const installationId = randomUUID();
@@ -84,7 +84,10 @@ export const fill = (node: Node, end: Position): Promise<void> =>
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 
-/** The difference of bytes per event between two doubles. 137 and 151 are primes, so few positions of two logs are equal. */
+/**
+ * By this number, bytes per event differ between two doubles. The first two values, 137 and 151, are primes, so few positions of the two logs are
+ * equal.
+ */
 const BYTES_APART = 14;
 
 export const doubles = (): Nodes => {

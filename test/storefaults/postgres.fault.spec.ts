@@ -1,4 +1,7 @@
-/** A short version: Postgres is put back to an earlier state. With the events in Postgres this is fault 7, with the events in KurrentDB fault 3. */
+/**
+ * The short version of the proof: Postgres is put back to an earlier state. With the events in Postgres this is fault 7, with the events in KurrentDB
+ * fault 3.
+ */
 import { afterEach, expect, test } from '@jest/globals';
 import { NOTICED_MS, slowest } from './exchange.js';
 import { doubles } from './nodes.js';

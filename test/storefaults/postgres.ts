@@ -222,7 +222,7 @@ const retryUntilAnswered = async (partner: Partner, creates: readonly Create[]):
   );
 };
 
-/** If a database was put back while processes run, claims stay closed for the lease of a key. So an answer may take this long. */
+/** If a database was put back while processes run, claims stay closed for the lease of a key (60 s). So this time limit for the answers is longer. */
 const ANSWERED_MS = 180_000;
 
 /** Fault 3 with a promotion: known keys are sent again all the time, and staff run no command. */
@@ -275,7 +275,7 @@ const wholeAfter = async (installation: Installation, partner: Partner, from: nu
   await eventually(async () => (await partner.create()).sent.at(-1)!.status === 200);
   for (const create of partner.paid) expect((await partner.find(paymentOf(create))).status).toBe(200);
   const truth = await installation.bank.truth();
-  // The window is empty, since charges of new requests are allowed: no event was lost.
+  // The window is empty, because no event was lost: charges of new requests are allowed at all times.
   const violations = judgeMoney(truth, partner, { from, to: from });
   expect(violations).toEqual([]);
   return { requests: partner.sent.length, charges: chargesOf(truth), secondCharges: violations.length };

@@ -78,7 +78,7 @@ export const busyDay = async (service: Service): Promise<BusyDay> => {
   // On a later day the first batches are funded.
   service.clock.advance(5 * 86_400_000);
   await recordSettlements(service.services.settlement, signal());
-  // Open all exceptions now. Otherwise the worker's next round could open them in the middle of a spec.
+  // Open all exceptions now, because the next round of the worker could otherwise open them in the middle of a spec.
   while ((await service.services.openExceptions()) > 0);
   return { partner, separate, combined, payments };
 };

@@ -47,7 +47,8 @@ export const startBrowser = async ({ installed }: { readonly installed?: string 
     const browser = await chromium.launch({
       executablePath,
       args: ['--no-sandbox', '--host-resolver-rules=MAP *.test 127.0.0.1'],
-      // Playwright turns the back/forward cache off. This turns it on again, so that Back behaves as for users.
+      // By default Playwright starts Chromium with this option, which turns the back/forward cache off. Without the option, Back behaves as for
+      // users.
       ignoreDefaultArgs: ['--disable-back-forward-cache'],
     });
     return {
@@ -86,7 +87,7 @@ export interface Sites {
   readonly evilUrl: string;
   /** Sets the service that answers behind pay.test. */
   lead(serviceUrl: string): void;
-  /** Answers of the sites shop.test and evil.test, by path. Paths `/pay/…` belong to the partner. */
+  /** Answers of the sites shop.test and evil.test, by path. A path that is not listed gets a page with the heading "shop" and the path. */
   readonly pages: Map<string, (request: IncomingMessage & { readonly body: string }) => string | { status: number; location: string }>;
   /** Every request to shop.test or evil.test, in order. */
   readonly visits: { readonly host: string; readonly method: string; readonly url: string; readonly body: string }[];

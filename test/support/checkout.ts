@@ -1,6 +1,6 @@
 /**
  * A payer without a browser, for specs of hosted checkout. It follows no redirect by itself, keeps cookies by path, reads the form on a page and
- * sends it. Also the signatures of the partner, by code that shares nothing with the service's code.
+ * sends it. It also makes and checks signatures as a partner does, with code that shares nothing with the service.
  */
 import { createHmac } from 'node:crypto';
 import { request as httpRequest } from 'node:http';

@@ -41,7 +41,7 @@ export class MovableClock implements Clock {
     });
   }
 
-  /** Puts the wall clock ahead, or back. The monotonic clock does not change. */
+  /** Sets the wall clock ahead by `ms`, or back if `ms` is negative. The monotonic clock does not change. */
   setWrongBy(ms: number): void {
     this.wrongByMs = ms;
   }

@@ -1,6 +1,6 @@
 /**
- * The contract of every table of deliveries, for any order of steps: workers claim, end their attempts, disappear, or end them late; staff pause,
- * redeliver and disable; the outbox lags and replays.
+ * The contract of every table of deliveries, for steps in random order. Workers claim deliveries and end their attempts, in time, late or never.
+ * Staff pause, redeliver and disable. The outbox lags and replays.
  *
  * Random sequences of these steps also run on a model that was written from the rules. After each step both must agree. At the end workers and
  * endpoints work again, and every delivery must end. One suite runs against Postgres and against the simulation's tables. Time passes by changing the
@@ -27,14 +27,14 @@ export interface DeliveriesUnderTest {
   /** Registers a URL for the account. Returns its id. */
   register(url: string): Promise<string>;
   change(endpointId: string, to: EndpointStatus): Promise<unknown>;
-  /** Appends an event of the payment that must be notified. */
+  /** Appends an event of the payment, of a type that is sent to endpoints. */
   happen(): Promise<unknown>;
   /** `tell`: the outbox writes the new events. `replay`: it writes all events once more. */
   tell(): Promise<unknown>;
   replay(): Promise<unknown>;
   /** Lets time pass, by changing the stored times. Only the clock of the tables counts. */
   pass(seconds: number): Promise<unknown>;
-  /** Sends a delivery again. False: this was refused. */
+  /** Asks that a delivery is sent again, as staff do. False: the request was refused. */
   redeliver(deliveryId: string): Promise<boolean>;
   /** In order of their ids. */
   rows(): Promise<readonly SeenDelivery[]>;
@@ -47,8 +47,8 @@ export interface DeliveriesGround {
 }
 
 /**
- * One step of time. It is longer than a lease and shorter than the wait between attempts. No number of steps equals one of them, so the result does
- * not depend on the machine.
+ * One step of time. It is longer than a lease and shorter than the wait between attempts. No multiple of the step equals the lease or the wait, so
+ * the result does not depend on the speed of the machine.
  */
 const STEP_SECONDS = 40;
 const WAIT_MS = 130_000;
@@ -107,7 +107,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     }
     for (const endpoint of endpoints.keys()) {
       if (claimed.some(({ endpointId }) => endpointId === endpoints[endpoint]!.id)) expect(inFlight(endpoint)).toBeLessThanOrEqual(share(endpoint));
-      // If a due delivery was left out, then all slots were used, or its endpoint had its maximum in flight.
+      // If a due delivery was not claimed, either all slots were used, or its endpoint already had the maximum number of deliveries in flight.
       const left = [...model.values()].some((one) => one.endpoint === endpoint && claimable(one));
       if (claimed.length < slots && left) expect(inFlight(endpoint)).toBeGreaterThanOrEqual(share(endpoint));
     }
@@ -184,7 +184,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     } else if (step === 'claim') await claim(1 + (pick % 12));
     else if (step === 'succeed' && held.length > 0) await end(pick, true);
     else if (step === 'fail' && held.length > 0) await end(pick, false);
-    // Ends the delivery that was held for the longest time, perhaps after its lease.
+    // Ends the delivery that a worker has held for the longest time, perhaps after the end of its lease.
     else if (step === 'late' && held.length > 0) await end(0, pick % 2 === 0);
     else if (step === 'pass') await pass();
     else if (step === 'reap') await reap();

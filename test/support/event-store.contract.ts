@@ -1,6 +1,7 @@
 /**
  * The contract of every event store adapter. One suite runs against memory, Postgres and KurrentDB, so the store of the simulation behaves like the
- * real ones. Each test uses its own streams, and reads the log only from the end that it had before the test. So the store may hold earlier events.
+ * real ones. Each test uses its own streams, and reads only the part of the log that comes after the start of the test. So the store may hold earlier
+ * events.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
@@ -63,7 +64,7 @@ export const following = (store: EventStore, after: Position | null, options?: {
 };
 
 const idsOf = (events: readonly { id: string }[]) => events.map(({ id }) => id);
-/** A position behind the given one. It can be in a longer log, or in another one. */
+/** A position far after the given one, as a longer log or another log may have. */
 const beyond = (position: Position) => position.replace(/(^|:)\d{3}/g, '$1008') as Position;
 const markOf = ({ position, id }: Recorded): Mark => ({ position, id });
 const outcome = (work: Promise<unknown>): Promise<unknown> => work.catch((error: unknown) => error);
@@ -74,7 +75,7 @@ export interface ContractSubject {
   readonly another: EventStore;
   /** True if no event was ever written to the store. */
   readonly fresh: boolean;
-  /** Returns a position behind `position` at which no event begins. Absent: in this store every position up to the head holds an event. */
+  /** Returns a position after `position` at which no event begins. Absent: in this store every position up to the head holds an event. */
   readonly between?: (position: Position) => Position;
   readonly close: () => Promise<void>;
 }

@@ -118,7 +118,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   const resolve = { as: 'voided', evidence: 'call with the bank, 14:20', by: BY, force: false, transactions: {} } as const;
   await resolvePayment(payments.ports, service.services.settlement.register, { ...resolve, paymentId: await failed(CARD.neverReached) });
 
-  // A refund whose outcome is unknown until recovery finds it. Then the repeated command gets its result.
+  // The outcome of this refund is unknown until recovery finds it. Then the repeated command gets the result of the refund.
   const refunded = await created(CARD.settlesAtOnce);
   for (const call of ['refund', 'lookup', 'finalize'] as const) await service.simulator.arm({ match: { call }, answer: 'cut', times: null });
   const refund = { operation: 'refund', paymentId: refunded, amountCents: 10_000, includeFee: false, reason: 'billed twice', by: BY } as const;
@@ -129,7 +129,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   await reverseByStaff(payments, refund, null);
   await reverseByStaff(payments, { ...refund, amountCents: null, includeFee: true }, null);
 
-  // A create whose process died before the intent was recorded.
+  // Finish a create as the key sweeper does if the process died before it recorded the intent.
   const { clock, ids } = service.services;
   const sweeper = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
   await finishCreate(payments.ports, { paymentId: ids.uuid(), attemptId: ids.uuid() }, partner.accountId, sweeper, new Deadline(clock, 5_000));

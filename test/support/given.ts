@@ -201,7 +201,7 @@ export const ended = (
 });
 export const acknowledged = (attemptId: string): PaymentEvent => ({ type: 'ReversalAcknowledged', at: AT, data: { attemptId, idempotency: null } });
 
-/** The shares of the lines if the whole payment `separate` is returned. */
+/** The shares of the lines in a return of all money of the payment `separate`. */
 const WHOLE = { principal: principals(3333, 3333, 3334), both: THREE_LINES, fee: [108, 108, 109].map((fee) => [0, fee] as const) };
 export const wholeLines = WHOLE;
 
@@ -260,7 +260,7 @@ export const requestVoid = (attemptId: string, change: Partial<RequestVoid> = {}
   references: referencesOf(attemptId),
   ...change,
 });
-/** By default the gateway can void a part of a charge, and cannot refund before settlement, as the simulator. */
+/** By default the gateway behaves as the simulator: it can void a part of a charge, and cannot refund before settlement. */
 export const requestRefund = (attemptId: string, change: Partial<RequestRefund> = {}): RequestRefund => ({
   type: 'RequestRefund',
   at: LATER,

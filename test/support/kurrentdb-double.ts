@@ -73,7 +73,7 @@ export class KurrentDbDouble {
   everyAppend: AppendFault | null = null;
   everyRead: ReadFault | null = null;
   everySubscription: SubscriptionFault | null = null;
-  /** The port of the cluster's leader, for URLs with several hosts. */
+  /** The port of the leader that this node reports to clients. null: this node reports itself. */
   leaderPort: number | null = null;
   members: number[] = [];
   readonly calls = { append: 0, batchAppend: 0, read: 0, subscribe: 0, features: 0, gossip: 0, requiresLeader: 0, authorization: new Set<string>() };
@@ -345,7 +345,7 @@ export class KurrentDbDouble {
   }
 
   /**
-   * True if a position is refused. Forwards, a read may start only at the first byte of an event or beyond the last event. Backwards, it may start
+   * True if a position is refused. A forward read may start only at the first byte of an event, or beyond the last event. A backward read may start
    * only at an event.
    */
   private isRefused(options: NonNullable<ReturnType<ReadReq['getOptions']>>): boolean {

@@ -28,7 +28,7 @@ interface MarkedCheckpoint {
 export class Marks {
   readonly rows = new Map<string, OwnMarks & { readonly writtenAt: number }>();
   incident: Incident | null = null;
-  /** `incidents`: the number of incidents so far. `closed`: those that staff have closed. */
+  /** `incidents`: the number of incidents so far. `closed`: the ids of the incidents that staff have closed. */
   incidents = 0;
   private readonly closed = new Set<string>();
   /** Events whose marks were given up when an incident was closed. */

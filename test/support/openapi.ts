@@ -1,6 +1,6 @@
 /**
  * Checks every answer of an e2e client against the served OpenAPI document: status, content type and body. The check is stricter than partners need:
- * a field that the document does not name is a fault, so that the service sends no undocumented field.
+ * a field that the document does not name is a fault. So the service sends no undocumented field.
  */
 import { Ajv2020, type ValidateFunction } from 'ajv/dist/2020.js';
 import formats from 'ajv-formats';

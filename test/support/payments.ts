@@ -1,6 +1,6 @@
 /**
- * The functions of libs/payments with real parts: the simulator on a real socket, keys and velocity in a real Postgres, and a directory that is made
- * from events. Only the event store is in memory. Store and gateway are wrapped, so that a spec can run its own code between any two steps.
+ * The functions of libs/payments with real parts. The simulator has a real socket, keys and velocity are in a real Postgres, and the directory is
+ * made from events. Only the event store is in memory. Store and gateway are wrapped, so that a spec can run its own code between any two steps.
  */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -58,7 +58,10 @@ export const OPEN_CLAIMS: Claims = { isOpen: true, begun: async () => undefined 
 
 type Step = () => unknown;
 
-/** Steps that a spec adds before or after the next calls with a name. A step runs for one call, or for the next `times` calls. */
+/**
+ * Steps that a spec adds before or after calls of a port, by the name of the call. A step runs at the next call of this name, or at the next `times`
+ * calls.
+ */
 export class Interposed {
   private readonly steps: { readonly when: 'before' | 'after'; readonly name: string; readonly step: Step; left: number }[] = [];
 
@@ -72,7 +75,7 @@ export class Interposed {
   failBefore(name: string, error: () => Error, times = Number.POSITIVE_INFINITY): void {
     this.before(name, () => Promise.reject(error()), times);
   }
-  /** The call is carried out, and its answer is lost. */
+  /** The call is carried out, but the caller gets the error instead of the answer. */
   failAfter(name: string, error: () => Error, times = Number.POSITIVE_INFINITY): void {
     this.after(name, () => Promise.reject(error()), times);
   }

@@ -95,9 +95,9 @@ export const postmasterOf = (dataDir: string): number | null => {
 // Data directories, and the guard process of each.
 
 /**
- * A shell script that runs as long as its input is open. The system closes this input however our process ends. Then the guard kills the process
- * groups in the last line of its input and the Postgres of the directory, and removes the directory. Our process still waits for the leader of each
- * of these groups, so their numbers are not reused.
+ * A shell script that runs as long as its input is open. The system closes this input however our process ends. Then the script kills the process
+ * groups in the last line of its input and the Postgres of the directory, and removes the directory. That last line names only groups whose leader
+ * has not ended, so none of their numbers belongs to a newer group.
  */
 const GUARD = `
   while read -r line; do groups=$line; done
@@ -151,7 +151,7 @@ export class DataDir {
       kill(postmaster);
       await eventually(() => !isAlive(postmaster), { timeoutMs: GONE_TIMEOUT_MS });
     }
-    // Wait for the guard from now on, so it must keep this process alive.
+    // From here on this process waits for the end of the guard, so the guard must keep it alive.
     this.guard.ref();
     const ended = once(this.guard, 'exit');
     this.guard.stdin!.end();

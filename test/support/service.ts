@@ -33,7 +33,7 @@ export interface Answer<Data> {
   readonly headers: Readonly<Record<string, string | undefined>>;
   /** The body, byte for byte. */
   readonly text: string;
-  /** The data of a success. An error has no data, so a spec that reads its fields fails. */
+  /** The data of a success. An error has no data, so a spec that reads a field of `data` fails. */
   readonly data: Data;
   /** `details.code` of an error. */
   readonly code: string | undefined;
@@ -242,7 +242,7 @@ export interface Service {
   readonly anonymous: Client;
   account(name?: string): Promise<TestAccount>;
   portal(account: TestAccount, options?: { fee?: Partial<FeeConfig>; gateway?: 'simulator' | 'none' }): Promise<string>;
-  /** Runs an administrative command and waits until requests see it. */
+  /** Runs an administrative command, and waits until requests see the change. */
   readonly administer: <State, Extra extends Done<State>>(change: Promise<Extra>) => Promise<Extra>;
   /** Runs recovery of this payment at once, as the worker would do it after a minute. Moves the clock by 61 s. */
   recover(paymentId: string): Promise<void>;

@@ -1,9 +1,9 @@
 /**
- * The jest environment of every spec file. It waits until the file has a free place to run in.
+ * The jest environment of every spec file. Before the file runs, it takes one of the places of this machine, and waits until one is free.
  *
- * A machine has one place per core, but at least two. All runs on the machine share these places. Without this limit all files would be slow, and waits for
- * processes or connections would end too early. Unit specs start no process and need no place. A run that a spec starts shares the place of that spec
- * (`TEST_PLACE=held`).
+ * A machine has one place per core, but at least two. All runs on the machine share these places. Without this limit all files would be slow, and
+ * tests that wait for processes or connections would reach their time limits. Unit specs start no process and need no place. A run that a spec starts
+ * shares the place of that spec (`TEST_PLACE=held`).
  */
 import { once } from 'node:events';
 import { createServer } from 'node:net';

@@ -1,5 +1,5 @@
 /**
- * The contract of the rows that the outbox and staff write, and of the notification that a delivery is due, in Postgres and in the simulation.
+ * The contract of the rows that the outbox and staff write, and of the signal that a delivery is due. It holds in Postgres and in the simulation.
  * Deliveries have their own contract (deliveries.contract.ts).
  */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';

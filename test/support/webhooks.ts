@@ -1,6 +1,6 @@
 /**
- * Webhooks with real parts: payments with the simulator (support/payments.ts), the outbox and any number of dispatchers over one Postgres, and
- * receivers with real TLS on loopback. Each receiver has its own host name, which a test name server resolves.
+ * Webhooks with real parts. Payments use the simulator (support/payments.ts). The outbox and any number of dispatchers use one Postgres. Receivers
+ * have real TLS on loopback. Each receiver has its own host name, which a test name server resolves.
  */
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';

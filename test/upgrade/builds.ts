@@ -9,7 +9,7 @@ const ROOT = new URL('../../', import.meta.url).pathname.replace(/dist\/$/, '');
 
 export interface Patch {
   readonly file: string;
-  /** This text must occur exactly once in the file. So a patch that does not fit any more is an error. */
+  /** This text must occur exactly once in the file. If it does not, buildOf throws an error. */
   readonly from: string;
   readonly to: string;
 }

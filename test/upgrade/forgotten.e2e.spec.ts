@@ -1,6 +1,6 @@
 /**
- * Changes of the code where a step is forgotten, each in a copy of the sources. A check must fail, and its message must name the instructions in
- * docs/changing.md.
+ * Each test changes a copy of the sources and forgets one step of docs/changing.md. A spec must then fail, and its message must name the instructions
+ * in docs/changing.md.
  */
 import { expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';

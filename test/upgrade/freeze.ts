@@ -1,7 +1,7 @@
 /**
- * Freezes a release. It plays a day of payments on a build of the release and writes the result. The result has the log and the tables that cannot be
- * made again from the log, the data directory of the processor, and signed heads. It also has a test key, an evidence pack, a proof, and the answers
- * that a later release must still give. `frozen.e2e.spec.ts` loads this data into the present code.
+ * Freezes a release. It plays a day of payments on a build of the release and writes the result to a folder. The folder has the log and the tables
+ * that cannot be made again from the log, the data directory of the processor, and signed heads. It also has the master key, an evidence pack, a
+ * proof, and the answers that a later release must still give. `frozen.e2e.spec.ts` loads this data into the present code.
  */
 import { execFile } from 'node:child_process';
 import { cp, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
@@ -114,7 +114,7 @@ const play = async (root: string, release: string, dataDir: DataDir, databaseUrl
   const create = (number: string = CARD.approved, status = 200) =>
     done(status, PAYMENTS, paymentOf(portalId, { number, referenceId: 'CASE-7', lineItems: LINES }));
 
-  // Payments before settlement: one is voided, one is declined, one ends with a gateway error, and one is refunded by a void. Three more will settle.
+  // Payments before settlement. One is voided, one is declined, one ends with a gateway error, and one is partly refunded. Three more will settle.
   await done(200, `${PAYMENTS}/${await create()}/void`, { reason: 'entered twice' });
   await create(CARD.declined, 402);
   await create(CARD.gatewayError, 502);

@@ -1,6 +1,6 @@
 /**
- * The rows that each read model makes of the frozen history must not change. `shapes.json` has a SHA-256 of them for each model and shape. If the
- * rows changed under the same shape, new rows would be mixed with rows of the earlier release. Instructions: docs/changing.md#a-read-model.
+ * The rows that each read model makes of the frozen history must not change. `shapes.json` has a SHA-256 of these rows for each model and shape. If a
+ * release changed the rows but not the shape, its rows would be mixed with rows of the earlier release. Instructions: docs/changing.md#a-read-model.
  */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { createHash } from 'node:crypto';

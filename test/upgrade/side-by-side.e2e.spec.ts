@@ -88,8 +88,8 @@ const refusal = async (build: Build, ...args: string[]): Promise<string> => {
 };
 
 /**
- * Sends creates, reads and lists through every API in turn, until it is stopped. `leave` takes an API out, waits for its requests in flight, and
- * stops it.
+ * Sends creates, reads and lists through every API in turn, until `stop` is called. `leave` takes an API out of `apis`, waits for its requests in
+ * flight, and stops it.
  */
 const load = {
   apis: [] as string[],
@@ -175,7 +175,7 @@ test('two releases run side by side, back and forward, without a failed request'
   load.apiKey = apiKey;
   await some();
 
-  // Back: stop the new release. The old one can still read all events.
+  // Back: stop the new release. The old one can read the events that the new one wrote.
   await load.leave(newApi);
   await newWorker.stop();
   await some(20);
@@ -186,7 +186,7 @@ test('two releases run side by side, back and forward, without a failed request'
   await some();
   await load.leave(api);
 
-  // The old worker is paused. A change of access is in force for the new release at once, and the command names the process that has not seen it.
+  // The old worker is paused. A change of access is in force for the new release at once. The command names the process that has not seen the change.
   const left = await payfold<{ accountId: string }>(next!, 'accounts', 'create', '--name', 'Town');
   const { apiKey: oldKey } = await payfold<{ apiKey: string }>(next!, 'keys', 'issue', '--account', left.accountId);
   const statusOf = async (key: string) => (await fetch(`${newApi.url}${PAYMENTS}?limit=1`, { headers: { authorization: `ApiKey ${key}` } })).status;
@@ -199,7 +199,7 @@ test('two releases run side by side, back and forward, without a failed request'
   expect(deactivated).toMatch(
     /^The change is recorded, but process \d+ on \S+ \(worker, release 0\.3\.0\) still reads the state before it \(directory@1\)\. /,
   );
-  // A key that was issued in this time is shown in the error, since it can never be shown again.
+  // A key that was issued while the worker is paused is shown in the error, since it can never be shown again.
   expect(await statusOf(/The new API key is (pc_\S+);/.exec(issued)![1]!)).toBe(200);
   expect(await statusOf(oldKey)).toBe(403);
   worker.signal('SIGCONT');

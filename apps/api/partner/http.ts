@@ -48,8 +48,8 @@ export class AuthGuard implements CanActivate {
   }
 
   /**
-   * Enters the convoy. The request is in flight until its answer is sent or its connection ends. Both events are needed, since the answer to a
-   * pipelined request emits no `close`.
+   * Enters the convoy. The request is in flight until its answer is sent or its connection ends. The socket's `close` is needed too: if the
+   * connection ends, the answer to a pipelined request may emit no `close`.
    */
   private async takeTurn(socket: Socket, response: FastifyReply['raw']): Promise<void> {
     const leave = await this.convoy.enter();
@@ -94,8 +94,8 @@ export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { empt
 });
 
 /**
- * The texts to which an idempotency key is bound (C13). They hold the digits of the card number, no cvv, and everything else as it was sent.
- * `loggedText` holds only the last four digits. Both texts are only the input of keyed hashes.
+ * The texts to which an idempotency key is bound (C13). Of the card number, `fingerprintText` holds all digits and `loggedText` only the last four.
+ * Neither holds the cvv. Everything else is as it was sent. Both texts are only the input of keyed hashes.
  */
 export const requestText = (method: string, path: string, body: JsonObject): RequestText => {
   const textOf = (canonical: JsonObject) => `${method}\n${path}\n${canonicalJson(canonical)}`;

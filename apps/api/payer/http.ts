@@ -23,8 +23,8 @@ export const INTAKE_PATH = '/api/v1/payer/intake';
 export const LINK_PATH = `${INTAKE_PATH}/link`;
 
 /**
- * True if a payer reads this refusal, and not a program. On the pages this is always so. At the intake, 404 and 405 are for a program, since a wrong
- * path or method is a fault of a program.
+ * True if a payer reads a refusal of this path and status. False: a program reads it. On the pages, a payer reads every refusal. At the intake, 404
+ * and 405 are for a program, since a wrong path or method is a fault of a program.
  */
 export const isForPayers = (path: string, status: number): boolean =>
   path === '/checkout' || path.startsWith('/checkout/') || ((path === INTAKE_PATH || path === LINK_PATH) && status !== 404 && status !== 405);

@@ -26,7 +26,7 @@ const REFERENCE = /^[\w.:-]{1,64}$/;
 export class PayerPages {
   constructor(@Inject(CHECKOUT_SERVICES) private readonly services: CheckoutServices) {}
 
-  /** What all pages of a portal share. Their language is the one that the partner named, else the portal's, else the browser's. */
+  /** The values that all pages of a portal share. The language is the one that the partner named, else the portal's, else the browser's. */
   frame(request: FastifyRequest, portal: Portal | null, terms: CheckoutTerms | null = null): Frame {
     return {
       locale: localeOf(terms?.locale, portal?.checkout.locale, request.headers['accept-language']),

@@ -62,8 +62,8 @@ export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, cl
 };
 
 /**
- * The client's address. If the operator has `hops` proxies, the address is entry number `hops` of `X-Forwarded-For`, counted from the end. The entries to its
- * left may come from the caller, so they are not trusted.
+ * The client's address. `hops` is the number of the operator's own proxies. With proxies, the address is entry number `hops` of `X-Forwarded-For`,
+ * counted from the end. The entries before this one may come from the caller, so they are not trusted.
  */
 export const clientAddress = (socketAddress: string, forwardedFor: string | undefined, hops: number): string => {
   if (hops === 0 || forwardedFor === undefined) return socketAddress;

@@ -6,7 +6,7 @@ import { type Text, TEXTS } from './text.js';
 
 /** Seconds after which a waiting page loads again. */
 export const ASK_AGAIN_SECONDS = 3;
-/** Seconds after which a waiting page loads again, once the payer may leave. */
+/** Seconds after which a waiting page loads again, if the payer may leave already. */
 const ASK_AGAIN_LATE_SECONDS = 15;
 
 interface WaitingProps {
@@ -270,7 +270,7 @@ interface RefusedProps {
   readonly frame: Frame;
   readonly what: RefusedRequest;
   readonly reference: string;
-  /** The session that the request belongs to, if it may go on. */
+  /** The session to which the request belongs. The page links to it. null or absent: no link. */
   readonly checkoutId?: string | null;
 }
 

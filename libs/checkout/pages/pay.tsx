@@ -5,7 +5,7 @@ import { money, timeOfDay } from './format.js';
 import { type Frame, Layout, type Line, Lines } from './layout.js';
 import { type FieldFault, type Text, TEXTS } from './text.js';
 
-/** Names of the form's fields. Each field has its own `autocomplete`, while the form as a whole turns it off. */
+/** Names of the form's fields. Each field sets its own `autocomplete` value. The form itself sets `off`. */
 export const CARD_FIELDS = ['card_number', 'expiry', 'security_code'] as const;
 export const PAYER_FIELDS = ['postal_code', 'first_name', 'last_name', 'email'] as const;
 export type PayField = (typeof CARD_FIELDS)[number] | (typeof PAYER_FIELDS)[number];

@@ -1,4 +1,7 @@
-/** Tests the outcome of a call for each row of the table in docs/contract.md#gateway. A server on a real socket misbehaves as each test needs it. */
+/**
+ * Tests the outcome of a call for each row of the table in docs/contract.md#gateway. Each test makes a server on a real socket misbehave in its own
+ * way.
+ */
 import { spawn } from 'node:child_process';
 import { connect, createServer, type AddressInfo, type Server, type Socket } from 'node:net';
 import { inspect } from 'node:util';
@@ -93,7 +96,7 @@ const deadPort = async (): Promise<number> => {
   return port;
 };
 
-/** The address of a listener whose process is stopped and whose queue is full. A connection to it neither succeeds nor fails. */
+/** The address of a listener whose process is stopped and whose queue is full. A new connection to this address gets no answer. */
 const unaccepting = async (): Promise<string> => {
   const script = "require('node:net').createServer().listen({port:0,host:'127.0.0.1',backlog:1},function(){console.log(this.address().port)})";
   const child = spawn(process.execPath, ['-e', script], { stdio: ['ignore', 'pipe', 'ignore'] });
@@ -147,7 +150,7 @@ describe.each(calls)('%s: no byte was sent, so certainly nothing happened', (_, 
     expect(connections).toHaveLength(1);
   });
 
-  // If the queue of a listener is full, Linux lets the connection wait. Other systems refuse it, and the test above covers that.
+  // If the queue of a listener is full, Linux lets a new connection wait. Other systems refuse the connection, and the test above covers a refusal.
   (process.platform === 'linux' ? test : test.skip)('the deadline passed while connecting', async () => {
     expect(await call(gatewayAt(await unaccepting()), shortly())).toMatchObject({ kind: 'not_processed', answered: false });
   });

@@ -1,5 +1,5 @@
 /**
- * The adapter of the sandbox processor (`apps/simulator`), over a real socket. Only this file decides which outcome a call has
+ * The adapter of the sandbox processor (`apps/simulator`), over a real socket. For each call that returns, only this file decides the outcome
  * (docs/contract.md#gateway):
  *
  * | event | outcome |
@@ -152,7 +152,7 @@ const outcomeOf = <T>(outcome: unknown, status: number, txnOf: (outcome: Fields)
     case 'declined': {
       const { avs, cvv, transactionId } = outcome;
       if (typeof outcome.code !== 'string') return null;
-      // An unknown decline code is still a decline: no money moved.
+      // An answer with an unknown decline code is a decline, too: no money moved.
       const code: DeclineCode = isOneOf(outcome.code, DECLINE_CODES) ? outcome.code : 'generic_decline';
       return {
         kind: 'declined',

@@ -48,7 +48,7 @@ export const isVerified = async ({ clock, ownLog }: CallPorts, deadline: Deadlin
 /** Runs a call and aborts it after `ms`. If the aborted call does not return within {@link LAST_WORD_MS}, the result is `otherwise()`. */
 export const bounded = async <T>(clock: Clock, ms: number, call: (signal: AbortSignal) => Promise<T>, otherwise: () => T): Promise<T> => {
   const abort = new AbortController();
-  // The adapter decides what the outcome of an aborted call is, and gets some extra time to report it. This timer also ends the wait for an adapter
+  // The adapter decides the outcome of an aborted call, and gets some extra time to report that outcome. This timer also ends the wait for an adapter
   // that never returns.
   const late = clock.sleep(ms, abort.signal).then(async () => {
     if (!abort.signal.aborted) {

@@ -1,6 +1,7 @@
 /**
- * The gateway port: the only way to a card processor. Business results are return values, never exceptions. Only the adapter decides `Outcome.kind`.
- * Every operation is executed at most once per reference. With `finalize` a gateway can promise that a reference will never be executed.
+ * The gateway port: the only way to a card processor. Business results are return values, never exceptions. Only the adapter decides the
+ * `Outcome.kind` of a call that it completes. Every operation is executed at most once per reference. With `finalize` a gateway can promise that a
+ * reference will never be executed.
  */
 import type { Cents } from '#kernel';
 
@@ -145,8 +146,8 @@ export interface VoidCall {
   readonly account: GatewayAccount;
   readonly chargeTransactionId: string;
   /**
-   * The amount to return. Default: all that remains. A smaller amount needs `partialVoid`. An answer with another amount counts as unreadable, so
-   * payments always name the amount.
+   * The amount to return. Default: all that remains. A smaller amount needs `partialVoid`. If the amount is named, an answer with another amount
+   * counts as unreadable. So payments always name the amount.
    */
   readonly amountCents?: Cents;
   readonly askedBy: 'void' | 'refund' | 'reversal';

@@ -1,7 +1,7 @@
 /**
- * The database of the keys goes back, while the log does not. Either it is restored from an earlier copy, or a standby that lacks the last commits
- * replaces it. The Postgres servers are real. Meanwhile two processes repeat requests with every known key, and no operator command is given. No card
- * may be charged twice.
+ * Tests a database of the keys that goes back, while the log does not. Either it is restored from an earlier copy, or a standby that lacks the last
+ * commits replaces it. The Postgres servers are real. Meanwhile two processes repeat requests with every known key, and no operator command is given.
+ * No card may be charged twice.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from '@jest/globals';
 import { execFileSync } from 'node:child_process';

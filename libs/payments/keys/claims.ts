@@ -3,13 +3,14 @@
  * exchange of the database, it may lack rows of keys whose intents are in the log. No key is claimed until the subscriber `keys` has made these rows
  * (C76).
  *
- * Claims open when the subscriber's checkpoint has reached a head of the log that was read before. Time alone never opens them. The checkpoint is in
- * the same database and goes back with it. After a start, the head is read at once. After the database went back, requests with earlier claims may
- * still append intents until their lease ends. So the head is read only after that.
+ * To open claims, a process reads the log's head, and then waits until the subscriber's checkpoint has reached that head. Time alone never opens
+ * claims. The checkpoint is in the same database and goes back with it. After the database went back, requests with earlier claims may still append
+ * intents until their lease ends. So the head is read only after one lease time.
  *
- * Every new connection is compared before its first use, and one open connection once a second. If a database does not continue from the place that
- * this process saw last, the claims of all processes are closed. This process then makes all its connections anew, since old ones may lead to a
- * server that was replaced.
+ * The place of a database is its cluster id, its timeline and its position in the write-ahead log. A process reads the place over every new
+ * connection before the first use, and over an open connection once a second. If the place does not follow the furthest place that this process
+ * knows, the claims of all processes are closed. This process then makes all its connections anew, since old ones may lead to a server that was
+ * replaced.
  */
 import { readFileSync } from 'node:fs';
 import { mkdir, rename, writeFile } from 'node:fs/promises';
@@ -32,9 +33,9 @@ import {
 import { LEASE_SECONDS } from './key-store.js';
 import { KEYS_FROM_LOG } from './from-log.js';
 
-/** Time between two comparisons with the database, while claims are open and while they are closed. */
+/** Time between two looks at the place of the database, while claims are open and while they are closed. */
 const LOOK_EVERY_MS = { open: 1_000, closed: 250 };
-/** A start waits this long for claims to open. Then it goes on with closed claims. */
+/** A start waits at most this long for claims to open. Then the process starts with closed claims. */
 const START_WAIT_MS = 3_000;
 /** Time limit of one try to bring the subscriber to the head. The next try continues from there. */
 const CATCH_UP_MS = 2_000;
@@ -70,7 +71,7 @@ export interface ClaimsDatabase {
   reconnect(): void;
 }
 
-/** Stores the place of the database outside the database. So it outlives the process, and does not go back with the database. */
+/** Stores the place of the database in a file outside the database. The file outlives the process, and does not go back with the database. */
 export interface KeptPlace {
   /** null: nothing was kept yet. `damaged`: a place was kept, and it cannot be read. */
   read(): DatabasePlace | null | 'damaged';
@@ -108,11 +109,11 @@ export class ClaimsGate implements Claims {
   constructor(private readonly options: ClaimsGateOptions) {
     const kept = options.kept.read();
     this.seen = kept === 'damaged' ? null : kept;
-    // Without the place nobody can tell whether the database went back, so it is treated as if it did.
+    // Without a kept place, a database that went back cannot be recognised. So claims stay closed as if it had gone back.
     if (kept === 'damaged') this.notice(null, null);
   }
 
-  /** Compares the place of a new connection. Throws if the connection must not be used. */
+  /** Compares the place that a new connection shows with the furthest known place. Throws if the connection must not be used. */
   readonly verify = async (place: ClaimsDatabase['place']): Promise<void> => {
     if (!(await this.isSameDatabase(place))) throw new DatabaseUnavailable('the database of the keys went back');
   };
@@ -155,7 +156,7 @@ export class ClaimsGate implements Claims {
 
   /** false: the database went back, or is another one. Claims are closed then. */
   private async isSameDatabase(ask: ClaimsDatabase['place']): Promise<boolean> {
-    // Several connections may be compared at the same time. Each must continue from the place that was known before it was asked.
+    // Several connections may be compared at the same time. Each place must follow the one that was known before the question was sent.
     const before = this.seen;
     const place = await ask();
     if (place === 'standby') throw new DatabaseUnavailable('the database of the keys is a standby');
@@ -173,7 +174,7 @@ export class ClaimsGate implements Claims {
     return isSame;
   }
 
-  /** Closes claims. `before`: the place that was known. null: it cannot be read. */
+  /** Closes claims. `before`: the place that was known. null: the kept place cannot be read. `now`: the place that the database shows. */
   private notice(before: DatabasePlace | null, now: DatabasePlace | null): void {
     this.isOpen = false;
     this.notices += 1;
@@ -214,7 +215,8 @@ export class ClaimsGate implements Claims {
 
   private async keepPlace(): Promise<void> {
     const text = JSON.stringify(this.seen);
-    // Until the notice is recorded in the database, the old place stays in the file. So the next start would notice the loss again.
+    // Until the notice is recorded in the database, the file keeps the old place. If the process ends before that, its next start notices the loss
+    // again.
     if (this.seen === null || this.untold || text === this.written) return;
     await this.options.kept.write(this.seen);
     this.written = text;

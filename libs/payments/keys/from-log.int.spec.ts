@@ -203,7 +203,7 @@ describe('a released key that was lost is made again bound to its attempt', () =
 describe('a key that got the result of another attempt (C38)', () => {
   const ASKED = { includeFee: true };
   /**
-   * Makes a refund whose fee was returned, although its caller got a 502. A request with another key asks for the same refund and gets its result.
+   * Makes a refund whose fee was returned, although its caller got a 502. A second request for the same refund, with another key, gets the result.
    */
   const told = async () => {
     const id = await charged();

@@ -5,8 +5,8 @@
  * The subscriber compares each keyed event with its row. Its checkpoint is in the database of the keys and goes back with it. So after a restore it
  * reads every event again whose row may be missing. If no row is missing, it only moves its checkpoint.
  *
- * If a row names the newest attempt, it is correct in every state, because a claim continues from the stream (T6 to T8). Two kinds of keyed events
- * have no row in ordinary operation: their request gave the key back, or the key has expired. No row is made for them.
+ * If a row names the newest attempt of its key, the row needs no correction, whatever its state: a claim continues from the stream (T6 to T8). Two
+ * kinds of keyed events have no row in ordinary operation: their request gave the key back, or the key has expired. No row is made for them.
  */
 import { type EventStore, type Projection, readStreams, type Recorded, Unavailable } from '#eventstore';
 import { type Clock, fold } from '#kernel';
@@ -35,8 +35,8 @@ export const KEYS_FROM_LOG = 'keys';
 const GATHER_MS = 1_000;
 
 /**
- * If the installation is older than this subscriber, the subscriber begins at the lowest checkpoint of the other reactors. That checkpoint is in the
- * same database, so every key from before it has its row.
+ * If the installation is older than this subscriber, the subscriber begins at the lowest checkpoint of the other reactors. If the database went back
+ * before, that checkpoint went back with it. So every key from before that checkpoint has its row.
  */
 export const keysFromLogMigration: Migration = {
   name: '0033-keys-from-log',
@@ -52,7 +52,7 @@ export interface KeysFromLogPorts {
   /** The encoder of the key store, so that the same result gives the same bytes. */
   readonly answers: AnswerEncoder;
   readonly clock: Clock;
-  /** As the key store keeps them. */
+  /** The hours for which the key store keeps rows. */
   readonly keepHours?: number;
 }
 
@@ -76,8 +76,8 @@ export interface ComparedKeys {
 type LoggedKey = Pick<RestoredKey, 'key' | 'paymentId' | 'attemptId' | 'at'>;
 
 /**
- * Makes the rows that these events lack. If a request with such a key is running, its row cannot be compared yet: then throws Unavailable and changes
- * nothing.
+ * Makes the missing rows of the keys that these events name, and corrects rows that are older than the events. If a row cannot be compared because a
+ * request runs under its key, throws Unavailable and changes nothing.
  */
 export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events: readonly Recorded[]): Promise<ComparedKeys> => {
   const logged = newestOfEachKey(events);
@@ -124,7 +124,7 @@ const keyOf = (event: PaymentEvent): Pick<LoggedKey, 'key' | 'attemptId'> | null
   return { key: data.idempotency!, attemptId: type === 'ReversalAcknowledged' ? data.toldAs! : data.attemptId };
 };
 
-/** The row that the key must have by its stream. null: in ordinary operation the key has no row. */
+/** The row that the key must have according to the payment's stream. null: in ordinary operation the key has no row. */
 const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one: LoggedKey, events: readonly PaymentEvent[]): RestoredKey | null => {
   const { key, paymentId, attemptId } = one;
   const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, state, answer });
@@ -138,7 +138,7 @@ const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one
     return row(events.length === 1 ? 'in_progress' : 'reserved');
   }
 
-  // Only the newest event of a key counts. If there is a later attempt, it has an event of its own.
+  // Only the newest event of a key counts. If the key has a later attempt, the event of that attempt makes the row.
   const newest = events.findLast((other) => isSameKey(keyOf(other)?.key, key));
   if (!newest || keyOf(newest)!.attemptId !== attemptId) return null;
   const payment = fold(decider, events);
@@ -177,14 +177,14 @@ const gaveKeyBack = ({ operation, toldPartial, ended, fenced }: ReversalAttempt,
 
 /**
  * True if the row is older than the log's event, because the database went back. False if a later request holds the key. Throws Unavailable while a
- * request runs under the key, since it may have a new attempt without an intent.
+ * request runs under the key, since that request may have a new attempt without an intent.
  */
 const isOlder = ({ key, attemptId }: RestoredKey, before: FoundKey, stream: readonly Recorded[]): boolean => {
   if (before.isFree) return true;
   if (before.isLeased) throw new Unavailable(`the key of attempt ${attemptId} belongs to a running request`);
   if (key.operation === 'create' || before.state === 'in_progress') return true;
-  // The row of this refund or void has ended under another attempt. If an event names that attempt, the row is older. If no event names it, that
-  // attempt never began, so the row is later.
+  // The row of this refund or void names another attempt, and no request runs. If an event names that attempt, the row is older than the log's event.
+  // Otherwise that attempt never began, so a later request made the row.
   return stream.some(({ data }) => {
     const { attemptId, toldAs } = data as { readonly attemptId?: string; readonly toldAs?: string };
     return attemptId === before.attemptId || toldAs === before.attemptId;

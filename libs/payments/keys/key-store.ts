@@ -100,7 +100,7 @@ export interface RestoredKey {
   readonly key: RecordedKey;
   readonly paymentId: string;
   readonly attemptId: string;
-  /** RFC 3339: when the event that names the key was recorded. The time for which a key is kept begins then. */
+  /** RFC 3339: when the event that names the key was recorded. The time for which the key is kept begins at this moment. */
   readonly at: string;
   readonly state: 'in_progress' | 'completed' | 'reserved' | 'released';
   /** Only a completed key has an answer. */

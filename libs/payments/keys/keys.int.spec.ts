@@ -328,7 +328,8 @@ describe('the state of a key after an answer (C15–C17)', () => {
     expect(answer.body).not.toContain('secret');
   });
   test('C17: a refusal of a *retried* refund or void does not loosen the key from its attempt', async () => {
-    // Otherwise a caller could get a 504, then a 503 because the gateway is not configured, and then begin a second refund under the same key.
+    // The first try may get a 504, and the retry a 503, since no gateway is configured. If this 503 gave the key back, the next retry could begin a
+    // second refund.
     for (const error of [
       failed('GATEWAY_NOT_CONFIGURED'),
       failed('INVALID_STATE'),

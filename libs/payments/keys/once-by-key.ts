@@ -56,7 +56,7 @@ export interface KeyedWork<View> {
   reconciliationRequired?(paymentId: string): Promise<ServiceError>;
 }
 
-/** Runs a request at most once for its key. A request without a key is simply run. Throws ServiceErrors only. */
+/** Runs a request at most once for its key. A request without a key is run without this protection. Throws ServiceErrors only. */
 export const onceByKey = async <View>(
   ports: KeyPorts,
   request: Omit<ClaimRequest, 'key'> & { readonly key: string | null },
@@ -88,8 +88,8 @@ export const onceByKey = async <View>(
   const name = idempotency.name(request.accountId, key);
   const owned = claim;
   if (!claims.isOpen) {
-    // Claims were closed while this claim waited for a connection. If the claim made a new row, the row is given back, since it may take the place of
-    // a lost one. If the row existed before, it stays.
+    // Claims were closed while this claim waited for a connection. If the claim made a new row, that row is deleted, since it may hide a lost row of
+    // the same key. If the row existed before, it stays.
     if (!owned.tookOver) await finishOrLeave(ports, name, owned, { to: 'given_back' });
     throw idempotencyUnavailable();
   }
@@ -102,8 +102,8 @@ export const onceByKey = async <View>(
   };
   const result = await resultOf(() => work.run({ ...owned, recorded: idempotency.recorded({ ...request, key }), renew }), log);
   const ending = endingOf(request.operation, result, answers);
-  // If a retry is refused, the key stays bound to the attempt of the first try (C17). If the key were given back, the next retry could return money a
-  // second time.
+  // If a retry is refused, the key stays bound to the attempt of the first try (C17). If the key were given back, the next retry would be a new
+  // attempt and could return money a second time.
   const stillBound = owned.tookOver && ending.to === 'given_back';
   await finishOrLeave(ports, name, owned, stillBound ? { to: 'released' } : ending);
   return valueOf(result);
@@ -121,8 +121,8 @@ const lookOnly = async <View>({ idempotency }: KeyPorts, request: ClaimRequest |
 };
 
 /**
- * Finishes the key. The outcome is durable already. So if the key cannot be finished now, a takeover finishes it from the stream after the lease has
- * ended (S5).
+ * Finishes the key. If the store cannot finish it, this only logs a warning: after the lease has ended, a takeover finishes the key from the
+ * payment's stream (S5).
  */
 const finishOrLeave = ({ idempotency, log }: KeyPorts, name: KeyName, { fence }: Owned, ending: KeyEnding): Promise<unknown> =>
   idempotency.finish(name, fence, ending).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be finished'));
@@ -171,7 +171,8 @@ const inProgress = (retryAfterSeconds: number) =>
 /** The end of a key after its request (C15–C17). */
 const endingOf = (operation: Operation, result: Result<unknown>, answers: AnswerEncoder): KeyEnding => {
   if ('view' in result || isFinal(result.error))
-    // A void of a settled leg is refused without an event. If the same request came later, the answer could be another one (C27).
+    // A void of a settled leg is refused without an event, so a takeover could not make its answer again. The same request could get another answer
+    // later (C27).
     return { to: 'completed', answer: encode(result, answers), unrecorded: 'error' in result && result.error.code === 'VOID_FAILED' };
   const { code, status } = result.error;
   const refusedBeforeAnything = status === 501 || status === 503;
@@ -181,7 +182,7 @@ const endingOf = (operation: Operation, result: Result<unknown>, answers: Answer
   return { to: 'given_back' };
 };
 
-/** The gateway's answer is final: a decline, or a `VOID_FAILED` that no retry can change (C15). */
+/** True if the key keeps this refusal as its answer: a decline, or a `VOID_FAILED` that no retry can change (C15). */
 const isFinal = ({ code, details }: ServiceError): boolean =>
   code === 'PAYMENT_DECLINED' || (code === 'VOID_FAILED' && details.suggestedAction === 'refund');
 
@@ -194,7 +195,7 @@ const resultOf = async <View>(run: () => Promise<Executed<View>>, log: Logger): 
     return await run();
   } catch (error) {
     if (error instanceof ServiceError) return { error };
-    // This request has sent nothing to the gateway. If it had, it would have thrown PAYMENT_TIMEOUT.
+    // This request has sent no charge, refund or void to a gateway. If it had, it would have thrown PAYMENT_TIMEOUT.
     if (error instanceof StoreIncident) return { error: storeIncident() };
     log.error({ err: error }, 'a request failed inside');
     return { error: internalError() };

@@ -73,16 +73,16 @@ export interface IdempotencyOptions {
   /** How long a row is kept: 24 hours by the specification, longer if the operator wants it (C20). */
   readonly keepHours?: number;
   /**
-   * Connections whose commits do not wait for the disk. They finish a key if a takeover can make the same end again from the stream. Claims do not
-   * use them: a claim must survive a crash of the database, since its owner may still be running.
+   * Connections whose commits do not wait for the disk. They are used to finish a key if a takeover could finish it in the same way from the stream.
+   * Claims do not use them: a claim must survive a crash of the database, since its owner may still be running.
    */
   readonly completions?: Pool;
 }
 
 export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options: IdempotencyOptions = {}): IdempotencyStore => {
   const keepHours = Math.max(options.keepHours ?? KEEP_HOURS, KEEP_HOURS);
-  // The oldest master key of the ring hashes the names of rows. A newer one does so only after all these rows have expired and the oldest one was
-  // removed from the ring.
+  // The oldest master key of the ring hashes the names of rows. It must stay in the ring until all rows that it named have expired. Then the next
+  // oldest one takes over.
   const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
 
   const claimOnce = batched((rows: readonly ClaimRow[]) => claimRows(pool, rows), CLAIMS);
@@ -167,13 +167,13 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     purge: async (limit, resolved, stop) => {
       let deleted = 0;
       for (let gone = limit; gone === limit && !stop?.aborted; deleted += gone) gone = (await pool.query(PURGE, [limit])).rowCount ?? 0;
-      // Rows whose payment is still open are skipped, so that they do not block the rows behind them.
+      // Rows whose payment is still open are skipped by the offset, so that the next page holds other rows.
       for (let kept = 0; ;) {
         const { rows } = await pool.query<BoundRow>(EXPIRED_RESERVED, [limit, kept]);
         for (const row of rows) {
           if (stop?.aborted) break;
           const bound = { accountId: row.api_account_id, paymentId: row.payment_id, attemptId: row.attempt_id };
-          // If one stream cannot be read, the others still can.
+          // If one stream cannot be read, its row is kept, and the other rows are checked.
           if (!(await resolved(bound).catch(() => false))) {
             kept += 1;
             continue;
@@ -188,14 +188,14 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       }
     },
     ping: async () => {
-      // Checks that the database can be written. After a failover a standby could still be read.
+      // Checks that the database can be written. A server that has become a standby can be read, but not written.
       const { rows } = await pool.query<{ ok: boolean }>('select not pg_is_in_recovery() as ok');
       return rows[0]!.ok;
     },
   };
 };
 
-/** All statements lock rows in the order of this text. */
+/** Statements that lock several rows in order use the order of this text. */
 const nameOf = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
 
 /** The implementation of {@link IdempotencyStore.recorded} for every key store. */
@@ -246,8 +246,8 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Exc
 };
 
 /**
- * Claims that arrive together share a statement and a commit, and so do completions. If one has waited for longer than `patience`, it is given up. A
- * claim that old would bind a key for nothing. A completion that is given up is made again by a takeover.
+ * Claims that arrive together share a statement and a commit, and so do completions. Each is given up if it has waited in the queue for longer than
+ * `patience`. The request of such a claim gets a 503. The key of such a completion is finished by a takeover.
  */
 const CLAIMS = { maxItems: 100, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
@@ -384,7 +384,7 @@ const TAKE_OVER_STALE = `
   where k.api_account_id = stale.api_account_id and k.key_hash = stale.key_hash
   returning k.api_account_id, k.key_hash, k.fence::text, k.payment_id, k.attempt_id`;
 
-/** Finds the rows of many keys at once, by the primary key. */
+/** Finds the rows of many keys in one statement, by the primary key. */
 const FIND_ROWS = `
   select k.fence::text, k.attempt_id, k.state, coalesce(k.lease_until >= clock_timestamp(), false) as is_leased, ${BEGINS_ANEW} as is_free
   from unnest($1::uuid[], $2::bytea[]) with ordinality r (account_id, key_hash, number)

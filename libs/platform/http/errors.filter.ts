@@ -24,7 +24,7 @@ export const answerFor = (error: unknown, log: Logger, requestId: string): Answe
   return internalErrorAnswer();
 };
 
-/** The refusals of the framework, with the status that HTTP has for each (C65). null: the error is not a refusal. */
+/** Converts a refusal of the framework into an error with the HTTP status for this refusal (C65). null: the error is not a refusal. */
 const transportError = (error: unknown): ServiceError | null => {
   const { statusCode, code } = error as { statusCode?: number; code?: string };
   const status = error instanceof HttpException ? error.getStatus() : statusCode;

@@ -29,7 +29,10 @@ interface FieldOptions {
   readonly array?: boolean;
 }
 
-/** The decorator that all others use. It makes the OpenAPI property, the class-validator rule, and the entry for copying the field. */
+/**
+ * The decorator that all others use. For each field it makes the OpenAPI property, the class-validator rule, and the entry by which `validated`
+ * copies the field.
+ */
 export const Field =
   ({ optional = false, schema, check, nested, array }: FieldOptions): PropertyDecorator =>
   (prototype, property) => {

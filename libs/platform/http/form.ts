@@ -1,11 +1,11 @@
 /**
- * `application/x-www-form-urlencoded` for form bodies and queries, as strictly as a payment service needs it: valid UTF-8, each name once, no NUL, no
- * lone surrogate, no `__proto__`. Node's own parsers take the last of two equal names, or both, and replace bytes that they cannot decode.
+ * A strict parser of `application/x-www-form-urlencoded`, for form bodies and queries. It requires valid UTF-8 and each name only once, and refuses
+ * NUL, lone surrogates and `__proto__`. Node's own parsers take the last of two equal names, or both, and replace bytes that they cannot decode.
  */
 import { ServiceError } from '#kernel';
 import { NUL_OR_LONE_SURROGATE } from './strict-json.js';
 
-/** Maximum number of pairs in a form. No form of ours has so many, and each pair costs time. */
+/** Maximum number of pairs in a form. No form of ours has so many pairs, and the limit bounds the time that a request can cost. */
 const MAX_PAIRS = 200;
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });

@@ -20,7 +20,8 @@ const HEADERS_TIMEOUT_MS = 10_000;
 const REQUEST_TIMEOUT_MS = 30_000;
 const CHECK_TIMEOUTS_EVERY_MS = 1_000;
 /**
- * How long a connection may be silent within a request. No answer takes this long. So the limit ends only connections that do not read their answers.
+ * How long a connection may be silent within a request. No answer takes this long. So the limit ends only connections whose client does not read the
+ * answer.
  */
 const SILENT_MS = 120_000;
 const KEEP_ALIVE_MS = 65_000;

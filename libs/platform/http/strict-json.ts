@@ -1,7 +1,6 @@
 /**
- * JSON, as strictly as a payment service needs it (C8): valid UTF-8, bounded depth, no duplicate keys, no `__proto__`, no number that is too large,
- * and no NUL or lone surrogate. An event store accepts a NUL or a lone surrogate and Postgres does not, so one of them could stop a projection for
- * ever.
+ * A strict parser of JSON (C8). It requires valid UTF-8 and a bounded depth. It refuses duplicate keys, `__proto__`, numbers that are too large, NUL
+ * and lone surrogates. An event store accepts a NUL or a lone surrogate and Postgres does not, so one of them could stop a projection for ever.
  */
 import { ServiceError } from '#kernel';
 
@@ -41,7 +40,7 @@ export const parseStrictText = (text: string): unknown => {
     // The parser's error is not passed on. It quotes the body, which may hold a card number.
     throw invalid('The body is not valid JSON.');
   }
-  // Of two equal keys the parser keeps the last one. Then the text has more members than the value has keys.
+  // If a key is repeated, the parser keeps only its last value. So if the text has more members than the value, a key is repeated.
   if (checkValue(value, 1) !== countMembers(text)) throw invalid('The body has a duplicate key.');
   return value;
 };

@@ -144,7 +144,7 @@ describe('for any JSON', () => {
   test('a member repeated anywhere is noticed', () =>
     fc.assert(
       fc.property(object, fc.nat(), fc.boolean(), (value, pick, escaped) => {
-        // Takes one `"key":` of the text and repeats the key in front of it.
+        // Takes one member of the text, and inserts a second member with the same key before it.
         const plain = JSON.stringify(value);
         const members: { at: number; name: string }[] = [];
         JSON.stringify(value, function (this: unknown, name, inner: unknown) {

@@ -1,4 +1,4 @@
-/** Bulk loading: writes rows into a table by COPY. This is the fastest way, and it needs constant memory. */
+/** Bulk loading: writes rows into a table by COPY. COPY is the fastest way to write many rows, and needs constant memory. */
 import { once } from 'node:events';
 import { from as copyFrom } from 'pg-copy-streams';
 import { typedError } from './errors.js';
@@ -25,7 +25,7 @@ export const copyInto = (client: Client, table: string, columns: readonly string
   };
   let piece = Buffer.allocUnsafe(PIECE_BYTES);
   let filled = 0;
-  /** Resolves when the stream has room again. Until then the previous piece is still being sent, while the next one is filled. */
+  /** Resolves when the stream has room for another piece. While the previous piece is being sent, `write` fills the next one. */
   let drained: Promise<unknown> = Promise.resolve();
   const flush = async () => {
     await drained;
@@ -38,7 +38,7 @@ export const copyInto = (client: Client, table: string, columns: readonly string
     drained = Promise.race([once(stream, 'drain', { signal: waiting.signal }), once(stream, 'close', { signal: waiting.signal })]).finally(() =>
       waiting.abort(),
     );
-    // If the stream fails, the next `write` or `end` throws the error. Here it must not stay unhandled.
+    // If the stream fails, the next `write` or `end` throws the error. Without this handler, the rejection would be unhandled until then.
     drained.catch(() => undefined);
   };
   return {

@@ -43,7 +43,7 @@ export const startEmbeddedPostgres = async (
     onSpawn?: (pid: number) => void;
     /**
      * True: the server runs in a session of its own, so a Ctrl-C in the terminal does not reach it. The caller drains first and stops the server
-     * afterwards. False: a Ctrl-C ends both.
+     * afterwards. False: a Ctrl-C ends the server and the caller at the same time.
      */
     ownSession?: boolean;
     /** Ends the wait for the server to start. The server is stopped, and the reason of the signal is thrown. */
@@ -68,7 +68,7 @@ export const startEmbeddedPostgres = async (
     // A failed statement may hold parameters, and these must not reach the log (docs/contract.md#card-data).
     log_min_error_statement: 'panic',
     log_parameter_max_length_on_error: '0',
-    // Enough for the API, the worker, and a command that opens the whole service at the same time.
+    // Enough connections for the API, the worker and a command at the same time. A command may open all pools of the service.
     max_connections: '200',
     shared_buffers: '128MB',
     max_wal_size: '1GB',
@@ -216,8 +216,8 @@ interface SystemUser {
 }
 
 /**
- * The user for Postgres. Postgres refuses to run as root; for root this is the system user `postgres`, which is created if it is missing. null: the
- * present user.
+ * The user that runs Postgres. Postgres refuses to run as root, so root uses the system user `postgres`, and creates this user if it is missing.
+ * null: the present user.
  */
 const runAs = (): SystemUser | null => {
   if (process.getuid?.() !== 0) return null;
@@ -269,7 +269,8 @@ const initialise = async (binaries: string, cluster: string, passwordFile: strin
   const present = await readdir(cluster).catch(ignoreMissing);
   if (present && present.length > 0)
     throw new Error(`${cluster} holds files but no PG_VERSION: it is damaged, or no Postgres cluster; nothing was changed`);
-  // A draft exists from before the password is written until the cluster is in place. A password without a draft belonged to a complete cluster.
+  // A start makes the draft before it writes the password, and moves the draft into place afterwards. So a password without a draft belonged to a
+  // complete cluster.
   if (existsSync(passwordFile) && left.length === 0)
     throw new Error(`${cluster} is gone, but ${passwordFile} says that there was one; restore it, or remove that file to begin anew`);
 
@@ -356,18 +357,16 @@ const checkVersion = async (cluster: string, binaries: string) => {
   if (ours && found !== ours) throw new Error(`${cluster} was written by Postgres ${found}, the embedded one is ${ours}; nothing was changed`);
 };
 
-/**
- * After a `kill -9` of Payfold its Postgres may still run. It is shut down properly before a new one starts. The caller holds the lock on `DATA_DIR`.
- */
+/** Shuts down the Postgres of a Payfold that was ended by `kill -9`, before a new Postgres starts. The caller holds the lock on `DATA_DIR`. */
 const stopOrphan = async (cluster: string) => {
   const pidFile = join(cluster, 'postmaster.pid');
   const text = await readFile(pidFile, 'utf8').catch(() => '');
   const pid = Number(text.split('\n')[0]);
   if (!pid) return;
   if (!isPostmasterOf(pid, cluster)) {
-    // Another process now has the pid of the file, which is likely in a container. Postgres would refuse to start for ever. With the pid of its
-    // parent in the file, Postgres takes the file for stale. The rest of the file stays, because it lets Postgres notice sessions that still use the
-    // cluster's memory.
+    // Another process now has the pid of the file, which is likely in a container. Postgres would refuse to start for ever. If the file has the pid
+    // of this process, the parent of the new server, Postgres treats the file as stale. The rest of the file stays: with it Postgres notices sessions
+    // that still use the cluster's memory.
     if (isAlive(pid)) await writeFile(pidFile, text.replace(/^\d+/, String(process.pid)));
     return;
   }
@@ -407,7 +406,8 @@ const isPostmasterOf = (pid: number, cluster: string): boolean => {
     }
   }
   const { stdout, status } = spawnSync('ps', ['-o', 'stat=,args=', '-p', String(pid)], { encoding: 'utf8' });
-  // If `ps` cannot tell, the process counts as another one. That is safe: Postgres itself refuses to start beside a running postmaster.
+  // If `ps` fails, the process counts as not the postmaster of this cluster. That is safe: Postgres itself refuses to start beside a running
+  // postmaster.
   return status === 0 && !stdout.trim().startsWith('Z') && stdout.includes(cluster);
 };
 

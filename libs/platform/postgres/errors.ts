@@ -31,7 +31,7 @@ const INTERNAL_ERROR = 'XX000';
 const UNAVAILABLE_CLASS = /^(08|40|53|57P|58)/;
 const SYSTEM_CODES = ['ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'ENOENT', 'ETIMEDOUT', 'EHOSTUNREACH', 'ENOTFOUND', 'EAI_AGAIN'];
 
-/** Errors of the driver that have no code, only a text. A spec provokes those that can occur in a running system. */
+/** Errors of the driver that have no code, only a text. A spec causes each of these errors that can occur in a running system. */
 const BY_TEXT: Readonly<Record<string, typeof DatabaseUnavailable>> = {
   'Connection terminated': DatabaseUnavailable,
   'Connection terminated unexpectedly': DatabaseUnavailable,

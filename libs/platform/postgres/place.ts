@@ -21,7 +21,8 @@ const PLACE = `
          case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0')::text end as position`;
 
 /**
- * `standby`: the server replays the log of another server. `hidden`: this user may not ask for the place, or the server does not know the functions.
+ * `standby`: the server replays the log of another server. `hidden`: this user may not call the functions of the query, or the server does not have
+ * them.
  */
 export const databasePlace = async (db: Queryable): Promise<DatabasePlace | 'standby' | 'hidden'> => {
   try {

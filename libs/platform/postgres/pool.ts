@@ -14,12 +14,12 @@ const IDLE_IN_TRANSACTION_MS = 60_000;
 /** For `types` of a query: every column arrives as the text that Postgres sends, exact and without the cost of parsing. */
 export const ALL_AS_TEXT = { getTypeParser: () => (value: string) => value } as unknown as pg.CustomTypesConfig;
 
-/** A server that hangs does not enforce the statement timeout. Our own timer ends the wait this much later. */
+/** A server that hangs does not enforce the statement timeout. Our own timer ends the wait, this much later than the statement timeout. */
 const QUERY_TIMEOUT_MARGIN_MS = 1_000;
 
 /**
- * The longest wait for a connection, including the time in the pool's queue. After it the database counts as unavailable. A database that is down is
- * noticed at once; this limit is for a database that hangs. It is longer than the wait of a request on a busy machine.
+ * The longest wait for a connection, including the time in the pool's queue. After this time the database counts as unavailable. A database that is
+ * down is noticed at once; this limit is for a database that hangs. It is longer than the wait of a request on a busy machine.
  */
 const CONNECT_TIMEOUT_MS = 3_000;
 
@@ -73,7 +73,8 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   });
   // Without a listener, an idle connection that dies would end the process. The next query replaces the connection.
   pool.on('error', () => undefined);
-  // A connection in use needs a listener too. Its statement fails, and then the connection may report its end again, when no other listener is left.
+  // A connection in use needs a listener too. When such a connection breaks, its statement fails first. After that the connection may report another
+  // error, and no other listener is left.
   const open = new Set<Client>();
   connections.set(pool, open);
   pool.on('remove', (client) => open.delete(client));
@@ -81,7 +82,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
     open.add(client);
     client.on('error', () => undefined);
     client.query = withTypedErrors(client.query.bind(client), (error) => {
-      // The connection is ended, because it would lead to the standby for ever. The pool drops an ended client at its release.
+      // The connection leads to a standby and would do so for ever, so it is ended. The pool drops an ended client at its release.
       if (isReadOnly(error)) void client.end();
     });
   });

@@ -54,7 +54,7 @@ export interface ProcessFacts {
   readonly release?: string;
 }
 
-/** Records this process, now and every 10 s. A heartbeat that fails is not repeated before the next one. */
+/** Records this process, now and every 10 s. If one heartbeat fails, the next one comes at its usual time. */
 export const recordProcess = async (db: Queryable, { id, role, pid, readModels, clock, release = RELEASE }: ProcessFacts): Promise<ProcessRecord> => {
   const beat = () =>
     db.query(
@@ -82,8 +82,8 @@ export const recordProcess = async (db: Queryable, { id, role, pid, readModels, 
 };
 
 /**
- * Processes that were seen within the last 30 s, oldest release first. With `since`, a time of the database, the 30 s end at `since` instead of now,
- * so a process that hangs after `since` stays in the answer.
+ * Processes that were seen within the last 30 s, oldest release first. With `since`, a time of the database, the 30 s end at `since` and not at the
+ * present time. So a process that hangs after `since` stays in the answer.
  */
 export const livingProcesses = async (db: Queryable, since: Date | null = null): Promise<readonly LivingProcess[]> => {
   const { rows } = await db.query<LivingProcess>(

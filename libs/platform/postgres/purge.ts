@@ -2,8 +2,8 @@
 export const PURGE_BATCH = 5_000;
 
 /**
- * Deletes in batches. With too many rows, one statement for all would reach its time limit and fail the same way at each later try. `deleteBatch`
- * deletes at most `limit` rows and returns the number. If `stop` aborts, the work ends after the current batch.
+ * Deletes in batches. With too many rows, a single statement for all of them would reach its time limit. Each later try would fail in the same way.
+ * `deleteBatch` deletes at most `limit` rows and returns the number. If `stop` aborts, the work ends after the current batch.
  */
 export const purge = async (deleteBatch: (limit: number) => Promise<number>, stop?: AbortSignal): Promise<number> => {
   for (let deleted = 0; ;) {

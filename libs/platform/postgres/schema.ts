@@ -45,7 +45,7 @@ const READ_MODELS_OF_0_1_0 = [
 
 const MIGRATION_LOCK = 7_205_110;
 const MIGRATION_LOCK_POLL_MS = 20;
-/** Longest wait of a migration for a lock. While it waits, every later statement on the table waits behind it. */
+/** Longest wait of a migration for a lock. While the migration waits, every later statement on that table waits behind it. */
 const LOCK_TIMEOUT = '2s';
 const LOCK_TRIES = 30;
 const LOCK_PAUSE_MS = 1_000;
@@ -59,8 +59,8 @@ export interface MigrateOptions {
 }
 
 /**
- * Applies the given migrations to the database, each once. If a run was cut off, the next run completes it. Refuses, without changing anything, a
- * database that a newer release has made unusable for this one, and a migration whose SQL differs from the applied one.
+ * Applies the given migrations to the database, each once. If a run was cut off, the next run completes it. Refuses a database that a newer release
+ * has made unusable for this release. Also refuses a migration whose SQL differs from the applied SQL. A refusal changes nothing.
  */
 export const migrate = async (
   pool: Pool,
@@ -85,8 +85,8 @@ export const migrate = async (
 };
 
 /**
- * Takes the lock by asking for it repeatedly, without a statement that waits. A waiting statement would block `create index concurrently` of the
- * process that holds the lock: a deadlock.
+ * Takes the lock that lets one process migrate at a time. Asks for the lock repeatedly, and never with a statement that waits. A waiting statement
+ * would block `create index concurrently` of the process that holds the lock: a deadlock.
  */
 const lockMigrations = async (client: Client, stop: AbortSignal | undefined): Promise<void> => {
   for (;;) {
@@ -149,8 +149,8 @@ const apply = async (
 };
 
 /**
- * Drops the invalid index that a build leaves if it was cut off. Postgres never uses such an index, but `if not exists` would take it for a finished
- * one.
+ * Drops invalid indexes. The build of an index leaves one if it is cut off. Postgres never uses such an index, but `create index if not exists` would
+ * treat it as finished.
  */
 const dropInvalidIndexes = async (client: Client): Promise<void> => {
   const { rows } = await client.query<{ name: string }>(
