@@ -101,7 +101,7 @@ export const runChaos = async (
       round += 1;
       const begun = performance.now();
       const times: number[] = [];
-      const since = { charges: partners.charges.length, returns: partners.returns.length };
+      const since = { charges: partners.charges.length };
       const length = roundMs ?? (round % LONG_EVERY === 0 ? LONG_ROUND_MS : random.int(ROUND_MS.least, ROUND_MS.most));
       const working = partners.work(CLERKS, random);
       await faults.strike(Math.min(length, Math.max(1_000, end - performance.now())));

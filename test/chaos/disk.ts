@@ -49,7 +49,7 @@ export const proveDisk = async (random: Random, rounds: number, onProgress: (lin
     let round = 0;
     while (round < rounds && (verdict?.violations.length ?? 0) === 0) {
       round += 1;
-      const since = { charges: partners.charges.length, returns: partners.returns.length };
+      const since = { charges: partners.charges.length };
       const working = partners.work(CLERKS, random);
       await sleep(random.int(BEFORE_MS.least, BEFORE_MS.most));
       parts.postgres.mayEnd = parts.simulator.mayEnd = true;

@@ -46,10 +46,10 @@ export const bringToEnd = async (installation: Installation, partners: Partners,
 };
 
 /**
- * `since`: the numbers of charges and returns at the start of the round. The keys of earlier charges are not sent again. Of the returns, only the
+ * `since`: the number of charges at the start of the round. The keys of earlier charges are not sent again. Of the returns, only the
  * keys of the newest ones are sent again.
  */
-export const judge = async ({ stores, bank }: Installation, partners: Partners, since = { charges: 0, returns: 0 }): Promise<Verdict> => {
+export const judge = async ({ stores, bank }: Installation, partners: Partners, since = { charges: 0 }): Promise<Verdict> => {
   const violations: string[] = [];
   let books: Books;
   try {

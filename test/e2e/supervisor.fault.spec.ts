@@ -285,7 +285,7 @@ describe('/metrics of the supervisor', () => {
     const { figures, get, status } = await scrape();
     expect(status).toBe(200);
     expect(get(answered)).toBe((before.get(answered) ?? 0) + 1);
-    expect([...figures.keys()].filter((name) => name.startsWith('payfold_projection_lag_milliseconds'))).toHaveLength(9);
+    expect([...figures.keys()].filter((name) => name.startsWith('payfold_projection_lag_milliseconds'))).toHaveLength(10);
     expect(get('payfold_log_lines_masked_total')).toBe(0);
     expect(get('payfold_webhook_lease_lost_total')).toBe(0);
     expect(get('process_start_time_seconds')).toBeGreaterThan(Date.now() / 1_000 - 3_600);

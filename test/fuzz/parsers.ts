@@ -158,7 +158,6 @@ const body: FuzzTarget = {
   },
 };
 
-const cursors = new Map<string, true>();
 const cursor: FuzzTarget = {
   name: 'cursor',
   files: ['payments/cursor.js'],
@@ -167,8 +166,7 @@ const cursor: FuzzTarget = {
   run: (input) => {
     const text = input.toString('utf8');
     // The fuzzer does not have the key, so it cannot make a valid cursor. Every cursor that opens is a forged one.
-    if (refusing(ServiceError, () => openCursor(keys, ACCOUNT, NO_FILTERS, text)) !== null && !cursors.has(text))
-      throw new Broken('a forged cursor opened');
+    if (refusing(ServiceError, () => openCursor(keys, ACCOUNT, NO_FILTERS, text)) !== null) throw new Broken('a forged cursor opened');
   },
 };
 
