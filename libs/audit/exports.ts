@@ -48,7 +48,7 @@ interface Report {
   pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
 }
 
-/** Number of rows in a page. In a small page, most rows are unused again when the garbage collector runs, so it copies few of them. */
+/** Number of rows in a page. If pages are small, few rows are still in use when the garbage collector runs, so it copies few. */
 const PAGE_ROWS = 250;
 
 type Kind = 'text' | 'cents' | 'time' | 'day' | 'bool';

@@ -253,7 +253,8 @@ const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<b
   const [places] = rows;
   if (!places) return false;
   if (places.read === places.sealed) return true;
-  // Between the last sealed event and the sealer's checkpoint there may be only events of other programs, which are not sealed.
+  // Every event of Payfold up to the sealer's checkpoint must be sealed. `readAll` leaves out events of other programs, so any event that comes here
+  // is missing in the tree.
   for await (const events of store.readAll(places.sealed || null, { until: places.read })) if (events.length > 0) return false;
   return true;
 };

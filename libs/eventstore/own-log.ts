@@ -27,8 +27,8 @@ const CHECK_EVERY_MS = 1_000;
 /** A check that found a fault is repeated once after this pause. */
 const REPEAT_MS = 100;
 /**
- * A check that found a fault is not repeated if it took this long. The store has then repeated its reads itself, as it does in a cluster whose leader
- * may be deposed.
+ * A check that found a fault is not repeated if it took this long: in a cluster the store itself repeats a read that lacks an event, because the answer
+ * may come from a leader that was deposed.
  */
 const REPEATED_BY_STORE_MS = 3_000;
 /** Pause between two checks of the newest signed head. Between two of these checks, the check of the seal's checkpoint proves as much. */

@@ -178,7 +178,7 @@ export interface ReadModelsOptions extends Omit<SubscriberOptions, 'checkpoint'>
   /** The pool for reads and writes of the models. Its `search_path` must name their schemas ({@link searchPathOf}). */
   readonly pool: Pool;
   readonly clock: Clock;
-  /** Reports the progress of a build. `total`: events of all streams. null: the store is KurrentDB, where positions are byte offsets. */
+  /** Reports the progress of a build. `total`: events of all streams. null: the store is KurrentDB, which does not tell how many events it has. */
   readonly onBuild?: (building: {
     readonly name: string;
     readonly shape: number;
@@ -374,7 +374,7 @@ export const rebuild = async (
     /** The guard of the log. It refuses the begin and the swap while an incident of the event store is open. */
     ownLog?: LogGate;
     stop?: AbortSignal;
-    /** `total`: events of all streams when the rebuild began. null: the store is KurrentDB, where positions are byte offsets. */
+    /** `total`: events of all streams when the rebuild began. null: the store is KurrentDB, which does not tell how many events it has. */
     onProgress?: (done: { events: number; position: Position; total: number | null }) => void;
   },
 ): Promise<RebuildReport> => {

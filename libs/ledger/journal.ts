@@ -74,7 +74,7 @@ export interface JournalEntry extends Entry {
   readonly bookedAt: string;
 }
 
-/** The posting rules and the last closed period for an event, by its position in the log. */
+/** The posting rules and the last closed period that were in force just before the position of an event in the log. */
 export interface Policy {
   /** End of the last closed period. */
   readonly closedTo: string | null;

@@ -1,6 +1,6 @@
 /**
- * Work after an incident of the event store. It finds rows and stored answers that contradict their streams. It abandons creates that have a key but
- * no intent (C64, C76).
+ * Work after an incident of the event store. It finds rows and stored answers that contradict their streams. It also finds and abandons create requests
+ * that have a key but no intent in the log (C64, C76).
  */
 import { type EventStore, readStreams } from '#eventstore';
 import { Deadline, timestamp } from '#kernel';

@@ -636,7 +636,7 @@ export const completedMeanwhile = (
       (asked.amountCents === null || asked.amountCents === principalOf(attempt)),
   );
 
-/** How long a repeat without a key may get the result of an attempt whose caller got a 5xx (C18). */
+/** For {@link untoldAttempt}: how long after the request of an attempt a request without a key may get its result (C18). */
 const KEYLESS_REPEAT_MS = 24 * 3_600_000;
 
 /** The attempt that a request without a key repeats. It succeeded after its own caller got a 5xx, and no caller has got its result since (C18). */

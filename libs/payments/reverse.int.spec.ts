@@ -1,6 +1,6 @@
 /**
  * Tests how money is returned (C17, C18, C22–C27, C30, C31, C36–C40, C61–C63, C68), over the real simulator. Money is never returned twice, and never
- * more than was requested. No two callers get the same result.
+ * more than was requested. A caller without the attempt's own key gets its result only if no caller has got it before.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { Deadline } from '#kernel';

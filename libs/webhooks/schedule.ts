@@ -17,8 +17,8 @@ export const ATTEMPT_BUDGET_MS = 10_000;
 /** A claimed delivery belongs to its worker for this time: 10 s for the attempt, and 5 s to record how it ended. */
 export const LEASE_MS = 15_000;
 /**
- * A lease is taken away only if it ran out at least this long ago. A monotonic clock measures this time, and a living worker ends its attempt within
- * it. So a jump of the database's clock takes no delivery away from a living worker.
+ * A lease is taken away only if another worker has seen it expired for at least this long, by its own monotonic clock. A living worker ends its attempt
+ * sooner. So a jump of the database's clock takes no delivery away from a living worker.
  */
 export const LEASE_GRACE_MS = 12_000;
 /** After its lease was lost this many times, a delivery is held. Otherwise a delivery that crashes its workers would be attempted for ever. */

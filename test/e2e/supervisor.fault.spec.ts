@@ -38,7 +38,7 @@ let dataDir: DataDir;
 let service: RunningProcess;
 let welcome: Welcome;
 let metricsPort: number;
-/** The 200 answers of all payments, by key. */
+/** The text of each answer with status 200 that `traffic` got, by idempotency key. */
 const acknowledged = new Map<string, string>();
 
 const startAgain = async () => {

@@ -32,7 +32,7 @@ export interface DeliveriesUnderTest {
   /** `tell`: the outbox writes the new events. `replay`: it writes all events once more. */
   tell(): Promise<unknown>;
   replay(): Promise<unknown>;
-  /** Lets time pass, by changing the stored times. Only the clock of the tables counts. */
+  /** Lets this much time pass for the deliveries, without waiting: Postgres moves the stored times back, the simulation moves its clock on. */
   pass(seconds: number): Promise<unknown>;
   /** Asks that a delivery is sent again, as staff do. False: the request was refused. */
   redeliver(deliveryId: string): Promise<boolean>;

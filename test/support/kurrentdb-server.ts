@@ -15,8 +15,8 @@ export const eventsInPostgres = !KURRENTDB_FRESH;
 const START_MS = 120_000;
 
 /**
- * A shell script that runs the server, and ends all processes of the server when its own input is closed. The input is closed however our process
- * ends. Background children do not get this input.
+ * A shell script that runs the server, and ends all processes of the server when its own input is closed. That happens when our process ends, even
+ * if it was killed. Background children do not get this input.
  */
 const GUARD = `
   trap : TERM

@@ -203,7 +203,8 @@ describe('a released key that was lost is made again bound to its attempt', () =
 describe('a key that got the result of another attempt (C38)', () => {
   const ASKED = { includeFee: true };
   /**
-   * Makes a refund whose fee was returned, although its caller got a 502. A second request for the same refund, with another key, gets the result.
+   * Makes a refund of principal and fee. The processor returns the fee, but its answer is lost, so the caller gets a 502. A second request for the same
+   * refund, with another key, gets the result.
    */
   const told = async () => {
     const id = await charged();

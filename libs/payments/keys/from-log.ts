@@ -35,8 +35,8 @@ export const KEYS_FROM_LOG = 'keys';
 const GATHER_MS = 1_000;
 
 /**
- * If the installation is older than this subscriber, the subscriber begins at the lowest checkpoint of the other reactors. If the database went back
- * before, that checkpoint went back with it. So every key from before that checkpoint has its row.
+ * In an installation that is older than this subscriber, the subscriber begins at the lower checkpoint of `webhook-outbox` and `log-seal`. Both are in
+ * the database of the keys, so they are as old as its key rows, and no row is missing before them.
  */
 export const keysFromLogMigration: Migration = {
   name: '0033-keys-from-log',
