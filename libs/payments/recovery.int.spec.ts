@@ -121,6 +121,7 @@ describe('a charge', () => {
       expect(await resolve(id)).toBe('staff');
       expect(await house.view(id)).toMatchObject({ status: 'unknown', capturedAmountCents: 0 });
     }
+    expect(house.logged.filter((line) => line.includes('a payment needs a decision by staff'))).toHaveLength(1);
     const tasks = await staffTask(id);
     expect(tasks).toHaveLength(1);
     expect(tasks[0]).toMatchObject({

@@ -84,7 +84,10 @@ export const staffTasks = async (store: EventStore): Promise<readonly StaffTask[
   return tasks;
 };
 
-/** Records a task and logs an error as an alarm. If the same task was raised before, nothing happens. Throws the errors of the store. */
+/**
+ * Logs an error as an alarm, and records a task. If the same task was recorded before, does nothing: recovery finds the same payment again and again.
+ * Throws the errors of the store.
+ */
 export const raiseStaffTask = async (
   { clock, log }: PaymentPorts,
   store: EventStore,
@@ -94,7 +97,10 @@ export const raiseStaffTask = async (
   origin: Origin,
 ): Promise<void> => {
   const id = hashedUuid('staff-task', paymentId, reason);
+  const stream = `staff-task-${id}`;
+  for await (const _ of store.read(stream, 0n, 1)) return;
+  // The line comes before the event. So a process that is killed in between loses no alarm.
+  log.error({ paymentId, reason }, 'a payment needs a decision by staff');
   const event: StaffTaskRaised = { type: 'StaffTaskRaised', data: { paymentId, reason, evidence } };
-  if (await recordOnce({ store, clock }, staffTaskEvents, `staff-task-${id}`, event, id, origin))
-    log.error({ paymentId, reason }, 'a payment needs a decision by staff');
+  await recordOnce({ store, clock }, staffTaskEvents, stream, event, id, origin);
 };
